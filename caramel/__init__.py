@@ -1,0 +1,75 @@
+"""Caramel: compile a single-device TensorFlow training program into one data-parallel graph.
+
+Importing this package is cheap; TensorFlow is imported when something first needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from caramel.errors import (
+    CaptureError,
+    CaramelError,
+    CheckpointError,
+    ClusterError,
+    ExportError,
+    InputError,
+    InvariantError,
+    ProgramError,
+    StepError,
+    UnsupportedError,
+)
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "ARModel": "caramel.armodel",
+    "Context": "caramel.frontend.context",
+    "InProcess": "caramel.runtime.cluster",
+    "LocalProcesses": "caramel.runtime.cluster",
+    "Plan": "caramel.plan",
+    "Session": "caramel.runtime.session",
+    "StepResult": "caramel.runtime.session",
+    "capture": "caramel.frontend.context",
+}
+
+if TYPE_CHECKING:
+    from caramel.armodel import ARModel
+    from caramel.frontend.context import Context, capture
+    from caramel.plan import Plan
+    from caramel.runtime.cluster import InProcess, LocalProcesses
+    from caramel.runtime.session import Session, StepResult
+
+__all__ = [
+    "ARModel",
+    "CaptureError",
+    "CaramelError",
+    "CheckpointError",
+    "ClusterError",
+    "Context",
+    "ExportError",
+    "InProcess",
+    "InputError",
+    "InvariantError",
+    "LocalProcesses",
+    "Plan",
+    "ProgramError",
+    "Session",
+    "StepError",
+    "StepResult",
+    "UnsupportedError",
+    "capture",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'caramel' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

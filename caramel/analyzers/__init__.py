@@ -1,0 +1,1 @@
+"""Analyzers: pure functions from a Model and other facts to one fact; policies are analyzers."""

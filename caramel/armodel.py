@@ -1,0 +1,226 @@
+"""ARModel: from a captured program to one distributed, verified graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from caramel.analyzers.transfers import one_per_gradient
+from caramel.frontend.context import Context
+from caramel.errors import CaptureError, InputError
+from caramel.graph.devices import default_devices
+from caramel.graph.graph import tensor_name
+from caramel.graph.verify import verify_structure
+from caramel.model import Evaluation, Model
+from caramel.modifiers import state
+from caramel.modifiers.aggregate import aggregate, verify_aggregated, weigh
+from caramel.modifiers.distributed import DistributedGraph, own_name, replica_name
+from caramel.modifiers.evaluate import add_evaluation
+from caramel.modifiers.replicate import parse_devices, replicate
+from caramel.plan import Plan
+from caramel.signature import EvaluationSignature, Feed, Signature
+
+if TYPE_CHECKING:
+    from caramel.runtime.cluster import Cluster
+    from caramel.runtime.session import Session
+
+EVALUATION_SCOPE = "caramel/evaluation/"
+
+
+class ARModel:
+    """A training program compiled for N workers.
+
+    Args:
+        context: what `caramel.capture` returned.
+        number_of_workers: N, at least 1.
+        serialization: enforce one order of computation (no effect yet; the plan says so).
+        batching: send small gradients together (no effect yet; the plan says so).
+        scheduling: send part of the gradients in the next forward pass (no effect yet).
+        analyzers: a list of analyzers to use instead of the automatic ones (no effect yet).
+        device_list: a device string for each worker; default ``/job:worker/task:r``. Parts such as
+            ``/GPU:0`` are kept.
+        uneven_batches: ``"weight"`` to weight gradients by each worker's share of the examples where
+            a batch does not divide evenly, ``"refuse"`` to refuse such batches (saves one
+            multiplication per gradient).
+
+    Attributes:
+        model: the single-device Model.
+        plan: the Plan.
+        signature: names of what to feed, fetch and call.
+
+    Raises:
+        InputError: an argument does not fit.
+        CaptureError: the program cannot be captured or replicated.
+        InvariantError: the emitted graph is wrong (a defect of this library).
+
+    Source:
+        Caramel, section 5.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        number_of_workers: int,
+        serialization: bool = True,
+        batching: bool = True,
+        scheduling: bool = True,
+        analyzers: Sequence[Any] | None = None,
+        device_list: Sequence[str] | None = None,
+        *,
+        uneven_batches: str = "weight",
+    ) -> None:
+        if not isinstance(context, Context):
+            raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
+        if isinstance(number_of_workers, bool) or not isinstance(number_of_workers, int) or number_of_workers < 1:
+            raise InputError(f"number_of_workers must be a whole number of at least 1, got {number_of_workers!r}")
+        if uneven_batches not in ("weight", "refuse"):
+            raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {uneven_batches!r}")
+        self.context = context
+        self.model: Model = context.model
+        devices = parse_devices(device_list or default_devices(number_of_workers), number_of_workers)
+        switches = {"serialization": serialization, "batching": batching, "scheduling": scheduling}
+        self.plan = make_plan(self.model, devices, switches, analyzers, uneven_batches)
+        self.evaluation: Evaluation | None = context.evaluation_for() if context.evaluation is not None else None
+        self._distributed = emit(self.model, self.plan, self.evaluation)
+        self.signature = make_signature(self.model, self.plan, self.evaluation)
+
+    @cached_property
+    def graph_def(self) -> Any:
+        """The distributed GraphDef. It holds no values; do not modify it."""
+        return self._distributed.graph.to_graph_def()
+
+    @property
+    def roles(self) -> Any:
+        """For each node of the graph what it is for and whose it is."""
+        return self._distributed.roles
+
+    def session(self, cluster: Cluster | None = None, **options: Any) -> Session:
+        """Start a cluster and a session on it.
+
+        Args:
+            cluster: where to run; default `caramel.InProcess()`.
+            options: of `caramel.Session`.
+
+        Returns:
+            A Session; use it in a ``with`` statement.
+        """
+        from caramel.runtime.cluster import InProcess
+        from caramel.runtime.session import Session
+
+        return Session(self, cluster or InProcess(), **options)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph, initial values, signature, plan and a runner to a directory.
+
+        Args:
+            path: directory to make; what is there is replaced only once all is written.
+
+        Raises:
+            ExportError: it cannot be written; what was there is untouched.
+        """
+        from caramel.export import export
+
+        export(self, path)
+
+
+def make_plan(
+    model: Model,
+    devices: Sequence[str],
+    switches: dict[str, bool],
+    analyzers: Sequence[Any] | None,
+    uneven_batches: str,
+) -> Plan:
+    """Decide; nothing is rewritten here."""
+    notes = list(model.notes)
+    idle = [name for name, is_on in switches.items() if is_on]
+    if idle:
+        notes.append(f"{', '.join(idle)}: switched on, without effect yet")
+    if analyzers is not None:
+        notes.append("analyzers: a list was given, without effect yet")
+    split = [i for i in model.inputs if i.split]
+    always_even = bool(split) and all(i.shape is not None and i.shape[0] is not None for i in split)
+    weighted = uneven_batches == "weight" and model.reduction.kind == "mean" and bool(split) and not always_even
+    if len(devices) == 1:
+        weighted = False
+    if weighted:
+        notes.append("gradients are weighted by each worker's share of the examples, so batches need not divide evenly")
+    if any(v.kind.is_local for v in model.variables):
+        local = [v.name for v in model.variables if v.kind.is_local]
+        notes.append(
+            f"{len(local)} variables are local to each worker ({', '.join(local[:3])}{' ...' if len(local) > 3 else ''}); "
+            "checkpoints and evaluations use worker 0's"
+        )
+    return Plan(
+        model_digest=model.digest,
+        workers=len(devices),
+        devices=tuple(devices),
+        reduction=model.reduction.kind,
+        reduction_reason=model.reduction.reason,
+        weighted=weighted,
+        transfers=one_per_gradient(model),
+        variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
+        notes=tuple(notes),
+    )
+
+
+def emit(model: Model, plan: Plan, evaluation: Evaluation | None) -> DistributedGraph:
+    """Apply the modifiers in their order and verify the result of each."""
+    distributed = replicate(model, plan.devices)
+    verify_structure(distributed.graph, "replicate")
+    distributed, tensors = weigh(distributed, model, plan)
+    verify_structure(distributed.graph, "weigh")
+    distributed = aggregate(distributed, model, plan, tensors)
+    verify_structure(distributed.graph, "aggregate")
+    verify_aggregated(distributed, model, range(plan.workers))
+    distributed = state.add_state(distributed, model, plan.devices)
+    if evaluation is not None:
+        distributed = add_evaluation(distributed, evaluation, model, plan.devices[0], EVALUATION_SCOPE)
+    verify_structure(distributed.graph, "add_state")
+    return distributed
+
+
+def make_signature(model: Model, plan: Plan, evaluation: Evaluation | None) -> Signature:
+    """The names of what modifiers emitted."""
+    ranks = range(plan.workers)
+
+    def everywhere(tensor: str) -> tuple[str, ...]:
+        return tuple(tensor_name(replica_name(rank, tensor)) for rank in ranks)
+
+    return Signature(
+        workers=plan.workers,
+        devices=plan.devices,
+        reduction=plan.reduction,
+        feeds=tuple(Feed(i.name, i.dtype, i.shape, i.split, i.optional, everywhere(i.node)) for i in model.inputs),
+        weights=tuple(tensor_name(own_name(rank, "weight")) for rank in ranks) if plan.weighted else (),
+        losses=everywhere(model.loss),
+        outputs=tuple((name, everywhere(tensor)) for name, tensor in model.outputs),
+        step=tuple(own_name(rank, "step") for rank in ranks),
+        restore_prefix=tensor_name(state.RESTORE_PREFIX),
+        restore=(state.RESTORE_SAVED, state.BROADCAST),
+        restore_unsaved=state.RESTORE_UNSAVED,
+        restore_local=state.RESTORE_LOCAL,
+        save_prefix=tensor_name(state.SAVE_PREFIX),
+        save=state.SAVE,
+        flush=(),
+        checkpoint_names=tuple(v.name for v in model.variables if v.saved),
+        evaluation=None if evaluation is None else evaluation_signature(evaluation, EVALUATION_SCOPE),
+    )
+
+
+def evaluation_signature(evaluation: Evaluation, scope: str) -> EvaluationSignature:
+    """Names of an evaluation's feeds and fetches under ``scope``.
+
+    Raises:
+        CaptureError: it has no output.
+    """
+    if not evaluation.outputs:
+        raise CaptureError("the evaluation returns no tensor: return what it computes")
+    return EvaluationSignature(
+        feeds=tuple(
+            Feed(i.name, i.dtype, i.shape, False, i.optional, (tensor_name(scope + i.node),)) for i in evaluation.inputs
+        ),
+        fetches=tuple((name, tensor_name(scope + tensor)) for name, tensor in evaluation.outputs),
+        targets=tuple(scope + t for t in evaluation.targets),
+    )

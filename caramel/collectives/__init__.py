@@ -1,0 +1,1 @@
+"""Collectives: schedules as data, a symbolic checker, and their lowering to native ops."""

@@ -1,0 +1,43 @@
+"""The one tree of errors that Caramel raises on purpose."""
+
+from __future__ import annotations
+
+
+class CaramelError(Exception):
+    """Base class: the message says what is wrong, where, and what to do."""
+
+
+class InputError(CaramelError, ValueError):
+    """An argument, a fed array or an option does not fit."""
+
+
+class ProgramError(CaramelError):
+    """A program file or its entry cannot be loaded or does not follow the contract."""
+
+
+class CaptureError(CaramelError):
+    """The training program cannot be turned into a Model (no loss, two training ops, ...)."""
+
+
+class UnsupportedError(CaptureError):
+    """The program is valid but uses an op or construct that cannot be replicated yet."""
+
+
+class InvariantError(CaramelError):
+    """A graph, plan or schedule breaks an invariant; the message names modifier and node."""
+
+
+class CheckpointError(CaramelError):
+    """A checkpoint is missing, damaged, or does not fit the model."""
+
+
+class ExportError(CaramelError):
+    """An export could not be written."""
+
+
+class ClusterError(CaramelError):
+    """A worker cannot be started or reached, or died, or does not answer in time."""
+
+
+class StepError(CaramelError):
+    """The program itself failed inside a training step or an evaluation."""

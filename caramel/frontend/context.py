@@ -1,0 +1,246 @@
+"""`capture` and the Context that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.frontend.assemble import assemble, check_replicable
+from caramel.frontend.function_program import Naming, capture_evaluation, capture_step
+from caramel.frontend.graph_program import capture_graph
+from caramel.frontend.raw import RawProgram
+from caramel.frontend.recorder import Recorder, recording
+from caramel.errors import CaptureError, InputError
+from caramel.graph.graph import Graph, node_of
+from caramel.model import Evaluation, Input, Model
+
+__all__ = ["Context", "capture"]
+
+
+def capture(
+    program: Any = None,
+    inputs: Sequence[Any] | None = None,
+    *,
+    loss: Any = None,
+    train_op: Any = None,
+    loss_reduction: str | None = None,
+    replicated: Sequence[Any] = (),
+    evaluation: Any = None,
+    evaluation_inputs: Sequence[Any] | None = None,
+    checkpoint: Any = None,
+) -> Context:
+    """Capture a single-device training program.
+
+    Three ways in::
+
+        with caramel.capture() as context:      # TF1-style code, unmodified
+            build_graph()
+
+        context = caramel.capture(graph)        # a finished tf.Graph
+
+        context = caramel.capture(step, inputs=[tf.TensorSpec([None, 8, 8, 1]), ...])
+
+    Args:
+        program: None to capture what the ``with`` block builds; a tf.Graph; or a training step, a
+            Python function or tf.function that differentiates with tf.GradientTape and updates.
+        inputs: tf.TensorSpec of each argument of a step (not needed with an input_signature).
+            Arguments of rank 1 or more are split over the workers along axis 0.
+        loss: the tensor to report as the loss (a step: the name of the output); default: what is
+            differentiated.
+        train_op: the op that is one step, for graphs with several training ops.
+        loss_reduction: ``"mean"`` or ``"sum"`` over the batch, where it cannot be concluded from the graph.
+        replicated: inputs of rank 1 or more that every worker gets whole (placeholders or names).
+        evaluation: a function to evaluate on worker 0's variables (a step), or the tensors or a
+            dict of tensors to fetch (a graph).
+        evaluation_inputs: tf.TensorSpec of the evaluation function's arguments.
+        checkpoint: a tf.train.Checkpoint of the program's objects, to save and restore in the
+            single-device program's own object-based format.
+
+    Returns:
+        A Context; its Model is built when it is first needed.
+
+    Raises:
+        InputError: the arguments do not fit together.
+        CaptureError: the program cannot be captured (at the latest when the Model is built).
+    """
+    if loss_reduction not in (None, "mean", "sum"):
+        raise InputError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
+    return Context(
+        program, inputs, loss, train_op, loss_reduction, tuple(replicated), evaluation, evaluation_inputs, checkpoint
+    )
+
+
+class Context:
+    """A captured program. Use as a context manager around TF1-style code, or as it is.
+
+    ``loss``, ``train_op``, ``replicated`` and ``evaluation`` may also be set as attributes, inside
+    the ``with`` block or after it, until the Model is first used.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        inputs: Sequence[Any] | None,
+        loss: Any,
+        train_op: Any,
+        loss_reduction: str | None,
+        replicated: Sequence[Any],
+        evaluation: Any,
+        evaluation_inputs: Sequence[Any] | None,
+        checkpoint: Any,
+    ) -> None:
+        self._program = program
+        self._specs = inputs
+        self.loss = loss
+        self.train_op = train_op
+        self.loss_reduction = loss_reduction
+        self.replicated = replicated
+        self.evaluation = evaluation
+        self.evaluation_inputs = evaluation_inputs
+        self.checkpoint = checkpoint
+        self._naming = Naming()
+        self._recorder: Recorder | None = None
+        self._stack: ExitStack | None = None
+        self._block_graph: Any = None
+        self._declared: Any = None
+        if program is not None and not isinstance(program, tf.Graph) and not callable(program):
+            raise InputError(
+                f"capture takes nothing (as a 'with' block), a tf.Graph or a training step, got {type(program).__name__}"
+            )
+
+    # -- the with block ----------------------------------------------------------------------
+
+    def __enter__(self) -> Context:
+        if self._program is not None:
+            raise InputError("capture(program) needs no 'with' block: use the returned context as it is")
+        if self._block_graph is not None:
+            raise CaptureError("this context has captured a program already: make a new one with caramel.capture()")
+        self._stack = ExitStack()
+        self._recorder = self._stack.enter_context(recording())
+        self._block_graph = tf.Graph()
+        self._stack.enter_context(self._block_graph.as_default())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._stack is not None
+        self._stack.close()
+
+    # -- results -----------------------------------------------------------------------------
+
+    @cached_property
+    def graph(self) -> Any:
+        """The tf.Graph of TF1-style code; None for a step function."""
+        if isinstance(self._program, tf.Graph):
+            return self._program
+        if self._program is not None:
+            return None
+        if self._recorder is None:
+            raise CaptureError("nothing was captured: build the program inside 'with caramel.capture() as context:'")
+        owners: dict[int, Any] = {id(g): g for g, _, _ in self._recorder.targets}
+        graphs = [g for g in owners.values() if not hasattr(g, "captures")] or [self._block_graph]
+        if len(graphs) > 1:
+            raise CaptureError("the captured code differentiates in several tf.Graphs: capture one program at a time")
+        return graphs[0]
+
+    @cached_property
+    def model(self) -> Model:
+        """The captured training step with its roles.
+
+        Raises:
+            CaptureError: a role is missing or ambiguous, or something cannot be replicated.
+        """
+        return assemble(self._raw)
+
+    @cached_property
+    def _raw(self) -> RawProgram:
+        if self.graph is not None:
+            return capture_graph(
+                self.graph,
+                self._recorder,
+                loss=self.loss,
+                train_op=self.train_op,
+                loss_reduction=self.loss_reduction,
+                replicated=self.replicated,
+            )
+        if self.train_op is not None:
+            raise InputError("train_op= goes with a graph; a step function is the training op itself")
+        with recording() as recorder:
+            raw = capture_step(
+                self._program,
+                self._specs,
+                recorder,
+                self._naming,
+                loss=self.loss,
+                loss_reduction=self.loss_reduction,
+                replicated=self.replicated,
+            )
+        if self.evaluation is not None:
+            self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
+        # The evaluation may use variables that the step does not.
+        return replace(raw, variables=self._naming.variables, values=self._naming.snapshot())
+
+    def evaluation_for(self, fetches: Any = None) -> Evaluation:
+        """The evaluation of the given tensors, or the one that was declared.
+
+        Args:
+            fetches: for a graph, a tensor, a name, or a list or dict of these; for a step, a
+                function. None takes what ``evaluation`` says.
+
+        Raises:
+            CaptureError: nothing to evaluate, or it cannot be captured.
+        """
+        wanted = self.evaluation if fetches is None else fetches
+        if wanted is None:
+            raise CaptureError("nothing to evaluate: pass evaluation= to caramel.capture, or name what to fetch")
+        if self.graph is not None:
+            return _graph_evaluation(self.graph, self._raw, wanted)
+        known = len(self._raw.variables)
+        if fetches is None:
+            return self._declared
+        evaluation = capture_evaluation(wanted, None, self._naming)
+        new = self._naming.variables[known:]
+        if new:
+            raise CaptureError(
+                f"the evaluation uses variable {new[0].name!r}, which the captured program does not have: "
+                "declare the function as evaluation= of caramel.capture"
+            )
+        return evaluation
+
+    @property
+    def live_variables(self) -> dict[str, Any]:
+        """The user's own tf.Variables by name (empty for a graph)."""
+        return self._naming.live
+
+    @property
+    def names(self) -> Callable[[Any], str]:
+        """Turns a placeholder, tensor or name that the user feeds into an input's name."""
+        return lambda key: node_of(key if isinstance(key, str) else key.name)
+
+
+def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
+    flat = tf.nest.flatten(wanted)
+    outputs = []
+    for item in flat:
+        try:
+            element = graph.as_graph_element(item, allow_tensor=True, allow_operation=False)
+        except (KeyError, ValueError, TypeError) as error:
+            raise CaptureError(f"evaluation fetches {item!r}, which is not a tensor of the captured graph: {error}") from error
+        outputs.append((element.op.name, element.name))
+    nodes = Graph.from_graph_def(graph.as_graph_def(add_shapes=True)).pruned([node_of(t) for _, t in outputs])
+    check_replicable(nodes, raw.variables)
+    inputs = tuple(
+        Input(i.name, i.node, i.dtype, i.shape, split=False, optional=i.optional) for i in raw.inputs if i.node in nodes
+    )
+
+    def pack(arrays: Sequence[Any]) -> Any:
+        return tf.nest.pack_sequence_as(wanted, list(arrays))
+
+    return Evaluation(nodes, inputs, tuple(outputs), (), pack)

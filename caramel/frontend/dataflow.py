@@ -1,0 +1,216 @@
+"""Which values differ between workers, and so what each variable is.
+
+A forward pass over the step's graph marks every node whose value differs between workers: it comes
+from a split input, from a random op, or from a variable that is itself different on each worker.
+Aggregated gradients are equal everywhere, so the mark ends there. A parameter whose update still
+carries the mark would drift apart on the workers; such a program is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from caramel.frontend.raw import RawVariable
+from caramel.errors import UnsupportedError
+from caramel.graph import ops
+from caramel.graph.graph import Graph, node_of, parse_input
+from caramel.model import Gradient, Input, VariableClass
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Result of the analysis.
+
+    Attributes:
+        kinds: class of each variable, by its handle node.
+        writes: ops that write each variable, by its handle node, in graph order.
+    """
+
+    kinds: Mapping[str, VariableClass]
+    writes: Mapping[str, tuple[str, ...]]
+
+
+class _State:
+    """What is known of each node in one pass."""
+
+    def __init__(self) -> None:
+        self.origin: dict[str, str | None] = {}  # where its difference comes from, None if equal
+        self.gradients: dict[str, int] = {}  # bit set of the gradients that it depends on
+
+
+def classify(
+    graph: Graph,
+    variables: Sequence[RawVariable],
+    gradients: Sequence[Gradient],
+    inputs: Sequence[Input],
+) -> Roles:
+    """Give every variable its class.
+
+    Args:
+        graph: the step's nodes.
+        variables: the program's variables.
+        gradients: the gradients that will be aggregated; ``parameter`` is the variable's name.
+        inputs: the program's inputs.
+
+    Raises:
+        UnsupportedError: a parameter's update uses a value that differs between workers.
+    """
+    handles = {v.node: v for v in variables if v.node in graph}
+    writes = _writes(graph, handles)
+    differentiated = {g.parameter for g in gradients}
+    random_state = _random_states(graph, handles, writes)
+    local: dict[str, str] = {node: f"random state {handles[node].name!r}" for node in sorted(random_state)}
+    bits: dict[str, int] = {}
+    while True:
+        state = _propagate(graph, handles, gradients, inputs, local, bits)
+        before = (dict(local), dict(bits))
+        for node, writers in writes.items():
+            for writer in writers:
+                bits[node] = bits.get(node, 0) | state.gradients[writer]
+                if state.origin[writer] is not None and node not in local and handles[node].name not in differentiated:
+                    local[node] = f"variable {handles[node].name!r}, written from {state.origin[writer]}"
+        if before == (local, bits):
+            break
+    kinds = {
+        v.node: _kind(v, writes.get(v.node, ()), graph, differentiated, random_state, local, bits, handles)
+        for v in variables
+    }
+    _refuse_divergence(graph, handles, writes, kinds, state)
+    return Roles(kinds, writes)
+
+
+def _writes(graph: Graph, handles: Mapping[str, RawVariable]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for node in graph:
+        if not ops.is_variable_write(node):
+            continue
+        for producer, _ in ops.data_inputs(node):
+            if producer in handles:
+                found.setdefault(producer, []).append(node.name)
+    return {handle: tuple(found[handle]) for handle in handles if handle in found}
+
+
+def _random_states(
+    graph: Graph, handles: Mapping[str, RawVariable], writes: Mapping[str, tuple[str, ...]]
+) -> set[str]:
+    """Variables of `tf.random.Generator`, and seeds of stateless random ops that the step advances."""
+    states: set[str] = set()
+    seeds: list[str] = []
+    for node in graph:
+        producers = [p for p, _ in ops.data_inputs(node)]
+        if ops.is_generator_op(node):
+            states.update(p for p in producers if p in handles)
+        elif ops.is_stateless_random(node):
+            names = [name for name, _ in ops.input_types(node)]
+            seeds.extend(p for name, p in zip(names, producers) if name in ("seed", "key", "counter"))
+    behind = graph.ancestors(seeds, control=False)
+    for handle, variable in handles.items():
+        is_seed = variable.shape == (2,) and np.dtype(_numpy_name(variable.dtype)).kind in "iu"
+        if is_seed and handle in behind and handle in writes:
+            states.add(handle)
+    return states
+
+
+def _numpy_name(dtype: str) -> str:
+    return dtype if dtype != "bfloat16" else "float32"
+
+
+def _propagate(
+    graph: Graph,
+    handles: Mapping[str, RawVariable],
+    gradients: Sequence[Gradient],
+    inputs: Sequence[Input],
+    local: Mapping[str, str],
+    bits: Mapping[str, int],
+) -> _State:
+    split = {i.node for i in inputs if i.split}
+    results: dict[tuple[str, int], list[tuple[int, Gradient]]] = {}
+    for number, gradient in enumerate(gradients):
+        results.setdefault(parse_input(gradient.tensor), []).append((number, gradient))
+    state = _State()
+    for name in graph.order:
+        node = graph[name]
+        origin: str | None = None
+        mask = 0
+        if name in split:
+            origin = f"input {name!r}"
+        elif ops.is_seeded_random(node):
+            origin = f"random op {name!r}"
+        for producer, index in ops.data_inputs(node):
+            aggregated = [n for n, g in results.get((producer, index), ()) if not g.consumers or name in g.consumers]
+            if aggregated:
+                mask |= sum(1 << n for n in aggregated)
+            elif producer in handles:
+                origin = origin or local.get(producer)
+                mask |= bits.get(producer, 0)
+            else:
+                origin = origin or state.origin[producer]
+                mask |= state.gradients[producer]
+        state.origin[name] = origin
+        state.gradients[name] = mask
+    return state
+
+
+def _kind(
+    variable: RawVariable,
+    writers: Sequence[str],
+    graph: Graph,
+    differentiated: set[str],
+    random_state: set[str],
+    local: Mapping[str, str],
+    bits: Mapping[str, int],
+    handles: Mapping[str, RawVariable],
+) -> VariableClass:
+    if variable.node in random_state:
+        return VariableClass.RANDOM_STATE
+    if variable.name in differentiated:
+        return VariableClass.PARAMETER
+    floating = variable.dtype.startswith(("float", "bfloat", "complex"))
+    follows_gradient = bits.get(variable.node, 0) != 0
+    if variable.trainable and floating and (follows_gradient or not writers):
+        return VariableClass.PARAMETER
+    if variable.node in local:
+        return VariableClass.STATISTICS
+    if _shares_update(variable.node, writers, graph, differentiated, handles):
+        return VariableClass.SLOT
+    if follows_gradient and (variable.shape != () or bits[variable.node].bit_count() == 1):
+        return VariableClass.SLOT
+    return VariableClass.HYPERPARAMETER
+
+
+def _shares_update(
+    handle: str,
+    writers: Sequence[str],
+    graph: Graph,
+    differentiated: set[str],
+    handles: Mapping[str, RawVariable],
+) -> bool:
+    """Whether one op writes this variable and a parameter (the Apply ops of TF1 optimizers)."""
+    for writer in writers:
+        written = {node_of(text) for text in graph[writer].input} & handles.keys()
+        if any(handles[other].name in differentiated for other in written - {handle}):
+            return True
+    return False
+
+
+def _refuse_divergence(
+    graph: Graph,
+    handles: Mapping[str, RawVariable],
+    writes: Mapping[str, tuple[str, ...]],
+    kinds: Mapping[str, VariableClass],
+    state: _State,
+) -> None:
+    for handle, writers in writes.items():
+        if kinds[handle] is not VariableClass.PARAMETER:
+            continue
+        for writer in writers:
+            if state.origin[writer] is not None:
+                raise UnsupportedError(
+                    f"op {writer!r} updates parameter {handles[handle].name!r} with a value that differs between "
+                    f"workers: it comes from {state.origin[writer]} and does not pass through a gradient of the "
+                    "loss, so the replicas would drift apart. Compute it from the gradients (tf.gradients, "
+                    "GradientTape.gradient), from other variables, or from an input listed in replicated="
+                )

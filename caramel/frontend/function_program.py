@@ -1,0 +1,336 @@
+"""Capture of a training step written as a Python function or tf.function, a Keras 3 step for one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+
+from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
+from caramel.frontend.recorder import Recorder
+from caramel.errors import CaptureError, InputError, UnsupportedError
+from caramel.graph import ops
+from caramel.graph.graph import Graph, format_input, node_of, parse_input
+from caramel.model import Evaluation, Input
+
+_CONSTANT_BYTES = 1024
+"""Captured eager tensors up to this size become constants (shapes, axes); larger ones, variables."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Initial values copied when the program was captured."""
+
+    values: Mapping[str, np.ndarray]
+
+    def load(self) -> Mapping[str, np.ndarray]:
+        """The values."""
+        return self.values
+
+
+class Traced:
+    """One traced function: nodes with variables in place of captured resources."""
+
+    def __init__(self, function: Callable[..., Any], specs: Sequence[Any], what: str, naming: Naming) -> None:
+        self.specs = tuple(specs)
+        concrete = _trace(function, self.specs, what)
+        self.func_graph = concrete.graph
+        self.structured_outputs = concrete.structured_outputs
+        self.naming = naming
+        captured = {internal.op.name: external for external, internal in self.func_graph.captures}
+        self._arguments = [t for t in self.func_graph.inputs if t.op.name not in captured]
+        graph_def = self.func_graph.as_graph_def(add_shapes=True)
+        replacements = {name: self._capture(name, external) for name, external in captured.items()}
+        self.graph = _with_captures(graph_def, replacements)
+
+    def _capture(self, name: str, external: Any) -> list[Any]:
+        """Nodes that stand for a captured value; the last one gives what the placeholder gave."""
+        if external.dtype == tf.resource:
+            variable = self.naming.variable(external, self.func_graph)
+            return [_handle_node(variable)]
+        if not isinstance(external, tf.__internal__.EagerTensor):
+            raise UnsupportedError(
+                f"the step captures tensor {external.name!r} of another graph; pass it as an argument or make it a variable"
+            )
+        value = external.numpy()
+        if value.nbytes <= _CONSTANT_BYTES or external.dtype == tf.string:
+            return [_constant_node(name, external)]
+        variable = self.naming.constant(external, name)
+        handle = _handle_node(variable)
+        read = node_def_pb2.NodeDef(name=name, op="ReadVariableOp", input=[handle.name])
+        read.attr["dtype"].type = external.dtype.as_datatype_enum
+        read.attr["_output_shapes"].list.shape.append(external.shape.as_proto())
+        return [handle, read]
+
+    def inputs(self, replicated: Sequence[str]) -> tuple[Input, ...]:
+        """The step's arguments, flattened in the order of the user's specs."""
+        names = {t.op.name for t in self._arguments}
+        unknown = [name for name in replicated if name not in names]
+        if unknown:
+            raise CaptureError(f"replicated input {unknown[0]!r} is not an argument of the step ({', '.join(sorted(names))})")
+        found = []
+        for tensor in self._arguments:
+            shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+            name = tensor.op.name
+            found.append(Input(name, name, tensor.dtype.name, shape, shape != () and name not in replicated))
+        return tuple(found)
+
+    @property
+    def outputs(self) -> list[tuple[str, str]]:
+        """(name, tensor) of the results, flattened."""
+        flat = tf.nest.flatten_with_joined_string_paths(self.structured_outputs) if self.structured_outputs is not None else []
+        tensors = [(path, t) for path, t in flat if tf.is_tensor(t)]
+        return [(path or "output", t.name) for path, t in tensors]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Nodes with effects, in the order of the graph."""
+        wanted = {op.name for op in self.func_graph.control_outputs}
+        return tuple(name for name in self.graph.nodes if name in wanted)
+
+
+class Naming:
+    """One name and one handle node for each captured variable, over all traced functions."""
+
+    def __init__(self) -> None:
+        self._by_handle: dict[int, RawVariable] = {}
+        self.objects: dict[str, Any] = {}
+        self._constants: dict[str, np.ndarray] = {}
+
+    @property
+    def variables(self) -> tuple[RawVariable, ...]:
+        """All variables seen, in the order of capture."""
+        return tuple(self._by_handle.values())
+
+    def of_handle(self, handle: Any) -> RawVariable | None:
+        """The variable of a resource handle."""
+        return self._by_handle.get(id(handle))
+
+    def variable(self, handle: Any, func_graph: Any) -> RawVariable:
+        """Name the variable behind a captured resource."""
+        known = self._by_handle.get(id(handle))
+        if known is not None:
+            return known
+        found = next((v for v in func_graph.variables if v.handle is handle), None)
+        if found is None:
+            raise UnsupportedError(
+                "the step captures a resource that is not a variable (a lookup table, an iterator or a queue), which "
+                "cannot be copied to every worker yet. Look values up, or read the data, outside the step"
+            )
+        if found.shape.rank is None or None in found.shape.as_list():
+            raise UnsupportedError(f"variable {found.name!r} has no static shape; create it with a fixed shape")
+        raw = self._add(
+            id(handle), found.name.partition(":")[0], found.dtype.name, tuple(found.shape.as_list()), bool(found.trainable)
+        )
+        self.objects[raw.name] = found
+        return raw
+
+    def constant(self, tensor: Any, name: str) -> RawVariable:
+        """Treat a captured eager tensor as a variable that nothing writes."""
+        known = self._by_handle.get(id(tensor))
+        if known is not None:
+            return known
+        raw = self._add(id(tensor), f"constants/{name}", tensor.dtype.name, tuple(tensor.shape.as_list()), False)
+        self._constants[raw.name] = tensor.numpy()
+        self.objects.setdefault(raw.name, tensor)  # keeps the tensor alive, so that its id stays its own
+        return raw
+
+    def _add(self, key: int, name: str, dtype: str, shape: tuple[int, ...], trainable: bool) -> RawVariable:
+        taken = {v.name for v in self._by_handle.values()}
+        unique, number = name, 1
+        while unique in taken:
+            unique, number = f"{name}_{number}", number + 1
+        node = "caramel.variables/" + re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", unique)
+        raw = RawVariable(unique, node, dtype, shape, trainable)
+        self._by_handle[key] = raw
+        return raw
+
+    def snapshot(self) -> Snapshot:
+        """Copy the current values."""
+        values = dict(self._constants)
+        for name, variable in self.objects.items():
+            if name not in values:
+                values[name] = variable.numpy().copy()
+        return Snapshot(values)
+
+    @property
+    def live(self) -> dict[str, Any]:
+        """The user's variable objects by name."""
+        return {name: v for name, v in self.objects.items() if name not in self._constants}
+
+
+def capture_step(
+    function: Callable[..., Any],
+    specs: Sequence[Any] | None,
+    recorder: Recorder,
+    naming: Naming,
+    *,
+    loss: Any,
+    loss_reduction: str | None,
+    replicated: Sequence[str],
+) -> RawProgram:
+    """Trace a training step.
+
+    Args:
+        function: a tf.function or a plain Python function.
+        specs: tf.TensorSpec (or nests of them) of its arguments; None to use its input_signature.
+        recorder: the active recorder.
+        naming: names for captured variables, shared with evaluations.
+        loss: name of the output to report, or None.
+        loss_reduction: "mean", "sum" or None to find out.
+        replicated: names of arguments that every worker gets whole.
+
+    Raises:
+        CaptureError: the step cannot be traced, or has no gradient.
+    """
+    traced = Traced(function, _specs(function, specs), "the training step", naming)
+    by_node = {v.node: v for v in naming.variables}
+    gradients = []
+    for marked in recorder.of_graph(traced.func_graph):
+        variable = naming.of_handle(marked.variable.handle)
+        if variable is None or variable.node not in by_node:
+            continue
+        sparse = isinstance(marked.tensor, tf.IndexedSlices)
+        name = marked.tensor.values.name if sparse else marked.tensor.name
+        gradients.append(RawGradient(variable.node, name, (), marked.call, sparse, marked.location))
+    differentiated = tuple((t.name, call) for t, call in recorder.targets_of(traced.func_graph))
+    chosen, others = _choose_loss(traced, loss, [t for t, _ in differentiated])
+    return RawProgram(
+        graph=traced.graph,
+        variables=naming.variables,
+        gradients=tuple(gradients),
+        differentiated=differentiated,
+        inputs=traced.inputs(replicated),
+        loss=chosen,
+        outputs=tuple(others),
+        targets=traced.targets,
+        values=naming.snapshot(),
+        reduction=loss_reduction,
+    )
+
+
+def capture_evaluation(
+    function: Callable[..., Any], specs: Sequence[Any] | None, naming: Naming
+) -> Evaluation:
+    """Trace a function that uses the model's variables without training them."""
+    traced = Traced(function, _specs(function, specs), "the evaluation", naming)
+    inputs = tuple(
+        Input(i.name, i.node, i.dtype, i.shape, split=False) for i in traced.inputs(())
+    )
+    structure = traced.structured_outputs
+    flat = tf.nest.flatten(structure, expand_composites=False)
+    positions = [position for position, t in enumerate(flat) if tf.is_tensor(t)]
+
+    def pack(arrays: Sequence[Any]) -> Any:
+        filled = list(flat)
+        for position, array in zip(positions, arrays):
+            filled[position] = array
+        return tf.nest.pack_sequence_as(structure, filled)
+
+    return Evaluation(traced.graph, inputs, tuple(traced.outputs), traced.targets, pack)
+
+
+def _specs(function: Any, specs: Sequence[Any] | None) -> Sequence[Any]:
+    if specs is None:
+        specs = getattr(function, "input_signature", None)
+    if specs is None:
+        raise CaptureError(
+            "the step's inputs are not known: pass inputs=[tf.TensorSpec(...), ...], one for each argument "
+            "(or give the tf.function an input_signature)"
+        )
+    if isinstance(specs, (tf.TensorSpec, Mapping)):
+        specs = [specs]
+    for spec in tf.nest.flatten(list(specs)):
+        if not isinstance(spec, tf.TensorSpec):
+            raise InputError(
+                f"inputs must be tf.TensorSpec, got {type(spec).__name__} {spec!r}; sparse and ragged inputs are not supported yet"
+            )
+    return specs
+
+
+def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
+    """A concrete function made anew, so that the recorder sees its gradients."""
+    if not callable(function):
+        raise InputError(f"{what} must be a function, got {type(function).__name__}")
+    python_function = getattr(function, "python_function", function)
+    fresh = tf.function(python_function, autograph=getattr(function, "_autograph", True))
+    try:
+        return fresh.get_concrete_function(*specs)
+    except (CaptureError, UnsupportedError):
+        raise
+    except Exception as error:
+        name = getattr(python_function, "__name__", repr(python_function))
+        raise CaptureError(f"{what} {name!r} cannot be traced with inputs {list(specs)}: {type(error).__name__}: {error}") from error
+
+
+def _handle_node(variable: RawVariable) -> Any:
+    node = node_def_pb2.NodeDef(name=variable.node, op=ops.VARIABLE)
+    node.attr["dtype"].type = ops.dtype_enum(variable.dtype)
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
+    node.attr["shared_name"].s = variable.name.encode()
+    node.attr["container"].s = b""
+    node.attr["_output_shapes"].list.shape.append(tf.TensorShape([]).as_proto())
+    return node
+
+
+def _constant_node(name: str, tensor: Any) -> Any:
+    node = node_def_pb2.NodeDef(name=name, op="Const")
+    node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+    node.attr["value"].CopyFrom(attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto(tensor.numpy(), dtype=tensor.dtype)))
+    node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
+    return node
+
+
+def _with_captures(graph_def: Any, replacements: Mapping[str, list[Any]]) -> Graph:
+    """The traced nodes, with captured placeholders replaced and their readers redirected."""
+    redirect = {name: nodes[-1].name for name, nodes in replacements.items()}
+    nodes: dict[str, Any] = {}
+    for node in graph_def.node:
+        if node.name in replacements:
+            for new in replacements[node.name]:
+                nodes[new.name] = new
+            continue
+        for position, text in enumerate(node.input):
+            name, index = parse_input(text)
+            if name in redirect:
+                node.input[position] = format_input(redirect[name], index)
+        nodes[node.name] = node
+    return Graph(nodes.values(), graph_def.library, graph_def.versions)
+
+
+def _choose_loss(
+    traced: Traced, wanted: Any, differentiated: Sequence[Any]
+) -> tuple[str | None, list[tuple[str, str]]]:
+    """The output to report as the loss, and the others."""
+    outputs = traced.outputs
+    if wanted is not None:
+        match = [o for o in outputs if o[0] == str(wanted)]
+        if not match:
+            raise CaptureError(f"loss={wanted!r} is not an output of the step; its outputs are {[n for n, _ in outputs]}")
+        return match[0][1], [o for o in outputs if o is not match[0]]
+    candidates = [o for o in outputs if _scalar_float(traced, o[1])]
+    sources = {t.name for t in differentiated}
+    same = [o for o in candidates if _source(traced.graph, o[1]) in {_source(traced.graph, s) for s in sources}]
+    named = [o for o in candidates if o[0].rpartition("/")[2] == "loss"]
+    for group in (named, same, candidates if len(candidates) == 1 else []):
+        if group:
+            return group[0][1], [o for o in outputs if o is not group[0]]
+    return None, list(outputs)
+
+
+def _scalar_float(traced: Traced, tensor: str) -> bool:
+    found = traced.func_graph.get_tensor_by_name(tensor)
+    return found.shape.rank == 0 and found.dtype.is_floating
+
+
+def _source(graph: Graph, tensor: str) -> str:
+    """The tensor behind Identities."""
+    name, index = parse_input(tensor)
+    while graph[name].op == "Identity":
+        name, index = parse_input(graph[name].input[0])
+    return f"{node_of(name)}:{index}"

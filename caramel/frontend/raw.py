@@ -1,0 +1,83 @@
+"""What both ways of capturing produce before the roles are worked out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from caramel.graph.graph import Graph
+from caramel.model import Input, ValueSource
+
+
+@dataclass(frozen=True)
+class RawVariable:
+    """A variable as the program declares it.
+
+    Attributes:
+        name: the user's name.
+        node: its VarHandleOp.
+        dtype: element type.
+        shape: static shape.
+        trainable: the program's own flag.
+        saved: whether single-device checkpoints contain it.
+    """
+
+    name: str
+    node: str
+    dtype: str
+    shape: tuple[int, ...]
+    trainable: bool
+    saved: bool = True
+
+
+@dataclass(frozen=True)
+class RawGradient:
+    """A result of a differentiation.
+
+    Attributes:
+        variable: VarHandleOp of the variable.
+        tensor: tensor name; of the values where the gradient is sparse.
+        consumers: readers for which the tensor is the result (empty: all).
+        call: number of the differentiation, in program order.
+        sparse: whether this is an IndexedSlices.
+        location: ``file:line`` of the call.
+    """
+
+    variable: str
+    tensor: str
+    consumers: tuple[str, ...]
+    call: int
+    sparse: bool
+    location: str
+
+
+@dataclass(frozen=True)
+class RawProgram:
+    """A captured program: everything that is known without analysis.
+
+    Attributes:
+        graph: all nodes, with ``_output_shapes`` attributes.
+        variables: in a fixed order.
+        gradients: in program order.
+        differentiated: tensors that were differentiated, with the number of the call.
+        inputs: what can be fed.
+        loss: tensor to report, if chosen already.
+        outputs: further per-step results.
+        targets: nodes that make up the step.
+        values: source of the initial values.
+        reduction: the caller's word on the loss' reduction, or None.
+        notes: what was assumed.
+    """
+
+    graph: Graph
+    variables: tuple[RawVariable, ...]
+    gradients: tuple[RawGradient, ...]
+    differentiated: tuple[tuple[str, int], ...]
+    inputs: tuple[Input, ...]
+    loss: str | None
+    outputs: tuple[tuple[str, str], ...]
+    targets: tuple[str, ...]
+    values: ValueSource
+    reduction: str | None
+    notes: tuple[str, ...] = ()
+    live: dict[str, Any] = field(default_factory=dict, compare=False)

@@ -1,0 +1,163 @@
+"""Watching a program while it builds its graph: where it differentiates, and what it must not do.
+
+While a `Recorder` is active, every call of `tf.gradients` and `GradientTape.gradient` that asks for
+the gradient of a variable gets its results through one Identity each. Everything after the
+differentiation reads that Identity, and nothing inside it does: it is the one place where the
+gradient of this device can be replaced by the mean over all workers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.client import session as session_module
+from tensorflow.python.ops import gradients_util
+
+from caramel.errors import CaptureError
+
+GRADIENT_ATTRIBUTE = "_caramel_gradient"
+"""Attribute of the Identity that carries a gradient out of the differentiation."""
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class MarkedGradient:
+    """One gradient of one variable in one call.
+
+    Attributes:
+        variable: the variable object, or its resource handle.
+        tensor: the marked tensor, or IndexedSlices where the gradient is sparse.
+        call: number of the call, in program order.
+        location: ``file:line`` of the user's call.
+    """
+
+    variable: Any
+    tensor: Any
+    call: int
+    location: str
+
+
+@dataclass
+class Recorder:
+    """What a program did while it was watched."""
+
+    gradients: list[MarkedGradient] = field(default_factory=list)
+    targets: list[tuple[Any, Any, int]] = field(default_factory=list)
+    """(graph, differentiated tensor, number of the call)"""
+    calls: int = 0
+
+    def of_graph(self, graph: Any) -> list[MarkedGradient]:
+        """The gradients that were computed in ``graph``, in program order."""
+        return [g for g in self.gradients if _graph_of(g) is graph]
+
+    def targets_of(self, graph: Any) -> list[tuple[Any, int]]:
+        """The tensors that were differentiated in ``graph``, with the number of the call."""
+        return [(tensor, call) for owner, tensor, call in self.targets if owner is graph]
+
+    def mark(self, target: Any, sources: list[Any], results: list[Any]) -> list[Any]:
+        """Pass the gradients of variables through marked Identities; leave the others alone."""
+        wanted = [_is_variable(s) and _is_symbolic(r) for s, r in zip(sources, results)]
+        if not any(wanted):
+            return results
+        self.calls += 1
+        location = user_location()
+        marked = []
+        for source, result, is_wanted in zip(sources, results, wanted):
+            if is_wanted:
+                result = self._marked(result)
+                self.gradients.append(MarkedGradient(source, result, self.calls, location))
+            marked.append(result)
+        for tensor in tf.nest.flatten(target):
+            if _is_symbolic(tensor):
+                self.targets.append((tensor.graph, tensor, self.calls))
+        return marked
+
+    def _marked(self, result: Any) -> Any:
+        if isinstance(result, tf.IndexedSlices):
+            return result
+        tensor = tf.identity(result, name="caramel_gradient")
+        tensor.op._set_attr(GRADIENT_ATTRIBUTE, attr_value_pb2.AttrValue(i=self.calls))
+        return tensor
+
+
+def _graph_of(gradient: MarkedGradient) -> Any:
+    tensor = gradient.tensor
+    return tensor.values.graph if isinstance(tensor, tf.IndexedSlices) else tensor.graph
+
+
+def _is_symbolic(tensor: Any) -> bool:
+    """Whether this is a tensor of a graph (not None, not an eager value)."""
+    if isinstance(tensor, tf.IndexedSlices):
+        tensor = tensor.values
+    return tf.is_tensor(tensor) and not isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+def _is_variable(source: Any) -> bool:
+    handle = getattr(source, "handle", None)
+    return handle is not None and getattr(handle, "dtype", None) == tf.resource
+
+
+def user_location() -> str:
+    """``file:line`` of the innermost caller outside TensorFlow, Keras and this library."""
+    libraries = tuple(
+        os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+        for name in ("tensorflow", "keras", "caramel")
+        if (module := sys.modules.get(name)) is not None and module.__file__
+    )
+    for frame in reversed(traceback.extract_stack()):
+        name = os.path.abspath(frame.filename)
+        if not name.startswith(libraries) and not frame.filename.startswith("<"):
+            return f"{frame.filename}:{frame.lineno}"
+    return "unknown location"
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Watch the program for as long as the context lasts.
+
+    Raises:
+        CaptureError: another capture is under way, or the program runs a Session meanwhile.
+    """
+    if not _lock.acquire(blocking=False):
+        raise CaptureError("a capture is already under way in this process: finish it first; captures do not nest")
+    recorder = Recorder()
+    original_helper = gradients_util._GradientsHelper
+    original_tape = tf.GradientTape.gradient
+    original_run = session_module.BaseSession.run
+
+    def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        results = original_helper(ys, xs, *args, **kwargs)
+        return recorder.mark(ys, list(xs) if isinstance(xs, (list, tuple)) else [xs], results)
+
+    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        results = original_tape(tape, target, sources, *args, **kwargs)
+        flat = tf.nest.flatten(results, expand_composites=False)
+        marked = recorder.mark(target, tf.nest.flatten(sources), flat)
+        return tf.nest.pack_sequence_as(results, marked)
+
+    def run(session: Any, *args: Any, **kwargs: Any) -> Any:
+        raise CaptureError(
+            f"{user_location()}: a Session runs while the program is captured; capture only builds the graph. "
+            "Move the running part out of the captured code (for a program file: under if __name__ == '__main__':)"
+        )
+
+    gradients_util._GradientsHelper = helper
+    tf.GradientTape.gradient = gradient
+    session_module.BaseSession.run = run
+    try:
+        yield recorder
+    finally:
+        gradients_util._GradientsHelper = original_helper
+        tf.GradientTape.gradient = original_tape
+        session_module.BaseSession.run = original_run
+        _lock.release()

@@ -1,0 +1,1 @@
+"""Graphs as data: an indexed GraphDef, device strings, knowledge about ops, and the verifier."""

@@ -1,0 +1,130 @@
+"""Device strings: parse, merge the user's with a replica's, and place workers in one process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from caramel.errors import InputError, UnsupportedError
+
+_PART = re.compile(r"/(?:(job|replica|task):([A-Za-z0-9_*.-]+)|(?:device:)?([A-Za-z_]+):(\d+|\*))")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A full or partial TensorFlow device name, such as ``/job:worker/task:1/device:GPU:0``."""
+
+    job: str | None = None
+    replica: int | None = None
+    task: int | None = None
+    type: str | None = None
+    index: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Device:
+        """Read a device string.
+
+        Raises:
+            InputError: the text is not a device string.
+        """
+        fields: dict[str, str | int | None] = {}
+        position = 0
+        while position < len(text):
+            match = _PART.match(text, position)
+            if match is None:
+                raise InputError(
+                    f"device {text!r}: cannot read {text[position:]!r}; expected parts such as /job:worker, /task:0 or /GPU:0"
+                )
+            key, value, kind, index = match.groups()
+            if key == "job":
+                fields["job"] = value
+            elif key:
+                if not value.isdigit():
+                    raise InputError(f"device {text!r}: /{key}: needs a number, got {value!r}")
+                fields[key] = int(value)
+            else:
+                fields["type"] = kind.upper()
+                fields["index"] = None if index == "*" else int(index)
+            position = match.end()
+        return cls(**fields)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        parts = []
+        if self.job is not None:
+            parts.append(f"/job:{self.job}")
+        if self.replica is not None:
+            parts.append(f"/replica:{self.replica}")
+        if self.task is not None:
+            parts.append(f"/task:{self.task}")
+        if self.type is not None:
+            parts.append(f"/device:{self.type}:{'*' if self.index is None else self.index}")
+        return "".join(parts)
+
+    @property
+    def worker(self) -> tuple[str | None, int | None]:
+        """The process that the device belongs to."""
+        return self.job, self.task
+
+
+def merge(user: str, replica: Device, node: str) -> str:
+    """Device of a replica's op: the replica's process, and the user's kind of device.
+
+    A user's ``/CPU:0`` stays on the host's CPU; a user's ``/GPU:0`` becomes the replica's own GPU
+    where the replica names one.
+
+    Raises:
+        UnsupportedError: the op is pinned to another process than the single device's.
+    """
+    if not user:
+        return str(replica)
+    pinned = Device.parse(user)
+    if pinned.job not in (None, "localhost") or pinned.task not in (None, 0):
+        raise UnsupportedError(
+            f"op {node!r} is pinned to {user!r}: a program for one device cannot name another job or task; "
+            "remove that part of the device string"
+        )
+    if pinned.type is None or pinned.type == replica.type:
+        return str(replica)
+    return str(replace(replica, type=pinned.type, index=pinned.index))
+
+
+def default_devices(number_of_workers: int) -> tuple[str, ...]:
+    """One task of the job ``worker`` for each worker."""
+    return tuple(f"/job:worker/task:{rank}" for rank in range(number_of_workers))
+
+
+def in_process_mapping(devices: Sequence[str], local_gpus: int) -> InProcessPlacement:
+    """Where each worker's process goes when all of them are virtual devices of this process.
+
+    Args:
+        devices: one device string for each rank.
+        local_gpus: number of GPUs that this process sees.
+    """
+    parsed = [Device.parse(text) for text in devices]
+    workers = list(dict.fromkeys(device.worker for device in parsed))
+    named = [worker for worker in workers if worker != (None, None)]
+    direct = max((d.index or 0 for d in parsed if d.worker == (None, None) and d.type == "CPU"), default=-1) + 1
+    slots = {worker: direct + position for position, worker in enumerate(named)}
+    return InProcessPlacement(slots, max(direct + len(named), 1), local_gpus)
+
+
+@dataclass(frozen=True)
+class InProcessPlacement:
+    """Virtual CPU device of each worker's process, for a cluster inside one process."""
+
+    slots: Mapping[tuple[str | None, int | None], int]
+    cpu_count: int
+    local_gpus: int
+
+    def place(self, text: str) -> str:
+        """The device in this process for a device string of the distributed graph."""
+        device = Device.parse(text)
+        kind, index = device.type or "CPU", device.index or 0
+        slot = self.slots.get(device.worker, 0)
+        if kind == "GPU" and self.local_gpus:
+            return f"/device:GPU:{index if not self.slots else (slot + index) % self.local_gpus}"
+        if device.worker == (None, None) and kind == "CPU":
+            return f"/device:CPU:{index}"
+        # Another kind of device that is not here: its worker's own virtual CPU does the work.
+        return f"/device:CPU:{slot}"

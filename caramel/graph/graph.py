@@ -1,0 +1,177 @@
+"""A GraphDef with an index: the one representation that every pass reads and makes anew.
+
+Works on TensorFlow's protobuf messages without importing TensorFlow, so analyses stay light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from caramel.errors import InvariantError
+
+NodeDef = Any  # tensorflow.core.framework.node_def_pb2.NodeDef
+
+
+def parse_input(text: str) -> tuple[str, int]:
+    """Split an input of a NodeDef into node name and output index (-1 for a control input)."""
+    if text.startswith("^"):
+        return text[1:], -1
+    name, colon, index = text.rpartition(":")
+    if colon and index.isdigit():
+        return name, int(index)
+    return text, 0
+
+
+def node_of(text: str) -> str:
+    """Name of the node that an input or tensor name refers to."""
+    return parse_input(text)[0]
+
+
+def format_input(name: str, index: int) -> str:
+    """The canonical text of an input: the inverse of `parse_input`."""
+    if index < 0:
+        return "^" + name
+    return name if index == 0 else f"{name}:{index}"
+
+
+def tensor_name(text: str) -> str:
+    """``node:index`` for an input that may leave out a zero index."""
+    name, index = parse_input(text)
+    return f"{name}:{index}"
+
+
+class Graph:
+    """Nodes by name in a fixed order, plus the function library. Treat as immutable.
+
+    Passes build a new Graph; NodeDefs that a pass does not change are shared, so a NodeDef in a
+    Graph must never be modified in place: copy it first.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[NodeDef],
+        library: Any = None,
+        versions: Any = None,
+    ) -> None:
+        self.nodes: dict[str, NodeDef] = {}
+        for node in nodes:
+            if node.name in self.nodes:
+                raise InvariantError(f"graph: two nodes are named {node.name!r}")
+            self.nodes[node.name] = node
+        self.library = library
+        self.versions = versions
+
+    @classmethod
+    def from_graph_def(cls, graph_def: Any) -> Graph:
+        """Index a GraphDef; its nodes are shared, not copied."""
+        return cls(graph_def.node, graph_def.library, graph_def.versions)
+
+    def to_graph_def(self) -> Any:
+        """A new GraphDef with these nodes, in order."""
+        from tensorflow.core.framework import graph_pb2
+
+        graph_def = graph_pb2.GraphDef()
+        graph_def.node.extend(self.nodes.values())
+        if self.library is not None:
+            graph_def.library.CopyFrom(self.library)
+        if self.versions is not None:
+            graph_def.versions.CopyFrom(self.versions)
+        return graph_def
+
+    def to_bytes(self) -> bytes:
+        """The same bytes for the same nodes in the same order."""
+        return self.to_graph_def().SerializeToString(deterministic=True)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[NodeDef]:
+        return iter(self.nodes.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.nodes
+
+    def __getitem__(self, name: str) -> NodeDef:
+        return self.nodes[name]
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
+        """For each node its readers: ``(reader, position in reader.input)``, in order."""
+        found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
+        for node in self:
+            for position, text in enumerate(node.input):
+                found.setdefault(node_of(text), []).append((node.name, position))
+        return {name: tuple(readers) for name, readers in found.items()}
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Node names, producers first; ties keep the order of the graph.
+
+        Raises:
+            InvariantError: an input does not exist, or the graph has a cycle.
+        """
+        waiting: dict[str, int] = {}
+        for node in self:
+            producers = {node_of(text) for text in node.input}
+            missing = sorted(producers - self.nodes.keys())
+            if missing:
+                raise InvariantError(f"graph: node {node.name!r} reads {missing[0]!r}, which does not exist")
+            waiting[node.name] = len(producers)
+        ready = [name for name, count in waiting.items() if count == 0]
+        order: list[str] = []
+        while ready:
+            following: list[str] = []
+            for name in ready:
+                order.append(name)
+                for reader in dict.fromkeys(reader for reader, _ in self.consumers[name]):
+                    waiting[reader] -= 1
+                    if waiting[reader] == 0:
+                        following.append(reader)
+            ready = following
+        if len(order) != len(self.nodes):
+            stuck = sorted(name for name, count in waiting.items() if count > 0)
+            raise InvariantError(f"graph: cycle through {stuck[0]!r} ({len(stuck)} nodes cannot be ordered)")
+        return tuple(order)
+
+    def ancestors(
+        self,
+        roots: Iterable[str],
+        *,
+        control: bool = True,
+        stop: Callable[[str], bool] = lambda name: False,
+    ) -> set[str]:
+        """Nodes that ``roots`` need, themselves included.
+
+        Args:
+            roots: node names.
+            control: whether control inputs count.
+            stop: a node for which this is true is included but not looked behind.
+        """
+        seen: set[str] = set()
+        stack = list(roots)
+        while stack:
+            name = stack.pop()
+            if name in seen:
+                continue
+            if name not in self.nodes:
+                raise InvariantError(f"graph: node {name!r} does not exist")
+            seen.add(name)
+            if stop(name):
+                continue
+            for text in self.nodes[name].input:
+                producer, index = parse_input(text)
+                if control or index >= 0:
+                    stack.append(producer)
+        return seen
+
+    def pruned(self, roots: Iterable[str]) -> Graph:
+        """The graph of just what ``roots`` need, in the same order."""
+        keep = self.ancestors(roots)
+        return Graph((n for n in self if n.name in keep), self.library, self.versions)
+
+    def replaced(self, changed: Mapping[str, NodeDef], added: Sequence[NodeDef] = ()) -> Graph:
+        """A new graph in which some nodes are other ones, and some are added at the end."""
+        nodes = [changed.get(n.name, n) for n in self]
+        return Graph([*nodes, *added], self.library, self.versions)

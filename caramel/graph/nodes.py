@@ -1,0 +1,70 @@
+"""Writing NodeDefs directly: TensorFlow's Python op layer is far too slow for large graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.python.framework import tensor_util
+
+from caramel.graph import ops
+from caramel.graph.graph import NodeDef
+
+
+def node(
+    name: str,
+    op: str,
+    inputs: Iterable[str] = (),
+    device: str = "",
+    **attributes: object,
+) -> NodeDef:
+    """A NodeDef; attributes may be ints, bools, bytes, AttrValues or, as ``("type", name)``, dtypes."""
+    made = node_def_pb2.NodeDef(name=name, op=op, input=list(inputs), device=device)
+    for key, value in attributes.items():
+        made.attr[key].CopyFrom(_attribute(value))
+    return made
+
+
+def _attribute(value: object) -> attr_value_pb2.AttrValue:
+    if isinstance(value, attr_value_pb2.AttrValue):
+        return value
+    if isinstance(value, bool):
+        return attr_value_pb2.AttrValue(b=value)
+    if isinstance(value, int):
+        return attr_value_pb2.AttrValue(i=value)
+    if isinstance(value, bytes):
+        return attr_value_pb2.AttrValue(s=value)
+    raise TypeError(f"no attribute value for {value!r}")
+
+
+def dtype_attribute(name: str) -> attr_value_pb2.AttrValue:
+    """Attribute value of a dtype given by name."""
+    return attr_value_pb2.AttrValue(type=ops.dtype_enum(name))
+
+
+def dtypes_attribute(names: Iterable[str]) -> attr_value_pb2.AttrValue:
+    """Attribute value of a list of dtypes given by name."""
+    listed = attr_value_pb2.AttrValue.ListValue(type=[ops.dtype_enum(n) for n in names])
+    return attr_value_pb2.AttrValue(list=listed)
+
+
+def shape_attribute(shape: Sequence[int]) -> attr_value_pb2.AttrValue:
+    """Attribute value of a static shape."""
+    value = attr_value_pb2.AttrValue()
+    value.shape.SetInParent()
+    for size in shape:
+        value.shape.dim.add().size = size
+    return value
+
+
+def constant(name: str, value: object, dtype: str, device: str) -> NodeDef:
+    """A Const node; for the few small numbers that a collective or a group needs."""
+    array = np.asarray(value)
+    proto = tensor_util.make_tensor_proto(array, dtype=ops.dtype_enum(dtype), shape=array.shape)
+    return node(name, "Const", (), device, dtype=dtype_attribute(dtype), value=attr_value_pb2.AttrValue(tensor=proto))
+
+
+def group(name: str, targets: Iterable[str], device: str) -> NodeDef:
+    """A NoOp that is done when the targets are."""
+    return node(name, "NoOp", ["^" + target for target in targets], device)

@@ -1,0 +1,166 @@
+"""What Caramel knows about TensorFlow's ops; everything else comes from their OpDefs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import op_def_registry
+
+from caramel.errors import InvariantError
+from caramel.graph.graph import NodeDef, parse_input
+
+DT_RESOURCE = types_pb2.DT_RESOURCE
+DT_VARIANT = types_pb2.DT_VARIANT
+
+VARIABLE = "VarHandleOp"
+
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+"""Ops that take a variable's handle and leave the variable as it is."""
+
+PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
+
+LEGACY_CONTROL_FLOW = frozenset(
+    {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "LoopCond"}
+)
+
+FUNCTION_ATTRIBUTES = ("f", "then_branch", "else_branch", "cond", "body", "branches")
+
+_HARMLESS_STATEFUL = frozenset({VARIABLE, "Assert", "Print", "PrintV2", "NoOp", "VarIsInitializedOp"})
+
+_RANDOM_RESOURCE_OPS = frozenset(
+    {
+        "RngReadAndSkip",
+        "RngSkip",
+        "StatefulUniform",
+        "StatefulUniformFullInt",
+        "StatefulUniformInt",
+        "StatefulStandardNormal",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatefulRandomBinomial",
+    }
+)
+
+_STATELESS_RANDOM_PREFIXES = ("StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessSample", "StatelessParameterized", "StatelessShuffle")
+
+
+@lru_cache(maxsize=None)
+def op_def(op: str) -> Any:
+    """The OpDef of an op.
+
+    Raises:
+        InvariantError: this TensorFlow has no such op.
+    """
+    found = op_def_registry.get(op)
+    if found is None:
+        raise InvariantError(f"op type {op!r} is not part of this TensorFlow")
+    return found
+
+
+def is_stateful(node: NodeDef) -> bool:
+    """Whether the op has state or effects, so that a copy of it is not just a copy of a value."""
+    return bool(op_def(node.op).is_stateful)
+
+
+def is_seeded_random(node: NodeDef) -> bool:
+    """Whether the op draws from a hidden generator that its ``seed`` attributes start."""
+    definition = op_def(node.op)
+    return definition.is_stateful and {"seed", "seed2"} <= {a.name for a in definition.attr}
+
+
+def is_generator_op(node: NodeDef) -> bool:
+    """Whether the op draws from, or moves, the state of a ``tf.random.Generator``."""
+    return node.op in _RANDOM_RESOURCE_OPS
+
+
+def is_stateless_random(node: NodeDef) -> bool:
+    """Whether the op is a pure function of a seed tensor."""
+    return node.op.startswith(_STATELESS_RANDOM_PREFIXES)
+
+
+def is_reference_op(node: NodeDef) -> bool:
+    """Whether the op makes or takes a TF1 reference variable."""
+    definition = op_def(node.op)
+    return any(a.is_ref for a in (*definition.input_arg, *definition.output_arg))
+
+
+def is_replicable(node: NodeDef) -> bool:
+    """Whether a copy of the op on each worker means what it meant on one device."""
+    if not is_stateful(node) or node.op in _HARMLESS_STATEFUL or node.op in READS:
+        return True
+    if is_seeded_random(node) or is_generator_op(node):
+        return True
+    return is_variable_write(node)
+
+
+def is_variable_write(node: NodeDef) -> bool:
+    """Whether the op writes the variables whose handles it takes."""
+    if node.op in READS or not op_def(node.op).is_stateful:
+        return False
+    return node.op.startswith(("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStridedSlice")) or (
+        node.op in _RANDOM_RESOURCE_OPS
+    )
+
+
+def functions_of(node: NodeDef) -> list[str]:
+    """Names of the library functions that the node calls."""
+    names: list[str] = []
+    for value in node.attr.values():
+        if value.HasField("func"):
+            names.append(value.func.name)
+        names.extend(f.name for f in value.list.func)
+    return names
+
+
+def _repeated(arguments: Any, node: NodeDef) -> list[tuple[str, int]]:
+    """(argument name, DataType) for every tensor of the given input or output arguments."""
+    found: list[tuple[str, int]] = []
+    for argument in arguments:
+        if argument.type_list_attr:
+            found.extend((argument.name, t) for t in node.attr[argument.type_list_attr].list.type)
+            continue
+        dtype = argument.type or node.attr[argument.type_attr].type
+        count = node.attr[argument.number_attr].i if argument.number_attr else 1
+        found.extend([(argument.name, dtype)] * count)
+    return found
+
+
+def output_types(node: NodeDef) -> list[int]:
+    """DataType of each output."""
+    return [t for _, t in _repeated(op_def(node.op).output_arg, node)]
+
+
+def input_types(node: NodeDef) -> list[tuple[str, int]]:
+    """(argument name, DataType) of each data input."""
+    return _repeated(op_def(node.op).input_arg, node)
+
+
+def data_inputs(node: NodeDef) -> list[tuple[str, int]]:
+    """(producer, output index) of each data input, in order."""
+    return [(n, i) for n, i in map(parse_input, node.input) if i >= 0]
+
+
+def dtype_name(enum: int) -> str:
+    """TensorFlow's name for a DataType, such as ``float32``."""
+    import tensorflow as tf
+
+    return tf.as_dtype(enum).name
+
+
+def dtype_enum(name: str) -> int:
+    """The DataType for a name such as ``float32``."""
+    import tensorflow as tf
+
+    return int(tf.as_dtype(name).as_datatype_enum)
+
+
+def item_bytes(name: str) -> int:
+    """Bytes per element of a dtype given by name; 0 where the size varies (strings)."""
+    import tensorflow as tf
+
+    try:
+        return int(tf.as_dtype(name).size)
+    except TypeError:
+        return 0

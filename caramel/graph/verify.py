@@ -1,0 +1,49 @@
+"""The verifier: what must hold for a graph after every modifier.
+
+Each check raises `InvariantError` naming the modifier, the node and the invariant.
+"""
+
+from __future__ import annotations
+
+from caramel.errors import InvariantError
+from caramel.graph import ops
+from caramel.graph.graph import Graph, parse_input
+
+
+def verify_structure(graph: Graph, modifier: str) -> None:
+    """Every input exists, data inputs agree in dtype, control inputs come last, no cycle."""
+    try:
+        graph.order  # noqa: B018 - raises on a missing producer and on a cycle
+    except InvariantError as error:
+        raise InvariantError(f"after {modifier}: {error}") from None
+    outputs = {node.name: ops.output_types(node) for node in graph}
+    for node in graph:
+        _verify_inputs(node, outputs, modifier)
+
+
+def _verify_inputs(node: object, outputs: dict[str, list[int]], modifier: str) -> None:
+    name = node.name  # type: ignore[attr-defined]
+    expected = ops.input_types(node)
+    position = 0
+    for text in node.input:  # type: ignore[attr-defined]
+        producer, index = parse_input(text)
+        if index < 0:
+            position = -1
+            continue
+        if position < 0:
+            raise InvariantError(f"after {modifier}: node {name!r} has data input {text!r} after a control input")
+        if index >= len(outputs[producer]):
+            raise InvariantError(
+                f"after {modifier}: node {name!r} reads output {index} of {producer!r}, which has {len(outputs[producer])}"
+            )
+        if position >= len(expected):
+            raise InvariantError(f"after {modifier}: node {name!r} has more than its {len(expected)} data inputs")
+        if outputs[producer][index] != expected[position][1]:
+            raise InvariantError(
+                f"after {modifier}: node {name!r} wants {ops.dtype_name(expected[position][1])} as input {position}, "
+                f"but {text!r} is {ops.dtype_name(outputs[producer][index])}"
+            )
+        position += 1
+    found = sum(1 for text in node.input if not text.startswith("^"))  # type: ignore[attr-defined]
+    if found != len(expected):
+        raise InvariantError(f"after {modifier}: node {name!r} has {found} data inputs, its op {len(expected)}")

@@ -1,0 +1,227 @@
+"""The Model: a single-device training step, with a role for everything in it.
+
+Capture makes a Model; analyzers and modifiers read it. Nothing here imports TensorFlow: the
+graph's nodes are protobuf messages that are only passed through.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from caramel.graph.graph import Graph
+
+
+class VariableClass(enum.Enum):
+    """What a variable is to the training step; decides how replicas treat it."""
+
+    PARAMETER = "parameter"
+    """Trainable; equal on every worker because its updates use aggregated gradients."""
+    SLOT = "optimizer slot"
+    """Optimizer state of a parameter, written from its aggregated gradient."""
+    HYPERPARAMETER = "hyperparameter or counter"
+    """Equal on every worker: written from nothing that differs between workers, or never."""
+    STATISTICS = "statistics"
+    """Written from a worker's own inputs (batch-normalisation averages, metrics)."""
+    RANDOM_STATE = "random state"
+    """State of a random number generator; offset by rank so that workers draw differently."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each worker has a value of its own."""
+        return self in (VariableClass.STATISTICS, VariableClass.RANDOM_STATE)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of the single-device program.
+
+    Attributes:
+        name: the user's name; also the key in a single-device checkpoint.
+        node: name of its VarHandleOp in the Model's graph.
+        dtype: TensorFlow's name of the element type, such as ``"float32"``.
+        shape: static shape.
+        kind: its class.
+        item_bytes: bytes per element.
+        saved: whether single-device checkpoints contain it (TF1 local variables are not saved).
+    """
+
+    name: str
+    node: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: VariableClass
+    item_bytes: int
+    saved: bool = True
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the value."""
+        return self.size * self.item_bytes
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient as it leaves the differentiation, before any clipping or scaling.
+
+    Attributes:
+        name: unique name, the parameter's name plus a suffix where it has several gradients.
+        parameter: name of the Variable that was differentiated.
+        tensor: the tensor (``node:index``) that everything after the differentiation reads.
+        consumers: names of the nodes that read the gradient as a result; other readers of the
+            same tensor belong to the differentiation itself. Empty means all readers.
+        dtype: element type.
+        shape: static shape, the parameter's.
+        item_bytes: bytes per element.
+    """
+
+    name: str
+    parameter: str
+    tensor: str
+    consumers: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    item_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the gradient."""
+        return self.size * self.item_bytes
+
+
+@dataclass(frozen=True)
+class Input:
+    """A placeholder that the driver feeds.
+
+    Attributes:
+        name: the user's name for it.
+        node: the Placeholder's name in its graph.
+        dtype: element type.
+        shape: static shape with None where unknown; None if the rank is unknown.
+        split: whether the global array is split over the workers along axis 0; otherwise every
+            worker gets the whole array.
+        optional: whether the placeholder has a default and need not be fed.
+    """
+
+    name: str
+    node: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    split: bool
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How the loss reduces over the batch, and so how gradients combine over workers.
+
+    Attributes:
+        kind: ``"mean"`` (gradients are averaged) or ``"sum"`` (they are added).
+        reason: what the kind was concluded from, or that the caller said so.
+    """
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A computation on the model's variables that trains nothing.
+
+    Attributes:
+        graph: its nodes; variables appear as VarHandleOps named as in the Model.
+        inputs: what to feed; never split.
+        outputs: ``(name, tensor)`` in order.
+        targets: nodes that must run although no output needs them.
+        pack: turns the list of output arrays into the structure that the user's function returns.
+    """
+
+    graph: Graph
+    inputs: tuple[Input, ...]
+    outputs: tuple[tuple[str, str], ...]
+    targets: tuple[str, ...] = ()
+    pack: Any = field(default=None, compare=False, repr=False)
+
+
+class ValueSource(Protocol):
+    """Where the initial values of the variables come from."""
+
+    def load(self) -> Mapping[str, np.ndarray]:
+        """Values by variable name."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A single-device training step: a graph plus roles.
+
+    Attributes:
+        graph: the step's nodes, without initialisers and whatever else a step does not need.
+        inputs: what the driver feeds, in the order of the user's arguments.
+        loss: the tensor reported as the loss.
+        loss_is_scalar: whether ``loss`` has rank 0 (otherwise its elements are added).
+        outputs: further per-step results of the user's step function, ``(name, tensor)``.
+        targets: nodes that make up the step (everything that must run in each step).
+        variables: all variables, in a fixed order.
+        gradients: the gradients that updates use, in a fixed order.
+        updates: for each written variable the names of the ops that write it in a step.
+        reduction: the loss' reduction over the batch.
+        values: source of the initial values.
+        notes: what was assumed or left out, for the plan.
+        step_counter: name of the variable that counts steps, if the program has one.
+    """
+
+    graph: Graph
+    inputs: tuple[Input, ...]
+    loss: str
+    loss_is_scalar: bool
+    outputs: tuple[tuple[str, str], ...]
+    targets: tuple[str, ...]
+    variables: tuple[Variable, ...]
+    gradients: tuple[Gradient, ...]
+    updates: tuple[tuple[str, tuple[str, ...]], ...]
+    reduction: Reduction
+    values: ValueSource = field(compare=False, repr=False)
+    notes: tuple[str, ...] = ()
+    step_counter: str | None = None
+
+    @cached_property
+    def variable_by_name(self) -> Mapping[str, Variable]:
+        """Variables by the user's name."""
+        return {v.name: v for v in self.variables}
+
+    def variables_of(self, *kinds: VariableClass) -> tuple[Variable, ...]:
+        """The variables of the given classes, in order."""
+        return tuple(v for v in self.variables if v.kind in kinds)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over graph and roles; equal for equal programs."""
+        roles = {
+            "inputs": [(i.name, i.node, i.dtype, i.shape, i.split) for i in self.inputs],
+            "loss": self.loss,
+            "targets": self.targets,
+            "variables": [(v.name, v.node, v.dtype, v.shape, v.kind.value) for v in self.variables],
+            "gradients": [(g.name, g.parameter, g.tensor, g.consumers) for g in self.gradients],
+            "reduction": self.reduction.kind,
+        }
+        hasher = hashlib.sha256(self.graph.to_bytes())
+        hasher.update(json.dumps(roles, sort_keys=True).encode())
+        return hasher.hexdigest()

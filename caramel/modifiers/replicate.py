@@ -1,0 +1,151 @@
+"""Replicate: one copy of the step on each worker, with variables, devices and random seeds of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caramel.errors import InputError
+from caramel.graph import ops
+from caramel.graph.devices import Device, merge
+from caramel.graph.graph import Graph, NodeDef, format_input, parse_input
+from caramel.graph.nodes import dtype_attribute, group, node, shape_attribute
+from caramel.model import Model
+from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+
+GOLDEN_RATIO_32 = 0x9E3779B9
+"""2**32 divided by the golden ratio, odd: multiples of it are far apart modulo 2**32."""
+
+_SEED_BITS = 63
+
+
+def replicate(model: Model, devices: Sequence[str]) -> DistributedGraph:
+    """Copy the step once for each device.
+
+    Worker r's copy of node ``x`` is ``worker_r/x``; the node ``caramel/worker_r/step`` is done when
+    that worker's step is. Seeds of stateful random ops are offset by rank, rank 0's excepted.
+
+    Args:
+        model: the single-device step.
+        devices: a device string for each rank.
+
+    Returns:
+        The replicas, not yet connected.
+
+    Raises:
+        UnsupportedError: an op is pinned to another job or task.
+    """
+    nodes: list[NodeDef] = []
+    roles: dict[str, Role] = {}
+    names = {v.node: v.name for v in model.variables}
+    for rank, text in enumerate(devices):
+        device = Device.parse(text)
+        role = Role(Purpose.REPLICA, rank)
+        copies = [copy_node(n, rank, device, names, model.graph) for n in model.graph]
+        copies += _missing_handles(model, rank, device)
+        copies.append(group(own_name(rank, "step"), [replica_name(rank, t) for t in model.targets], str(device)))
+        nodes += copies
+        roles.update((n.name, role) for n in copies)
+    return DistributedGraph(Graph(nodes, model.graph.library, model.graph.versions), roles)
+
+
+def copy_node(original: NodeDef, rank: int, device: Device, variables: dict[str, str], graph: Graph, scope: str | None = None) -> NodeDef:
+    """A worker's copy of a node.
+
+    Args:
+        original: the node of the single-device graph.
+        rank: the worker.
+        device: its device.
+        variables: names of the variables by handle node.
+        graph: the graph that the node belongs to.
+        scope: prefix of the copy and its inputs; the worker's own by default. Variables keep the
+            worker's own names in any case.
+    """
+
+    def renamed(name: str) -> str:
+        return replica_name(rank, name) if scope is None or name in variables else scope + name
+
+    made = type(original)()
+    made.CopyFrom(original)
+    made.name = renamed(original.name)
+    made.device = merge(original.device, device, original.name)
+    del made.input[:]
+    for text in original.input:
+        name, index = parse_input(text)
+        made.input.append(format_input(renamed(name), index))
+    for key in [k for k in made.attr if k.startswith("_caramel") or k == "_output_shapes"]:
+        del made.attr[key]
+    _rename_colocation(made, renamed, graph)
+    if made.op == ops.VARIABLE:
+        made.attr["shared_name"].s = shared_name(rank, variables[original.name]).encode()
+    if ops.is_seeded_random(made):
+        _offset_seed(made, rank)
+    return made
+
+
+def shared_name(rank: int, variable: str) -> str:
+    """The resource name of a worker's variable: unique even where workers share a device."""
+    return f"worker_{rank}/{variable}"
+
+
+def _rename_colocation(made: NodeDef, renamed: object, graph: Graph) -> None:
+    if "_class" not in made.attr:
+        return
+    classes = []
+    for value in made.attr["_class"].list.s:
+        target = value.decode().removeprefix("loc:@")
+        if target in graph:
+            classes.append(f"loc:@{renamed(target)}".encode())  # type: ignore[operator]
+    if classes:
+        made.attr["_class"].list.s[:] = classes
+    else:
+        del made.attr["_class"]
+
+
+def _offset_seed(made: NodeDef, rank: int) -> None:
+    """Another stream for each rank; (0, 0) asks for a seed from the system and stays."""
+    seed, seed2 = made.attr["seed"].i, made.attr["seed2"].i
+    if rank == 0 or (seed == 0 and seed2 == 0):
+        return
+    shifted = (seed2 + rank * GOLDEN_RATIO_32) % (1 << _SEED_BITS)
+    made.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
+
+
+def _missing_handles(model: Model, rank: int, device: Device) -> list[NodeDef]:
+    """Worker 0 also holds the variables that only evaluations or checkpoints use."""
+    if rank != 0:
+        return []
+    return [
+        node(
+            replica_name(rank, v.node),
+            ops.VARIABLE,
+            (),
+            str(device),
+            dtype=dtype_attribute(v.dtype),
+            shape=shape_attribute(v.shape),
+            shared_name=shared_name(rank, v.name).encode(),
+            container=b"",
+        )
+        for v in model.variables
+        if v.node not in model.graph
+    ]
+
+
+def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[str, ...]:
+    """Check a list of device strings.
+
+    Raises:
+        InputError: wrong length, two ranks on one device, or not a device string.
+    """
+    if isinstance(device_list, str):
+        raise InputError(f"device_list must be a list of device strings, one for each worker, got the string {device_list!r}")
+    if len(device_list) != number_of_workers:
+        raise InputError(
+            f"device_list has {len(device_list)} entries for {number_of_workers} workers: give one device for each worker"
+        )
+    canonical = [str(Device.parse(text)) for text in device_list]
+    for rank, text in enumerate(canonical):
+        if text in canonical[:rank]:
+            raise InputError(
+                f"device_list names {device_list[rank]!r} for workers {canonical.index(text)} and {rank}: give each worker its own"
+            )
+    return tuple(canonical)

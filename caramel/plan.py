@@ -1,0 +1,145 @@
+"""The Plan: the complete decision, as frozen data that prints, saves and explains itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from caramel.errors import InputError
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The all-reduce of one bucket.
+
+    Attributes:
+        gradients: names of the gradients that travel together.
+        dtype: their element type.
+        elements: how many there are.
+        size_bytes: their size.
+        algorithm: the collective.
+        depth: number of chunks in flight at once.
+        window: ``"backward"`` (in the step that makes the gradients) or ``"forward"`` (in the next).
+        reason: why it is so.
+    """
+
+    gradients: tuple[str, ...]
+    dtype: str
+    elements: int
+    size_bytes: int
+    algorithm: str
+    depth: int
+    window: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that was decided about the distributed graph.
+
+    Attributes:
+        model_digest: of the Model that it was made for.
+        workers: number of workers.
+        devices: device string of each rank.
+        reduction: ``"mean"`` or ``"sum"`` over the workers.
+        reduction_reason: what that was concluded from.
+        weighted: whether gradients are weighted by each worker's share of the examples.
+        transfers: in the order in which all workers start them.
+        variable_classes: class of each variable.
+        notes: assumptions, and options that have no effect.
+    """
+
+    model_digest: str
+    workers: int
+    devices: tuple[str, ...]
+    reduction: str
+    reduction_reason: str
+    weighted: bool
+    transfers: tuple[Transfer, ...]
+    variable_classes: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """The plan as JSON; the same plan always gives the same text."""
+        return json.dumps({"version": PLAN_VERSION, **asdict(self)}, indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan that `to_json` wrote.
+
+        Raises:
+            InputError: not a plan, or of another version.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            version = data.pop("version")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise InputError(f"this is not a plan: {error}") from error
+        if version != PLAN_VERSION:
+            raise InputError(f"the plan has version {version}, this library reads version {PLAN_VERSION}: make the plan anew")
+        try:
+            data["transfers"] = tuple(Transfer(**{**t, "gradients": tuple(t["gradients"])}) for t in data["transfers"])
+            data["variable_classes"] = tuple((name, kind) for name, kind in data["variable_classes"])
+            for key in ("devices", "notes"):
+                data[key] = tuple(data[key])
+            return cls(**data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"the plan is damaged: {error}") from error
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the JSON text."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes of all gradients of one replica."""
+        return sum(t.size_bytes for t in self.transfers)
+
+    def explain(self, gradient: str) -> str:
+        """What happens to one gradient, and why.
+
+        Args:
+            gradient: its name (the parameter's).
+
+        Raises:
+            InputError: the plan has no such gradient.
+        """
+        for number, transfer in enumerate(self.transfers):
+            if gradient in transfer.gradients:
+                return (
+                    f"{gradient}: transfer {number}, {transfer.size_bytes} bytes of {transfer.dtype}, "
+                    f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. {transfer.reason}"
+                )
+        names = [g for t in self.transfers for g in t.gradients]
+        raise InputError(f"the plan has no gradient {gradient!r}; it has {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}")
+
+    def table(self) -> str:
+        """The plan as text for a terminal."""
+        rows = [("#", "gradients", "dtype", "bytes", "algorithm", "depth", "window")]
+        for number, t in enumerate(self.transfers):
+            names = ", ".join(t.gradients)
+            rows.append((str(number), names, t.dtype, f"{t.size_bytes:,}", t.algorithm, str(t.depth), t.window))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        right = {0, 3, 5}
+        lines = [
+            "  ".join(cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(row, widths))).rstrip()
+            for row in rows
+        ]
+        lines.insert(1, "  ".join("-" * w for w in widths))
+        head = [
+            f"plan {self.digest[:12]}: {self.workers} workers, {len(self.transfers)} transfers, "
+            f"{self.bytes_per_step:,} bytes of gradients per worker and step",
+            f"gradients are combined by {self.reduction}: {self.reduction_reason}",
+        ]
+        counts: dict[str, int] = {}
+        for _, kind in self.variable_classes:
+            counts[kind] = counts.get(kind, 0) + 1
+        head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
+        return "\n".join([*head, "", *lines, *(["", *(f"note: {n}" for n in self.notes)] if self.notes else [])])
+
+

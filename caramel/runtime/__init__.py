@@ -1,0 +1,1 @@
+"""Runtime: clusters behind one interface, and the session that trains on them."""

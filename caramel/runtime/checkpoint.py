@@ -1,0 +1,113 @@
+"""Checkpoints in TensorFlow's own format, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from caramel.errors import CheckpointError
+from caramel.model import Variable
+
+v1 = tf.compat.v1
+
+OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def write_values(prefix: str | os.PathLike[str], values: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name; works whether TensorFlow runs eagerly or not."""
+    names = list(values)
+    with tf.Graph().as_default():
+        holders = [v1.placeholder(tf.as_dtype(values[n].dtype), values[n].shape) for n in names]
+        save = tf.raw_ops.SaveV2(
+            prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=holders
+        )
+        with v1.Session() as session:
+            session.run(save, {holder: values[n] for holder, n in zip(holders, names)})
+
+
+def read_values(prefix: str | os.PathLike[str], names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """Read arrays by name.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    reader = open_checkpoint(prefix)
+    wanted = reader.get_variable_to_shape_map() if names is None else names
+    try:
+        return {name: reader.get_tensor(name) for name in wanted}
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
+
+
+def open_checkpoint(prefix: str | os.PathLike[str]) -> Any:
+    """A reader for a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    if not os.path.exists(f"{prefix}.index"):
+        hint = " (it is a directory: give the checkpoint's prefix in it)" if os.path.isdir(prefix) else ""
+        raise CheckpointError(f"there is no checkpoint at {str(prefix)!r}: {str(prefix)!r}.index does not exist{hint}")
+    try:
+        return tf.train.load_checkpoint(str(prefix))
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
+
+
+def check_fits(prefix: str | os.PathLike[str], reader: Any, variables: Iterable[Variable]) -> None:
+    """Every variable must be there, with its shape and dtype.
+
+    Raises:
+        CheckpointError: listing what is missing or different.
+    """
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
+    problems = []
+    for variable in variables:
+        if variable.name not in shapes:
+            problems.append(f"{variable.name} is missing")
+        elif tuple(shapes[variable.name]) != variable.shape:
+            problems.append(f"{variable.name} has shape {list(shapes[variable.name])}, the program wants {list(variable.shape)}")
+        elif dtypes[variable.name].name != variable.dtype:
+            problems.append(f"{variable.name} is {dtypes[variable.name].name}, the program wants {variable.dtype}")
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise CheckpointError(
+            f"checkpoint {str(prefix)!r} does not fit the program: {'; '.join(problems[:5])}{more}. "
+            "Restore a checkpoint of the same program (same layers, same optimizer)"
+        )
+
+
+def write_atomically(prefix: str | os.PathLike[str], write: Callable[[str], None]) -> None:
+    """Have ``write`` make a checkpoint under a temporary name, then rename it.
+
+    Raises:
+        CheckpointError: it could not be written; what was there is untouched.
+    """
+    target = Path(prefix)
+    temporary = target.with_name(f"{target.name}.writing-{uuid.uuid4().hex[:8]}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write(str(temporary))
+        parts = sorted(target.parent.glob(glob_escape(temporary.name) + ".data-*"))
+        for part in [*parts, temporary.with_name(temporary.name + ".index")]:
+            # The index comes last: without it there is no checkpoint of that name.
+            part.replace(part.with_name(target.name + part.name[len(temporary.name) :]))
+    except (OSError, tf.errors.OpError) as error:
+        raise CheckpointError(f"checkpoint {str(prefix)!r} could not be written: {error}") from error
+    finally:
+        for left in target.parent.glob(glob_escape(temporary.name) + "*") if target.parent.is_dir() else ():
+            left.unlink(missing_ok=True)
+
+
+def glob_escape(name: str) -> str:
+    """A glob pattern that matches just this name."""
+    import glob
+
+    return glob.escape(name)

@@ -1,0 +1,142 @@
+"""Running a placed graph in a tf.compat.v1.Session, here or in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from caramel.errors import CaramelError, ClusterError, StepError
+
+v1 = tf.compat.v1
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How TensorFlow runs the graph.
+
+    Attributes:
+        optimize_graph: whether TensorFlow's graph optimizers (grappler) run.
+        intra_op_threads: threads inside one op; 0 lets TensorFlow choose.
+        inter_op_threads: ops at the same time; 0 lets TensorFlow choose.
+    """
+
+    optimize_graph: bool = True
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+
+    def config(self, cpu_devices: int = 1) -> Any:
+        """The ConfigProto."""
+        config = v1.ConfigProto(
+            allow_soft_placement=True,
+            device_count={"CPU": cpu_devices},
+            intra_op_parallelism_threads=self.intra_op_threads,
+            inter_op_parallelism_threads=self.inter_op_threads,
+        )
+        config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimize_graph
+        return config
+
+
+class Executor(Protocol):
+    """What a cluster gives to a Session."""
+
+    def run(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
+    ) -> list[np.ndarray]:
+        """Run once; values of ``fetches`` in order."""
+
+    def extend(self, graph_def: bytes) -> None:
+        """Add nodes; they may read nodes that are there already."""
+
+    def close(self) -> None:
+        """Stop everything that was started."""
+
+
+class SessionExecutor:
+    """A graph in a session of this process, on local devices or on servers.
+
+    Args:
+        graph_def: the graph, with devices that exist where it runs.
+        target: "" for this process, or ``grpc://host:port``.
+        config: a ConfigProto.
+
+    Raises:
+        ClusterError: the servers do not answer.
+    """
+
+    def __init__(self, graph_def: Any, target: str, config: Any) -> None:
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            tf.import_graph_def(graph_def, name="")
+        try:
+            self._session = v1.Session(target, graph=self._graph, config=config)
+        except tf.errors.OpError as error:
+            raise translated(error, "while opening the session") from error
+        self._callables: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], Any] = {}
+
+    def run(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
+    ) -> list[np.ndarray]:
+        """Run once.
+
+        Raises:
+            ClusterError: a worker is gone or too slow.
+            StepError: an op failed.
+        """
+        key = (tuple(fetches), tuple(targets), tuple(feeds))
+        if key not in self._callables:
+            self._callables[key] = self._make(*key)
+        options = v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
+        try:
+            results = self._callables[key](*feeds.values(), options=options)
+        except tf.errors.OpError as error:
+            raise translated(error, f"after at most {timeout_s:g} s") from error
+        return list(results[: len(fetches)])
+
+    def _make(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> Any:
+        graph = self._graph
+        wanted = [graph.get_tensor_by_name(n) for n in fetches] + [graph.get_operation_by_name(n) for n in targets]
+        return self._session.make_callable(
+            wanted, feed_list=[graph.get_tensor_by_name(n) for n in feeds], accept_options=True
+        )
+
+    def extend(self, graph_def: bytes) -> None:
+        """Add nodes whose inputs may be nodes of the session's graph."""
+        added = v1.GraphDef.FromString(graph_def)
+        names = {node.name for node in added.node}
+        outside: dict[str, Any] = {}
+        with self._graph.as_default():
+            for node in added.node:
+                for text in node.input:
+                    name = text.partition(":")[0]
+                    if name not in names and not text.startswith("^"):
+                        outside[text] = self._graph.get_tensor_by_name(text if ":" in text else text + ":0")
+            tf.import_graph_def(added, name="", input_map=outside)
+
+    def close(self) -> None:
+        """Close the session; its variables are gone."""
+        self._session.close()
+
+
+_CLUSTER_CODES = (tf.errors.UNAVAILABLE, tf.errors.DEADLINE_EXCEEDED, tf.errors.ABORTED, tf.errors.CANCELLED)
+
+
+def translated(error: Any, when: str) -> CaramelError:
+    """The CaramelError for an error of TensorFlow."""
+    message = str(error.message).strip()
+    first = message.splitlines()[0] if message else type(error).__name__
+    if error.error_code == tf.errors.DEADLINE_EXCEEDED:
+        return ClusterError(
+            f"a worker did not answer {when} ({first}). Check that all workers run and reach each other; "
+            "raise step_timeout_s if a step takes that long"
+        )
+    if error.error_code in _CLUSTER_CODES:
+        return ClusterError(
+            f"a worker cannot be reached any more ({first}). Start a new session and restore the last checkpoint"
+        )
+    op = getattr(error, "op", None)
+    where = f" in op {op.name!r}" if op is not None else ""
+    return StepError(f"the program failed{where}: {first}")

@@ -1,0 +1,170 @@
+"""From the user's global batch to what each worker is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caramel.collectives.schedule import balanced
+from caramel.errors import InputError
+from caramel.signature import Feed, Signature
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's feeds.
+
+    Attributes:
+        feeds: array by tensor name.
+        shares: number of examples of each worker; all 0 where no input is split.
+    """
+
+    feeds: Mapping[str, np.ndarray]
+    shares: tuple[int, ...]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """N * b_r / B for each worker; 1 where no input is split."""
+        total = sum(self.shares)
+        if total == 0:
+            return (1.0,) * len(self.shares)
+        return tuple(len(self.shares) * share / total for share in self.shares)
+
+
+def bind(feeds: Sequence[Feed], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Match the user's arguments with the inputs.
+
+    Args:
+        feeds: the inputs.
+        args: arrays in the order of the inputs (nests are flattened), or one dict from names or
+            placeholders to arrays.
+        kwargs: arrays by name.
+
+    Returns:
+        An array of the right dtype for each input that is fed.
+
+    Raises:
+        InputError: an input is missing, unknown, fed twice, or does not fit in dtype or shape.
+    """
+    by_name = {feed.name: feed for feed in feeds}
+    given: dict[str, Any] = {}
+    if len(args) == 1 and isinstance(args[0], Mapping) and {_key(k) for k in args[0]} <= by_name.keys():
+        given.update((_key(key), value) for key, value in args[0].items())
+    elif args:
+        flat = _flatten(args)
+        required = [f for f in feeds if not f.optional]
+        if len(flat) not in (len(required), len(feeds)):
+            raise InputError(f"{len(flat)} arrays were given for the inputs {_list(feeds)}")
+        given.update((f.name, v) for f, v in zip(feeds if len(flat) == len(feeds) else required, flat))
+    for name, value in kwargs.items():
+        if name in given:
+            raise InputError(f"input {name!r} was given twice")
+        given[name] = value
+    unknown = [name for name in given if name not in by_name]
+    if unknown:
+        raise InputError(f"there is no input {unknown[0]!r}; the inputs are {_list(feeds)}")
+    missing = [f.name for f in feeds if f.name not in given and not f.optional]
+    if missing:
+        raise InputError(f"input {missing[0]!r} is missing; the inputs are {_list(feeds)}")
+    return {name: _array(by_name[name], value) for name, value in given.items()}
+
+
+def split(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch:
+    """Cut a global batch into one part for each worker.
+
+    Parts differ by at most one example. A step whose inputs have a static batch needs exactly N
+    times that many examples.
+
+    Raises:
+        InputError: the inputs disagree in their number of examples, there are fewer examples than
+            workers, or an uneven batch cannot be weighted.
+    """
+    workers = signature.workers
+    feeds: dict[str, np.ndarray] = {}
+    examples: int | None = None
+    for feed in signature.feeds:
+        if feed.name not in arrays:
+            continue
+        array = arrays[feed.name]
+        if not feed.split:
+            feeds.update((placeholder, array) for placeholder in feed.placeholders)
+            continue
+        if examples is None:
+            examples = len(array)
+        elif len(array) != examples:
+            raise InputError(f"input {feed.name!r} has {len(array)} examples, another input has {examples}")
+        for placeholder, chunk in zip(feed.placeholders, balanced(len(array), workers)):
+            feeds[placeholder] = array[chunk.start : chunk.start + chunk.size]
+        _check_static(feed, len(array), workers)
+    if examples is None:
+        return Batch(feeds, (0,) * workers)
+    shares = tuple(chunk.size for chunk in balanced(examples, workers))
+    if min(shares) == 0:
+        raise InputError(f"a batch of {examples} examples cannot be split over {workers} workers: each needs at least one")
+    uneven = len(set(shares)) > 1
+    if uneven and signature.reduction == "mean" and not signature.weights:
+        raise InputError(
+            f"a batch of {examples} examples does not divide evenly over {workers} workers. Feed a multiple of {workers}, "
+            "or make the model with uneven_batches='weight'"
+        )
+    return Batch(feeds, shares)
+
+
+def _check_static(feed: Feed, examples: int, workers: int) -> None:
+    size = feed.shape[0] if feed.shape else None
+    if size is not None and examples != size * workers:
+        raise InputError(
+            f"input {feed.name!r} takes {size} examples on each worker, so a step takes {size * workers}, not {examples}. "
+            "(If every worker should get the same array, list the input in replicated= of caramel.capture)"
+        )
+
+
+def _key(key: Any) -> str:
+    name = key if isinstance(key, str) else getattr(key, "name", str(key))
+    return str(name).partition(":")[0]
+
+
+def _flatten(values: Any) -> list[Any]:
+    """Arrays of a nest; dicts in the order of their sorted keys, as TensorFlow flattens them."""
+    if isinstance(values, Mapping):
+        return [leaf for key in sorted(values) for leaf in _flatten(values[key])]
+    if isinstance(values, tuple) or (isinstance(values, list) and any(hasattr(v, "shape") for v in values)):
+        return [leaf for value in values for leaf in _flatten(value)]
+    return [values]
+
+
+def _list(feeds: Sequence[Feed]) -> str:
+    return ", ".join(f"{f.name} ({f.dtype}{'' if f.shape is None else list(f.shape)})" for f in feeds) or "none"
+
+
+def _array(feed: Feed, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if feed.dtype == "string":
+        array = array.astype(object) if array.dtype.kind in "SU" else array
+    else:
+        wanted = _numpy_dtype(feed.dtype)
+        if array.dtype != wanted:
+            if array.dtype == object or not np.can_cast(array.dtype, wanted, casting="same_kind"):
+                raise InputError(f"input {feed.name!r} takes {feed.dtype}, got {array.dtype}")
+            array = array.astype(wanted)
+    if feed.shape is not None:
+        # A split input's leading dimension is one worker's; it is checked when the batch is split.
+        static = (None, *feed.shape[1:]) if feed.split and feed.shape else feed.shape
+        if len(static) != array.ndim or any(s not in (None, a) for s, a in zip(static, array.shape)):
+            shown = [("batch" if n == 0 and feed.split else s) for n, s in enumerate(static)]
+            raise InputError(f"input {feed.name!r} takes arrays of shape {shown}, got {list(array.shape)}")
+    elif feed.split and array.ndim == 0:
+        raise InputError(f"input {feed.name!r} is split over the workers, so it cannot be a scalar")
+    return array
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import tensorflow as tf  # bfloat16 and its kin are TensorFlow's
+
+        return np.dtype(tf.as_dtype(name).as_numpy_dtype)

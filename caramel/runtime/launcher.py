@@ -1,0 +1,210 @@
+"""The launcher process: isolates itself, starts one server per worker, and holds the session.
+
+It runs until its user's process closes the pipe or ends in whatever way; the servers end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from caramel.errors import CaramelError, ClusterError
+from caramel.runtime.isolation import die_with_parent, enter_network_namespace
+
+_POLL_S = 0.2
+
+
+class Launcher:
+    """Servers and session of one local cluster."""
+
+    def __init__(self) -> None:
+        self._servers: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._logs: list[Path] = []
+        self._executor: Any = None
+        self._settings: dict[str, Any] = {}
+        self._target = ""
+        self._directory = tempfile.TemporaryDirectory(prefix="caramel-cluster-")
+
+    def start(self, settings: dict[str, Any]) -> None:
+        """Start one server for each task and wait until all listen.
+
+        Raises:
+            ClusterError: no isolation, a port in use, or a server that does not start.
+        """
+        self._settings = settings
+        refused = enter_network_namespace()
+        if refused is not None and not settings["allow_open_ports"]:
+            raise ClusterError(
+                f"local processes refuse to start: {refused}. TensorFlow servers listen on every interface and run any "
+                "graph for anyone who can reach them. Use the in-process cluster, or accept that with "
+                "allow_open_ports=True (--allow-open-ports)"
+            )
+        ports = self._ports(len(settings["tasks"]), settings["base_port"])
+        jobs: dict[str, dict[int, str]] = {}
+        for (job, task), port in zip(settings["tasks"], ports):
+            jobs.setdefault(job, {})[task] = f"127.0.0.1:{port}"
+        deadline = time.monotonic() + settings["start_timeout_s"]
+        for job, task in settings["tasks"]:
+            self._spawn(job, task, jobs, settings["config"])
+        for number, (name, process) in enumerate(self._servers):
+            self._await(number, name, process, deadline)
+        first_job, first_task = settings["tasks"][0]
+        self._target = "grpc://" + jobs[first_job][first_task]
+
+    @staticmethod
+    def _ports(count: int, base: int | None) -> list[int]:
+        sockets, ports = [], []
+        try:
+            for number in range(count):
+                wanted = 0 if base is None else base + number
+                listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                sockets.append(listener)
+                try:
+                    listener.bind(("127.0.0.1", wanted))
+                except OSError as error:
+                    raise ClusterError(
+                        f"port {wanted} for worker {number} cannot be used ({error.strerror}): "
+                        "choose another base_port, or leave it out to take free ports"
+                    ) from error
+                ports.append(listener.getsockname()[1])
+        finally:
+            for listener in sockets:
+                listener.close()
+        return ports
+
+    def _spawn(self, job: str, task: int, jobs: dict[str, dict[int, str]], config: bytes) -> None:
+        log = Path(self._directory.name) / f"{job}-{task}.log"
+        arguments = {"job": job, "task": task, "jobs": jobs, "config": config.hex(), "parent": os.getpid()}
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "caramel.runtime.server", json.dumps(arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,  # safe: this process has one thread here
+            )
+        self._servers.append((f"worker {task} (job {job})", process))
+        self._logs.append(log)
+
+    def _await(self, number: int, name: str, process: subprocess.Popen[bytes], deadline: float) -> None:
+        while "caramel server ready" not in self._logs[number].read_text(errors="replace"):
+            if process.poll() is not None:
+                raise ClusterError(f"{name} did not start (exit code {process.returncode}){self._tail(number)}")
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{name} did not start within {self._settings['start_timeout_s']:g} s{self._tail(number)}"
+                )
+            time.sleep(_POLL_S / 4)
+
+    def _tail(self, number: int) -> str:
+        lines = self._logs[number].read_text(errors="replace").strip().splitlines()
+        return ": " + " | ".join(lines[-3:]) if lines else ""
+
+    def load(self, graph_def: bytes) -> None:
+        """Open the session on the servers."""
+        import tensorflow as tf
+
+        from caramel.runtime.executor import SessionExecutor
+
+        config = tf.compat.v1.ConfigProto.FromString(self._settings["config"])
+        config.isolate_session_state = True
+        config.operation_timeout_in_ms = int(self._settings["timeout_s"] * 1000)
+        self._executor = SessionExecutor(tf.compat.v1.GraphDef.FromString(graph_def), self._target, config)
+
+    def run(self, payload: Any) -> Any:
+        """One run of the session; a failure also says which server died."""
+        try:
+            return self._executor.run(*payload)
+        except ClusterError as error:
+            time.sleep(_POLL_S)  # a process that was killed is reaped a moment after its socket closed
+            raise ClusterError(f"{error}{self._dead()}") from error
+
+    def _dead(self) -> str:
+        found = []
+        for name, process in self._servers:
+            code = process.poll()
+            if code is not None:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                found.append(f"{name}, process {process.pid}, {how}")
+        return "; " + "; ".join(found) if found else ""
+
+    def pids(self) -> list[int]:
+        """Process ids of the servers."""
+        return [process.pid for _, process in self._servers]
+
+    def stop(self) -> None:
+        """Kill the servers. Their state is in checkpoints or gone; nothing there needs an orderly end."""
+        for _, process in self._servers:
+            process.kill()
+        for _, process in self._servers:
+            process.wait()
+        self._directory.cleanup()
+
+
+def serve(connection: Connection, launcher: Launcher) -> None:
+    """Answer requests until the pipe closes."""
+    while True:
+        kind, payload = connection.recv()
+        if kind == "close":
+            return
+        try:
+            answer: Any = None
+            if kind == "start":
+                launcher.start(payload)
+            elif kind == "load":
+                launcher.load(payload)
+            elif kind == "run":
+                answer = launcher.run(payload)
+            elif kind == "extend":
+                launcher._executor.extend(payload)
+            elif kind == "pids":
+                answer = launcher.pids()
+            connection.send(("ok", answer))
+        except CaramelError as error:
+            connection.send(("error", (type(error).__name__, str(error))))
+        except Exception as error:  # report it; the user's process decides
+            connection.send(("error", ("ClusterError", f"{kind} failed: {type(error).__name__}: {error}")))
+
+
+def watch(parent: int, launcher: Launcher) -> None:
+    """End at once, servers included, when the user's process is gone, even in the middle of a step."""
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    launcher.stop()
+    os._exit(1)
+
+
+def main() -> None:
+    """``python -m caramel.runtime.launcher FD PARENT_PID``"""
+    connection = Connection(int(sys.argv[1]))
+    parent = int(sys.argv[2])
+    launcher = Launcher()
+    kind, settings = connection.recv()
+    try:
+        # The first request starts the servers while this process still has only one thread.
+        if kind == "start":
+            launcher.start(settings)
+            connection.send(("ok", None))
+            threading.Thread(target=watch, args=(parent, launcher), daemon=True).start()
+            serve(connection, launcher)
+    except CaramelError as error:
+        connection.send(("error", (type(error).__name__, str(error))))
+    except (EOFError, OSError):
+        pass  # the user's process closed the pipe or is gone
+    finally:
+        launcher.stop()
+    os._exit(0)  # gRPC threads of a dead cluster may never end by themselves
+
+
+if __name__ == "__main__":
+    main()

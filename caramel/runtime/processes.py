@@ -1,0 +1,156 @@
+"""The user's side of local server processes: start the launcher, talk to it, leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import caramel
+from caramel import errors
+from caramel.errors import CaramelError, ClusterError
+
+if TYPE_CHECKING:
+    from caramel.runtime.cluster import LocalProcesses
+
+_CLOSE_TIMEOUT_S = 10.0
+_GRACE_S = 30.0
+"""How much longer than its own timeout an answer of the driver process may take."""
+
+
+def start_processes(
+    graph_def: Any, tasks: Sequence[tuple[str, int]], cluster: LocalProcesses, timeout_s: float
+) -> ProcessExecutor:
+    """Start servers for the tasks and load the graph.
+
+    Raises:
+        ClusterError: they cannot be started, safely or at all.
+    """
+    settings = {
+        "tasks": list(tasks),
+        "allow_open_ports": cluster.allow_open_ports,
+        "base_port": cluster.base_port,
+        "start_timeout_s": cluster.start_timeout_s,
+        "timeout_s": timeout_s,
+        "config": cluster.options.config().SerializeToString(),
+    }
+    executor = ProcessExecutor()
+    try:
+        executor.request("start", settings, timeout_s=cluster.start_timeout_s + _GRACE_S)
+        executor.request("load", graph_def.SerializeToString(), timeout_s=timeout_s + _GRACE_S)
+    except BaseException:
+        executor.close()
+        raise
+    return executor
+
+
+class ProcessExecutor:
+    """Talks to the launcher over a private pipe; the launcher owns the servers and the session."""
+
+    def __init__(self) -> None:
+        self._log = tempfile.NamedTemporaryFile(prefix="caramel-launcher-", suffix=".log", delete=False)
+        self._lock = threading.Lock()
+        ours, theirs = Pipe()
+        package_root = str(Path(caramel.__file__).resolve().parent.parent)
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, environment.get("PYTHONPATH")) if p)
+        environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "caramel.runtime.launcher", str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the user's process, which then closes in order
+        )
+        theirs.close()
+        self._connection = ours
+        self._finalizer = weakref.finalize(self, _stop, self._process, ours, self._log.name)
+
+    @property
+    def launcher_pid(self) -> int:
+        """Process id of the launcher."""
+        return self._process.pid
+
+    def request(self, kind: str, payload: Any, timeout_s: float) -> Any:
+        """Ask the launcher for something and wait for its answer.
+
+        Raises:
+            CaramelError: what the launcher answers, or that it is gone or silent.
+        """
+        with self._lock:
+            if not self._finalizer.alive:
+                raise ClusterError("the cluster is closed: start a new session")
+            try:
+                self._connection.send((kind, payload))
+                if not self._connection.poll(timeout_s):
+                    raise ClusterError(f"the local cluster did not answer {kind!r} within {timeout_s:g} s; it was stopped")
+                status, answer = self._connection.recv()
+            except (EOFError, OSError, ClusterError) as error:
+                self.close()
+                if isinstance(error, ClusterError):
+                    raise
+                raise ClusterError(f"the local cluster's driver process ended unexpectedly{self._tail()}") from error
+            except BaseException:
+                # Interrupted between question and answer: the next answer would be to the wrong question.
+                self.close()
+                raise
+        if status == "ok":
+            return answer
+        name, message = answer
+        raise getattr(errors, name, CaramelError)(message)
+
+    def _tail(self) -> str:
+        try:
+            lines = Path(self._log.name).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return ": " + " | ".join(lines[-3:]) if lines else ""
+
+    def run(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
+    ) -> list[np.ndarray]:
+        """Run once; see `Executor.run`."""
+        payload = (list(fetches), list(targets), dict(feeds), timeout_s)
+        return list(self.request("run", payload, timeout_s + _GRACE_S))
+
+    def extend(self, graph_def: bytes) -> None:
+        """Add nodes; see `Executor.extend`."""
+        self.request("extend", graph_def, _GRACE_S)
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the servers, by task."""
+        return list(self.request("pids", None, _GRACE_S))
+
+    def close(self) -> None:
+        """Stop the servers and the launcher; safe to call twice."""
+        self._finalizer()
+
+
+def _stop(process: subprocess.Popen[bytes], connection: Connection, log: str) -> None:
+    """Let the launcher stop its servers; then make sure."""
+    try:
+        connection.send(("close", None))
+    except (OSError, ValueError):
+        pass  # it is gone already
+    connection.close()
+    try:
+        process.wait(_CLOSE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it ended meanwhile
+        process.wait()
+    Path(log).unlink(missing_ok=True)

@@ -1,0 +1,405 @@
+"""The Session: steps, evaluation and checkpoints of a distributed model on a cluster."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caramel.armodel import evaluation_signature
+from caramel.errors import CheckpointError, ClusterError, InputError, StepError
+from caramel.modifiers import state
+from caramel.modifiers.evaluate import evaluation_nodes
+from caramel.runtime import checkpoint
+from caramel.runtime.cluster import Cluster, placed_nodes
+from caramel.runtime.feeds import Batch, bind, split
+from caramel.runtime.progress import progress_over
+
+if TYPE_CHECKING:
+    from caramel.armodel import ARModel
+
+DEFAULT_STEP_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gave.
+
+    Attributes:
+        step: number of steps that the variables have seen, this one included.
+        loss: over all workers: the weighted mean of their losses, or their sum.
+        worker_losses: of each worker.
+        examples: number of examples in the step (0 where no input is split).
+        outputs: further results of the step function: the values of each worker, by name.
+    """
+
+    step: int
+    loss: float
+    worker_losses: tuple[float, ...]
+    examples: int
+    outputs: Mapping[str, tuple[np.ndarray, ...]]
+
+
+class Session:
+    """A distributed model on a running cluster. Use it in a ``with`` statement.
+
+    Args:
+        armodel: the model.
+        cluster: where to run it.
+        step_timeout_s: how long a step may take before its workers count as lost.
+
+    Raises:
+        ClusterError: the cluster cannot be started.
+    """
+
+    def __init__(self, armodel: ARModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S) -> None:
+        if step_timeout_s <= 0:
+            raise InputError(f"step_timeout_s must be positive, got {step_timeout_s}")
+        self._armodel = armodel
+        self._model = armodel.model
+        self._signature = armodel.signature
+        self._timeout_s = step_timeout_s
+        self._failure: str | None = None
+        self._evaluations: dict[Any, Any] = {}
+        self._step_count = 0
+        self._executor = cluster.start(armodel.graph_def, armodel.signature.devices, step_timeout_s)
+        try:
+            self._push(self._model.values.load())
+        except BaseException:
+            self._executor.close()
+            raise
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the cluster; what was not saved is gone."""
+        self._executor.close()
+
+    @property
+    def step_count(self) -> int:
+        """Steps that the variables have seen: the program's own counter, if it has one."""
+        return self._step_count
+
+    # -- training ----------------------------------------------------------------------------
+
+    def step(self, *args: Any, **kwargs: Any) -> StepResult:
+        """One training step on a global batch, split over the workers.
+
+        Args:
+            args: arrays in the order of the program's inputs, or a dict from placeholders or names.
+            kwargs: arrays by the inputs' names.
+
+        Returns:
+            The loss over all workers and more.
+
+        Raises:
+            InputError: the batch does not fit; nothing has run.
+            StepError: the program failed; restore a checkpoint before going on.
+            ClusterError: a worker is lost.
+        """
+        self._refuse_after_failure()
+        batch = split(self._signature, bind(self._signature.feeds, args, kwargs))
+        feeds = dict(batch.feeds)
+        feeds.update((name, np.float64(w)) for name, w in zip(self._signature.weights, batch.weights))
+        names = [name for name, _ in self._signature.outputs]
+        fetches = [*self._signature.losses, *(t for _, tensors in self._signature.outputs for t in tensors)]
+        try:
+            values = self._executor.run(fetches, self._signature.step, feeds, self._timeout_s)
+        except (StepError, ClusterError) as error:
+            self._failure = str(error)
+            raise
+        self._step_count += 1
+        workers = self._signature.workers
+        losses = tuple(float(np.sum(v, dtype=_sum_dtype(v))) for v in values[:workers])
+        rest = values[workers:]
+        outputs = {name: tuple(rest[n * workers : (n + 1) * workers]) for n, name in enumerate(names)}
+        return StepResult(self._step_count, self._combined(losses, batch), losses, sum(batch.shares), outputs)
+
+    def _combined(self, losses: Sequence[float], batch: Batch) -> float:
+        if self._signature.reduction == "sum":
+            return float(sum(losses))
+        return sum(w * value for w, value in zip(batch.weights, losses)) / len(losses)
+
+    def run(
+        self,
+        batches: Iterable[Any],
+        steps: int | None = None,
+        *,
+        progress: bool = True,
+        on_step: Callable[[StepResult], None] | None = None,
+    ) -> list[StepResult]:
+        """Train on many batches.
+
+        Args:
+            batches: each a tuple of arrays, or a dict; see `step`.
+            steps: how many at most; None for all.
+            progress: whether to show a progress bar (on a terminal only).
+            on_step: called after every step.
+
+        Returns:
+            The result of each step.
+
+        Raises:
+            InputError: fewer batches than steps, or a batch that does not fit.
+        """
+        results: list[StepResult] = []
+        with progress_over(steps, progress) as report:
+            for batch in _limited(batches, steps):
+                result = self.step(*batch) if isinstance(batch, tuple) else self.step(batch)
+                results.append(result)
+                report(len(results), f"loss {result.loss:.4g}")
+                if on_step is not None:
+                    on_step(result)
+        return results
+
+    def flush(self) -> None:
+        """Apply updates that are postponed to the next step. Nothing is ever postponed yet."""
+        self._refuse_after_failure()
+
+    # -- evaluation --------------------------------------------------------------------------
+
+    def evaluate(self, *args: Any, fetches: Any = None, **kwargs: Any) -> Any:
+        """Compute something from worker 0's variables.
+
+        Args:
+            args: arrays for the evaluation's inputs, or a dict; never split.
+            fetches: what to compute: for a graph a tensor, a name, or a nest of these; for a step a
+                function with an input_signature. Default: what was declared at capture.
+            kwargs: arrays by name.
+
+        Returns:
+            Arrays in the structure of what was declared or fetched.
+
+        Raises:
+            CaptureError: there is nothing to evaluate, or it cannot be captured.
+            InputError: the arrays do not fit.
+        """
+        self._refuse_after_failure()
+        evaluation, signature = self._evaluation(fetches)
+        arrays = bind(signature.feeds, args, kwargs)
+        feeds = {feed.placeholders[0]: arrays[feed.name] for feed in signature.feeds if feed.name in arrays}
+        tensors = [tensor for _, tensor in signature.fetches]
+        values = self._executor.run(tensors, signature.targets, feeds, self._timeout_s)
+        return evaluation.pack(values) if evaluation.pack is not None else values
+
+    def _evaluation(self, fetches: Any) -> tuple[Any, Any]:
+        if fetches is None and self._armodel.evaluation is not None:
+            return self._armodel.evaluation, self._signature.evaluation
+        key = _hashable(fetches)
+        if key not in self._evaluations:
+            evaluation = self._armodel.context.evaluation_for(fetches)
+            scope = f"caramel/evaluation_{len(self._evaluations) + 1}/"
+            nodes = evaluation_nodes(evaluation, self._model, self._signature.devices[0], scope)
+            self._executor.extend(placed_nodes(nodes))
+            self._evaluations[key] = (evaluation, evaluation_signature(evaluation, scope), fetches)
+        return self._evaluations[key][:2]
+
+    # -- state -------------------------------------------------------------------------------
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The value of every saved variable on worker 0, by the user's name."""
+        self._refuse_after_failure()
+        with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
+            prefix = os.path.join(directory, "values")
+            self._write(prefix)
+            return checkpoint.read_values(prefix, self._signature.checkpoint_names)
+
+    def write_back(self) -> None:
+        """Give the trained values to the user's own variables (a Keras model and its optimizer).
+
+        Raises:
+            InputError: the program is a graph, which has no variables of its own.
+        """
+        live = self._armodel.context.live_variables
+        if not live:
+            raise InputError("only a captured step function has variables to write to; for a graph use values() or save()")
+        values = self.values()
+        for name, variable in live.items():
+            variable.assign(values[name])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint that the single-device program can restore, too.
+
+        It has the program's own variable names; with ``checkpoint=`` given at capture it has that
+        object's format. What is local to the other workers is kept beside it under other names.
+
+        Args:
+            path: the checkpoint's prefix. Files of that name are replaced only once all is written.
+
+        Raises:
+            CheckpointError: it cannot be written; what was there is untouched.
+        """
+        self._refuse_after_failure()
+        objects = self._armodel.context.checkpoint
+        if objects is None:
+            checkpoint.write_atomically(path, self._write)
+            return
+        self.write_back()
+        checkpoint.write_atomically(_beside(path), self._write)
+        checkpoint.write_atomically(path, objects.write)
+
+    def _write(self, prefix: str) -> None:
+        try:
+            self._executor.run([], [self._signature.save], {self._signature.save_prefix: _text(prefix)}, self._timeout_s)
+        except StepError as error:
+            raise CheckpointError(f"worker 0 cannot write checkpoint {prefix!r}: {error}") from error
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Restore a checkpoint of this program, distributed or single-device, by any number of workers.
+
+        Args:
+            path: the checkpoint's prefix.
+
+        Raises:
+            CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
+        """
+        reader = checkpoint.open_checkpoint(path)
+        if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
+            self._restore_objects(path)
+            return
+        self._restore_named(path, reader)
+
+    def _restore_objects(self, path: str | os.PathLike[str]) -> None:
+        objects = self._armodel.context.checkpoint
+        if objects is None:
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} was written by tf.train.Checkpoint: pass "
+                "checkpoint=tf.train.Checkpoint(...) with the same objects to caramel.capture"
+            )
+        before = {name: v.numpy().copy() for name, v in self._armodel.context.live_variables.items()}
+        try:
+            objects.read(str(path)).assert_existing_objects_matched()
+        except Exception as error:  # TensorFlow raises anything from AssertionError to ValueError here
+            for name, value in before.items():
+                self._armodel.context.live_variables[name].assign(value)
+            raise CheckpointError(f"checkpoint {str(path)!r} does not fit the program's objects: {error}") from error
+        values = {**self._model.values.load(), **{n: v.numpy() for n, v in self._armodel.context.live_variables.items()}}
+        self._push(values)
+        beside = _beside(path)
+        if os.path.exists(f"{beside}.index"):
+            self._restore_local(beside, checkpoint.open_checkpoint(beside))
+
+    def _restore_named(self, path: str | os.PathLike[str], reader: Any) -> None:
+        checkpoint.check_fits(path, reader, [v for v in self._model.variables if v.saved])
+        feeds = {self._signature.restore_prefix: _text(path)}
+        for target in self._signature.restore:
+            self._executor.run([], [target], feeds, self._timeout_s)
+        self._restore_local(path, reader)
+        self._recovered(reader)
+
+    def _restore_local(self, path: str | os.PathLike[str], reader: Any) -> None:
+        """What is local to the other workers, if the checkpoint has it for this number of workers."""
+        shapes = reader.get_variable_to_shape_map()
+        workers = self._signature.workers
+        wanted = {
+            state.local_key(rank, v.name): v.shape
+            for rank in range(1, workers)
+            for v in state.on_worker(self._model, rank)
+            if v.kind.is_local
+        }
+        further = any(key.startswith(state.local_key(workers, "")) for key in shapes)
+        if wanted and not further and all(tuple(shapes.get(key, (-1,))) == shape for key, shape in wanted.items()):
+            feeds = {self._signature.restore_prefix: _text(path)}
+            self._executor.run([], [self._signature.restore_local], feeds, self._timeout_s)
+
+    def _push(self, values: Mapping[str, np.ndarray]) -> None:
+        """Give every worker these values, through a checkpoint that only exists meanwhile."""
+        with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
+            prefix = os.path.join(directory, "values")
+            checkpoint.write_values(prefix, values)
+            feeds = {self._signature.restore_prefix: _text(prefix)}
+            first, *others = self._signature.restore
+            for target in (first, self._signature.restore_unsaved, *others):
+                self._executor.run([], [target], feeds, self._timeout_s)
+            self._recovered(checkpoint.open_checkpoint(prefix))
+
+    def _recovered(self, reader: Any) -> None:
+        self._failure = None
+        counter = self._model.step_counter
+        self._step_count = int(reader.get_tensor(counter)) if counter is not None else 0
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise StepError(
+                "a step failed before, so some variables may have seen it and some not; restore a checkpoint first. "
+                f"(It failed with: {self._failure})"
+            )
+
+
+def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
+    if steps is not None and steps < 0:
+        raise InputError(f"steps must be at least 0, got {steps}")
+    count = 0
+    iterator = iter(batches)
+    while steps is None or count < steps:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            if steps is not None:
+                raise InputError(f"there are {count} batches for {steps} steps: give more data or fewer steps") from None
+            return
+        yield batch
+        count += 1
+
+
+def _sum_dtype(value: np.ndarray) -> Any:
+    return np.float64 if np.asarray(value).dtype.kind != "c" else np.complex128
+
+
+def _text(path: str | os.PathLike[str]) -> np.ndarray:
+    return np.array(os.path.abspath(path).encode(), dtype=object)
+
+
+def _beside(path: str | os.PathLike[str]) -> str:
+    return f"{os.fspath(path)}-workers"
+
+
+def _hashable(fetches: Any) -> Any:
+    if isinstance(fetches, Mapping):
+        return tuple((key, _hashable(value)) for key, value in fetches.items())
+    if isinstance(fetches, (list, tuple)):
+        return tuple(_hashable(value) for value in fetches)
+    return fetches if isinstance(fetches, (str, type(None))) else id(fetches)
+
+
+def latest_in(directory: str | os.PathLike[str]) -> str | None:
+    """Prefix of the newest checkpoint that `save_in` wrote to a directory, or None."""
+    import tensorflow as tf
+
+    found = tf.train.latest_checkpoint(str(directory))
+    return None if found is None else str(found)
+
+
+def save_in(session: Session, directory: str | os.PathLike[str]) -> str:
+    """Save as ``checkpoint-STEP`` in a directory and note it as the latest, as tf.train.Saver does.
+
+    Returns:
+        The checkpoint's prefix.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    import tensorflow as tf
+
+    prefix = str(Path(directory) / f"checkpoint-{session.step_count}")
+    session.save(prefix)
+    try:
+        tf.compat.v1.train.update_checkpoint_state(str(directory), os.path.basename(prefix))
+    except (OSError, tf.errors.OpError) as error:
+        raise CheckpointError(f"{str(directory)!r}: the list of checkpoints cannot be written: {error}") from error
+    return prefix
+
+
+
