@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from caramel.frontend.assemble import assemble, check_replicable
 from caramel.frontend.function_program import Naming, capture_evaluation, capture_step
@@ -119,13 +120,19 @@ class Context:
     def __enter__(self) -> Context:
         if self._program is not None:
             raise InputError("capture(program) needs no 'with' block: use the returned context as it is")
-        if self._block_graph is not None:
+        if self._recorder is not None:
             raise CaptureError("this context has captured a program already: make a new one with caramel.capture()")
         self._stack = ExitStack()
-        self._recorder = self._stack.enter_context(recording())
+        self._stack.enter_context(self.watching())
         self._block_graph = tf.Graph()
         self._stack.enter_context(self._block_graph.as_default())
         return self
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch code that makes its own tf.Graph, if any; the ``with`` block also gives it one."""
+        with recording() as self._recorder:
+            yield
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -145,7 +152,12 @@ class Context:
         if self._recorder is None:
             raise CaptureError("nothing was captured: build the program inside 'with caramel.capture() as context:'")
         owners: dict[int, Any] = {id(g): g for g, _, _ in self._recorder.targets}
-        graphs = [g for g in owners.values() if not hasattr(g, "captures")] or [self._block_graph]
+        graphs = [g for g in owners.values() if not isinstance(g, FuncGraph)] or [self._block_graph]
+        if graphs == [None]:
+            raise CaptureError(
+                "the captured code built no training program: build a graph with an optimizer, or return the step "
+                "and its input specs"
+            )
         if len(graphs) > 1:
             raise CaptureError("the captured code differentiates in several tf.Graphs: capture one program at a time")
         return graphs[0]
@@ -218,11 +230,6 @@ class Context:
     def live_variables(self) -> dict[str, Any]:
         """The user's own tf.Variables by name (empty for a graph)."""
         return self._naming.live
-
-    @property
-    def names(self) -> Callable[[Any], str]:
-        """Turns a placeholder, tensor or name that the user feeds into an input's name."""
-        return lambda key: node_of(key if isinstance(key, str) else key.name)
 
 
 def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:

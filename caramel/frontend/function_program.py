@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.python.util import nest
 
 from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder
@@ -83,9 +84,8 @@ class Traced:
     @property
     def outputs(self) -> list[tuple[str, str]]:
         """(name, tensor) of the results, flattened."""
-        flat = tf.nest.flatten_with_joined_string_paths(self.structured_outputs) if self.structured_outputs is not None else []
-        tensors = [(path, t) for path, t in flat if tf.is_tensor(t)]
-        return [(path or "output", t.name) for path, t in tensors]
+        flat = nest.flatten_with_joined_string_paths(self.structured_outputs)
+        return [(path or "output", t.name) for path, t in flat if tf.is_tensor(t)]
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ def _with_captures(graph_def: Any, replacements: Mapping[str, list[Any]]) -> Gra
 
 
 def _choose_loss(
-    traced: Traced, wanted: Any, differentiated: Sequence[Any]
+    traced: Traced, wanted: Any, differentiated: Sequence[str]
 ) -> tuple[str | None, list[tuple[str, str]]]:
     """The output to report as the loss, and the others."""
     outputs = traced.outputs
@@ -314,8 +314,8 @@ def _choose_loss(
             raise CaptureError(f"loss={wanted!r} is not an output of the step; its outputs are {[n for n, _ in outputs]}")
         return match[0][1], [o for o in outputs if o is not match[0]]
     candidates = [o for o in outputs if _scalar_float(traced, o[1])]
-    sources = {t.name for t in differentiated}
-    same = [o for o in candidates if _source(traced.graph, o[1]) in {_source(traced.graph, s) for s in sources}]
+    sources = {_source(traced.graph, t) for t in differentiated}
+    same = [o for o in candidates if _source(traced.graph, o[1]) in sources]
     named = [o for o in candidates if o[0].rpartition("/")[2] == "loss"]
     for group in (named, same, candidates if len(candidates) == 1 else []):
         if group:

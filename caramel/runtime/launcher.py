@@ -5,11 +5,10 @@ It runs until its user's process closes the pipe or ends in whatever way; the se
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from caramel.errors import CaramelError, ClusterError
-from caramel.runtime.isolation import die_with_parent, enter_network_namespace
+from caramel.runtime.isolation import enter_network_namespace
+from caramel.runtime.server import READY, serve_worker
 
 _POLL_S = 0.2
 
@@ -27,8 +27,9 @@ _POLL_S = 0.2
 class Launcher:
     """Servers and session of one local cluster."""
 
-    def __init__(self) -> None:
-        self._servers: list[tuple[str, subprocess.Popen[bytes]]] = []
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._servers: list[tuple[str, Any]] = []
         self._logs: list[Path] = []
         self._executor: Any = None
         self._settings: dict[str, Any] = {}
@@ -54,8 +55,11 @@ class Launcher:
         for (job, task), port in zip(settings["tasks"], ports):
             jobs.setdefault(job, {})[task] = f"127.0.0.1:{port}"
         deadline = time.monotonic() + settings["start_timeout_s"]
+        context = _process_context()
         for job, task in settings["tasks"]:
-            self._spawn(job, task, jobs, settings["config"])
+            self._spawn(
+                context, {"job": job, "task": task, "jobs": jobs, "config": settings["config"], "parent": os.getpid()}
+            )
         for number, (name, process) in enumerate(self._servers):
             self._await(number, name, process, deadline)
         first_job, first_task = settings["tasks"][0]
@@ -82,24 +86,21 @@ class Launcher:
                 listener.close()
         return ports
 
-    def _spawn(self, job: str, task: int, jobs: dict[str, dict[int, str]], config: bytes) -> None:
-        log = Path(self._directory.name) / f"{job}-{task}.log"
-        arguments = {"job": job, "task": task, "jobs": jobs, "config": config.hex(), "parent": os.getpid()}
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "caramel.runtime.server", json.dumps(arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,  # safe: this process has one thread here
-            )
-        self._servers.append((f"worker {task} (job {job})", process))
+    def _spawn(self, context: Any, settings: dict[str, Any]) -> None:
+        name = f"worker {settings['task']} (job {settings['job']})"
+        log = Path(self._directory.name) / f"{settings['job']}-{settings['task']}.log"
+        log.touch()
+        process = context.Process(target=serve_worker, args=(settings, str(log)), name=name)
+        process.start()
+        self._servers.append((name, process))
         self._logs.append(log)
 
-    def _await(self, number: int, name: str, process: subprocess.Popen[bytes], deadline: float) -> None:
-        while "caramel server ready" not in self._logs[number].read_text(errors="replace"):
-            if process.poll() is not None:
-                raise ClusterError(f"{name} did not start (exit code {process.returncode}){self._tail(number)}")
+    def _await(self, number: int, name: str, process: Any, deadline: float) -> None:
+        while READY not in self._logs[number].read_text(errors="replace"):
+            if not process.is_alive():
+                raise ClusterError(f"{name} did not start (exit code {process.exitcode}){self._tail(number)}")
+            if os.getppid() != self._parent:
+                raise ClusterError("the process that wanted the cluster is gone")
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"{name} did not start within {self._settings['start_timeout_s']:g} s{self._tail(number)}"
@@ -132,7 +133,7 @@ class Launcher:
     def _dead(self) -> str:
         found = []
         for name, process in self._servers:
-            code = process.poll()
+            code = process.exitcode
             if code is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 found.append(f"{name}, process {process.pid}, {how}")
@@ -147,8 +148,20 @@ class Launcher:
         for _, process in self._servers:
             process.kill()
         for _, process in self._servers:
-            process.wait()
+            process.join()
         self._directory.cleanup()
+
+
+def _process_context() -> Any:
+    """How servers start: forked from this process, which has TensorFlow loaded already, if that is safe.
+
+    It is while there is one thread; otherwise each server loads TensorFlow anew, some seconds each.
+    """
+    import tensorflow  # noqa: F401 - loaded once for all
+
+    tasks = Path("/proc/self/task")
+    single = tasks.is_dir() and len(list(tasks.iterdir())) == 1
+    return multiprocessing.get_context("fork" if single else "spawn")
 
 
 def serve(connection: Connection, launcher: Launcher) -> None:
@@ -188,7 +201,7 @@ def main() -> None:
     """``python -m caramel.runtime.launcher FD PARENT_PID``"""
     connection = Connection(int(sys.argv[1]))
     parent = int(sys.argv[2])
-    launcher = Launcher()
+    launcher = Launcher(parent)
     kind, settings = connection.recv()
     try:
         # The first request starts the servers while this process still has only one thread.

@@ -65,6 +65,7 @@ class ProcessExecutor:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, environment.get("PYTHONPATH")) if p)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # keeps the launcher single-threaded, so that it can fork servers
         self._process = subprocess.Popen(
             [sys.executable, "-m", "caramel.runtime.launcher", str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
+from typing import Any
+
+from caramel.runtime.isolation import die_with_parent
+
+READY = "caramel server ready"
 
 
-def main() -> None:
-    """``python -m caramel.runtime.server JSON``"""
-    settings = json.loads(sys.argv[1])
+def serve_worker(settings: dict[str, Any], log: str) -> None:
+    """Run a server until the launcher is gone; the body of a process of its own.
+
+    Args:
+        settings: job, task, jobs (addresses by job and task), config (a serialized ConfigProto) and
+            the launcher's process id.
+        log: file for the output; a line with `READY` says that the server listens.
+    """
+    die_with_parent()
+    with open(log, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     import tensorflow as tf
 
-    jobs = {job: {int(task): address for task, address in tasks.items()} for job, tasks in settings["jobs"].items()}
     server = tf.distribute.Server(
-        tf.train.ClusterSpec(jobs),
+        tf.train.ClusterSpec(settings["jobs"]),
         job_name=settings["job"],
         task_index=settings["task"],
-        config=tf.compat.v1.ConfigProto.FromString(bytes.fromhex(settings["config"])),
+        config=tf.compat.v1.ConfigProto.FromString(settings["config"]),
         protocol="grpc",
     )
-    sys.stdout.write(f"caramel server ready at {server.target}\n")
+    sys.stdout.write(f"{READY} at {server.target}\n")
     sys.stdout.flush()
     while os.getppid() == settings["parent"]:
         time.sleep(0.5)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
