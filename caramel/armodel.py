@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from caramel.analyzers.transfers import one_per_gradient
+from caramel.errors import CaptureError, InputError, listed
 from caramel.frontend.context import Context
-from caramel.errors import CaptureError, InputError
 from caramel.graph.devices import default_devices
 from caramel.graph.graph import tensor_name
 from caramel.graph.verify import verify_structure
@@ -149,7 +149,7 @@ def make_plan(
     if any(v.kind.is_local for v in model.variables):
         local = [v.name for v in model.variables if v.kind.is_local]
         notes.append(
-            f"{len(local)} variables are local to each worker ({', '.join(local[:3])}{' ...' if len(local) > 3 else ''}); "
+            f"{len(local)} variables are local to each worker ({listed(local, 3)}); "
             "checkpoints and evaluations use worker 0's"
         )
     return Plan(

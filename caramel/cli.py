@@ -66,7 +66,14 @@ def main(context: click.Context, debug: bool) -> None:
     help="Go on from the latest checkpoint in DIR, if any, and save there at the end.",
 )
 @click.option("--save-every", type=click.IntRange(min=1), metavar="K", help="Also save after every K steps.")
-@click.option("--step-timeout", type=float, default=600.0, show_default=True, metavar="SECONDS", help="Give up a step after this long.")
+@click.option(
+    "--step-timeout",
+    type=float,
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up a step after this long.",
+)
 @click.option("--base-port", type=int, help="processes: worker r listens on this port + r; default: free ports.")
 @click.option(
     "--allow-open-ports",

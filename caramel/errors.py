@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class CaramelError(Exception):
     """Base class: the message says what is wrong, where, and what to do."""
@@ -41,3 +43,14 @@ class ClusterError(CaramelError):
 
 class StepError(CaramelError):
     """The program itself failed inside a training step or an evaluation."""
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Names for a message, the first few of many.
+
+    >>> listed("abcd", most=2)
+    'a, b and 2 more'
+    """
+    everything = list(names)
+    shown = ", ".join(everything[:most])
+    return shown if len(everything) <= most else f"{shown} and {len(everything) - most} more"

@@ -18,7 +18,14 @@ from caramel.runtime import checkpoint
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
 
-GRAPH, VALUES, SIGNATURE, PLAN, README, RUNNER = "graph.pb", "initial", "signature.json", "plan.json", "README.md", "run.py"
+GRAPH, VALUES, SIGNATURE, PLAN, README, RUNNER = (
+    "graph.pb",
+    "initial",
+    "signature.json",
+    "plan.json",
+    "README.md",
+    "run.py",
+)
 
 
 def export(armodel: ARModel, path: str | os.PathLike[str]) -> None:
@@ -68,10 +75,9 @@ def _write(armodel: ARModel, directory: Path) -> None:
         + (", split over the workers" if f.split else ", the same for every worker")
         for f in signature.feeds
     )
-    tasks = [d for d in signature.devices]
     text = Template((templates / "README.md").read_text()).substitute(
         workers=signature.workers,
-        devices="\n".join(f"- worker {rank}: `{device}`" for rank, device in enumerate(tasks)),
+        devices="\n".join(f"- worker {rank}: `{device}`" for rank, device in enumerate(signature.devices)),
         inputs=inputs or "- none",
         reduction={"mean": "the mean", "sum": "the sum"}[signature.reduction],
         plan=armodel.plan.table(),

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from caramel.errors import InputError
+from caramel.errors import InputError, listed
 
 PLAN_VERSION = 1
 
@@ -80,7 +80,9 @@ class Plan:
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise InputError(f"this is not a plan: {error}") from error
         if version != PLAN_VERSION:
-            raise InputError(f"the plan has version {version}, this library reads version {PLAN_VERSION}: make the plan anew")
+            raise InputError(
+                f"the plan has version {version}, this library reads version {PLAN_VERSION}: make the plan anew"
+            )
         try:
             data["transfers"] = tuple(Transfer(**{**t, "gradients": tuple(t["gradients"])}) for t in data["transfers"])
             data["variable_classes"] = tuple((name, kind) for name, kind in data["variable_classes"])
@@ -116,7 +118,7 @@ class Plan:
                     f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. {transfer.reason}"
                 )
         names = [g for t in self.transfers for g in t.gradients]
-        raise InputError(f"the plan has no gradient {gradient!r}; it has {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}")
+        raise InputError(f"the plan has no gradient {gradient!r}; it has {listed(names, 8)}")
 
     def table(self) -> str:
         """The plan as text for a terminal."""
@@ -127,7 +129,9 @@ class Plan:
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         right = {0, 3, 5}
         lines = [
-            "  ".join(cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(row, widths))).rstrip()
+            "  ".join(
+                cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(row, widths))
+            ).rstrip()
             for row in rows
         ]
         lines.insert(1, "  ".join("-" * w for w in widths))
@@ -141,5 +145,3 @@ class Plan:
             counts[kind] = counts.get(kind, 0) + 1
         head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
         return "\n".join([*head, "", *lines, *(["", *(f"note: {n}" for n in self.notes)] if self.notes else [])])
-
-

@@ -122,10 +122,17 @@ def _guarded(call: Callable[[], Any], what: str) -> Any:
     except SystemExit as error:
         raise ProgramError(f"{what} exits: put the part that runs under if __name__ == '__main__':") from error
     except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/caramel/" not in f.filename and "importlib" not in f.filename]
-        own = [f for f in frames if "site-packages" not in f.filename] or frames
-        where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-        raise ProgramError(f"{what} raises {type(error).__name__}{where}: {error}") from error
+        raise _program_error(what, error) from error
+
+
+def _program_error(what: str, error: Exception) -> ProgramError:
+    """Names the innermost line that is the user's own."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and "<frozen" not in f.filename
+    ]
+    own = [f for f in frames if "site-packages" not in f.filename] or frames
+    where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return ProgramError(f"{what} raises {type(error).__name__}{where}: {error}")
 
 
 def _program(entry: Callable[[], Any], what: str) -> Program:
@@ -143,21 +150,17 @@ def _program(entry: Callable[[], Any], what: str) -> Program:
             result = entry()
     except RuntimeError as error:
         if "eager" not in str(error):
-            _guarded(lambda: _reraise(error), what)
+            raise _program_error(what, error) from error
         # TF1 code that relies on its caller for a graph: TensorFlow said so, so give it one.
         context = capture()
         with context:
             result = _guarded(entry, what)
         return _graph_program(context, result, what)
-    except Exception as error:
+    except Exception:
         _guarded(lambda: _reraise(error), what)
     if isinstance(result, Mapping) and "step" in result:
         return _step_program(result, what)
     return _graph_program(context, result, what)
-
-
-def _reraise(error: Exception) -> None:
-    raise error
 
 
 def _checked(result: Any, what: str) -> Mapping[str, Any]:
@@ -168,14 +171,18 @@ def _checked(result: Any, what: str) -> Mapping[str, Any]:
         return {}
     unknown = sorted(str(key) for key in result if key not in _KEYS)
     if unknown:
-        raise ProgramError(f"{what} returns the key {unknown[0]!r}, which is not known; known are {', '.join(sorted(_KEYS))}")
+        raise ProgramError(
+            f"{what} returns the key {unknown[0]!r}, which is not known; known are {', '.join(sorted(_KEYS))}"
+        )
     evaluation = result.get("evaluation")
     if evaluation is not None:
         if not isinstance(evaluation, Mapping):
             raise ProgramError(f"{what}: 'evaluation' must be a dict with {', '.join(sorted(_EVALUATION_KEYS))}")
         wrong = sorted(str(key) for key in evaluation if key not in _EVALUATION_KEYS)
         if wrong:
-            raise ProgramError(f"{what}: 'evaluation' has the key {wrong[0]!r}; known are {', '.join(sorted(_EVALUATION_KEYS))}")
+            raise ProgramError(
+                f"{what}: 'evaluation' has the key {wrong[0]!r}; known are {', '.join(sorted(_EVALUATION_KEYS))}"
+            )
     return result
 
 

@@ -26,7 +26,9 @@ def load():
 def convolution(name, inputs, filters, padding):
     """A 3 x 3 convolution with ReLU."""
     with tf.variable_scope(name):
-        kernel = tf.get_variable("kernel", [3, 3, inputs.shape[3], filters], initializer=tf.glorot_uniform_initializer())
+        kernel = tf.get_variable(
+            "kernel", [3, 3, inputs.shape[3], filters], initializer=tf.glorot_uniform_initializer()
+        )
         bias = tf.get_variable("bias", [filters], initializer=tf.zeros_initializer())
         return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(inputs, kernel, strides=1, padding=padding), bias))
 

@@ -75,7 +75,9 @@ class _Lowering:
     def run(self) -> Lowered:
         if self.schedule.workers == 1 or not self.full:
             for rank, source in enumerate(self.sources):
-                self.out.results.append(self._add(rank, f"result_{rank}", "Identity", [source], T=dtype_attribute(self.dtype)))
+                self.out.results.append(
+                    self._add(rank, f"result_{rank}", "Identity", [source], T=dtype_attribute(self.dtype))
+                )
             return self.out
         pieces = [self._pieces(rank) for rank in range(self.schedule.workers)]
         contributors: list[int] = []
@@ -116,7 +118,9 @@ class _Lowering:
             flat = self._reshape(rank, f"flat_{rank}", flat, [self.schedule.size])
         if len(self.full) == 1:
             return [flat if n in self.full else "" for n in range(len(self.schedule.chunks))]
-        sizes = self._constant(rank, f"split_{rank}/sizes", _int32([self.schedule.chunks[n].size for n in self.full]), "int32")
+        sizes = self._constant(
+            rank, f"split_{rank}/sizes", _int32([self.schedule.chunks[n].size for n in self.full]), "int32"
+        )
         axis = self._constant(rank, f"split_{rank}/axis", _int32(0), "int32")
         split = self._add(
             rank,
@@ -167,5 +171,3 @@ def _int32(value: object) -> object:
     import numpy as np
 
     return np.asarray(value, np.int32)
-
-

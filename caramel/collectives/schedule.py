@@ -170,15 +170,20 @@ def _check_results(schedule: Schedule, terms: Sequence[_Term]) -> bool:
         fold = (fold, rank)
     checked: dict[int, bool] = {}
     if len(schedule.results) != schedule.workers:
-        raise InvariantError(f"schedule {schedule.algorithm!r}: results for {len(schedule.results)} of {schedule.workers} ranks")
+        raise InvariantError(
+            f"schedule {schedule.algorithm!r}: results for {len(schedule.results)} of {schedule.workers} ranks"
+        )
     for rank, row in enumerate(schedule.results):
         if len(row) != len(schedule.chunks):
-            raise InvariantError(f"schedule {schedule.algorithm!r}: rank {rank} has {len(row)} of {len(schedule.chunks)} chunks")
+            raise InvariantError(
+                f"schedule {schedule.algorithm!r}: rank {rank} has {len(row)} of {len(schedule.chunks)} chunks"
+            )
         for chunk, number in enumerate(row):
             step = schedule.steps[number]
             if (step.rank, step.chunk) != (rank, chunk):
                 raise InvariantError(
-                    f"schedule {schedule.algorithm!r}: the result of chunk {chunk} on rank {rank} is chunk {step.chunk} on rank {step.rank}"
+                    f"schedule {schedule.algorithm!r}: the result of chunk {chunk} on rank {rank} "
+                    f"is chunk {step.chunk} on rank {step.rank}"
                 )
             if _contributors(terms[number]) != everyone:
                 raise InvariantError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend import dataflow, reduction
 from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
-from caramel.errors import CaptureError, UnsupportedError
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
 from caramel.model import Gradient, Input, Model, Reduction, Variable
@@ -76,7 +76,9 @@ def check_replicable(graph: Graph, variables: Iterable[RawVariable]) -> None:
                 "Call tf.compat.v1.enable_control_flow_v2() before building the graph"
             )
         if node.op in bodies:
-            raise UnsupportedError(f"op {node.name!r} calls function {node.op!r} by name, which cannot be replicated yet")
+            raise UnsupportedError(
+                f"op {node.name!r} calls function {node.op!r} by name, which cannot be replicated yet"
+            )
         if ops.is_reference_op(node):
             raise UnsupportedError(
                 f"op {node.name!r} ({node.op}) uses a reference variable of TensorFlow 1, which cannot be replicated "
@@ -130,7 +132,11 @@ def _check_call(node: NodeDef, functions: Sequence[str], bodies: dict[str, objec
                     f"{where} computes a gradient of a variable inside a function, where it cannot be aggregated "
                     "yet. Call that Python function without tf.function"
                 )
-            if ops.op_def(inner.op).is_stateful and not ops.functions_of(inner) and inner.op not in ("Assert", "Print", "PrintV2"):
+            if (
+                ops.op_def(inner.op).is_stateful
+                and not ops.functions_of(inner)
+                and inner.op not in ("Assert", "Print", "PrintV2")
+            ):
                 raise UnsupportedError(
                     f"{where} has state or effects; inside a function that cannot be replicated yet. "
                     "Call that Python function without tf.function"
@@ -166,9 +172,7 @@ def _loss(raw: RawProgram, gradients: Sequence[RawGradient]) -> str:
     if not losses:
         raise CaptureError("the loss cannot be found in the graph: pass it as loss=")
     if len(losses) > 1:
-        raise CaptureError(
-            f"several tensors are differentiated ({', '.join(losses[:4])}): say with loss= which one to report"
-        )
+        raise CaptureError(f"several tensors are differentiated ({listed(losses)}): say with loss= which one to report")
     return losses[0]
 
 
@@ -196,7 +200,9 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
         name, index = parse_input(gradient.tensor)
         dtype = ops.dtype_name(ops.output_types(step[name])[index])
         if None in variable.shape:
-            raise UnsupportedError(f"parameter {variable.name!r} has unknown shape {variable.shape}; give it a static shape")
+            raise UnsupportedError(
+                f"parameter {variable.name!r} has unknown shape {variable.shape}; give it a static shape"
+            )
         found.append(
             Gradient(
                 variable.name + suffix,
@@ -271,7 +277,7 @@ def _notes(raw: RawProgram, gradients: Sequence[Gradient]) -> list[str]:
     without = [v.name for v in raw.variables if v.trainable and v.name not in with_gradient]
     notes = []
     if without:
-        notes.append(f"no gradient reaches {', '.join(without[:5])}{' ...' if len(without) > 5 else ''}: left as it is")
+        notes.append(f"no gradient reaches {listed(without)}: left as it is")
     return notes
 
 
@@ -281,5 +287,3 @@ def _step_counter(variables: Sequence[Variable], writes: dict[str, tuple[str, ..
         if is_integer and variable.node in writes and variable.name.rpartition("/")[2] in _STEP_COUNTERS:
             return variable.name
     return None
-
-

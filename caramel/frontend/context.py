@@ -12,12 +12,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
+from caramel.errors import CaptureError, InputError
 from caramel.frontend.assemble import assemble, check_replicable
 from caramel.frontend.function_program import Naming, capture_evaluation, capture_step
 from caramel.frontend.graph_program import capture_graph
 from caramel.frontend.raw import RawProgram
 from caramel.frontend.recorder import Recorder, recording
-from caramel.errors import CaptureError, InputError
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Evaluation, Input, Model
 
@@ -112,7 +112,8 @@ class Context:
         self._declared: Any = None
         if program is not None and not isinstance(program, tf.Graph) and not callable(program):
             raise InputError(
-                f"capture takes nothing (as a 'with' block), a tf.Graph or a training step, got {type(program).__name__}"
+                "capture takes nothing (as a 'with' block), a tf.Graph or a training step, "
+                f"got {type(program).__name__}"
             )
 
     # -- the with block ----------------------------------------------------------------------
@@ -239,7 +240,9 @@ def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
         try:
             element = graph.as_graph_element(item, allow_tensor=True, allow_operation=False)
         except (KeyError, ValueError, TypeError) as error:
-            raise CaptureError(f"evaluation fetches {item!r}, which is not a tensor of the captured graph: {error}") from error
+            raise CaptureError(
+                f"evaluation fetches {item!r}, which is not a tensor of the captured graph: {error}"
+            ) from error
         outputs.append((element.op.name, element.name))
     nodes = Graph.from_graph_def(graph.as_graph_def(add_shapes=True)).pruned([node_of(t) for _, t in outputs])
     check_replicable(nodes, raw.variables)

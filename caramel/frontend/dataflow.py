@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caramel.frontend.raw import RawVariable
 from caramel.errors import UnsupportedError
+from caramel.frontend.raw import RawVariable
 from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of, parse_input
 from caramel.model import Gradient, Input, VariableClass
@@ -93,9 +93,7 @@ def _writes(graph: Graph, handles: Mapping[str, RawVariable]) -> dict[str, tuple
     return {handle: tuple(found[handle]) for handle in handles if handle in found}
 
 
-def _random_states(
-    graph: Graph, handles: Mapping[str, RawVariable], writes: Mapping[str, tuple[str, ...]]
-) -> set[str]:
+def _random_states(graph: Graph, handles: Mapping[str, RawVariable], writes: Mapping[str, tuple[str, ...]]) -> set[str]:
     """Variables of `tf.random.Generator`, and seeds of stateless random ops that the step advances."""
     states: set[str] = set()
     seeds: list[str] = []

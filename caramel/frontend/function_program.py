@@ -12,9 +12,9 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.util import nest
 
+from caramel.errors import CaptureError, InputError, UnsupportedError
 from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder
-from caramel.errors import CaptureError, InputError, UnsupportedError
 from caramel.graph import ops
 from caramel.graph.graph import Graph, format_input, node_of, parse_input
 from caramel.model import Evaluation, Input
@@ -56,7 +56,8 @@ class Traced:
             return [_handle_node(variable)]
         if not isinstance(external, tf.__internal__.EagerTensor):
             raise UnsupportedError(
-                f"the step captures tensor {external.name!r} of another graph; pass it as an argument or make it a variable"
+                f"the step captures tensor {external.name!r} of another graph; "
+                "pass it as an argument or make it a variable"
             )
         value = external.numpy()
         if value.nbytes <= _CONSTANT_BYTES or external.dtype == tf.string:
@@ -73,7 +74,9 @@ class Traced:
         names = {t.op.name for t in self._arguments}
         unknown = [name for name in replicated if name not in names]
         if unknown:
-            raise CaptureError(f"replicated input {unknown[0]!r} is not an argument of the step ({', '.join(sorted(names))})")
+            raise CaptureError(
+                f"replicated input {unknown[0]!r} is not an argument of the step ({', '.join(sorted(names))})"
+            )
         found = []
         for tensor in self._arguments:
             shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
@@ -125,7 +128,11 @@ class Naming:
         if found.shape.rank is None or None in found.shape.as_list():
             raise UnsupportedError(f"variable {found.name!r} has no static shape; create it with a fixed shape")
         raw = self._add(
-            id(handle), found.name.partition(":")[0], found.dtype.name, tuple(found.shape.as_list()), bool(found.trainable)
+            id(handle),
+            found.name.partition(":")[0],
+            found.dtype.name,
+            tuple(found.shape.as_list()),
+            bool(found.trainable),
         )
         self.objects[raw.name] = found
         return raw
@@ -214,14 +221,10 @@ def capture_step(
     )
 
 
-def capture_evaluation(
-    function: Callable[..., Any], specs: Sequence[Any] | None, naming: Naming
-) -> Evaluation:
+def capture_evaluation(function: Callable[..., Any], specs: Sequence[Any] | None, naming: Naming) -> Evaluation:
     """Trace a function that uses the model's variables without training them."""
     traced = Traced(function, _specs(function, specs), "the evaluation", naming)
-    inputs = tuple(
-        Input(i.name, i.node, i.dtype, i.shape, split=False) for i in traced.inputs(())
-    )
+    inputs = tuple(Input(i.name, i.node, i.dtype, i.shape, split=False) for i in traced.inputs(()))
     structure = traced.structured_outputs
     flat = tf.nest.flatten(structure, expand_composites=False)
     positions = [position for position, t in enumerate(flat) if tf.is_tensor(t)]
@@ -248,7 +251,8 @@ def _specs(function: Any, specs: Sequence[Any] | None) -> Sequence[Any]:
     for spec in tf.nest.flatten(list(specs)):
         if not isinstance(spec, tf.TensorSpec):
             raise InputError(
-                f"inputs must be tf.TensorSpec, got {type(spec).__name__} {spec!r}; sparse and ragged inputs are not supported yet"
+                f"inputs must be tf.TensorSpec, got {type(spec).__name__} {spec!r}; "
+                "sparse and ragged inputs are not supported yet"
             )
     return specs
 
@@ -265,7 +269,9 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
         raise
     except Exception as error:
         name = getattr(python_function, "__name__", repr(python_function))
-        raise CaptureError(f"{what} {name!r} cannot be traced with inputs {list(specs)}: {type(error).__name__}: {error}") from error
+        raise CaptureError(
+            f"{what} {name!r} cannot be traced with inputs {list(specs)}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _handle_node(variable: RawVariable) -> Any:
@@ -281,7 +287,9 @@ def _handle_node(variable: RawVariable) -> Any:
 def _constant_node(name: str, tensor: Any) -> Any:
     node = node_def_pb2.NodeDef(name=name, op="Const")
     node.attr["dtype"].type = tensor.dtype.as_datatype_enum
-    node.attr["value"].CopyFrom(attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto(tensor.numpy(), dtype=tensor.dtype)))
+    node.attr["value"].CopyFrom(
+        attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto(tensor.numpy(), dtype=tensor.dtype))
+    )
     node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
     return node
 
@@ -311,7 +319,9 @@ def _choose_loss(
     if wanted is not None:
         match = [o for o in outputs if o[0] == str(wanted)]
         if not match:
-            raise CaptureError(f"loss={wanted!r} is not an output of the step; its outputs are {[n for n, _ in outputs]}")
+            raise CaptureError(
+                f"loss={wanted!r} is not an output of the step; its outputs are {[n for n, _ in outputs]}"
+            )
         return match[0][1], [o for o in outputs if o is not match[0]]
     candidates = [o for o in outputs if _scalar_float(traced, o[1])]
     sources = {_source(traced.graph, t) for t in differentiated}

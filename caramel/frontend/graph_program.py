@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend.inference import infer_differentiation
 from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder
-from caramel.errors import CaptureError, UnsupportedError
 from caramel.graph import ops
 from caramel.graph.graph import Graph
 from caramel.model import Input
@@ -74,9 +74,7 @@ def capture_graph(
         inferred = infer_differentiation(graph, nodes, {v.node: v for v in variables}, target)
         gradients, differentiated = inferred
     else:
-        gradients = tuple(
-            _raw_gradient(g.variable, g.tensor, g.call, g.location) for g in recorder.of_graph(graph)
-        )
+        gradients = tuple(_raw_gradient(g.variable, g.tensor, g.call, g.location) for g in recorder.of_graph(graph))
         differentiated = tuple((t.name, call) for t, call in recorder.targets_of(graph))
     return RawProgram(
         graph=nodes,
@@ -156,7 +154,9 @@ def _train_op(graph: Any, train_op: Any) -> str:
             "optimizer.minimize (or apply_gradients), or pass the op that does the update as train_op="
         )
     if len(found) > 1:
-        raise CaptureError(f"two training ops were found ({', '.join(found)}): say with train_op= which one is the step")
+        raise CaptureError(
+            f"two training ops were found ({', '.join(found)}): say with train_op= which one is the step"
+        )
     return found[0]
 
 
@@ -203,6 +203,5 @@ def _unreached_updates(graph: Any, nodes: Graph, target: str) -> tuple[str, ...]
     if not left:
         return ()
     return (
-        f"the UPDATE_OPS {', '.join(left[:3])}{' ...' if len(left) > 3 else ''} are not part of the training op, so a step "
-        "does not run them (as on one device); add them with tf.control_dependencies if they should run",
+        f"the UPDATE_OPS {listed(left, 3)} are not part of the training op, so a step does not run them (as on one device); add them with tf.control_dependencies if they should run",
     )

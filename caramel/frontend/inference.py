@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from caramel.frontend.raw import RawGradient, RawVariable
 from caramel.errors import CaptureError
+from caramel.frontend.raw import RawGradient, RawVariable
 from caramel.graph import ops
 from caramel.graph.graph import Graph, format_input, node_of, parse_input, tensor_name
 
@@ -123,7 +123,8 @@ def _nearest_update(
     seen = {reader}
     waiting = deque([reader])
     while waiting:
-        level, candidates = len(waiting), []
+        level = len(waiting)
+        candidates: list[str] = []
         for _ in range(level):
             name = waiting.popleft()
             node = nodes[name]
@@ -138,7 +139,8 @@ def _nearest_update(
         if len(trainable) > 1:
             raise CaptureError(
                 f"the gradient read by {reader!r} (in {scope!r}) updates {variables[trainable[0]].name!r} and "
-                f"{variables[trainable[1]].name!r}: which one it belongs to cannot be told from a finished graph; build it inside 'with caramel.capture()'"
+                f"{variables[trainable[1]].name!r}: which one it belongs to cannot be told from a "
+                "finished graph; build it inside 'with caramel.capture()'"
             )
         if trainable:
             return trainable[0]

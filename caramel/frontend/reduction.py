@@ -20,14 +20,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
 from caramel.model import Input
 
 _SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size"})
 _ONES_OPS = frozenset({"OnesLike", "ZerosLike"})
 _SAME = frozenset(
-    {"Identity", "IdentityN", "Cast", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Neg", "Snapshot"}
+    {
+        "Identity",
+        "IdentityN",
+        "Cast",
+        "StopGradient",
+        "PreventGradient",
+        "CheckNumerics",
+        "EnsureShape",
+        "Neg",
+        "Snapshot",
+    }
 )
 _RESHAPE = frozenset({"Reshape", "Squeeze", "ExpandDims"})
 _ADD = frozenset({"Add", "AddV2", "AddN", "Sub"})

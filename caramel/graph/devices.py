@@ -34,7 +34,8 @@ class Device:
             match = _PART.match(text, position)
             if match is None:
                 raise InputError(
-                    f"device {text!r}: cannot read {text[position:]!r}; expected parts such as /job:worker, /task:0 or /GPU:0"
+                    f"device {text!r}: cannot read {text[position:]!r}; "
+                    "expected parts such as /job:worker, /task:0 or /GPU:0"
                 )
             key, value, kind, index = match.groups()
             if key == "job":

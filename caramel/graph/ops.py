@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tensorflow.core.framework import types_pb2
@@ -43,10 +43,17 @@ _RANDOM_RESOURCE_OPS = frozenset(
     }
 )
 
-_STATELESS_RANDOM_PREFIXES = ("StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessSample", "StatelessParameterized", "StatelessShuffle")
+_STATELESS_RANDOM_PREFIXES = (
+    "StatelessRandom",
+    "StatelessTruncated",
+    "StatelessMultinomial",
+    "StatelessSample",
+    "StatelessParameterized",
+    "StatelessShuffle",
+)
 
 
-@lru_cache(maxsize=None)
+@cache
 def op_def(op: str) -> Any:
     """The OpDef of an op.
 
@@ -99,9 +106,9 @@ def is_variable_write(node: NodeDef) -> bool:
     """Whether the op writes the variables whose handles it takes."""
     if node.op in READS or not op_def(node.op).is_stateful:
         return False
-    return node.op.startswith(("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStridedSlice")) or (
-        node.op in _RANDOM_RESOURCE_OPS
-    )
+    return node.op.startswith(
+        ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStridedSlice")
+    ) or (node.op in _RANDOM_RESOURCE_OPS)
 
 
 def functions_of(node: NodeDef) -> list[str]:

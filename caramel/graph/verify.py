@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from caramel.errors import InvariantError
 from caramel.graph import ops
-from caramel.graph.graph import Graph, parse_input
+from caramel.graph.graph import Graph, NodeDef, parse_input
 
 
 def verify_structure(graph: Graph, modifier: str) -> None:
@@ -21,11 +21,11 @@ def verify_structure(graph: Graph, modifier: str) -> None:
         _verify_inputs(node, outputs, modifier)
 
 
-def _verify_inputs(node: object, outputs: dict[str, list[int]], modifier: str) -> None:
-    name = node.name  # type: ignore[attr-defined]
+def _verify_inputs(node: NodeDef, outputs: dict[str, list[int]], modifier: str) -> None:
+    name = node.name
     expected = ops.input_types(node)
     position = 0
-    for text in node.input:  # type: ignore[attr-defined]
+    for text in node.input:
         producer, index = parse_input(text)
         if index < 0:
             position = -1
@@ -34,7 +34,8 @@ def _verify_inputs(node: object, outputs: dict[str, list[int]], modifier: str) -
             raise InvariantError(f"after {modifier}: node {name!r} has data input {text!r} after a control input")
         if index >= len(outputs[producer]):
             raise InvariantError(
-                f"after {modifier}: node {name!r} reads output {index} of {producer!r}, which has {len(outputs[producer])}"
+                f"after {modifier}: node {name!r} reads output {index} of {producer!r}, "
+                f"which has {len(outputs[producer])}"
             )
         if position >= len(expected):
             raise InvariantError(f"after {modifier}: node {name!r} has more than its {len(expected)} data inputs")
@@ -44,6 +45,6 @@ def _verify_inputs(node: object, outputs: dict[str, list[int]], modifier: str) -
                 f"but {text!r} is {ops.dtype_name(outputs[producer][index])}"
             )
         position += 1
-    found = sum(1 for text in node.input if not text.startswith("^"))  # type: ignore[attr-defined]
+    found = sum(1 for text in node.input if not text.startswith("^"))
     if found != len(expected):
         raise InvariantError(f"after {modifier}: node {name!r} has {found} data inputs, its op {len(expected)}")

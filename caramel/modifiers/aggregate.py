@@ -17,7 +17,9 @@ from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_n
 from caramel.plan import Plan
 
 
-def weigh(distributed: DistributedGraph, model: Model, plan: Plan) -> tuple[DistributedGraph, dict[tuple[int, str], str]]:
+def weigh(
+    distributed: DistributedGraph, model: Model, plan: Plan
+) -> tuple[DistributedGraph, dict[tuple[int, str], str]]:
     """Multiply each worker's gradients by its share of the examples.
 
     The weight of worker r is N * b_r / B for b_r of the B examples of a step: 1 for an even split,
@@ -115,9 +117,7 @@ def _replica_tensor(rank: int, tensor: str) -> str:
     return format_input(replica_name(rank, name), index)
 
 
-def _redirect(
-    distributed: DistributedGraph, gradient: Gradient, lowered: Lowered, changed: dict[str, NodeDef]
-) -> None:
+def _redirect(distributed: DistributedGraph, gradient: Gradient, lowered: Lowered, changed: dict[str, NodeDef]) -> None:
     """Make the readers of the local gradient read the aggregated one."""
     for rank, result in enumerate(lowered.results):
         producer, index = parse_input(_replica_tensor(rank, gradient.tensor))
@@ -160,13 +160,15 @@ def verify_aggregated(distributed: DistributedGraph, model: Model, workers: Sequ
             crossing = other.rank != role.rank
             if crossing and role.purpose not in (Purpose.COLLECTIVE, Purpose.STATE):
                 raise InvariantError(
-                    f"after aggregate: node {current.name!r} of worker {role.rank} reads {text!r} of worker {other.rank}, "
-                    "which is not part of a collective"
+                    f"after aggregate: node {current.name!r} of worker {role.rank} reads {text!r} "
+                    f"of worker {other.rank}, which is not part of a collective"
                 )
             if crossing and text.startswith("^") and role.purpose is Purpose.COLLECTIVE:
                 raise InvariantError(f"after aggregate: control edge {text!r} -> {current.name!r} crosses workers")
     local = {
-        (replica_name(rank, parse_input(g.tensor)[0]), parse_input(g.tensor)[1]): g for g in model.gradients for rank in workers
+        (replica_name(rank, parse_input(g.tensor)[0]), parse_input(g.tensor)[1]): g
+        for g in model.gradients
+        for rank in workers
     }
     updates = {
         replica_name(rank, writer): name for rank in workers for name, writers in model.updates for writer in writers
@@ -188,8 +190,11 @@ def _verify_update(
         seen.add(name)
         for producer, index in ops.data_inputs(graph[name]):
             gradient = local.get((producer, index))
-            if gradient is not None and (not gradient.consumers or name in {replica_name(roles[name].rank, c) for c in gradient.consumers}):
+            if gradient is not None and (
+                not gradient.consumers or name in {replica_name(roles[name].rank, c) for c in gradient.consumers}
+            ):
                 raise InvariantError(
-                    f"after aggregate: update {writer!r} of {variable!r} reads gradient {gradient.name!r} of its own worker only"
+                    f"after aggregate: update {writer!r} of {variable!r} reads gradient {gradient.name!r} "
+                    "of its own worker only"
                 )
             stack.append(producer)

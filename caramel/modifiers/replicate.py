@@ -48,7 +48,9 @@ def replicate(model: Model, devices: Sequence[str]) -> DistributedGraph:
     return DistributedGraph(Graph(nodes, model.graph.library, model.graph.versions), roles)
 
 
-def copy_node(original: NodeDef, rank: int, device: Device, variables: dict[str, str], graph: Graph, scope: str | None = None) -> NodeDef:
+def copy_node(
+    original: NodeDef, rank: int, device: Device, variables: dict[str, str], graph: Graph, scope: str | None = None
+) -> NodeDef:
     """A worker's copy of a node.
 
     Args:
@@ -137,15 +139,19 @@ def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[s
         InputError: wrong length, two ranks on one device, or not a device string.
     """
     if isinstance(device_list, str):
-        raise InputError(f"device_list must be a list of device strings, one for each worker, got the string {device_list!r}")
+        raise InputError(
+            f"device_list must be a list of device strings, one for each worker, got the string {device_list!r}"
+        )
     if len(device_list) != number_of_workers:
         raise InputError(
-            f"device_list has {len(device_list)} entries for {number_of_workers} workers: give one device for each worker"
+            f"device_list has {len(device_list)} entries for {number_of_workers} workers: "
+            "give one device for each worker"
         )
     canonical = [str(Device.parse(text)) for text in device_list]
     for rank, text in enumerate(canonical):
         if text in canonical[:rank]:
             raise InputError(
-                f"device_list names {device_list[rank]!r} for workers {canonical.index(text)} and {rank}: give each worker its own"
+                f"device_list names {device_list[rank]!r} for workers {canonical.index(text)} and {rank}: "
+                "give each worker its own"
             )
     return tuple(canonical)

@@ -85,7 +85,11 @@ def add_state(distributed: DistributedGraph, model: Model, devices: Sequence[str
     """
     builder = _Builder([])
     parsed = [Device.parse(d) for d in devices]
-    host = str(Device(parsed[0].job, parsed[0].replica, parsed[0].task, "CPU", parsed[0].index if parsed[0].type == "CPU" else 0))
+    host = str(
+        Device(
+            parsed[0].job, parsed[0].replica, parsed[0].task, "CPU", parsed[0].index if parsed[0].type == "CPU" else 0
+        )
+    )
     prefix = builder.add(_string_placeholder(RESTORE_PREFIX, host), 0)
     saved = [v for v in model.variables if v.saved]
     unsaved = [v for v in model.variables if not v.saved]
@@ -142,7 +146,13 @@ def _restore(
             0,
         )
         for position, (rank, variable, _) in enumerate(items):
-            assign = _assign(f"{scope}/assign_{position}", _handle(rank, variable), format_input(read, position), variable, devices[rank])
+            assign = _assign(
+                f"{scope}/assign_{position}",
+                _handle(rank, variable),
+                format_input(read, position),
+                variable,
+                devices[rank],
+            )
             assigned.append(builder.add(assign, rank))
     builder.add(group(done, assigned, host), 0)
 
@@ -161,9 +171,15 @@ def _broadcast(builder: _Builder, model: Model, devices: Sequence[Device]) -> No
             source, device = value, str(devices[rank])
             if variable.kind is VariableClass.RANDOM_STATE:
                 name = f"{scope}/offset_{number}_{rank}"
-                offset = builder.add(constant(f"{name}/by", random_state_offset(variable, rank), variable.dtype, device), rank)
-                source = builder.add(node(name, "AddV2", [value, offset], device, T=dtype_attribute(variable.dtype)), rank)
-            assign = _assign(f"{scope}/assign_{number}_{rank}", _handle(rank, variable), source, variable, devices[rank])
+                offset = builder.add(
+                    constant(f"{name}/by", random_state_offset(variable, rank), variable.dtype, device), rank
+                )
+                source = builder.add(
+                    node(name, "AddV2", [value, offset], device, T=dtype_attribute(variable.dtype)), rank
+                )
+            assign = _assign(
+                f"{scope}/assign_{number}_{rank}", _handle(rank, variable), source, variable, devices[rank]
+            )
             assigned.append(builder.add(assign, rank))
     builder.add(group(BROADCAST, assigned, str(devices[0])), 0)
 
@@ -190,5 +206,7 @@ def _save(
         keys = _strings(builder, f"{scope}/keys", [key for _, _, key in items], host)
         slices = _strings(builder, f"{scope}/slices", ["" for _ in items], host)
         types = dtypes_attribute(v.dtype for _, v, _ in items)
-        written.append(builder.add(node(f"{scope}/write", "SaveV2", [prefix, keys, slices, *reads], host, dtypes=types), 0))
+        written.append(
+            builder.add(node(f"{scope}/write", "SaveV2", [prefix, keys, slices, *reads], host, dtypes=types), 0)
+        )
     builder.add(group(done, written, host), 0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from caramel.errors import CheckpointError
+from caramel.errors import CheckpointError, listed
 from caramel.model import Variable
 
 v1 = tf.compat.v1
@@ -73,13 +73,14 @@ def check_fits(prefix: str | os.PathLike[str], reader: Any, variables: Iterable[
         if variable.name not in shapes:
             problems.append(f"{variable.name} is missing")
         elif tuple(shapes[variable.name]) != variable.shape:
-            problems.append(f"{variable.name} has shape {list(shapes[variable.name])}, the program wants {list(variable.shape)}")
+            problems.append(
+                f"{variable.name} has shape {list(shapes[variable.name])}, the program wants {list(variable.shape)}"
+            )
         elif dtypes[variable.name].name != variable.dtype:
             problems.append(f"{variable.name} is {dtypes[variable.name].name}, the program wants {variable.dtype}")
     if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise CheckpointError(
-            f"checkpoint {str(prefix)!r} does not fit the program: {'; '.join(problems[:5])}{more}. "
+            f"checkpoint {str(prefix)!r} does not fit the program: {listed(problems)}. "
             "Restore a checkpoint of the same program (same layers, same optimizer)"
         )
 

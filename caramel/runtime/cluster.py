@@ -49,7 +49,9 @@ class InProcess:
             if node.device not in cache:
                 cache[node.device] = placement.place(node.device)
             node.device = cache[node.device]
-        return InProcessExecutor(SessionExecutor(placed, "", self.options.config(placement.cpu_count)), cache, placement)
+        return InProcessExecutor(
+            SessionExecutor(placed, "", self.options.config(placement.cpu_count)), cache, placement
+        )
 
 
 class InProcessExecutor:

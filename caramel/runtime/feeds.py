@@ -103,12 +103,14 @@ def split(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch:
         return Batch(feeds, (0,) * workers)
     shares = tuple(chunk.size for chunk in balanced(examples, workers))
     if min(shares) == 0:
-        raise InputError(f"a batch of {examples} examples cannot be split over {workers} workers: each needs at least one")
+        raise InputError(
+            f"a batch of {examples} examples cannot be split over {workers} workers: each needs at least one"
+        )
     uneven = len(set(shares)) > 1
     if uneven and signature.reduction == "mean" and not signature.weights:
         raise InputError(
-            f"a batch of {examples} examples does not divide evenly over {workers} workers. Feed a multiple of {workers}, "
-            "or make the model with uneven_batches='weight'"
+            f"a batch of {examples} examples does not divide evenly over {workers} workers. "
+            f"Feed a multiple of {workers}, or make the model with uneven_batches='weight'"
         )
     return Batch(feeds, shares)
 
@@ -117,7 +119,8 @@ def _check_static(feed: Feed, examples: int, workers: int) -> None:
     size = feed.shape[0] if feed.shape else None
     if size is not None and examples != size * workers:
         raise InputError(
-            f"input {feed.name!r} takes {size} examples on each worker, so a step takes {size * workers}, not {examples}. "
+            f"input {feed.name!r} takes {size} examples on each worker, so a step takes {size * workers}, "
+            f"not {examples}. "
             "(If every worker should get the same array, list the input in replicated= of caramel.capture)"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,7 +59,7 @@ class ProcessExecutor:
     """Talks to the launcher over a private pipe; the launcher owns the servers and the session."""
 
     def __init__(self) -> None:
-        self._log = tempfile.NamedTemporaryFile(prefix="caramel-launcher-", suffix=".log", delete=False)
+        self._log = tempfile.NamedTemporaryFile(prefix="caramel-launcher-", suffix=".log", delete=False)  # noqa: SIM115 - lives as long as the process
         self._lock = threading.Lock()
         ours, theirs = Pipe()
         package_root = str(Path(caramel.__file__).resolve().parent.parent)
@@ -96,7 +97,9 @@ class ProcessExecutor:
             try:
                 self._connection.send((kind, payload))
                 if not self._connection.poll(timeout_s):
-                    raise ClusterError(f"the local cluster did not answer {kind!r} within {timeout_s:g} s; it was stopped")
+                    raise ClusterError(
+                        f"the local cluster did not answer {kind!r} within {timeout_s:g} s; it was stopped"
+                    )
                 status, answer = self._connection.recv()
             except (EOFError, OSError, ClusterError) as error:
                 self.close()
@@ -141,17 +144,13 @@ class ProcessExecutor:
 
 def _stop(process: subprocess.Popen[bytes], connection: Connection, log: str) -> None:
     """Let the launcher stop its servers; then make sure."""
-    try:
+    with contextlib.suppress(OSError, ValueError):  # it is gone already
         connection.send(("close", None))
-    except (OSError, ValueError):
-        pass  # it is gone already
     connection.close()
     try:
         process.wait(_CLOSE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it ended meanwhile
         process.wait()
     Path(log).unlink(missing_ok=True)

@@ -224,7 +224,9 @@ class Session:
         """
         live = self._armodel.context.live_variables
         if not live:
-            raise InputError("only a captured step function has variables to write to; for a graph use values() or save()")
+            raise InputError(
+                "only a captured step function has variables to write to; for a graph use values() or save()"
+            )
         values = self.values()
         for name, variable in live.items():
             variable.assign(values[name])
@@ -252,7 +254,9 @@ class Session:
 
     def _write(self, prefix: str) -> None:
         try:
-            self._executor.run([], [self._signature.save], {self._signature.save_prefix: _text(prefix)}, self._timeout_s)
+            self._executor.run(
+                [], [self._signature.save], {self._signature.save_prefix: _text(prefix)}, self._timeout_s
+            )
         except StepError as error:
             raise CheckpointError(f"worker 0 cannot write checkpoint {prefix!r}: {error}") from error
 
@@ -285,7 +289,10 @@ class Session:
             for name, value in before.items():
                 self._armodel.context.live_variables[name].assign(value)
             raise CheckpointError(f"checkpoint {str(path)!r} does not fit the program's objects: {error}") from error
-        values = {**self._model.values.load(), **{n: v.numpy() for n, v in self._armodel.context.live_variables.items()}}
+        values = {
+            **self._model.values.load(),
+            **{n: v.numpy() for n, v in self._armodel.context.live_variables.items()},
+        }
         self._push(values)
         beside = _beside(path)
         if os.path.exists(f"{beside}.index"):
@@ -348,7 +355,9 @@ def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
             batch = next(iterator)
         except StopIteration:
             if steps is not None:
-                raise InputError(f"there are {count} batches for {steps} steps: give more data or fewer steps") from None
+                raise InputError(
+                    f"there are {count} batches for {steps} steps: give more data or fewer steps"
+                ) from None
             return
         yield batch
         count += 1
@@ -400,6 +409,3 @@ def save_in(session: Session, directory: str | os.PathLike[str]) -> str:
     except (OSError, tf.errors.OpError) as error:
         raise CheckpointError(f"{str(directory)!r}: the list of checkpoints cannot be written: {error}") from error
     return prefix
-
-
-

@@ -61,7 +61,9 @@ def feeds_for(signature, arrays):
             shares = [len(part) for part in parts]
         feeds.update(zip(feed["placeholders"], parts))
     if shares is not None:
-        if min(shares) == 0 or (max(shares) != min(shares) and not signature["weights"] and signature["reduction"] == "mean"):
+        if min(shares) == 0 or (
+            max(shares) != min(shares) and not signature["weights"] and signature["reduction"] == "mean"
+        ):
             raise SystemExit("a batch of %d examples cannot be split over %d workers" % (sum(shares), workers))
         feeds.update((name, workers * share / sum(shares)) for name, share in zip(signature["weights"], shares))
     return feeds, shares
