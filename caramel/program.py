@@ -156,8 +156,10 @@ def _program(entry: Callable[[], Any], what: str) -> Program:
         with context:
             result = _guarded(entry, what)
         return _graph_program(context, result, what)
-    except Exception:
-        _guarded(lambda: _reraise(error), what)
+    except CaramelError:
+        raise
+    except Exception as error:
+        raise _program_error(what, error) from error
     if isinstance(result, Mapping) and "step" in result:
         return _step_program(result, what)
     return _graph_program(context, result, what)

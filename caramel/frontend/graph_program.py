@@ -203,5 +203,6 @@ def _unreached_updates(graph: Any, nodes: Graph, target: str) -> tuple[str, ...]
     if not left:
         return ()
     return (
-        f"the UPDATE_OPS {listed(left, 3)} are not part of the training op, so a step does not run them (as on one device); add them with tf.control_dependencies if they should run",
+        f"the UPDATE_OPS {listed(left, 3)} are not part of the training op, so a step does not "
+        "run them (as on one device); add them with tf.control_dependencies if they should run",
     )
