@@ -141,27 +141,19 @@ def _program(entry: Callable[[], Any], what: str) -> Program:
     from caramel.frontend.context import capture
 
     context = capture()
-    if not tf.executing_eagerly():
-        with context:
-            result = _guarded(entry, what)
-        return _graph_program(context, result, what)
-    try:
-        with context.watching():
-            result = entry()
-    except RuntimeError as error:
-        if "eager" not in str(error):
-            raise _program_error(what, error) from error
-        # TF1 code that relies on its caller for a graph: TensorFlow said so, so give it one.
-        context = capture()
-        with context:
-            result = _guarded(entry, what)
-        return _graph_program(context, result, what)
-    except CaramelError:
-        raise
-    except Exception as error:
-        raise _program_error(what, error) from error
-    if isinstance(result, Mapping) and "step" in result:
-        return _step_program(result, what)
+    if tf.executing_eagerly():
+        try:
+            with context.watching():
+                result = _guarded(entry, what)
+        except ProgramError as error:
+            if not (isinstance(error.__cause__, RuntimeError) and "eager" in str(error.__cause__)):
+                raise
+            context = capture()  # TF1 code that leaves it to its caller to make a graph: give it one below
+        else:
+            is_step = isinstance(result, Mapping) and "step" in result
+            return _step_program(result, what) if is_step else _graph_program(context, result, what)
+    with context:
+        result = _guarded(entry, what)
     return _graph_program(context, result, what)
 
 

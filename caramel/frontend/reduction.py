@@ -20,7 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+from caramel.graph import ops
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
 from caramel.model import Input
 
 _SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size"})
@@ -51,7 +52,7 @@ class _Value:
     power: int = 0
     axis: int = 0
     why: str = ""
-    count: int | None = None  # how many entries were added, where that is static
+    counts: tuple[int, ...] = ()  # of a total: static numbers that a mean would divide by
 
 
 _FREE = _Value("free")
@@ -116,14 +117,29 @@ class _Analysis:
             node = self._graph[node_of(node.input[0])]
         return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None
 
-    def _divides_by(self, divisor: str, count: int | None) -> int:
+    def _divides_by(self, divisor: str, counts: Sequence[int]) -> int:
         """1 where a constant divisor is the static number of examples, else 0.
 
         With a static batch the traced program holds that number as a constant; each worker then
         has a batch of that size.
         """
-        value = self._constant(divisor)
-        return int(count is not None and value is not None and value.size == 1 and float(value.ravel()[0]) == count)
+        value = self._folded(divisor) if counts else None
+        return int(value is not None and value.size == 1 and float(value.ravel()[0]) in counts)
+
+    def _folded(self, text: str) -> Any:
+        """The value of a tensor that is made of constants only, else None."""
+        behind = self._graph.ancestors([node_of(text)], control=False)
+        nodes = Graph(
+            (n for n in self._graph if n.name in behind),
+            self._graph.library,
+            self._graph.versions,
+        )
+        if any(n.op in ops.PLACEHOLDERS or ops.is_stateful(n) for n in nodes):
+            return None
+        with tf.Graph().as_default():
+            (tensor,) = tf.import_graph_def(_data_only(nodes), return_elements=[tensor_name(text)], name="")
+            with tf.compat.v1.Session() as session:
+                return session.run(tensor)
 
     # -- rules -------------------------------------------------------------------------------
 
@@ -187,9 +203,11 @@ class _Analysis:
         if node.op == "Mean":
             return _Value(summed.form, summed.power - 1)
         shape = self._shape(inputs[0]) or []
-        sizes = [shape[a] for a in set(axes)]
-        count = None if None in sizes or not sizes else math.prod(s for s in sizes if s is not None)
-        return replace(summed, count=count)
+        examples = shape[value.axis] if value.axis < len(shape) else None
+        if examples is None:
+            return summed
+        entries = math.prod(shape[a] or 0 for a in set(axes))
+        return replace(summed, counts=(examples, entries))
 
     @staticmethod
     def _sum(node: NodeDef, value: _Value) -> _Value:
@@ -209,7 +227,8 @@ class _Analysis:
         if node.op in _DIVIDE:
             shape = self._shape(inputs[0]) or [None]
             size = shape[got[0].axis] if got[0].axis < len(shape) else None
-            return _Value(form, powers[0] - powers[1] - self._divides_by(inputs[1], size), axis)
+            counts = () if size is None else (size,)
+            return _Value(form, powers[0] - powers[1] - self._divides_by(inputs[1], counts), axis)
         relevant = {v.power for v in got if v.form in ("examples", "ones")}
         if node.op in _SAME | _RESHAPE | _ADD | {"Transpose", "ConcatV2", "Pack"} and len(relevant) == 1:
             return _Value(form, relevant.pop(), axis)
@@ -244,7 +263,7 @@ class _Analysis:
         if node.op in _MULTIPLY and len(totals) == 1:
             return _Value("total", sum(v.power for v in got))
         if node.op in _DIVIDE and got[0].form == "total" and got[1].form == "free":
-            return _Value("total", got[0].power - got[1].power - self._divides_by(inputs[1], got[0].count))
+            return _Value("total", got[0].power - got[1].power - self._divides_by(inputs[1], got[0].counts))
         if node.op in _ADD | {"Pack", "ConcatV2"}:
             if len({v.power for v in totals}) == 1 and len(totals) == len(got):
                 return totals[0]
@@ -257,3 +276,13 @@ class _Analysis:
                 "with N workers that term would count N times",
             )
         return _unknown(node, "is not linear in a mean or sum over the batch")
+
+
+def _data_only(nodes: Graph) -> Any:
+    """The nodes without their control inputs."""
+    graph_def = nodes.to_graph_def()
+    for node in graph_def.node:
+        data = [text for text in node.input if not text.startswith("^")]
+        del node.input[:]
+        node.input.extend(data)
+    return graph_def

@@ -115,7 +115,7 @@ class Graph:
         waiting: dict[str, int] = {}
         for node in self:
             producers = {node_of(text) for text in node.input}
-            missing = sorted(producers - self.nodes.keys())
+            missing = sorted(p for p in producers if p not in self.nodes)
             if missing:
                 raise InvariantError(f"graph: node {node.name!r} reads {missing[0]!r}, which does not exist")
             waiting[node.name] = len(producers)

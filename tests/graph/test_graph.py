@@ -1,0 +1,68 @@
+"""The Graph container: indexing, ordering, pruning."""
+
+import pytest
+from tensorflow.core.framework import node_def_pb2
+
+from caramel.errors import InvariantError
+from caramel.graph.graph import Graph, format_input, node_of, parse_input, tensor_name
+
+
+def make(**inputs):
+    return Graph(node_def_pb2.NodeDef(name=name, op="NoOp", input=reads) for name, reads in inputs.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"), [("a", ("a", 0)), ("a:1", ("a", 1)), ("^a", ("a", -1)), ("scope/a:12", ("scope/a", 12))]
+)
+def test_input_text_round_trip(text, parsed):
+    assert parse_input(text) == parsed
+    assert format_input(*parsed) == text
+    assert node_of(text) == parsed[0]
+
+
+def test_tensor_name_always_has_an_index():
+    assert tensor_name("a") == "a:0"
+    assert tensor_name("a:2") == "a:2"
+
+
+def test_order_puts_producers_first_and_keeps_ties():
+    graph = make(c=["a", "^b"], b=["a"], a=[], d=[])
+    assert graph.order == ("a", "d", "b", "c")
+
+
+def test_consumers_lists_each_position():
+    graph = make(a=[], b=["a", "a:1", "^a"])
+    assert graph.consumers["a"] == (("b", 0), ("b", 1), ("b", 2))
+    assert graph.consumers["b"] == ()
+
+
+def test_cycle_is_named():
+    with pytest.raises(InvariantError, match=r"cycle through 'a' \(2 nodes"):
+        make(a=["b"], b=["a"], c=[]).order  # noqa: B018
+
+
+def test_missing_producer_is_named():
+    with pytest.raises(InvariantError, match="'a' reads 'ghost'"):
+        make(a=["ghost"]).order  # noqa: B018
+
+
+def test_two_nodes_of_one_name():
+    node = node_def_pb2.NodeDef(name="a", op="NoOp")
+    with pytest.raises(InvariantError, match="two nodes are named 'a'"):
+        Graph([node, node])
+
+
+def test_ancestors_follow_control_edges_only_when_asked():
+    graph = make(a=[], b=[], c=["a", "^b"], d=["c"])
+    assert graph.ancestors(["d"]) == {"a", "b", "c", "d"}
+    assert graph.ancestors(["d"], control=False) == {"a", "c", "d"}
+    assert graph.ancestors(["d"], stop=lambda name: name == "c") == {"c", "d"}
+
+
+def test_pruned_keeps_order_and_drops_the_rest():
+    graph = make(a=[], x=["a"], b=["a"])
+    assert list(graph.pruned(["b"]).nodes) == ["a", "b"]
+
+
+def test_same_nodes_same_bytes():
+    assert make(a=[], b=["a"]).to_bytes() == make(a=[], b=["a"]).to_bytes()

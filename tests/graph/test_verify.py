@@ -1,0 +1,42 @@
+"""The structural verifier: each invariant is broken once and found."""
+
+import pytest
+
+from caramel.errors import InvariantError
+from caramel.graph.graph import Graph
+from caramel.graph.nodes import constant, dtype_attribute, node
+from caramel.graph.verify import verify_structure
+
+
+def add(name, *inputs):
+    return node(name, "AddV2", inputs, T=dtype_attribute("float32"))
+
+
+ONE = constant("one", 1.0, "float32", "")
+INT = constant("int", 1, "int32", "")
+
+
+def test_a_good_graph_passes():
+    verify_structure(Graph([ONE, add("two", "one", "one"), add("three", "two", "one", "^two")]), "test")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([ONE, add("a", "one", "ghost")], "after test: .*'a' reads 'ghost'"),
+        ([ONE, add("a", "one", "b"), add("b", "a", "one")], "after test: .*cycle"),
+        ([ONE, INT, add("a", "one", "int")], "after test: node 'a' wants float32 as input 1, but 'int' is int32"),
+        ([ONE, add("a", "one", "one:1")], "after test: node 'a' reads output 1 of 'one', which has 1"),
+        ([ONE, add("a", "one")], "after test: node 'a' has 1 data inputs, its op 2"),
+        ([ONE, add("a", "one", "one", "one")], "after test: node 'a' has more than its 2"),
+        ([ONE, add("a", "one", "^one", "one")], "after test: node 'a' has data input 'one' after a control input"),
+    ],
+)
+def test_each_broken_invariant_is_named(nodes, message):
+    with pytest.raises(InvariantError, match=message):
+        verify_structure(Graph(nodes), "test")
+
+
+def test_unknown_op():
+    with pytest.raises(InvariantError, match="'NoSuchOp'"):
+        verify_structure(Graph([node("a", "NoSuchOp")]), "test")

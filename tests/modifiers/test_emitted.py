@@ -1,0 +1,208 @@
+"""The emitted graph: what each modifier promises, and that the verifier finds what breaks it."""
+
+from collections import Counter
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+from caramel.armodel import emit
+from caramel.errors import InvariantError
+from caramel.graph.devices import Device
+from caramel.graph.graph import parse_input
+from caramel.model import Variable, VariableClass
+from caramel.modifiers.aggregate import verify_aggregated
+from caramel.modifiers.distributed import DistributedGraph, Purpose
+from caramel.modifiers.state import random_state_offset
+from caramel.plan import Plan
+
+v1 = tf.compat.v1
+
+
+def build(dropout_seed=7):
+    x = v1.placeholder(tf.float32, [None, 3], name="x")
+    w = v1.get_variable("w", [3, 5], initializer=v1.zeros_initializer())
+    b = v1.get_variable("b", [5], initializer=v1.zeros_initializer())
+    hidden = tf.nn.dropout(tf.matmul(x, w) + b, 0.5, seed=dropout_seed)
+    loss = tf.reduce_mean(tf.square(hidden - 1.0))
+    return v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+
+
+@pytest.fixture(scope="module")
+def context():
+    with caramel.capture() as captured:
+        build()
+    return captured
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_only_collectives_and_state_cross_workers(context, workers):
+    armodel = caramel.ARModel(context, workers)
+    crossing = Counter()
+    for node in armodel.graph_def.node:
+        for text in node.input:
+            source, here = armodel.roles[parse_input(text)[0]], armodel.roles[node.name]
+            if source.rank != here.rank:
+                crossing[here.purpose] += 1
+    assert set(crossing) <= {Purpose.COLLECTIVE, Purpose.STATE}
+    # Each rank reads N-1 foreign shards to add, and N-1 foreign sums to join; w and b have 5 or more elements.
+    assert crossing[Purpose.COLLECTIVE] == 2 * 2 * workers * (workers - 1)
+
+
+def test_nodes_are_on_the_device_of_their_worker(context):
+    armodel = caramel.ARModel(context, 3)
+    for node in armodel.graph_def.node:
+        assert Device.parse(node.device).task == armodel.roles[node.name].rank
+
+
+def test_variables_have_names_of_their_own(context):
+    armodel = caramel.ARModel(context, 3)
+    names = [n.attr["shared_name"].s.decode() for n in armodel.graph_def.node if n.op == "VarHandleOp"]
+    assert len(names) == len(set(names)) == 3 * 4
+    assert "worker_0/w" in names and "worker_2/b/Momentum" in names
+
+
+def test_seeds_of_stateful_random_ops_are_offset_by_rank(context):
+    armodel = caramel.ARModel(context, 3)
+    nodes = [n for n in armodel.graph_def.node if n.op == "RandomUniform"]
+    seeds = {armodel.roles[n.name].rank: n.attr["seed2"].i for n in nodes}
+    assert len(seeds) == 3
+    original = next(n.attr["seed2"].i for n in context.model.graph if n.op == "RandomUniform")
+    assert seeds == {r: original + r * 0x9E3779B9 for r in range(3)}
+
+
+def test_no_seed_stays_no_seed():
+    with caramel.capture() as captured:
+        build(dropout_seed=None)
+    nodes = [n for n in caramel.ARModel(captured, 2).graph_def.node if n.op == "RandomUniform"]
+    assert {(n.attr["seed"].i, n.attr["seed2"].i) for n in nodes} == {(0, 0)}
+
+
+def test_same_program_same_bytes():
+    graphs = []
+    for _ in range(2):
+        with caramel.capture() as captured:
+            build()
+        armodel = caramel.ARModel(captured, 3)
+        graphs.append((armodel.graph_def.SerializeToString(deterministic=True), armodel.plan.to_json()))
+    assert graphs[0] == graphs[1]
+
+
+def test_local_gradient_in_an_update_is_found(context):
+    armodel = caramel.ARModel(context, 2)
+    distributed = armodel._distributed
+    gradient = context.model.gradients[0]
+    local = "worker_1/" + gradient.tensor.partition(":")[0]
+    update = dict(context.model.updates)[gradient.parameter][0]
+    changed = type(distributed.graph["worker_1/" + update])()
+    changed.CopyFrom(distributed.graph["worker_1/" + update])
+    position = next(n for n, text in enumerate(changed.input) if text.startswith("caramel/transfer"))
+    changed.input[position] = local
+    broken = distributed.extended([], {changed.name: changed})
+    with pytest.raises(
+        InvariantError, match=r"update 'worker_1/.*' of '.*' reads gradient '.*' of its own worker only"
+    ):
+        verify_aggregated(broken, context.model, range(2))
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_an_edge_across_workers_outside_collectives_is_found(context, control):
+    distributed = caramel.ARModel(context, 2)._distributed
+    name = "worker_1/" + context.model.loss.partition(":")[0]
+    changed = type(distributed.graph[name])()
+    changed.CopyFrom(distributed.graph[name])
+    foreign = changed.input[0].replace("worker_1/", "worker_0/", 1)
+    if control:
+        changed.input.append("^" + parse_input(foreign)[0])
+    else:
+        changed.input[0] = foreign
+    with pytest.raises(InvariantError, match=r"reads '.*worker_0/.*' of worker 0"):
+        verify_aggregated(distributed.extended([], {name: changed}), context.model, range(2))
+
+
+def test_a_control_edge_across_workers_in_a_collective_is_found(context):
+    distributed = caramel.ARModel(context, 2)._distributed
+    name = next(n for n, r in distributed.roles.items() if r.purpose is Purpose.COLLECTIVE and r.rank == 1)
+    changed = type(distributed.graph[name])()
+    changed.CopyFrom(distributed.graph[name])
+    changed.input.append("^worker_0/" + context.model.loss.partition(":")[0])
+    with pytest.raises(InvariantError, match="control edge .* crosses workers"):
+        verify_aggregated(distributed.extended([], {name: changed}), context.model, range(2))
+
+
+def test_modifiers_leave_their_input_alone(context):
+    armodel = caramel.ARModel(context, 2)
+    before = context.model.graph.to_bytes()
+    again = emit(context.model, armodel.plan, None)
+    assert isinstance(again, DistributedGraph)
+    assert context.model.graph.to_bytes() == before
+
+
+def test_plan_survives_json(context):
+    plan = caramel.ARModel(context, 2).plan
+    again = Plan.from_json(plan.to_json())
+    assert again == plan and again.digest == plan.digest
+    assert "transfer 0" in plan.explain("w")
+    with pytest.raises(caramel.InputError, match="no gradient 'ghost'; it has w, b"):
+        plan.explain("ghost")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"version": 99}', '{"version": 1}', '{"version": 1, "transfers": 3}']
+)
+def test_what_is_no_plan(text):
+    with pytest.raises(caramel.InputError, match="plan"):
+        Plan.from_json(text)
+
+
+def test_switches_without_effect_are_said(context):
+    notes = " ".join(caramel.ARModel(context, 2, batching=False, analyzers=[]).plan.notes)
+    assert "serialization, scheduling: switched on, without effect yet" in notes
+    assert "analyzers: a list was given, without effect yet" in notes
+
+
+def test_random_state_offsets():
+    seed = Variable("s", "s", "uint32", (2,), VariableClass.RANDOM_STATE, 4)
+    np.testing.assert_array_equal(random_state_offset(seed, 3), np.array([3 * 0x9E3779B9 % 2**32, 0], np.uint32))
+    signed = Variable("s", "s", "int32", (2,), VariableClass.RANDOM_STATE, 4)
+    np.testing.assert_array_equal(random_state_offset(signed, 1), np.array([0x9E3779B9 - 2**32, 0], np.int32))
+    generator = Variable("g", "g", "int64", (3,), VariableClass.RANDOM_STATE, 8)
+    np.testing.assert_array_equal(random_state_offset(generator, 2), np.array([0, 0, 2 * 0x9E3779B9 % 2**32], np.int64))
+    assert not random_state_offset(seed, 0).any()
+
+
+def test_user_scopes_cannot_clash_with_our_names():
+    def clash():
+        with v1.name_scope("caramel/"), v1.name_scope("transfer_0"):
+            x = v1.placeholder(tf.float32, [None, 3], name="flat_0")
+        with v1.variable_scope("worker_0"):
+            w = v1.get_variable("w", [3, 1], initializer=v1.ones_initializer())
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.matmul(x, w)))
+
+    with caramel.capture() as captured:
+        clash()
+    with caramel.ARModel(captured, 2).session() as session:
+        assert session.step(np.ones((4, 3))).loss == pytest.approx(3.0)
+        assert session.step(np.ones((4, 3))).loss == pytest.approx(2.7)
+
+
+@pytest.mark.slow
+def test_vgg16_with_adam_on_8_workers_stays_small():
+    model = keras.applications.VGG16(weights=None)
+    optimizer = keras.optimizers.Adam()
+    loss_function = keras.losses.SparseCategoricalCrossentropy()
+
+    def step(images, labels):
+        with tf.GradientTape() as tape:
+            loss = loss_function(labels, model(images, training=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    specs = [tf.TensorSpec([None, 224, 224, 3]), tf.TensorSpec([None], tf.int64)]
+    armodel = caramel.ARModel(caramel.capture(step, specs), 8)
+    values = sum(v.size_bytes for v in armodel.model.variables)
+    assert values > 1_600_000_000
+    assert armodel.graph_def.ByteSize() < 8_000_000
+    keras.backend.clear_session()
