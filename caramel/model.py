@@ -186,6 +186,7 @@ class Model:
         values: source of the initial values.
         notes: what was assumed or left out, for the plan.
         step_counter: name of the variable that counts steps, if the program has one.
+        unused_inputs: names of the program's inputs that a step does not need; feeding them is allowed.
     """
 
     graph: Graph
@@ -201,6 +202,7 @@ class Model:
     values: ValueSource = field(compare=False, repr=False)
     notes: tuple[str, ...] = ()
     step_counter: str | None = None
+    unused_inputs: tuple[str, ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:

@@ -58,6 +58,7 @@ def assemble(raw: RawProgram) -> Model:
         values=raw.values,
         notes=(*notes, *_notes(raw, gradients)),
         step_counter=_step_counter(variables, dict(roles.writes)),
+        unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
     )
 
 

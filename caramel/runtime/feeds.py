@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,9 @@ class Batch:
         return tuple(len(self.shares) * share / total for share in self.shares)
 
 
-def bind(feeds: Sequence[Feed], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def bind(
+    feeds: Sequence[Feed], args: Sequence[Any], kwargs: Mapping[str, Any], unused: Collection[str] = ()
+) -> dict[str, np.ndarray]:
     """Match the user's arguments with the inputs.
 
     Args:
@@ -42,6 +44,7 @@ def bind(feeds: Sequence[Feed], args: Sequence[Any], kwargs: Mapping[str, Any]) 
         args: arrays in the order of the inputs (nests are flattened), or one dict from names or
             placeholders to arrays.
         kwargs: arrays by name.
+        unused: names that may be fed and are ignored, as a Session ignores what a fetch does not need.
 
     Returns:
         An array of the right dtype for each input that is fed.
@@ -51,7 +54,7 @@ def bind(feeds: Sequence[Feed], args: Sequence[Any], kwargs: Mapping[str, Any]) 
     """
     by_name = {feed.name: feed for feed in feeds}
     given: dict[str, Any] = {}
-    if len(args) == 1 and isinstance(args[0], Mapping) and {_key(k) for k in args[0]} <= by_name.keys():
+    if len(args) == 1 and isinstance(args[0], Mapping) and {_key(k) for k in args[0]} <= {*by_name, *unused}:
         given.update((_key(key), value) for key, value in args[0].items())
     elif args:
         flat = _flatten(args)
@@ -63,6 +66,7 @@ def bind(feeds: Sequence[Feed], args: Sequence[Any], kwargs: Mapping[str, Any]) 
         if name in given:
             raise InputError(f"input {name!r} was given twice")
         given[name] = value
+    given = {name: value for name, value in given.items() if name in by_name or name not in unused}
     unknown = [name for name in given if name not in by_name]
     if unknown:
         raise InputError(f"there is no input {unknown[0]!r}; the inputs are {_list(feeds)}")

@@ -130,6 +130,10 @@ class Launcher:
             time.sleep(_POLL_S)  # a process that was killed is reaped a moment after its socket closed
             raise ClusterError(f"{error}{self._dead()}") from error
 
+    def extend(self, graph_def: bytes) -> None:
+        """Add nodes to the session's graph."""
+        self._executor.extend(graph_def)
+
     def _dead(self) -> str:
         found = []
         for name, process in self._servers:
@@ -179,7 +183,7 @@ def serve(connection: Connection, launcher: Launcher) -> None:
             elif kind == "run":
                 answer = launcher.run(payload)
             elif kind == "extend":
-                launcher._executor.extend(payload)
+                launcher.extend(payload)
             elif kind == "pids":
                 answer = launcher.pids()
             connection.send(("ok", answer))

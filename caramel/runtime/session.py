@@ -66,6 +66,7 @@ class Session:
         self._signature = armodel.signature
         self._timeout_s = step_timeout_s
         self._failure: str | None = None
+        self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
         self._step_count = 0
         self._executor = cluster.start(armodel.graph_def, armodel.signature.devices, step_timeout_s)
@@ -110,7 +111,7 @@ class Session:
             ClusterError: a worker is lost.
         """
         self._refuse_after_failure()
-        batch = split(self._signature, bind(self._signature.feeds, args, kwargs))
+        batch = split(self._signature, bind(self._signature.feeds, args, kwargs, self._model.unused_inputs))
         feeds = dict(batch.feeds)
         feeds.update((name, np.float64(w)) for name, w in zip(self._signature.weights, batch.weights))
         names = [name for name, _ in self._signature.outputs]
@@ -188,7 +189,7 @@ class Session:
         """
         self._refuse_after_failure()
         evaluation, signature = self._evaluation(fetches)
-        arrays = bind(signature.feeds, args, kwargs)
+        arrays = bind(signature.feeds, args, kwargs, unused=self._input_names)
         feeds = {feed.placeholders[0]: arrays[feed.name] for feed in signature.feeds if feed.name in arrays}
         tensors = [tensor for _, tensor in signature.fetches]
         values = self._executor.run(tensors, signature.targets, feeds, self._timeout_s)
