@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -46,6 +47,7 @@ def main(context: click.Context, debug: bool) -> None:
     {'step': function, 'inputs': [tf.TensorSpec, ...], 'data': batches, ...}.
     """
     context.obj = {"debug": debug}
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up messages are of no use here
 
 
 @main.command()
@@ -63,7 +65,7 @@ def main(context: click.Context, debug: bool) -> None:
     "--checkpoint",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Go on from the latest checkpoint in DIR, if any, and save there at the end.",
+    help="Go on from the latest checkpoint in DIR, if any, and save there at the end; the newest five are kept.",
 )
 @click.option("--save-every", type=click.IntRange(min=1), metavar="K", help="Also save after every K steps.")
 @click.option(
@@ -138,15 +140,16 @@ def _cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluste
 def _train(
     session: Session, program: Program, steps: int | None, checkpoint: str | None, save_every: int | None
 ) -> None:
-    from caramel.runtime.session import latest_in, save_in
+    from caramel.runtime.checkpoint import Directory
 
-    if checkpoint is not None and (latest := latest_in(checkpoint)) is not None:
+    directory = Directory(checkpoint) if checkpoint is not None else None
+    if directory is not None and (latest := directory.latest()) is not None:
         session.restore(latest)
         click.echo(f"restored {latest} (step {session.step_count})")
 
     def on_step(result: StepResult) -> None:
-        if checkpoint is not None and save_every is not None and result.step % save_every == 0:
-            save_in(session, checkpoint)
+        if directory is not None and save_every is not None and result.step % save_every == 0:
+            directory.save(session)
 
     started = time.perf_counter()
     results = session.run(program.batches(steps), on_step=on_step)
@@ -161,8 +164,8 @@ def _train(
         values = session.evaluate(*data) if isinstance(data, tuple) else session.evaluate(data)
         for name, value in _named(values):
             click.echo(f"evaluation {name}: {value}")
-    if checkpoint is not None:
-        click.echo(f"saved {save_in(session, checkpoint)}")
+    if directory is not None:
+        click.echo(f"saved {directory.save(session)}")
 
 
 def _named(values: Any, path: str = "") -> list[tuple[str, Any]]:

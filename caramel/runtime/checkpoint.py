@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import text_format
+from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from caramel.errors import CheckpointError, listed
 from caramel.model import Variable
+
+if TYPE_CHECKING:
+    from caramel.runtime.session import Session
 
 v1 = tf.compat.v1
 
@@ -96,19 +102,68 @@ def write_atomically(prefix: str | os.PathLike[str], write: Callable[[str], None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write(str(temporary))
-        parts = sorted(target.parent.glob(glob_escape(temporary.name) + ".data-*"))
+        parts = sorted(target.parent.glob(glob.escape(temporary.name) + ".data-*"))
         for part in [*parts, temporary.with_name(temporary.name + ".index")]:
             # The index comes last: without it there is no checkpoint of that name.
             part.replace(part.with_name(target.name + part.name[len(temporary.name) :]))
     except (OSError, tf.errors.OpError) as error:
         raise CheckpointError(f"checkpoint {str(prefix)!r} could not be written: {error}") from error
     finally:
-        for left in target.parent.glob(glob_escape(temporary.name) + "*") if target.parent.is_dir() else ():
+        for left in target.parent.glob(glob.escape(temporary.name) + "*") if target.parent.is_dir() else ():
             left.unlink(missing_ok=True)
 
 
-def glob_escape(name: str) -> str:
-    """A glob pattern that matches just this name."""
-    import glob
+def beside(prefix: str | os.PathLike[str]) -> str:
+    """Prefix of the local state of all workers beside an object-based checkpoint."""
+    return f"{os.fspath(prefix)}-workers"
 
-    return glob.escape(name)
+
+class Directory:
+    """Checkpoints ``checkpoint-STEP`` in a directory, listed as tf.train.Saver lists its own.
+
+    Args:
+        path: the directory; made when something is first saved.
+        keep: how many of the newest to keep.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keep: int = 5) -> None:
+        self.path = Path(path)
+        self.keep = keep
+
+    def latest(self) -> str | None:
+        """Prefix of the newest checkpoint, or None."""
+        found = tf.train.latest_checkpoint(str(self.path))
+        return None if found is None else str(found)
+
+    def save(self, session: Session) -> str:
+        """Save a session's state and drop what is older than the newest few.
+
+        Returns:
+            The checkpoint's prefix.
+
+        Raises:
+            CheckpointError: it cannot be written; the older ones are untouched.
+        """
+        name = f"checkpoint-{session.step_count}"
+        session.save(self.path / name)
+        state = tf.train.get_checkpoint_state(str(self.path))
+        known = [os.path.basename(p) for p in state.all_model_checkpoint_paths] if state is not None else []
+        names = [*(n for n in known if n != name), name]
+        kept = names[-self.keep :]
+        try:
+            self._write_list(kept)
+            for old in names[: -self.keep]:
+                for prefix in (old, beside(old)):
+                    for part in self.path.glob(glob.escape(prefix) + ".*"):
+                        part.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"the list of checkpoints in {str(self.path)!r} cannot be written: {error}"
+            ) from error
+        return str(self.path / name)
+
+    def _write_list(self, names: list[str]) -> None:
+        state = CheckpointState(model_checkpoint_path=names[-1], all_model_checkpoint_paths=names)
+        temporary = self.path / f"checkpoint.writing-{uuid.uuid4().hex[:8]}"
+        temporary.write_text(text_format.MessageToString(state))
+        temporary.replace(self.path / "checkpoint")

@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -250,7 +249,7 @@ class Session:
             checkpoint.write_atomically(path, self._write)
             return
         self.write_back()
-        checkpoint.write_atomically(_beside(path), self._write)
+        checkpoint.write_atomically(checkpoint.beside(path), self._write)
         checkpoint.write_atomically(path, objects.write)
 
     def _write(self, prefix: str) -> None:
@@ -295,7 +294,7 @@ class Session:
             **{n: v.numpy() for n, v in self._armodel.context.live_variables.items()},
         }
         self._push(values)
-        beside = _beside(path)
+        beside = checkpoint.beside(path)
         if os.path.exists(f"{beside}.index"):
             self._restore_local(beside, checkpoint.open_checkpoint(beside))
 
@@ -372,41 +371,9 @@ def _text(path: str | os.PathLike[str]) -> np.ndarray:
     return np.array(os.path.abspath(path).encode(), dtype=object)
 
 
-def _beside(path: str | os.PathLike[str]) -> str:
-    return f"{os.fspath(path)}-workers"
-
-
 def _hashable(fetches: Any) -> Any:
     if isinstance(fetches, Mapping):
         return tuple((key, _hashable(value)) for key, value in fetches.items())
     if isinstance(fetches, (list, tuple)):
         return tuple(_hashable(value) for value in fetches)
     return fetches if isinstance(fetches, (str, type(None))) else id(fetches)
-
-
-def latest_in(directory: str | os.PathLike[str]) -> str | None:
-    """Prefix of the newest checkpoint that `save_in` wrote to a directory, or None."""
-    import tensorflow as tf
-
-    found = tf.train.latest_checkpoint(str(directory))
-    return None if found is None else str(found)
-
-
-def save_in(session: Session, directory: str | os.PathLike[str]) -> str:
-    """Save as ``checkpoint-STEP`` in a directory and note it as the latest, as tf.train.Saver does.
-
-    Returns:
-        The checkpoint's prefix.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    import tensorflow as tf
-
-    prefix = str(Path(directory) / f"checkpoint-{session.step_count}")
-    session.save(prefix)
-    try:
-        tf.compat.v1.train.update_checkpoint_state(str(directory), os.path.basename(prefix))
-    except (OSError, tf.errors.OpError) as error:
-        raise CheckpointError(f"{str(directory)!r}: the list of checkpoints cannot be written: {error}") from error
-    return prefix
