@@ -79,7 +79,8 @@ class ARModel:
             raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {uneven_batches!r}")
         self.context = context
         self.model: Model = context.model
-        devices = parse_devices(device_list or default_devices(number_of_workers), number_of_workers)
+        wanted = default_devices(number_of_workers) if device_list is None else device_list
+        devices = parse_devices(wanted, number_of_workers)
         switches = {"serialization": serialization, "batching": batching, "scheduling": scheduling}
         self.plan = make_plan(self.model, devices, switches, analyzers, uneven_batches)
         self.evaluation: Evaluation | None = context.evaluation_for() if context.evaluation is not None else None

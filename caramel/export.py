@@ -55,11 +55,12 @@ def export(armodel: ARModel, path: str | os.PathLike[str]) -> None:
             if old.exists():
                 old.rename(target)
             raise
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, tf.errors.OpError) as error:
-        raise ExportError(f"the export to {str(target)!r} failed: {error}") from error
+        kept = f"; the old export is in {str(old)!r}" if old.exists() else ""
+        raise ExportError(f"the export to {str(target)!r} failed: {error}{kept}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(armodel: ARModel, directory: Path) -> None:

@@ -61,7 +61,7 @@ class Program:
         done = 0
         while True:
             before = done
-            for batch in self.data() if callable(self.data) else self.data:
+            for batch in _guarded_batches(self.data):
                 if steps is not None and done >= steps:
                     return
                 yield batch
@@ -71,6 +71,22 @@ class Program:
             if done == before:
                 again = " a second time (return a list or a function that makes an iterator)" if done else ""
                 raise ProgramError(f"the program's data gives no batch{again}; {done} of {steps} steps are done")
+
+
+def _guarded_batches(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """One pass over the data; what the user's code raises becomes a ProgramError."""
+    made = _guarded(data, "the program's data") if callable(data) else data
+    if not isinstance(made, Iterable):
+        raise ProgramError(
+            f"the program's data is {type(made).__name__}, not batches: return a list of them, or a function that "
+            "makes an iterator"
+        )
+    iterator = iter(made)
+    while True:
+        batch = _guarded(lambda: next(iterator, iterator), "the program's data")
+        if batch is iterator:
+            return
+        yield batch
 
 
 def load_program(spec: str) -> Program:

@@ -29,10 +29,12 @@ def assemble(raw: RawProgram) -> Model:
     check_replicable(step, raw.variables)
     used = [g for g in outer if _is_used(step, g)]
     if not used:
-        raise CaptureError(
-            "the training op uses no gradient of the loss: nothing would be learned in common. "
-            "Pass the op that applies the gradients as train_op="
+        what, advice = (
+            ("training op", "Pass the op that applies the gradients as train_op=")
+            if raw.is_graph
+            else ("step", "Apply them in it (optimizer.apply_gradients, or assign to the variables)")
         )
+        raise CaptureError(f"the {what} uses no gradient of the loss: nothing would be learned in common. {advice}")
     inputs = tuple(i for i in raw.inputs if i.node in step)
     _check_inputs(inputs)
     gradients = _gradients(used, raw, step)
@@ -91,7 +93,7 @@ def check_replicable(graph: Graph, variables: Iterable[RawVariable]) -> None:
                 "Create it without collections=[]"
             )
         functions = _all_functions(node, bodies)
-        if functions:
+        if functions and ops.is_call(node):
             _check_call(node, functions, bodies)
         elif not ops.is_replicable(node):
             raise UnsupportedError(
@@ -133,11 +135,7 @@ def _check_call(node: NodeDef, functions: Sequence[str], bodies: dict[str, objec
                     f"{where} computes a gradient of a variable inside a function, where it cannot be aggregated "
                     "yet. Call that Python function without tf.function"
                 )
-            if (
-                ops.op_def(inner.op).is_stateful
-                and not ops.functions_of(inner)
-                and inner.op not in ("Assert", "Print", "PrintV2")
-            ):
+            if not ops.is_call(inner) and not ops.is_pure(inner):
                 raise UnsupportedError(
                     f"{where} has state or effects; inside a function that cannot be replicated yet. "
                     "Call that Python function without tf.function"
@@ -194,7 +192,8 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
         if gradient.sparse:
             raise UnsupportedError(
                 f"{gradient.location}: the gradient of {variable.name!r} is sparse (IndexedSlices, from an embedding "
-                "lookup); sparse gradients cannot be aggregated yet. Use tf.convert_to_tensor on it before applying it"
+                "lookup); sparse gradients cannot be aggregated yet. Look up in the table times 1.0 instead of the "
+                "table: then its gradient is dense"
             )
         names[variable.name] = names.get(variable.name, 0) + 1
         suffix = "" if names[variable.name] == 1 else f"#{names[variable.name]}"

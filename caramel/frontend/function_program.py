@@ -121,9 +121,11 @@ class Naming:
             return known
         found = next((v for v in func_graph.variables if v.handle is handle), None)
         if found is None:
+            reader = _reader(func_graph, handle)
             raise UnsupportedError(
-                "the step captures a resource that is not a variable (a lookup table, an iterator or a queue), which "
-                "cannot be copied to every worker yet. Look values up, or read the data, outside the step"
+                f"op {reader.name!r} ({reader.type}) uses a resource that is no variable (a lookup table, an iterator "
+                "or a queue), which cannot be copied to every worker yet. Look values up, or read the data, outside "
+                "the step and feed them"
             )
         if found.shape.rank is None or None in found.shape.as_list():
             raise UnsupportedError(f"variable {found.name!r} has no static shape; create it with a fixed shape")
@@ -218,6 +220,7 @@ def capture_step(
         targets=traced.targets,
         values=naming.snapshot(),
         reduction=loss_reduction,
+        is_graph=False,
     )
 
 
@@ -272,6 +275,12 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
         raise CaptureError(
             f"{what} {name!r} cannot be traced with inputs {list(specs)}: {type(error).__name__}: {error}"
         ) from error
+
+
+def _reader(func_graph: Any, external: Any) -> Any:
+    """The first op that reads a captured tensor."""
+    internal = next(i for e, i in func_graph.captures if e is external)
+    return next(iter(internal.consumers()), internal.op)
 
 
 def _handle_node(variable: RawVariable) -> Any:

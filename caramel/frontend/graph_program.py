@@ -89,6 +89,7 @@ def capture_graph(
             graph, tuple((r.name, v.initializer.name, _read_tensor(v)) for r, v in zip(variables, objects))
         ),
         reduction=loss_reduction,
+        is_graph=True,
         notes=_unreached_updates(graph, nodes, target),
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from caramel.graph.graph import Graph
 from caramel.model import Input, ValueSource
@@ -66,6 +65,7 @@ class RawProgram:
         targets: nodes that make up the step.
         values: source of the initial values.
         reduction: the caller's word on the loss' reduction, or None.
+        is_graph: whether this is TF1-style graph code rather than a step function.
         notes: what was assumed.
     """
 
@@ -79,5 +79,5 @@ class RawProgram:
     targets: tuple[str, ...]
     values: ValueSource
     reduction: str | None
+    is_graph: bool
     notes: tuple[str, ...] = ()
-    live: dict[str, Any] = field(default_factory=dict, compare=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,11 +20,15 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.client import session as session_module
 from tensorflow.python.ops import gradients_util
+from tensorflow.python.util import tf_stack
 
 from caramel.errors import CaptureError
 
 GRADIENT_ATTRIBUTE = "_caramel_gradient"
 """Attribute of the Identity that carries a gradient out of the differentiation."""
+
+_SESSION_RUNS = ("run", "_call_tf_sessionrun")
+"""Ways to run a session: `run`, and what the functions of `make_callable` call."""
 
 _lock = threading.Lock()
 
@@ -114,7 +117,7 @@ def user_location() -> str:
         for name in ("tensorflow", "keras", "caramel")
         if (module := sys.modules.get(name)) is not None and module.__file__
     )
-    for frame in reversed(traceback.extract_stack()):
+    for frame in reversed(tf_stack.extract_stack()):  # maps code that AutoGraph made to the user's own lines
         name = os.path.abspath(frame.filename)
         if not name.startswith(libraries) and not frame.filename.startswith("<"):
             return f"{frame.filename}:{frame.lineno}"
@@ -133,7 +136,7 @@ def recording() -> Iterator[Recorder]:
     recorder = Recorder()
     original_helper = gradients_util._GradientsHelper
     original_tape = tf.GradientTape.gradient
-    original_run = session_module.BaseSession.run
+    original_runs = {name: getattr(session_module.BaseSession, name) for name in _SESSION_RUNS}
 
     def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         results = original_helper(ys, xs, *args, **kwargs)
@@ -153,11 +156,13 @@ def recording() -> Iterator[Recorder]:
 
     gradients_util._GradientsHelper = helper
     tf.GradientTape.gradient = gradient
-    session_module.BaseSession.run = run
+    for name in _SESSION_RUNS:
+        setattr(session_module.BaseSession, name, run)
     try:
         yield recorder
     finally:
         gradients_util._GradientsHelper = original_helper
         tf.GradientTape.gradient = original_tape
-        session_module.BaseSession.run = original_run
+        for name, method in original_runs.items():
+            setattr(session_module.BaseSession, name, method)
         _lock.release()

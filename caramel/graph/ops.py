@@ -16,7 +16,9 @@ DT_VARIANT = types_pb2.DT_VARIANT
 
 VARIABLE = "VarHandleOp"
 
-READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+READS = frozenset(
+    {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "DisableCopyOnRead"}
+)
 """Ops that take a variable's handle and leave the variable as it is."""
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
@@ -27,7 +29,35 @@ LEGACY_CONTROL_FLOW = frozenset(
 
 FUNCTION_ATTRIBUTES = ("f", "then_branch", "else_branch", "cond", "body", "branches")
 
-_HARMLESS_STATEFUL = frozenset({VARIABLE, "Assert", "Print", "PrintV2", "NoOp", "VarIsInitializedOp"})
+CALLS = frozenset(
+    {
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+        "If",
+        "StatelessIf",
+        "While",
+        "StatelessWhile",
+        "Case",
+        "StatelessCase",
+    }
+)
+"""Ops that do what the functions do that they name."""
+
+_HARMLESS_STATEFUL = frozenset(
+    {
+        VARIABLE,
+        "Assert",
+        "Print",
+        "PrintV2",
+        "NoOp",
+        "CheckNumerics",
+        "CheckNumericsV2",
+        "Empty",
+        "GuaranteeConst",
+        "StatelessRandomGetAlg",
+    }
+)
+"""Marked stateful so that they are not folded or dropped; a copy of each means the same."""
 
 _RANDOM_RESOURCE_OPS = frozenset(
     {
@@ -100,6 +130,16 @@ def is_replicable(node: NodeDef) -> bool:
     if is_seeded_random(node) or is_generator_op(node):
         return True
     return is_variable_write(node)
+
+
+def is_call(node: NodeDef) -> bool:
+    """Whether the op calls library functions and does nothing else."""
+    return node.op in CALLS
+
+
+def is_pure(node: NodeDef) -> bool:
+    """Whether the op neither has state nor draws random numbers nor touches a variable."""
+    return not is_stateful(node) or node.op in _HARMLESS_STATEFUL - {VARIABLE}
 
 
 def is_variable_write(node: NodeDef) -> bool:

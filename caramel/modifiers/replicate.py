@@ -138,10 +138,12 @@ def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[s
     Raises:
         InputError: wrong length, two ranks on one device, or not a device string.
     """
-    if isinstance(device_list, str):
-        raise InputError(
-            f"device_list must be a list of device strings, one for each worker, got the string {device_list!r}"
-        )
+    if (
+        isinstance(device_list, str)
+        or not isinstance(device_list, Sequence)
+        or not all(isinstance(text, str) for text in device_list)
+    ):
+        raise InputError(f"device_list must be a list of device strings, one for each worker, got {device_list!r}")
     if len(device_list) != number_of_workers:
         raise InputError(
             f"device_list has {len(device_list)} entries for {number_of_workers} workers: "

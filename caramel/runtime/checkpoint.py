@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -91,26 +92,69 @@ def check_fits(prefix: str | os.PathLike[str], reader: Any, variables: Iterable[
         )
 
 
-def write_atomically(prefix: str | os.PathLike[str], write: Callable[[str], None]) -> None:
-    """Have ``write`` make a checkpoint under a temporary name, then rename it.
+def write_atomically(writers: Mapping[str, Callable[[str], object]]) -> None:
+    """Have checkpoints made under temporary names, then put all of them in place, or none.
+
+    Args:
+        writers: for each checkpoint's prefix a function that writes it to the prefix it is given.
 
     Raises:
-        CheckpointError: it could not be written; what was there is untouched.
+        CheckpointError: something could not be written; what was there is untouched.
     """
-    target = Path(prefix)
-    temporary = target.with_name(f"{target.name}.writing-{uuid.uuid4().hex[:8]}")
+    tag = uuid.uuid4().hex[:8]
+    temporary = {Path(p): Path(p).with_name(f"{Path(p).name}.writing-{tag}") for p in writers}
+    where = " and ".join(repr(p) for p in writers)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write(str(temporary))
-        parts = sorted(target.parent.glob(glob.escape(temporary.name) + ".data-*"))
-        for part in [*parts, temporary.with_name(temporary.name + ".index")]:
-            # The index comes last: without it there is no checkpoint of that name.
-            part.replace(part.with_name(target.name + part.name[len(temporary.name) :]))
+        for prefix, write in writers.items():
+            Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+            write(str(temporary[Path(prefix)]))
+        data, indices = [], []
+        for target, written in temporary.items():
+            for part in sorted(target.parent.glob(glob.escape(written.name) + ".data-*")):
+                data.append((part, target.with_name(target.name + part.name[len(written.name) :])))
+            indices.append((written.with_name(written.name + ".index"), target.with_name(target.name + ".index")))
+        _put_in_place([*data, *indices], tag)  # an index without its data would look like a checkpoint
     except (OSError, tf.errors.OpError) as error:
-        raise CheckpointError(f"checkpoint {str(prefix)!r} could not be written: {error}") from error
+        raise CheckpointError(f"checkpoint {where} could not be written: {error}") from error
     finally:
-        for left in target.parent.glob(glob.escape(temporary.name) + "*") if target.parent.is_dir() else ():
-            left.unlink(missing_ok=True)
+        for target, written in temporary.items():
+            for left in target.parent.glob(glob.escape(written.name) + "*") if target.parent.is_dir() else ():
+                if left.is_dir():  # TensorFlow's own temporary directory
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
+
+
+def _put_in_place(moves: list[tuple[Path, Path]], tag: str) -> None:
+    """Rename all files, or put back what was there."""
+    backups: dict[Path, Path] = {}
+    done: list[Path] = []
+    try:
+        for source, target in moves:
+            if target.exists():
+                backup = target.with_name(f"{target.name}.old-{tag}")
+                _second_name(target, backup)
+                backups[target] = backup
+            source.replace(target)
+            done.append(target)
+    except OSError:
+        for target in reversed(done):
+            replaced = backups.pop(target, None)  # from here on it is not cleaned up, even if this fails
+            if replaced is None:
+                target.unlink(missing_ok=True)
+            else:
+                replaced.replace(target)
+        raise
+    finally:
+        for backup in backups.values():
+            backup.unlink(missing_ok=True)
+
+
+def _second_name(file: Path, name: Path) -> None:
+    try:
+        os.link(file, name)
+    except OSError:  # a file system without hard links
+        shutil.copy2(file, name)
 
 
 def beside(prefix: str | os.PathLike[str]) -> str:
@@ -131,9 +175,21 @@ class Directory:
         self.keep = keep
 
     def latest(self) -> str | None:
-        """Prefix of the newest checkpoint, or None."""
-        found = tf.train.latest_checkpoint(str(self.path))
-        return None if found is None else str(found)
+        """Prefix of the newest checkpoint, or None if nothing was saved here.
+
+        Raises:
+            CheckpointError: the newest is in the list, but gone.
+        """
+        state = tf.train.get_checkpoint_state(str(self.path))
+        if state is None:
+            return None
+        found = str(state.model_checkpoint_path)
+        if not os.path.exists(f"{found}.index"):
+            raise CheckpointError(
+                f"{str(self.path / 'checkpoint')!r} names {found!r}, which does not exist: restore its files, or name "
+                "another checkpoint in that list"
+            )
+        return found
 
     def save(self, session: Session) -> str:
         """Save a session's state and drop what is older than the newest few.

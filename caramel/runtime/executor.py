@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -126,8 +127,7 @@ _CLUSTER_CODES = (tf.errors.UNAVAILABLE, tf.errors.DEADLINE_EXCEEDED, tf.errors.
 
 def translated(error: Any, when: str) -> CaramelError:
     """The CaramelError for an error of TensorFlow."""
-    message = str(error.message).strip()
-    first = message.splitlines()[0] if message else type(error).__name__
+    node, first = _what_failed(error)
     if error.error_code == tf.errors.DEADLINE_EXCEEDED:
         return ClusterError(
             f"a worker did not answer {when} ({first}). Check that all workers run and reach each other; "
@@ -137,6 +137,18 @@ def translated(error: Any, when: str) -> CaramelError:
         return ClusterError(
             f"a worker cannot be reached any more ({first}). Start a new session and restore the last checkpoint"
         )
-    op = getattr(error, "op", None)
-    where = f" in op {op.name!r}" if op is not None else ""
-    return StepError(f"the program failed{where}: {first}")
+    return StepError(f"the program failed{f' in op {node!r}' if node else ''}: {first}")
+
+
+def _what_failed(error: Any) -> tuple[str, str]:
+    """The op (or "") and the first line of an error's message that says something."""
+    message = str(error.message).strip()
+    node = re.search(r"\{\{(?:function_)?node ([^}]+)\}\}", message)
+    lines = [line.strip() for line in message.splitlines()]
+    if lines and lines[0].startswith("Graph execution error"):
+        # TensorFlow puts the op's stack trace before the message, which follows the last "Node:" line.
+        last = max((n for n, line in enumerate(lines) if line.startswith("Node:")), default=0)
+        lines = lines[last + 1 :]
+    said = [line for line in lines if line and not line.startswith("[[{{") and "root error(s) found" not in line]
+    first = re.sub(r"^\(\d+\) ", "", said[0]) if said else type(error).__name__
+    return node.group(1) if node else "", first

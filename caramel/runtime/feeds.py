@@ -54,7 +54,8 @@ def bind(
     """
     by_name = {feed.name: feed for feed in feeds}
     given: dict[str, Any] = {}
-    if len(args) == 1 and isinstance(args[0], Mapping) and {_key(k) for k in args[0]} <= {*by_name, *unused}:
+    known = {*by_name, *unused}
+    if len(args) == 1 and isinstance(args[0], Mapping) and known & {_key(k) for k in args[0]}:
         given.update((_key(key), value) for key, value in args[0].items())
     elif args:
         flat = _flatten(args)
@@ -148,7 +149,10 @@ def _list(feeds: Sequence[Feed]) -> str:
 
 
 def _array(feed: Feed, value: Any) -> np.ndarray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"input {feed.name!r} is no array: {error}") from error
     if feed.dtype == "string":
         array = array.astype(object) if array.dtype.kind in "SU" else array
     else:

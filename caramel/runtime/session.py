@@ -65,6 +65,7 @@ class Session:
         self._signature = armodel.signature
         self._timeout_s = step_timeout_s
         self._failure: str | None = None
+        self._closed = False
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
         self._step_count = 0
@@ -84,7 +85,8 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Stop the cluster; what was not saved is gone."""
+        """Stop the cluster; what was not saved is gone. Safe to call twice."""
+        self._closed = True
         self._executor.close()
 
     @property
@@ -246,11 +248,10 @@ class Session:
         self._refuse_after_failure()
         objects = self._armodel.context.checkpoint
         if objects is None:
-            checkpoint.write_atomically(path, self._write)
+            checkpoint.write_atomically({os.fspath(path): self._write})
             return
         self.write_back()
-        checkpoint.write_atomically(checkpoint.beside(path), self._write)
-        checkpoint.write_atomically(path, objects.write)
+        checkpoint.write_atomically({checkpoint.beside(path): self._write, os.fspath(path): objects.write})
 
     def _write(self, prefix: str) -> None:
         try:
@@ -269,6 +270,7 @@ class Session:
         Raises:
             CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
         """
+        self._refuse_when_closed()
         reader = checkpoint.open_checkpoint(path)
         if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
             self._restore_objects(path)
@@ -300,9 +302,7 @@ class Session:
 
     def _restore_named(self, path: str | os.PathLike[str], reader: Any) -> None:
         checkpoint.check_fits(path, reader, [v for v in self._model.variables if v.saved])
-        feeds = {self._signature.restore_prefix: _text(path)}
-        for target in self._signature.restore:
-            self._executor.run([], [target], feeds, self._timeout_s)
+        self._read(path, self._signature.restore)
         self._restore_local(path, reader)
         self._recovered(reader)
 
@@ -318,26 +318,39 @@ class Session:
         }
         further = any(key.startswith(state.local_key(workers, "")) for key in shapes)
         if wanted and not further and all(tuple(shapes.get(key, (-1,))) == shape for key, shape in wanted.items()):
-            feeds = {self._signature.restore_prefix: _text(path)}
-            self._executor.run([], [self._signature.restore_local], feeds, self._timeout_s)
+            self._read(path, [self._signature.restore_local])
 
     def _push(self, values: Mapping[str, np.ndarray]) -> None:
         """Give every worker these values, through a checkpoint that only exists meanwhile."""
         with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
             prefix = os.path.join(directory, "values")
             checkpoint.write_values(prefix, values)
-            feeds = {self._signature.restore_prefix: _text(prefix)}
             first, *others = self._signature.restore
-            for target in (first, self._signature.restore_unsaved, *others):
-                self._executor.run([], [target], feeds, self._timeout_s)
+            self._read(prefix, [first, self._signature.restore_unsaved, *others])
             self._recovered(checkpoint.open_checkpoint(prefix))
+
+    def _read(self, path: str | os.PathLike[str], targets: Sequence[str]) -> None:
+        """Run ops that read a checkpoint, one after the other."""
+        feeds = {self._signature.restore_prefix: _text(path)}
+        for target in targets:
+            try:
+                self._executor.run([], [target], feeds, self._timeout_s)
+            except StepError as error:
+                raise CheckpointError(
+                    f"worker 0 cannot read checkpoint {str(path)!r}, it is damaged: {error}"
+                ) from error
 
     def _recovered(self, reader: Any) -> None:
         self._failure = None
         counter = self._model.step_counter
         self._step_count = int(reader.get_tensor(counter)) if counter is not None else 0
 
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise ClusterError("the session is closed: start a new one")
+
     def _refuse_after_failure(self) -> None:
+        self._refuse_when_closed()
         if self._failure is not None:
             raise StepError(
                 "a step failed before, so some variables may have seen it and some not; restore a checkpoint first. "
