@@ -1,42 +1,43 @@
-"""A collective as data: which rank holds, sends and adds which chunk, in order.
+"""A collective as data: which rank holds, sends, adds and joins which part of the tensor, in order.
 
-A schedule is a straight-line program over values. Every value lives on one rank and stands for one
-chunk of the flattened tensor. A step makes a value from others; reading a value of another rank is
-a transfer. That is all a lowering needs, and all a checker needs to prove the result.
+A schedule is a straight-line program over values. Every value lives on one rank and stands for a
+range of the flattened tensor. An instruction makes a value from earlier ones; reading a value of
+another rank is a message. That is all a lowering needs, and all a checker needs to prove the result
+and to count what it costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from caramel.errors import InvariantError
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A slice of the flattened tensor: elements ``start`` to ``start + size``."""
-
-    start: int
-    size: int
+from caramel.errors import InputError, InvariantError
 
 
 @dataclass(frozen=True)
-class Step:
-    """One value.
+class Instruction:
+    """Makes one value.
 
     Attributes:
         rank: where the value is made and lives.
-        chunk: number of the chunk that it stands for.
-        operation: ``"take"`` (the rank's own chunk), ``"add"`` (left fold of the operands in their
-            order) or ``"copy"``.
-        operands: earlier steps; reading one of another rank is a transfer.
+        start: first element of the flattened tensor that it stands for.
+        size: number of elements.
+        operation: ``"take"`` (the rank's own contribution), ``"part"`` (a part of a value of the same
+            rank), ``"add"`` (left fold of the operands in their order), ``"join"`` (the operands one
+            after the other) or ``"copy"`` (a value of another rank, to use or to pass on).
+        operands: numbers of earlier instructions.
     """
 
     rank: int
-    chunk: int
+    start: int
+    size: int
     operation: str
     operands: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """One past the last element."""
+        return self.start + self.size
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,14 @@ class Schedule:
         algorithm: its name.
         workers: number of ranks.
         size: elements of the tensor.
-        chunks: slices that partition the tensor.
-        steps: values in an order in which they can be made.
-        results: for each rank and each chunk, the step with the reduced chunk.
+        instructions: in an order in which they can run.
+        results: for each rank the values that, one after the other, are the reduced tensor.
     """
 
     algorithm: str
     workers: int
     size: int
-    chunks: tuple[Chunk, ...]
-    steps: tuple[Step, ...]
+    instructions: tuple[Instruction, ...]
     results: tuple[tuple[int, ...], ...]
 
 
@@ -65,6 +64,7 @@ class Proof:
     """What `check` found out about a schedule.
 
     Attributes:
+        rounds: messages one after the other on the longest path.
         sends: number of messages that each rank sends.
         sent_elements: elements that each rank sends.
         received_elements: elements that each rank receives.
@@ -72,123 +72,280 @@ class Proof:
             that adds its micro-batches in turn.
     """
 
+    rounds: int
     sends: tuple[int, ...]
     sent_elements: tuple[int, ...]
     received_elements: tuple[int, ...]
     is_rank_order_fold: bool
 
 
-def balanced(size: int, parts: int) -> tuple[Chunk, ...]:
-    """Cut ``size`` elements into ``parts`` slices whose sizes differ by at most one.
+class Builder:
+    """Writes a schedule instruction by instruction; ranges are checked as it goes.
 
-    >>> [c.size for c in balanced(10, 4)]
-    [3, 3, 2, 2]
+    Args:
+        workers: number of ranks.
+        size: elements of the tensor.
+    """
+
+    def __init__(self, workers: int, size: int) -> None:
+        if workers < 1:
+            raise InputError(f"a collective needs at least 1 worker, got {workers}")
+        if size < 0:
+            raise InputError(f"a collective needs a size of at least 0 elements, got {size}")
+        self.workers = workers
+        self.size = size
+        self.instructions: list[Instruction] = []
+
+    def _append(self, instruction: Instruction) -> int:
+        self.instructions.append(instruction)
+        return len(self.instructions) - 1
+
+    def take(self, rank: int, start: int, size: int) -> int:
+        """The rank's own contribution to a range."""
+        return self._append(Instruction(rank, start, size, "take"))
+
+    def part(self, value: int, start: int, size: int) -> int:
+        """A part of a value, on the same rank; the value itself if it is all of it."""
+        source = self.instructions[value]
+        if (start, size) == (source.start, source.size):
+            return value
+        return self._append(Instruction(source.rank, start, size, "part", (value,)))
+
+    def add(self, rank: int, values: Sequence[int]) -> int:
+        """The sum of values of one range, added from left to right."""
+        first = self.instructions[values[0]]
+        return self._append(Instruction(rank, first.start, first.size, "add", tuple(values)))
+
+    def join(self, rank: int, values: Sequence[int]) -> int:
+        """Values of adjacent ranges as one."""
+        if len(values) == 1:
+            return values[0]
+        first, last = self.instructions[values[0]], self.instructions[values[-1]]
+        return self._append(Instruction(rank, first.start, last.end - first.start, "join", tuple(values)))
+
+    def copy(self, rank: int, value: int) -> int:
+        """A value of another rank; the value itself on its own rank."""
+        source = self.instructions[value]
+        if source.rank == rank:
+            return value
+        return self._append(Instruction(rank, source.start, source.size, "copy", (value,)))
+
+    def schedule(self, algorithm: str, results: Sequence[Sequence[int]]) -> Schedule:
+        """The finished schedule."""
+        return Schedule(
+            algorithm, self.workers, self.size, tuple(self.instructions), tuple(tuple(row) for row in results)
+        )
+
+
+def balanced(size: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """Cut ``size`` elements into ``parts`` ranges (start, size) whose sizes differ by at most one.
+
+    >>> balanced(10, 4)
+    ((0, 3), (3, 3), (6, 2), (8, 2))
     """
     whole, rest = divmod(size, parts)
-    chunks, start = [], 0
-    for part in range(parts):
-        length = whole + (1 if part < rest else 0)
-        chunks.append(Chunk(start, length))
+    ranges, start = [], 0
+    for number in range(parts):
+        length = whole + (1 if number < rest else 0)
+        ranges.append((start, length))
         start += length
-    return tuple(chunks)
+    return tuple(ranges)
 
 
-# A symbolic value: the rank it came from, or the pair of the two values added.
-_Term = int | tuple["_Term", "_Term"]
+def in_chunks(make: Callable[[int, int], Schedule], workers: int, size: int, depth: int) -> Schedule:
+    """Cut the tensor in ``depth`` chunks that are reduced independently, and so in a pipeline.
+
+    While one chunk is added on the processors, another travels (Caramel, section 4.4).
+
+    Args:
+        make: the algorithm, a function of (workers, size).
+        workers: number of ranks.
+        size: elements of the tensor.
+        depth: number of chunks, at least 1; chunks that would be empty are left out.
+
+    Raises:
+        InputError: depth < 1.
+    """
+    if depth < 1:
+        raise InputError(f"the depth of a collective must be at least 1, got {depth}")
+    if depth == 1 or size <= 1:
+        return make(workers, size)
+    instructions: list[Instruction] = []
+    results: list[list[int]] = [[] for _ in range(workers)]
+    algorithm = ""
+    for start, length in balanced(size, min(depth, size)):
+        chunk = make(workers, length)
+        algorithm = chunk.algorithm
+        offset = len(instructions)
+        instructions.extend(
+            replace(i, start=i.start + start, operands=tuple(o + offset for o in i.operands))
+            for i in chunk.instructions
+        )
+        for rank, row in enumerate(chunk.results):
+            results[rank].extend(number + offset for number in row)
+    return Schedule(algorithm, workers, size, tuple(instructions), tuple(tuple(row) for row in results))
+
+
+# -- the checker ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A range in which a value is one and the same symbolic sum."""
+
+    start: int
+    end: int
+    term: int
+
+
+class _Terms:
+    """Symbolic sums, each distinct one once."""
+
+    def __init__(self, workers: int) -> None:
+        self.contributors: list[tuple[int, ...]] = [(rank,) for rank in range(workers)]
+        self._sums: dict[tuple[int, int], int] = {}
+
+    def sum(self, left: int, right: int) -> int:
+        key = (left, right)
+        if key not in self._sums:
+            self._sums[key] = len(self.contributors)
+            self.contributors.append(tuple(sorted(self.contributors[left] + self.contributors[right])))
+        return self._sums[key]
 
 
 def check(schedule: Schedule) -> Proof:
     """Run the schedule on symbols and prove that it is an all-reduce.
 
     Raises:
-        InvariantError: a step reads what does not exist yet or another chunk, the chunks do not
-            partition the tensor, or some rank does not end with every contribution exactly once.
+        InvariantError: an instruction reads what does not exist yet or does not fit, or some rank
+            does not end with every contribution to every element exactly once.
     """
-    _check_partition(schedule)
-    terms: list[_Term] = []
-    sends = [0] * schedule.workers
-    sent = [0] * schedule.workers
-    received = [0] * schedule.workers
+    terms = _Terms(schedule.workers)
+    values: list[tuple[_Segment, ...]] = []
+    rounds: list[int] = []
+    sends, sent, received = ([0] * schedule.workers for _ in range(3))
     arrived: set[tuple[int, int]] = set()
-    for number, step in enumerate(schedule.steps):
-        where = f"schedule {schedule.algorithm!r}: step {number} on rank {step.rank}"
-        for operand in step.operands:
-            if not 0 <= operand < number:
-                raise InvariantError(f"{where} reads step {operand}, which is not made before it")
-            source = schedule.steps[operand]
-            if source.chunk != step.chunk:
-                raise InvariantError(f"{where} reads chunk {source.chunk} for chunk {step.chunk}")
-            size = schedule.chunks[step.chunk].size
-            if source.rank != step.rank and (operand, step.rank) not in arrived and size > 0:
-                arrived.add((operand, step.rank))
+    for number, instruction in enumerate(schedule.instructions):
+        where = f"schedule {schedule.algorithm!r}: instruction {number} on rank {instruction.rank}"
+        _check_operands(schedule, number, where)
+        longest = 0
+        for operand in instruction.operands:
+            source = schedule.instructions[operand]
+            crosses = source.rank != instruction.rank and source.size > 0
+            longest = max(longest, rounds[operand] + crosses)
+            if crosses and (operand, instruction.rank) not in arrived:
+                arrived.add((operand, instruction.rank))
                 sends[source.rank] += 1
-                sent[source.rank] += size
-                received[step.rank] += size
-        terms.append(_term(step, terms, where))
-    folds = _check_results(schedule, terms)
-    return Proof(tuple(sends), tuple(sent), tuple(received), folds)
+                sent[source.rank] += source.size
+                received[instruction.rank] += source.size
+        rounds.append(longest)
+        values.append(_value(instruction, [values[o] for o in instruction.operands], terms, where))
+    folds = _check_results(schedule, values, terms)
+    used = [rounds[number] for row in schedule.results for number in row]
+    return Proof(max(used, default=0), tuple(sends), tuple(sent), tuple(received), folds)
 
 
-def _check_partition(schedule: Schedule) -> None:
-    position = 0
-    for number, chunk in enumerate(schedule.chunks):
-        if chunk.start != position or chunk.size < 0:
-            raise InvariantError(f"schedule {schedule.algorithm!r}: chunk {number} does not follow the one before it")
-        position += chunk.size
-    if position != schedule.size:
-        raise InvariantError(f"schedule {schedule.algorithm!r}: chunks cover {position} of {schedule.size} elements")
-
-
-def _term(step: Step, terms: Sequence[_Term], where: str) -> _Term:
-    if step.operation == "take" and not step.operands:
-        return step.rank
-    if step.operation == "copy" and len(step.operands) == 1:
-        return terms[step.operands[0]]
-    if step.operation == "add" and step.operands:
-        total = terms[step.operands[0]]
-        for operand in step.operands[1:]:
-            total = (total, terms[operand])
-        return total
-    raise InvariantError(f"{where} is not a valid {step.operation!r} of {len(step.operands)} operands")
-
-
-def _contributors(term: _Term) -> list[int]:
-    found, stack = [], [term]
-    while stack:
-        current = stack.pop()
-        if isinstance(current, int):
-            found.append(current)
-        else:
-            stack.extend(current)
-    return sorted(found)
-
-
-def _check_results(schedule: Schedule, terms: Sequence[_Term]) -> bool:
-    everyone = list(range(schedule.workers))
-    fold: _Term = 0
-    for rank in everyone[1:]:
-        fold = (fold, rank)
-    checked: dict[int, bool] = {}
-    if len(schedule.results) != schedule.workers:
+def _check_operands(schedule: Schedule, number: int, where: str) -> None:
+    instruction = schedule.instructions[number]
+    if not 0 <= instruction.rank < schedule.workers:
+        raise InvariantError(f"{where}: there are only {schedule.workers} ranks")
+    if instruction.start < 0 or instruction.size < 0 or instruction.end > schedule.size:
         raise InvariantError(
-            f"schedule {schedule.algorithm!r}: results for {len(schedule.results)} of {schedule.workers} ranks"
+            f"{where} makes elements {instruction.start} to {instruction.end} of a tensor of {schedule.size}"
         )
-    for rank, row in enumerate(schedule.results):
-        if len(row) != len(schedule.chunks):
+    counts = {"take": (0, 0), "part": (1, 1), "copy": (1, 1), "add": (1, None), "join": (1, None)}
+    least, most = counts.get(instruction.operation, (-1, -1))
+    count = len(instruction.operands)
+    if least < 0 or count < least or (most is not None and count > most):
+        raise InvariantError(f"{where} is not a valid {instruction.operation!r} of {count} operands")
+    for operand in instruction.operands:
+        if not 0 <= operand < number:
+            raise InvariantError(f"{where} reads instruction {operand}, which does not come before it")
+        source = schedule.instructions[operand]
+        same = (source.start, source.size) == (instruction.start, instruction.size)
+        if instruction.operation in ("add", "copy") and not same:
             raise InvariantError(
-                f"schedule {schedule.algorithm!r}: rank {rank} has {len(row)} of {len(schedule.chunks)} chunks"
+                f"{where} reads elements {source.start} to {source.end} for {instruction.start} to {instruction.end}"
             )
-        for chunk, number in enumerate(row):
-            step = schedule.steps[number]
-            if (step.rank, step.chunk) != (rank, chunk):
-                raise InvariantError(
-                    f"schedule {schedule.algorithm!r}: the result of chunk {chunk} on rank {rank} "
-                    f"is chunk {step.chunk} on rank {step.rank}"
-                )
-            if _contributors(terms[number]) != everyone:
-                raise InvariantError(
-                    f"schedule {schedule.algorithm!r}: chunk {chunk} on rank {rank} has contributions of ranks "
-                    f"{_contributors(terms[number])}, not of each of {schedule.workers} once"
-                )
-            checked[number] = terms[number] == fold
-    return all(checked.values())
+        if instruction.operation == "part" and source.rank != instruction.rank:
+            raise InvariantError(f"{where} takes a part of a value of rank {source.rank}: cut it there, then send it")
+
+
+def _value(
+    instruction: Instruction, operands: Sequence[tuple[_Segment, ...]], terms: _Terms, where: str
+) -> tuple[_Segment, ...]:
+    if instruction.size == 0:
+        return ()
+    if instruction.operation == "take":
+        return (_Segment(instruction.start, instruction.end, instruction.rank),)
+    if instruction.operation in ("part", "copy"):
+        cut = _clipped(operands[0], instruction.start, instruction.end)
+        return _covering(cut, instruction, where)
+    if instruction.operation == "join":
+        return _covering(tuple(s for operand in operands for s in operand), instruction, where)
+    total = operands[0]
+    for operand in operands[1:]:
+        total = _added(total, operand, terms)
+    return total
+
+
+def _clipped(segments: Sequence[_Segment], start: int, end: int) -> tuple[_Segment, ...]:
+    return tuple(
+        _Segment(max(s.start, start), min(s.end, end), s.term) for s in segments if s.start < end and s.end > start
+    )
+
+
+def _covering(segments: tuple[_Segment, ...], instruction: Instruction, where: str) -> tuple[_Segment, ...]:
+    position = instruction.start
+    for segment in segments:
+        if segment.start != position:
+            raise InvariantError(f"{where} has no element {position}, or has it out of order")
+        position = segment.end
+    if position != instruction.end:
+        raise InvariantError(f"{where} ends at element {position}, not at {instruction.end}")
+    return segments
+
+
+def _added(left: Sequence[_Segment], right: Sequence[_Segment], terms: _Terms) -> tuple[_Segment, ...]:
+    """Element by element, where either side changes."""
+    cuts = sorted({s.start for s in (*left, *right)} | {s.end for s in (*left, *right)})
+    lefts, rights = iter(left), iter(right)
+    a, b = next(lefts), next(rights)
+    result = []
+    for start, end in zip(cuts, cuts[1:]):
+        while a.end <= start:
+            a = next(lefts)
+        while b.end <= start:
+            b = next(rights)
+        result.append(_Segment(start, end, terms.sum(a.term, b.term)))
+    return tuple(result)
+
+
+def _check_results(schedule: Schedule, values: Sequence[tuple[_Segment, ...]], terms: _Terms) -> bool:
+    name = f"schedule {schedule.algorithm!r}"
+    everyone = tuple(range(schedule.workers))
+    fold = 0
+    for rank in everyone[1:]:
+        fold = terms.sum(fold, rank)
+    if len(schedule.results) != schedule.workers:
+        raise InvariantError(f"{name}: results for {len(schedule.results)} of {schedule.workers} ranks")
+    folds = True
+    for rank, row in enumerate(schedule.results):
+        position = 0
+        for number in row:
+            instruction = schedule.instructions[number]
+            if instruction.rank != rank:
+                raise InvariantError(f"{name}: a result of rank {rank} is on rank {instruction.rank}")
+            if instruction.start != position:
+                raise InvariantError(f"{name}: the results of rank {rank} have no element {position}, or out of order")
+            position = instruction.end
+            for segment in values[number]:
+                if terms.contributors[segment.term] != everyone:
+                    raise InvariantError(
+                        f"{name}: elements {segment.start} to {segment.end} on rank {rank} have contributions of ranks "
+                        f"{list(terms.contributors[segment.term])}, not of each of {schedule.workers} once"
+                    )
+                folds = folds and segment.term == fold
+        if position != schedule.size:
+            raise InvariantError(f"{name}: the results of rank {rank} end at element {position} of {schedule.size}")
+    return folds

@@ -1,0 +1,221 @@
+"""The all-reduce algorithms, as schedules for any number of workers and any size.
+
+In the formulas n is the number of elements, N the number of workers, s_r the size of the shard of
+rank r (n / N if N divides n). All are proved by `caramel.collectives.schedule.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from caramel.collectives.schedule import Builder, Schedule, balanced
+
+
+def shuffle(workers: int, size: int) -> Schedule:
+    """Every rank owns one shard, gathers it from all, adds in rank order, and sends the sum to all.
+
+    2 rounds. Rank r sends n - s_r + (N-1) s_r elements, which is 2 (N-1) n / N if N divides n, in
+    2 (N-1) messages (fewer where shards are empty).
+
+    Args:
+        workers: number of ranks N, at least 1.
+        size: elements n of the tensor, at least 0.
+
+    Returns:
+        The schedule; its sums are the rank-order left fold.
+
+    Raises:
+        InputError: workers < 1 or size < 0.
+
+    Source:
+        Caramel, sections 2 and 6.3; the direct algorithm for reduce-scatter and all-gather.
+    """
+    builder = Builder(workers, size)
+    shards = balanced(size, workers)
+    sums = []
+    for owner, (start, length) in enumerate(shards):
+        sums.append(builder.add(owner, [builder.take(rank, start, length) for rank in range(workers)]))
+    return builder.schedule("shuffle", [[builder.copy(rank, value) for value in sums] for rank in range(workers)])
+
+
+def ring(workers: int, size: int) -> Schedule:
+    """Sums travel around the ring once to be completed, and once more to reach everybody.
+
+    2 (N-1) rounds. Rank r sends 2n - s_{r+1} - s_{r+2} elements (indices modulo N), which is
+    2 (N-1) n / N if N divides n, in 2 (N-1) messages (fewer where shards are empty).
+
+    Args:
+        workers: number of ranks N, at least 1.
+        size: elements n of the tensor, at least 0.
+
+    Returns:
+        The schedule. The order of additions differs from shard to shard.
+
+    Raises:
+        InputError: workers < 1 or size < 0.
+
+    Source:
+        Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009;
+        the bucket algorithm of Barnett et al., 1994.
+    """
+    builder = Builder(workers, size)
+    results: list[dict[int, int]] = [{} for _ in range(workers)]
+    for shard, (start, length) in enumerate(balanced(size, workers)):
+        value = builder.take(shard, start, length)
+        for step in range(1, workers):
+            rank = (shard + step) % workers
+            value = builder.add(rank, [value, builder.take(rank, start, length)])
+        owner = (shard + workers - 1) % workers
+        results[owner][shard] = value
+        for step in range(1, workers):
+            rank = (owner + step) % workers
+            value = builder.copy(rank, value)
+            results[rank][shard] = value
+    return builder.schedule("ring", [[row[shard] for shard in range(workers)] for row in results])
+
+
+def chain(workers: int, size: int) -> Schedule:
+    """The sum travels from rank 0 to the last rank, and the result back; a pipeline when cut in chunks.
+
+    2 (N-1) rounds. Inner ranks send 2n elements in 2 messages, the first and the last n in 1.
+
+    Args:
+        workers: number of ranks N, at least 1.
+        size: elements n of the tensor, at least 0.
+
+    Returns:
+        The schedule; its sums are the rank-order left fold.
+
+    Raises:
+        InputError: workers < 1 or size < 0.
+
+    Source:
+        The pipelined chain of reduce and broadcast; Thakur, Rabenseifner and Gropp 2005, section 4.
+    """
+    builder = Builder(workers, size)
+    value = builder.take(0, 0, size)
+    for rank in range(1, workers):
+        value = builder.add(rank, [value, builder.take(rank, 0, size)])
+    results = {workers - 1: value}
+    for rank in reversed(range(workers - 1)):
+        value = builder.copy(rank, value)
+        results[rank] = value
+    return builder.schedule("chain", [[results[rank]] for rank in range(workers)])
+
+
+def core_size(workers: int) -> tuple[int, tuple[int, ...]]:
+    """The largest number 2^a 3^b that is at most ``workers``, and its factors.
+
+    >>> core_size(7), core_size(8)
+    ((6, (2, 3)), (8, (2, 2, 2)))
+    """
+    best, factors = 1, ()
+    power_of_three, threes = 1, 0
+    while power_of_three <= workers:
+        value, twos = power_of_three, 0
+        while value * 2 <= workers:
+            value, twos = value * 2, twos + 1
+        if value > best:
+            best, factors = value, (2,) * twos + (3,) * threes
+        power_of_three, threes = power_of_three * 3, threes + 1
+    return best, factors
+
+
+def halving_doubling(workers: int, size: int) -> Schedule:
+    """Recursive halving to reduce and scatter, recursive doubling to gather; also by thirds.
+
+    Let m = 2^a 3^b be the largest such number that is at most N. The first m ranks halve (or cut in
+    three) their range a + b times: each keeps a part, sends the others, and adds what it receives.
+    Then they double it again. The other N - m ranks send each of the m its shard at the start, in
+    parallel with the halving, and receive the m sums in parallel with the doubling: that costs no
+    round, where the standard pre- and post-step costs two and sends the whole tensor twice more.
+
+    2 (a + b) rounds. With shards of the m ranks, rank r < m sends
+    2 (n - s_r) + (N - m) s_r elements in 2 (a + 2b) + (N - m) messages, a rank r >= m sends n in m.
+
+    Args:
+        workers: number of ranks N, at least 1.
+        size: elements n of the tensor, at least 0.
+
+    Returns:
+        The schedule. The order of additions is that of a tree.
+
+    Raises:
+        InputError: workers < 1 or size < 0.
+
+    Source:
+        Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH,
+        2005, section 4.4, for powers of two.
+    """
+    builder = Builder(workers, size)
+    core, factors = core_size(workers)
+    shards = balanced(size, core)
+
+    def span(first: int, count: int) -> tuple[int, int]:
+        """Range of ``count`` shards."""
+        start = shards[first][0]
+        last = shards[first + count - 1]
+        return start, last[0] + last[1] - start
+
+    values, firsts = _halve(builder, core, factors, span)
+    extras = range(core, workers)
+    for rank in range(core):
+        own = shards[firsts[rank]]
+        if extras:
+            values[rank] = builder.add(rank, [values[rank], *(builder.take(extra, *own) for extra in extras)])
+    by_shard = {firsts[rank]: values[rank] for rank in range(core)}
+    gathered = _double(builder, core, factors, values)
+    results = [[gathered[rank]] for rank in range(core)]
+    results += [[builder.copy(extra, by_shard[shard]) for shard in range(core)] for extra in extras]
+    return builder.schedule("halving_doubling", results)
+
+
+def _groups(core: int, factors: Sequence[int], level: int) -> tuple[int, int]:
+    """(distance between partners, number of ranks that share a range) at a level."""
+    stride = core
+    for factor in factors[: level + 1]:
+        stride //= factor
+    return stride, stride * factors[level]
+
+
+def _halve(
+    builder: Builder, core: int, factors: Sequence[int], span: Callable[[int, int], tuple[int, int]]
+) -> tuple[list[int], list[int]]:
+    """The shard of each rank, summed over the core, and its number."""
+    firsts = [0] * core
+    values = [builder.take(rank, *span(0, core)) for rank in range(core)]
+    for level, factor in enumerate(factors):
+        stride, group = _groups(core, factors, level)
+        parts: dict[tuple[int, int], int] = {}
+        for rank in range(core):
+            for piece in range(factor):
+                parts[rank, piece] = builder.part(values[rank], *span(firsts[rank] + piece * stride, stride))
+        for rank in range(core):
+            piece = rank % group // stride
+            partners = [rank + (other - piece) * stride for other in range(factor)]
+            values[rank] = builder.add(rank, [parts[partner, piece] for partner in partners])
+            firsts[rank] += piece * stride
+    return values, firsts
+
+
+def _double(builder: Builder, core: int, factors: Sequence[int], values: Sequence[int]) -> list[int]:
+    """The whole tensor on each rank of the core."""
+    current = list(values)
+    for level in reversed(range(len(factors))):
+        stride, group = _groups(core, factors, level)
+        following = []
+        for rank in range(core):
+            piece = rank % group // stride
+            partners = [rank + (other - piece) * stride for other in range(factors[level])]
+            following.append(builder.join(rank, [current[partner] for partner in partners]))
+        current = following
+    return current
+
+
+ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
+    "shuffle": shuffle,
+    "ring": ring,
+    "halving_doubling": halving_doubling,
+    "chain": chain,
+}
+"""By name, in the order in which ties are broken."""
