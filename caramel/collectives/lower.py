@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from caramel.collectives.schedule import Schedule
 from caramel.graph.graph import NodeDef, format_input
-from caramel.graph.nodes import constant, dtype_attribute, node
+from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 
 
 @dataclass
@@ -142,9 +142,25 @@ class _Lowering:
             name = f"sum_{number}_{position}"
             total = self._add(step.rank, name, "AddV2", [total, self.values[operand]], T=dtype_attribute(self.dtype))
         if complete and self.mean:
-            count = self._constant(step.rank, f"mean_{number}/count", self.schedule.workers, self.dtype)
+            count = self._count(step.rank)
             total = self._add(step.rank, f"mean_{number}", "RealDiv", [total, count], T=dtype_attribute(self.dtype))
         return total
+
+    def _count(self, rank: int) -> str:
+        """The number of workers, hidden from TensorFlow's optimizers.
+
+        They turn a division by a constant into a multiplication by its reciprocal, which rounds
+        differently.
+        """
+        default = self._constant(rank, f"count_{rank}/default", self.schedule.workers, self.dtype)
+        return self._add(
+            rank,
+            f"count_{rank}",
+            "PlaceholderWithDefault",
+            [default],
+            dtype=dtype_attribute(self.dtype),
+            shape=shape_attribute(()),
+        )
 
     def _result(self, rank: int) -> str:
         parts = [self.values[self.schedule.results[rank][n]] for n in self.full]
