@@ -15,10 +15,11 @@ from caramel.graph.graph import tensor_name
 from caramel.graph.verify import verify_structure
 from caramel.model import Evaluation, Model
 from caramel.modifiers import state
-from caramel.modifiers.aggregate import aggregate, verify_aggregated, weigh
+from caramel.modifiers.aggregate import aggregate, verify_aggregated
 from caramel.modifiers.distributed import DistributedGraph, own_name, replica_name
 from caramel.modifiers.evaluate import add_evaluation
 from caramel.modifiers.replicate import parse_devices, replicate
+from caramel.modifiers.weigh import weigh
 from caramel.plan import Plan
 from caramel.signature import EvaluationSignature, Feed, Signature
 

@@ -24,6 +24,7 @@ class Transfer:
         algorithm: the collective.
         depth: number of chunks in flight at once.
         window: ``"backward"`` (in the step that makes the gradients) or ``"forward"`` (in the next).
+        wire: element type of the messages, if another than ``dtype``.
         reason: why it is so.
     """
 
@@ -34,6 +35,7 @@ class Transfer:
     algorithm: str
     depth: int
     window: str
+    wire: str | None
     reason: str
 
 

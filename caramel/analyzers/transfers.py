@@ -17,6 +17,7 @@ def one_per_gradient(model: Model) -> tuple[Transfer, ...]:
             algorithm="shuffle",
             depth=1,
             window="backward",
+            wire=None,
             reason="Each gradient is all-reduced by itself as soon as it exists on every worker.",
         )
         for gradient in model.gradients

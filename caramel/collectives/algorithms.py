@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from caramel.collectives.schedule import Builder, Schedule, balanced
+from caramel.collectives.schedule import Builder, Schedule, balanced, check, in_chunks
+from caramel.errors import InputError
 
 
 def shuffle(workers: int, size: int) -> Schedule:
@@ -130,8 +131,10 @@ def halving_doubling(workers: int, size: int) -> Schedule:
     parallel with the halving, and receive the m sums in parallel with the doubling: that costs no
     round, where the standard pre- and post-step costs two and sends the whole tensor twice more.
 
-    2 (a + b) rounds. With shards of the m ranks, rank r < m sends
-    2 (n - s_r) + (N - m) s_r elements in 2 (a + 2b) + (N - m) messages, a rank r >= m sends n in m.
+    2 (a + b) rounds. With shards of the m ranks, rank r < m sends n - s_r elements to halve, the sum
+    of (f - 1) R_l over the levels l to double (f parts, of which its own has R_l elements), and
+    (N - m) s_r to the others: 2 (m-1) n / m + (N-m) n / m if m divides n. These are
+    2 (a + 2b) + (N - m) messages. A rank r >= m sends n elements in m messages.
 
     Args:
         workers: number of ranks N, at least 1.
@@ -219,3 +222,31 @@ ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
     "chain": chain,
 }
 """By name, in the order in which ties are broken."""
+
+
+class Schedules:
+    """Proved schedules, each made and checked once however many transfers use it."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int, int, int], Schedule] = {}
+
+    def proved(self, algorithm: str, workers: int, size: int, depth: int) -> Schedule:
+        """The schedule of an all-reduce.
+
+        Args:
+            algorithm: a name in `ALGORITHMS`.
+            workers: number of ranks, at least 1.
+            size: elements of the tensor, at least 0.
+            depth: number of chunks, at least 1.
+
+        Raises:
+            InputError: no such algorithm, or an argument is out of range.
+            InvariantError: the schedule is wrong (a defect of this library).
+        """
+        if algorithm not in ALGORITHMS:
+            raise InputError(f"there is no all-reduce algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        key = (algorithm, workers, size, depth)
+        if key not in self._made:
+            self._made[key] = in_chunks(ALGORITHMS[algorithm], workers, size, depth)
+            check(self._made[key])
+        return self._made[key]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from caramel.collectives.schedule import Schedule
+import numpy as np
+
+from caramel.collectives.schedule import Instruction, Schedule
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 
@@ -16,11 +18,120 @@ class Lowered:
 
     Attributes:
         nodes: each with the rank whose device it is on.
-        results: for each rank the tensor with the reduced value, in the shape of the source.
+        results: for each rank the tensor with the reduced value.
     """
 
     nodes: list[tuple[NodeDef, int]] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
+
+
+class Emitter:
+    """Adds nodes under one scope, each on the device of its rank.
+
+    Args:
+        prefix: the scope.
+        devices: the device of each rank.
+        dtype: element type of the tensors.
+    """
+
+    def __init__(self, prefix: str, devices: Sequence[str], dtype: str) -> None:
+        self.prefix = prefix
+        self.devices = devices
+        self.dtype = dtype
+        self.out = Lowered()
+        self._constants: dict[tuple[int, str, object], str] = {}
+
+    def add(self, rank: int, name: str, op: str, inputs: Sequence[str], **attributes: object) -> str:
+        """A node; returns its name."""
+        made = node(f"{self.prefix}/{name}", op, inputs, self.devices[rank], **attributes)
+        self.out.nodes.append((made, rank))
+        return made.name
+
+    def integers(self, rank: int, value: int | Sequence[int]) -> str:
+        """An int32 constant on a rank, made once."""
+        key = (rank, "int32", value if isinstance(value, int) else tuple(value))
+        if key not in self._constants:
+            name = f"{self.prefix}/constant_{rank}_{len(self._constants)}"
+            made = constant(name, np.asarray(value, np.int32), "int32", self.devices[rank])
+            self.out.nodes.append((made, rank))
+            self._constants[key] = name
+        return self._constants[key]
+
+    def divisor(self, rank: int, value: int) -> str:
+        """A scalar to divide by, hidden from TensorFlow's optimizers.
+
+        They turn a division by a constant into a multiplication by its reciprocal, which rounds
+        differently.
+        """
+        key = (rank, "divisor", value)
+        if key not in self._constants:
+            name = f"{self.prefix}/divisor_{rank}"
+            default = constant(f"{name}/default", value, self.dtype, self.devices[rank])
+            self.out.nodes.append((default, rank))
+            self._constants[key] = self.add(
+                rank,
+                f"divisor_{rank}",
+                "PlaceholderWithDefault",
+                [default.name],
+                dtype=dtype_attribute(self.dtype),
+                shape=shape_attribute(()),
+            )
+        return self._constants[key]
+
+    def reshape(self, rank: int, name: str, source: str, shape: Sequence[int]) -> str:
+        """The tensor in another shape."""
+        return self.add(
+            rank,
+            name,
+            "Reshape",
+            [source, self.integers(rank, shape)],
+            T=dtype_attribute(self.dtype),
+            Tshape=dtype_attribute("int32"),
+        )
+
+    def concat(self, rank: int, name: str, parts: Sequence[str], dtype: str | None = None) -> str:
+        """Tensors one after the other along axis 0."""
+        return self.add(
+            rank,
+            name,
+            "ConcatV2",
+            [*parts, self.integers(rank, 0)],
+            T=dtype_attribute(dtype or self.dtype),
+            Tidx=dtype_attribute("int32"),
+            N=len(parts),
+        )
+
+    def split(self, rank: int, name: str, source: str, sizes: Sequence[int]) -> list[str]:
+        """Parts of the given sizes along axis 0."""
+        made = self.add(
+            rank,
+            name,
+            "SplitV",
+            [source, self.integers(rank, sizes), self.integers(rank, 0)],
+            T=dtype_attribute(self.dtype),
+            Tlen=dtype_attribute("int32"),
+            num_split=len(sizes),
+        )
+        return [format_input(made, n) for n in range(len(sizes))]
+
+    def slice(self, rank: int, name: str, source: str, start: int, size: int) -> str:
+        """A range of a flat tensor."""
+        return self.add(
+            rank,
+            name,
+            "Slice",
+            [source, self.integers(rank, [start]), self.integers(rank, [size])],
+            T=dtype_attribute(self.dtype),
+            Index=dtype_attribute("int32"),
+        )
+
+    def identity(self, rank: int, name: str, source: str, dtype: str | None = None) -> str:
+        """The tensor, on the rank's device."""
+        return self.add(rank, name, "Identity", [source], T=dtype_attribute(dtype or self.dtype))
+
+    def cast(self, rank: int, name: str, source: str, wanted: str, given: str) -> str:
+        """The tensor in another dtype."""
+        return self.add(rank, name, "Cast", [source], SrcT=dtype_attribute(given), DstT=dtype_attribute(wanted))
 
 
 def lower(
@@ -30,160 +141,188 @@ def lower(
     sources: Sequence[str],
     devices: Sequence[str],
     dtype: str,
-    shape: Sequence[int],
     mean: bool,
+    wire: str | None = None,
 ) -> Lowered:
-    """Emit a schedule as Reshape, SplitV, AddV2, RealDiv, Identity and ConcatV2 nodes.
+    """Emit a schedule as SplitV, Slice, AddV2, RealDiv, Identity, Cast and ConcatV2 nodes.
 
     Args:
-        schedule: the checked schedule; its size is the number of elements of ``shape``.
+        schedule: the checked schedule.
         prefix: scope of the new nodes.
-        sources: the local tensor of each rank.
+        sources: the local, flat tensor of each rank.
         devices: the device of each rank.
         dtype: element type.
-        shape: static shape of the tensor.
         mean: whether to divide the sum by the number of ranks.
+        wire: element type of the messages, if another one. Additions stay in ``dtype``; whoever
+            completes a sum goes on with the rounded value that the others receive.
 
     Returns:
-        The nodes and the reduced tensor of each rank.
+        The nodes, and the reduced flat tensor of each rank.
     """
-    return _Lowering(schedule, prefix, sources, devices, dtype, shape, mean).run()
+    emitter = Emitter(prefix, devices, dtype)
+    if schedule.workers == 1 or schedule.size == 0:
+        emitter.out.results = [emitter.identity(r, f"result_{r}", s) for r, s in enumerate(sources)]
+        return emitter.out
+    return _Lowering(schedule, emitter, sources, mean, None if wire == dtype else wire).run()
 
 
 class _Lowering:
     def __init__(
-        self,
-        schedule: Schedule,
-        prefix: str,
-        sources: Sequence[str],
-        devices: Sequence[str],
-        dtype: str,
-        shape: Sequence[int],
-        mean: bool,
+        self, schedule: Schedule, emitter: Emitter, sources: Sequence[str], mean: bool, wire: str | None
     ) -> None:
         self.schedule = schedule
-        self.prefix = prefix
+        self.emit = emitter
         self.sources = sources
-        self.devices = devices
-        self.dtype = dtype
-        self.shape = tuple(shape)
         self.mean = mean
-        self.full = [n for n, chunk in enumerate(schedule.chunks) if chunk.size > 0]
-        self.out = Lowered()
-        self.values: list[str] = []
+        self.wire = wire
+        self.local: dict[int, str] = {}  # tensor of each value where it lives
+        self.on_wire: dict[int, str] = {}  # the same as it is sent
+        self.arrived: dict[tuple[int, int], str] = {}  # (value, reader's rank): after the wire
+        self.contributions: list[int] = []
+        self.passed_on = self._passed_on()
+
+    def _passed_on(self) -> set[int]:
+        """Values that some other rank reads."""
+        found = set()
+        for instruction in self.schedule.instructions:
+            for operand in instruction.operands:
+                if self.schedule.instructions[operand].rank != instruction.rank:
+                    found.add(operand)
+        return found
 
     def run(self) -> Lowered:
-        if self.schedule.workers == 1 or not self.full:
-            for rank, source in enumerate(self.sources):
-                self.out.results.append(
-                    self._add(rank, f"result_{rank}", "Identity", [source], T=dtype_attribute(self.dtype))
-                )
-            return self.out
-        pieces = [self._pieces(rank) for rank in range(self.schedule.workers)]
-        contributors: list[int] = []
-        for number, step in enumerate(self.schedule.steps):
-            contributors.append(1 if step.operation == "take" else sum(contributors[o] for o in step.operands))
-            if step.chunk not in self.full:
-                self.values.append("")
-            elif step.operation == "take":
-                self.values.append(pieces[step.rank][step.chunk])
-            elif step.operation == "copy":
-                self.values.append(self.values[step.operands[0]])  # the reader's device makes it a transfer
+        self._cut_sources()
+        parts = self._parts_of_values()
+        for number, instruction in enumerate(self.schedule.instructions):
+            operands = instruction.operands
+            given = [self.contributions[o] for o in operands]
+            self.contributions.append(
+                1 if instruction.operation == "take" else sum(given) if instruction.operation == "add" else given[0]
+            )
+            if instruction.size == 0:
+                continue
+            if instruction.operation == "add":
+                self.local[number] = self._sum(number, instruction)
+            elif instruction.operation == "join":
+                self.local[number] = self._join(f"join_{number}", instruction.rank, operands)
+            elif instruction.operation == "copy":
+                self._copy(number, instruction)
+            if number in parts:
+                self._cut(number, parts[number])
+        for rank, row in enumerate(self.schedule.results):
+            self.emit.out.results.append(self._result(rank, row))
+        return self.emit.out
+
+    # -- cutting -----------------------------------------------------------------------------
+
+    def _cut_sources(self) -> None:
+        """The ranks' own contributions."""
+        wanted: dict[int, list[int]] = {}
+        for number, instruction in enumerate(self.schedule.instructions):
+            if instruction.operation == "take" and instruction.size > 0:
+                wanted.setdefault(instruction.rank, []).append(number)
+        for rank, numbers in wanted.items():
+            self._pieces(rank, f"own_{rank}", self.sources[rank], (0, self.schedule.size), numbers)
+
+    def _parts_of_values(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for number, instruction in enumerate(self.schedule.instructions):
+            if instruction.operation == "part" and instruction.size > 0:
+                found.setdefault(instruction.operands[0], []).append(number)
+        return found
+
+    def _cut(self, value: int, numbers: Sequence[int]) -> None:
+        whole = self.schedule.instructions[value]
+        self._pieces(whole.rank, f"cut_{value}", self.local[value], (whole.start, whole.size), numbers)
+
+    def _pieces(
+        self, rank: int, name: str, source: str, whole: tuple[int, int], numbers: Sequence[int]
+    ) -> None:
+        """Tensors for ranges of a tensor: by one SplitV where they tile it, otherwise by Slices."""
+        instructions = self.schedule.instructions
+        ranges = sorted({(instructions[n].start, instructions[n].size) for n in numbers})
+        if ranges == [whole]:
+            tensors = {whole: source}
+        elif self._tile(ranges, whole):
+            tensors = dict(zip(ranges, self.emit.split(rank, name, source, [size for _, size in ranges])))
+        else:
+            tensors = {
+                (start, size): self.emit.slice(rank, f"{name}_{start}_{size}", source, start - whole[0], size)
+                for start, size in ranges
+            }
+        for number in numbers:
+            self.local[number] = tensors[instructions[number].start, instructions[number].size]
+
+    @staticmethod
+    def _tile(ranges: Sequence[tuple[int, int]], whole: tuple[int, int]) -> bool:
+        position = whole[0]
+        for start, size in ranges:
+            if start != position:
+                return False
+            position += size
+        return position == whole[0] + whole[1]
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def _sent(self, value: int) -> str:
+        """A value as it leaves its rank."""
+        if self.wire is None:
+            return self.local[value]
+        if value not in self.on_wire:
+            rank = self.schedule.instructions[value].rank
+            self.on_wire[value] = self.emit.cast(rank, f"send_{value}", self.local[value], self.wire, self.emit.dtype)
+        return self.on_wire[value]
+
+    def _read(self, value: int, rank: int) -> str:
+        """A value as an op of a rank reads it; another device makes it a message."""
+        if self.schedule.instructions[value].rank == rank:
+            return self.local[value]
+        if self.wire is None:
+            return self._sent(value)
+        if (value, rank) not in self.arrived:
+            name = f"receive_{value}_{rank}"
+            self.arrived[value, rank] = self.emit.cast(rank, name, self._sent(value), self.emit.dtype, self.wire)
+        return self.arrived[value, rank]
+
+    def _copy(self, number: int, instruction: Instruction) -> None:
+        """Nothing to emit unless the copy is passed on: then it must exist on its rank."""
+        operand = instruction.operands[0]
+        if number in self.passed_on:
+            held = self.emit.identity(instruction.rank, f"hold_{number}", self._sent(operand), self.wire)
+            if self.wire is None:
+                self.local[number] = held
             else:
-                self.values.append(self._sum(number, contributors[number] == self.schedule.workers))
-        for rank in range(self.schedule.workers):
-            self.out.results.append(self._result(rank))
-        return self.out
+                self.on_wire[number] = held
+                self.local[number] = self.emit.cast(
+                    instruction.rank, f"held_{number}", held, self.emit.dtype, self.wire
+                )
+        else:
+            self.local[number] = self._read(operand, instruction.rank)
 
-    def _add(self, rank: int, name: str, op: str, inputs: Sequence[str], **attributes: object) -> str:
-        made = node(f"{self.prefix}/{name}", op, inputs, self.devices[rank], **attributes)
-        self.out.nodes.append((made, rank))
-        return made.name
+    # -- arithmetic --------------------------------------------------------------------------
 
-    def _constant(self, rank: int, name: str, value: object, dtype: str) -> str:
-        made = constant(f"{self.prefix}/{name}", value, dtype, self.devices[rank])
-        self.out.nodes.append((made, rank))
-        return made.name
-
-    def _reshape(self, rank: int, name: str, source: str, shape: Sequence[int]) -> str:
-        size = self._constant(rank, f"{name}/shape", _int32(shape), "int32")
-        return self._add(
-            rank, name, "Reshape", [source, size], T=dtype_attribute(self.dtype), Tshape=dtype_attribute("int32")
-        )
-
-    def _pieces(self, rank: int) -> list[str]:
-        """The rank's own chunks; empty ones are not made."""
-        flat = self.sources[rank]
-        if self.shape != (self.schedule.size,):
-            flat = self._reshape(rank, f"flat_{rank}", flat, [self.schedule.size])
-        if len(self.full) == 1:
-            return [flat if n in self.full else "" for n in range(len(self.schedule.chunks))]
-        sizes = self._constant(
-            rank, f"split_{rank}/sizes", _int32([self.schedule.chunks[n].size for n in self.full]), "int32"
-        )
-        axis = self._constant(rank, f"split_{rank}/axis", _int32(0), "int32")
-        split = self._add(
-            rank,
-            f"split_{rank}",
-            "SplitV",
-            [flat, sizes, axis],
-            T=dtype_attribute(self.dtype),
-            Tlen=dtype_attribute("int32"),
-            num_split=len(self.full),
-        )
-        return [
-            format_input(split, self.full.index(n)) if n in self.full else "" for n in range(len(self.schedule.chunks))
-        ]
-
-    def _sum(self, number: int, complete: bool) -> str:
-        step = self.schedule.steps[number]
-        total = self.values[step.operands[0]]
-        for position, operand in enumerate(step.operands[1:], start=1):
-            name = f"sum_{number}_{position}"
-            total = self._add(step.rank, name, "AddV2", [total, self.values[operand]], T=dtype_attribute(self.dtype))
-        if complete and self.mean:
-            count = self._count(step.rank)
-            total = self._add(step.rank, f"mean_{number}", "RealDiv", [total, count], T=dtype_attribute(self.dtype))
+    def _sum(self, number: int, instruction: Instruction) -> str:
+        rank = instruction.rank
+        total = self._read(instruction.operands[0], rank)
+        for position, operand in enumerate(instruction.operands[1:], start=1):
+            inputs = [total, self._read(operand, rank)]
+            total = self.emit.add(rank, f"sum_{number}_{position}", "AddV2", inputs, T=dtype_attribute(self.emit.dtype))
+        if self.contributions[number] < self.schedule.workers:
+            return total
+        if self.mean:
+            inputs = [total, self.emit.divisor(rank, self.schedule.workers)]
+            total = self.emit.add(rank, f"mean_{number}", "RealDiv", inputs, T=dtype_attribute(self.emit.dtype))
+        if self.wire is not None:
+            self.on_wire[number] = self.emit.cast(rank, f"send_{number}", total, self.wire, self.emit.dtype)
+            total = self.emit.cast(rank, f"rounded_{number}", self.on_wire[number], self.emit.dtype, self.wire)
         return total
 
-    def _count(self, rank: int) -> str:
-        """The number of workers, hidden from TensorFlow's optimizers.
+    def _join(self, name: str, rank: int, values: Sequence[int]) -> str:
+        parts = [self._read(v, rank) for v in values if self.schedule.instructions[v].size > 0]
+        return parts[0] if len(parts) == 1 else self.emit.concat(rank, name, parts)
 
-        They turn a division by a constant into a multiplication by its reciprocal, which rounds
-        differently.
-        """
-        default = self._constant(rank, f"count_{rank}/default", self.schedule.workers, self.dtype)
-        return self._add(
-            rank,
-            f"count_{rank}",
-            "PlaceholderWithDefault",
-            [default],
-            dtype=dtype_attribute(self.dtype),
-            shape=shape_attribute(()),
-        )
-
-    def _result(self, rank: int) -> str:
-        parts = [self.values[self.schedule.results[rank][n]] for n in self.full]
-        if len(parts) == 1:
-            # Reshape would keep a foreign buffer's device ambiguous; this pins the arrival.
-            joined = self._add(rank, f"arrived_{rank}", "Identity", parts, T=dtype_attribute(self.dtype))
-        else:
-            axis = self._constant(rank, f"join_{rank}/axis", _int32(0), "int32")
-            joined = self._add(
-                rank,
-                f"join_{rank}",
-                "ConcatV2",
-                [*parts, axis],
-                T=dtype_attribute(self.dtype),
-                Tidx=dtype_attribute("int32"),
-                N=len(parts),
-            )
-        if self.shape == (self.schedule.size,):
-            return joined
-        return self._reshape(rank, f"result_{rank}", joined, self.shape)
-
-
-def _int32(value: object) -> object:
-    import numpy as np
-
-    return np.asarray(value, np.int32)
+    def _result(self, rank: int, row: Sequence[int]) -> str:
+        full = [v for v in row if self.schedule.instructions[v].size > 0]
+        joined = self._join(f"result_{rank}", rank, full)
+        # A result that is just another rank's tensor is pinned where it arrives.
+        return joined if len(full) > 1 else self.emit.identity(rank, f"result_{rank}", joined)

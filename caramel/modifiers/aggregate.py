@@ -4,71 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from caramel.collectives.lower import Lowered, lower
-from caramel.collectives.schedule import Schedule, check
-from caramel.collectives.shuffle import shuffle
+from caramel.collectives.algorithms import Schedules
+from caramel.collectives.lower import Emitter, lower
 from caramel.errors import InvariantError
 from caramel.graph import ops
 from caramel.graph.devices import Device
-from caramel.graph.graph import NodeDef, format_input, parse_input
-from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
+from caramel.graph.graph import NodeDef, parse_input
 from caramel.model import Gradient, Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.weigh import replica_tensor
 from caramel.plan import Plan
-
-
-def weigh(
-    distributed: DistributedGraph, model: Model, plan: Plan
-) -> tuple[DistributedGraph, dict[tuple[int, str], str]]:
-    """Multiply each worker's gradients by its share of the examples.
-
-    The weight of worker r is N * b_r / B for b_r of the B examples of a step: 1 for an even split,
-    and then nothing changes, not even a bit.
-
-    Returns:
-        The graph, and the weighted tensor for each (rank, gradient name).
-    """
-    added: list[tuple[NodeDef, Role]] = []
-    tensors: dict[tuple[int, str], str] = {}
-    for rank, text in enumerate(plan.devices):
-        device, role = str(Device.parse(text)), Role(Purpose.REPLICA, rank)
-        for gradient in model.gradients:
-            tensors[rank, gradient.name] = _replica_tensor(rank, gradient.tensor)
-        if not plan.weighted:
-            continue
-        default = constant(own_name(rank, "weight/one"), 1.0, "float64", device)
-        weight = node(
-            own_name(rank, "weight"),
-            "PlaceholderWithDefault",
-            [default.name],
-            device,
-            dtype=dtype_attribute("float64"),
-            shape=shape_attribute(()),
-        )
-        added += [(default, role), (weight, role)]
-        casts: dict[str, str] = {}
-        for number, gradient in enumerate(model.gradients):
-            if gradient.dtype not in casts:
-                cast = node(
-                    own_name(rank, f"weight/{gradient.dtype}"),
-                    "Cast",
-                    [weight.name],
-                    device,
-                    SrcT=dtype_attribute("float64"),
-                    DstT=dtype_attribute(gradient.dtype),
-                )
-                added.append((cast, role))
-                casts[gradient.dtype] = cast.name
-            weighted = node(
-                own_name(rank, f"weighted_{number}"),
-                "Mul",
-                [tensors[rank, gradient.name], casts[gradient.dtype]],
-                device,
-                T=dtype_attribute(gradient.dtype),
-            )
-            added.append((weighted, role))
-            tensors[rank, gradient.name] = weighted.name
-    return distributed.extended(added), tensors
 
 
 def aggregate(
@@ -90,46 +35,67 @@ def aggregate(
         (or sum) over the workers.
     """
     by_name = {g.name: g for g in model.gradients}
+    schedules = Schedules()
+    devices = [str(Device.parse(d)) for d in plan.devices]
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
-    proved: dict[int, Schedule] = {}
     for number, transfer in enumerate(plan.transfers):
-        gradient = by_name[transfer.gradients[0]]
-        if gradient.size not in proved:
-            proved[gradient.size] = shuffle(len(plan.devices), gradient.size)
-            check(proved[gradient.size])
+        gradients = [by_name[name] for name in transfer.gradients]
+        emitter = Emitter(f"caramel/transfer_{number}", devices, transfer.dtype)
+        sources = [
+            _packed(emitter, rank, [(tensors[rank, g.name], g) for g in gradients]) for rank in range(plan.workers)
+        ]
         lowered = lower(
-            proved[gradient.size],
-            prefix=f"caramel/transfer_{number}",
-            sources=[tensors[rank, gradient.name] for rank in range(len(plan.devices))],
-            devices=[str(Device.parse(d)) for d in plan.devices],
-            dtype=gradient.dtype,
-            shape=gradient.shape,
+            schedules.proved(transfer.algorithm, plan.workers, transfer.elements, transfer.depth),
+            prefix=f"caramel/transfer_{number}/reduce",
+            sources=sources,
+            devices=devices,
+            dtype=transfer.dtype,
             mean=plan.reduction == "mean",
+            wire=transfer.wire,
         )
-        added += [(n, Role(Purpose.COLLECTIVE, rank, number)) for n, rank in lowered.nodes]
-        _redirect(distributed, gradient, lowered, changed)
+        for rank, result in enumerate(lowered.results):
+            for gradient, tensor in zip(gradients, _unpacked(emitter, rank, result, gradients)):
+                _redirect(distributed, gradient, rank, tensor, changed)
+        nodes = [*emitter.out.nodes, *lowered.nodes]
+        added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
 
 
-def _replica_tensor(rank: int, tensor: str) -> str:
-    name, index = parse_input(tensor)
-    return format_input(replica_name(rank, name), index)
+def _packed(emitter: Emitter, rank: int, gradients: Sequence[tuple[str, Gradient]]) -> str:
+    """The gradients of a bucket as one flat tensor."""
+    flat = [
+        tensor if gradient.shape == (gradient.size,) else emitter.reshape(rank, f"flat_{rank}_{n}", tensor, [gradient.size])
+        for n, (tensor, gradient) in enumerate(gradients)
+    ]
+    return flat[0] if len(flat) == 1 else emitter.concat(rank, f"pack_{rank}", flat)
 
 
-def _redirect(distributed: DistributedGraph, gradient: Gradient, lowered: Lowered, changed: dict[str, NodeDef]) -> None:
+def _unpacked(emitter: Emitter, rank: int, result: str, gradients: Sequence[Gradient]) -> list[str]:
+    """The gradients of a bucket in their own shapes."""
+    parts = [result]
+    if len(gradients) > 1:
+        parts = emitter.split(rank, f"unpack_{rank}", result, [g.size for g in gradients])
+    return [
+        part if gradient.shape == (gradient.size,) else emitter.reshape(rank, f"result_{rank}_{n}", part, gradient.shape)
+        for n, (part, gradient) in enumerate(zip(parts, gradients))
+    ]
+
+
+def _redirect(
+    distributed: DistributedGraph, gradient: Gradient, rank: int, result: str, changed: dict[str, NodeDef]
+) -> None:
     """Make the readers of the local gradient read the aggregated one."""
-    for rank, result in enumerate(lowered.results):
-        producer, index = parse_input(_replica_tensor(rank, gradient.tensor))
-        readers = _readers(distributed, gradient, rank, producer, index)
-        if not readers:
-            raise InvariantError(f"aggregate: gradient {gradient.name!r} of worker {rank} has no reader")
-        for reader, positions in readers.items():
-            if reader not in changed:
-                changed[reader] = type(distributed.graph[reader])()
-                changed[reader].CopyFrom(distributed.graph[reader])
-            for position in positions:
-                changed[reader].input[position] = result
+    producer, index = parse_input(replica_tensor(rank, gradient.tensor))
+    readers = _readers(distributed, gradient, rank, producer, index)
+    if not readers:
+        raise InvariantError(f"aggregate: gradient {gradient.name!r} of worker {rank} has no reader")
+    for reader, positions in readers.items():
+        if reader not in changed:
+            changed[reader] = type(distributed.graph[reader])()
+            changed[reader].CopyFrom(distributed.graph[reader])
+        for position in positions:
+            changed[reader].input[position] = result
 
 
 def _readers(

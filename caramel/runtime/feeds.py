@@ -101,12 +101,12 @@ def split(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch:
             examples = len(array)
         elif len(array) != examples:
             raise InputError(f"input {feed.name!r} has {len(array)} examples, another input has {examples}")
-        for placeholder, chunk in zip(feed.placeholders, balanced(len(array), workers)):
-            feeds[placeholder] = array[chunk.start : chunk.start + chunk.size]
+        for placeholder, (start, size) in zip(feed.placeholders, balanced(len(array), workers)):
+            feeds[placeholder] = array[start : start + size]
         _check_static(feed, len(array), workers)
     if examples is None:
         return Batch(feeds, (0,) * workers)
-    shares = tuple(chunk.size for chunk in balanced(examples, workers))
+    shares = tuple(size for _, size in balanced(examples, workers))
     if min(shares) == 0:
         raise InputError(
             f"a batch of {examples} examples cannot be split over {workers} workers: each needs at least one"

@@ -1,74 +1,198 @@
 """Lowered collectives, run by TensorFlow on virtual devices, against NumPy."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from caramel.collectives.algorithms import ALGORITHMS
 from caramel.collectives.lower import lower
-from caramel.collectives.shuffle import shuffle
-from caramel.graph.graph import parse_input
+from caramel.collectives.schedule import check, in_chunks
 
 v1 = tf.compat.v1
-DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64"]
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "complex64"]
+STANDARD = {
+    "SplitV",
+    "Slice",
+    "AddV2",
+    "RealDiv",
+    "Identity",
+    "ConcatV2",
+    "Cast",
+    "Const",
+    "PlaceholderWithDefault",
+}
 
 
-def all_reduce(arrays, mean, dtype):
-    workers, shape = len(arrays), arrays[0].shape
-    devices = [f"/device:CPU:{rank}" for rank in range(workers)]
+def lowered(schedule, dtype, mean, wire=None):
+    return lower(
+        schedule,
+        prefix="reduce",
+        sources=[f"source_{rank}" for rank in range(schedule.workers)],
+        devices=[f"/device:CPU:{rank}" for rank in range(schedule.workers)],
+        dtype=dtype,
+        mean=mean,
+        wire=wire,
+    )
+
+
+def all_reduce(schedule, arrays, mean=False, wire=None):
+    """What every rank gets."""
+    dtype = tf.as_dtype(arrays[0].dtype).name
     graph = tf.Graph()
     with graph.as_default():
         for rank, array in enumerate(arrays):
-            with tf.device(devices[rank]):
+            with tf.device(f"/device:CPU:{rank}"):
                 v1.placeholder(dtype, array.shape, name=f"source_{rank}")  # a constant would be folded away
-        lowered = lower(
-            shuffle(workers, arrays[0].size),
-            prefix="reduce",
-            sources=[f"source_{rank}" for rank in range(workers)],
-            devices=devices,
-            dtype=dtype,
-            shape=shape,
-            mean=mean,
-        )
+        made = lowered(schedule, dtype, mean, wire)
         graph_def = graph.as_graph_def()
-        graph_def.node.extend(n for n, _ in lowered.nodes)
-    for made, rank in lowered.nodes:
-        assert made.device == devices[rank]
+        graph_def.node.extend(n for n, _ in made.nodes)
     with tf.Graph().as_default() as whole:
         tf.import_graph_def(graph_def, name="")
-        for result in lowered.results:
-            assert tuple(whole.get_tensor_by_name(f"{parse_input(result)[0]}:0").shape) == shape
-        with v1.Session(config=v1.ConfigProto(device_count={"CPU": workers})) as session:
+        for result in made.results:
+            assert tuple(whole.get_tensor_by_name(f"{result}:0").shape) == arrays[0].shape
+        with v1.Session(config=v1.ConfigProto(device_count={"CPU": len(arrays)})) as session:
             feeds = {f"source_{rank}:0": array for rank, array in enumerate(arrays)}
-            return session.run([f"{name}:0" for name in lowered.results], feeds), lowered
+            return session.run([f"{n}:0" for n in made.results], feeds)
+
+
+def partitions(schedule):
+    """The graphs of the devices after grappler; nothing is fed or fetched, which would also be sent."""
+    graph = tf.Graph()
+    with graph.as_default():
+        for rank in range(schedule.workers):
+            with tf.device(f"/device:CPU:{rank}"):
+                tf.identity(tf.random.uniform([schedule.size]) * 2, name=f"source_{rank}")
+        graph_def = graph.as_graph_def()
+        made = lowered(schedule, "float32", mean=True)
+        graph_def.node.extend(n for n, _ in made.nodes)
+    with tf.Graph().as_default() as whole:
+        tf.import_graph_def(graph_def, name="")
+        for rank, result in enumerate(made.results):
+            with tf.device(f"/device:CPU:{rank}"):
+                used = tf.reduce_sum(whole.get_tensor_by_name(f"{result}:0"))
+                tf.print(used, output_stream="file:///dev/null", name=f"done_{rank}")
+        metadata = v1.RunMetadata()
+        with v1.Session(config=v1.ConfigProto(device_count={"CPU": schedule.workers})) as session:
+            targets = [op for op in whole.get_operations() if op.type == "PrintV2"]
+            session.run(targets, options=v1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    return metadata.partition_graphs
+
+
+def random_arrays(workers, size, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    kind = tf.as_dtype(dtype).as_numpy_dtype
+    values = [rng.normal(scale=10, size=size) for _ in range(workers)]
+    if dtype == "complex64":
+        values = [v + 1j * rng.normal(size=size) for v in values]
+    return [v.astype(kind) for v in values]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 13])
+def test_every_algorithm_at_awkward_sizes(name, workers):
+    for size in (0, 1, workers - 1, workers, 3 * workers + 1):
+        for depth in (1, 3):
+            arrays = random_arrays(workers, size, "float64", seed=size)
+            results = all_reduce(in_chunks(ALGORITHMS[name], workers, size, depth), arrays)
+            for result in results:
+                np.testing.assert_array_equal(result, results[0])
+                np.testing.assert_allclose(result, sum(arrays), rtol=1e-13, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
-def test_mean_and_sum_in_every_dtype(workers, dtype):
-    rng = np.random.default_rng(workers)
-    numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
-    for shape in ((), (1,), (workers - 1,), (workers,), (2, 3), (0, 3), (3, workers, 2), (17,)):
-        arrays = [np.asarray(rng.normal(size=shape)).astype(numpy_dtype) for _ in range(workers)]
+@pytest.mark.parametrize("name", ["shuffle", "chain"])
+def test_the_rank_order_fold_in_every_dtype(name, dtype):
+    kind = tf.as_dtype(dtype).as_numpy_dtype
+    for workers in (2, 3, 5):
+        arrays = random_arrays(workers, 17, dtype)
         total = arrays[0]
         for array in arrays[1:]:
-            total = (total + array).astype(numpy_dtype)
-        for mean in (False, True):
-            expected = (total / numpy_dtype(workers)).astype(numpy_dtype) if mean and workers > 1 else total
-            results, _ = all_reduce(arrays, mean, dtype)
-            for result in results:
-                if dtype == "complex64":  # complex division rounds differently in NumPy
-                    np.testing.assert_allclose(result, expected, rtol=1e-6)
-                else:
-                    np.testing.assert_array_equal(result, expected)
+            total = (total + array).astype(kind)
+        for depth in (1, 4):
+            schedule = in_chunks(ALGORITHMS[name], workers, 17, depth)
+            for result in all_reduce(schedule, arrays):
+                np.testing.assert_array_equal(result, total)
+            if dtype.startswith(("float", "bfloat")):
+                for result in all_reduce(schedule, arrays, mean=True):
+                    np.testing.assert_array_equal(result, (total / kind(workers)).astype(kind))
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_other_orders_in_every_dtype(name, dtype):
+    arrays = random_arrays(4, 19, dtype)
+    exact = sum(a.astype(np.complex128 if dtype == "complex64" else np.float64) for a in arrays)
+    if dtype.startswith("int"):
+        exact = sum(arrays)
+    tolerance = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-5, "float64": 1e-13, "complex64": 1e-5}.get(dtype, 0)
+    results = all_reduce(ALGORITHMS[name](4, 19), arrays)
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+        np.testing.assert_allclose(result.astype(exact.dtype), exact, rtol=tolerance, atol=tolerance * 20)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("workers", [1, 2, 5, 7, 8])
+def test_only_standard_ops_where_the_schedule_says(name, workers):
+    """No op is on a worker that the schedule does not name, and no message but its own is sent."""
+    for depth in (1, 3):
+        schedule = in_chunks(ALGORITHMS[name], workers, 40, depth)
+        made = lowered(schedule, "float32", mean=True)
+        assert {n.op for n, _ in made.nodes} <= STANDARD
+        ranks = {n.name: rank for n, rank in made.nodes}
+        ranks.update((f"source_{rank}", rank) for rank in range(workers))
+        for node, rank in made.nodes:
+            assert node.device == f"/device:CPU:{rank}"
+        sent = Counter()
+        for tensor, rank in {(t, r) for n, r in made.nodes for t in n.input}:
+            source = ranks[tensor.partition(":")[0]]
+            if source != rank:
+                sent[source] += 1
+        assert tuple(sent[r] for r in range(workers)) == check(schedule).sends
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_tensorflow_sends_just_the_messages_of_the_schedule(name):
+    """After grappler and partitioning: what really crosses devices, and how many bytes."""
+    for workers, size in ((4, 64), (5, 64), (7, 100)):
+        schedule = in_chunks(ALGORITHMS[name], workers, size, 2)
+        sent = Counter()
+        for partition in partitions(schedule):
+            for node in partition.node:
+                if node.op == "_Send":
+                    sent[int(node.attr["send_device"].s.decode().rpartition(":")[2])] += 1
+        assert tuple(sent[r] for r in range(workers)) == check(schedule).sends
+
+
+@pytest.mark.parametrize(("wire", "unit"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("workers", [2, 3, 4, 7])
+def test_a_narrow_wire_keeps_replicas_identical_within_the_bound(name, workers, wire, unit):
+    """The bound of docs/algorithms.md: (hops + 1) roundings of sums of absolute values."""
+    size = 101
+    arrays = random_arrays(workers, size, "float32")
+    schedule = ALGORITHMS[name](workers, size)
+    results = all_reduce(schedule, arrays, mean=True, wire=wire)
+    exact = sum(a.astype(np.float64) for a in arrays) / workers
+    magnitude = sum(np.abs(a.astype(np.float64)) for a in arrays) / workers
+    hops = {"shuffle": 1, "ring": workers - 1, "chain": workers - 1}.get(name, int(np.ceil(np.log2(workers))) + 1)
+    bound = ((1 + unit) ** (hops + 1) - 1) * magnitude + 1e-5 * magnitude
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+        assert (np.abs(result - exact) <= bound).all()
+    kind = tf.as_dtype(wire).as_numpy_dtype
+    np.testing.assert_array_equal(results[0].astype(kind).astype(np.float32), results[0])
+
+
+def test_a_wire_of_the_same_type_is_no_wire():
+    schedule = ALGORITHMS["ring"](3, 10)
+    assert [n for n, _ in lowered(schedule, "float32", True, "float32").nodes] == [
+        n for n, _ in lowered(schedule, "float32", True).nodes
+    ]
 
 
 def test_empty_shards_are_not_sent():
-    _, lowered = all_reduce([np.ones(2, np.float32)] * 5, True, "float32")
-    owners = {rank for n, rank in lowered.nodes if n.op == "AddV2"}
-    assert owners == {0, 1}
-
-
-def test_only_standard_ops():
-    _, lowered = all_reduce([np.ones((4, 5), np.float32)] * 3, True, "float32")
-    standard = {"Reshape", "SplitV", "AddV2", "RealDiv", "Identity", "ConcatV2", "Const", "PlaceholderWithDefault"}
-    assert {n.op for n, _ in lowered.nodes} <= standard
+    made = lowered(ALGORITHMS["shuffle"](5, 2), "float32", mean=True)
+    assert {rank for n, rank in made.nodes if n.op == "AddV2"} == {0, 1}

@@ -1,4 +1,4 @@
-"""Schedules: the checker accepts shuffle, with the promised cost, and rejects what is wrong."""
+"""Schedules: the checker accepts the algorithms, with the promised cost, and rejects what is wrong."""
 
 from dataclasses import replace
 
@@ -7,107 +7,235 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caramel.collectives.schedule import Step, balanced, check
-from caramel.collectives.shuffle import shuffle
+from caramel.collectives.algorithms import ALGORITHMS, Schedules, chain, core_size, halving_doubling, ring, shuffle
+from caramel.collectives.schedule import Builder, balanced, check, in_chunks
 from caramel.errors import InputError, InvariantError
 
 WORKERS = [*range(1, 18), 32, 64]
+IN_ORDER = {"shuffle", "chain"}
+
+
+def awkward_sizes(workers):
+    return sorted({0, 1, max(workers - 1, 0), workers, 3 * workers, 3 * workers + 1, 1000})
 
 
 def run_in_numpy(schedule, arrays):
     """An independent interpreter: what each rank ends with."""
     values = []
-    for step in schedule.steps:
-        chunk = schedule.chunks[step.chunk]
-        if step.operation == "take":
-            values.append(arrays[step.rank][chunk.start : chunk.start + chunk.size])
-        elif step.operation == "copy":
-            values.append(values[step.operands[0]])
+    for instruction in schedule.instructions:
+        operands = [values[n] for n in instruction.operands]
+        if instruction.operation == "take":
+            value = arrays[instruction.rank][instruction.start : instruction.end]
+        elif instruction.operation == "part":
+            offset = instruction.start - schedule.instructions[instruction.operands[0]].start
+            value = operands[0][offset : offset + instruction.size]
+        elif instruction.operation == "copy":
+            value = operands[0]
+        elif instruction.operation == "join":
+            value = np.concatenate(operands)
         else:
-            total = values[step.operands[0]]
-            for operand in step.operands[1:]:
-                total = total + values[operand]
-            values.append(total)
+            value = operands[0]
+            for operand in operands[1:]:
+                value = value + operand
+        values.append(value)
     return [np.concatenate([values[n] for n in row]) for row in schedule.results]
 
 
+def shards_of(workers, size):
+    return [length for _, length in balanced(size, workers)]
+
+
+def messages(shards, skipped):
+    """How many of the shards are not empty, two given ones apart."""
+    return sum(1 for n, s in enumerate(shards) if s and n != skipped)
+
+
 @pytest.mark.parametrize("workers", WORKERS)
-def test_shuffle_is_proved_and_costs_what_it_says(workers):
-    for size in (0, 1, max(workers - 1, 0), workers, 3 * workers, 3 * workers + 1, 1000):
-        schedule = shuffle(workers, size)
-        proof = check(schedule)
-        assert proof.is_rank_order_fold
-        shards = [c.size for c in schedule.chunks]
-        assert max(shards) - min(shards) <= 1
-        assert proof.sent_elements == tuple((size - own) + (workers - 1) * own for own in shards)
-        assert proof.received_elements == tuple((workers - 1) * own + (size - own) for own in shards)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_is_proved(name, workers):
+    for size in awkward_sizes(workers):
+        for depth in (1, 2, 3, 8):
+            proof = check(in_chunks(ALGORITHMS[name], workers, size, depth))
+            if name in IN_ORDER:
+                assert proof.is_rank_order_fold
+            elif workers > 3 and size > workers:
+                assert not proof.is_rank_order_fold
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_cost_of_shuffle(workers):
+    for size in awkward_sizes(workers):
+        proof = check(shuffle(workers, size))
+        shards = shards_of(workers, size)
+        assert proof.sent_elements == tuple((size - s) + (workers - 1) * s for s in shards)
         full = sum(1 for s in shards if s)
-        expected = [full - (1 if own else 0) + (workers - 1 if own else 0) for own in shards]
-        assert proof.sends == tuple(expected)
+        assert proof.sends == tuple(full - (s > 0) + (workers - 1 if s else 0) for s in shards)
+        assert proof.rounds == (2 if workers > 1 and size > 0 else 0)
+        if size % workers == 0:
+            assert set(proof.sent_elements) == {2 * (workers - 1) * size // workers}
+            if size:
+                assert set(proof.sends) == {2 * (workers - 1)}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_cost_of_ring(workers):
+    for size in awkward_sizes(workers):
+        proof = check(ring(workers, size))
+        shards = shards_of(workers, size)
+        after = [(shards[(r + 1) % workers], shards[(r + 2) % workers]) for r in range(workers)]
+        expected = tuple(2 * size - a - b if workers > 1 else 0 for a, b in after)
+        assert proof.sent_elements == expected
+        full = sum(1 for s in shards if s)
+        assert proof.sends == tuple(2 * full - (a > 0) - (b > 0) if workers > 1 else 0 for a, b in after)
+        assert proof.rounds == (2 * (workers - 1) if size > 0 else 0)
         if size % workers == 0:
             assert set(proof.sent_elements) == {2 * (workers - 1) * size // workers}
 
 
-@given(st.integers(1, 9), st.integers(0, 50), st.integers(0, 1000))
-def test_shuffle_computes_the_left_fold(workers, size, seed):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_cost_of_halving_doubling(workers):
+    core, factors = core_size(workers)
+    for size in awkward_sizes(workers):
+        proof = check(halving_doubling(workers, size))
+        shards = shards_of(core, size)
+        extras = workers - core
+        for rank in range(core):
+            first, doubled, stride = 0, 0, core
+            for factor in factors:  # the rank's digits, the most significant first, choose its range
+                stride //= factor
+                first += rank // stride % factor * stride
+                doubled += (factor - 1) * sum(shards[first : first + stride])
+            assert proof.sent_elements[rank] == (size - shards[first]) + doubled + extras * shards[first]
+            if size % core == 0:
+                assert proof.sent_elements[rank] == 2 * (size - size // core) + extras * size // core
+        assert proof.sent_elements[core:] == (size,) * extras
+        if size >= core:
+            assert proof.rounds == 2 * len(factors)
+            assert set(proof.sends[:core]) == {2 * sum(f - 1 for f in factors) + extras}
+            assert set(proof.sends[core:]) <= {core}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_cost_of_chain(workers):
+    for size in awkward_sizes(workers):
+        proof = check(chain(workers, size))
+        ends = {0, workers - 1}
+        expected = [0 if workers == 1 else size if r in ends else 2 * size for r in range(workers)]
+        assert list(proof.sent_elements) == expected
+        if size:
+            assert list(proof.sends) == [0 if workers == 1 else 1 if r in ends else 2 for r in range(workers)]
+            assert proof.rounds == 2 * (workers - 1)
+
+
+def test_core_size_against_brute_force():
+    for workers in range(1, 200):
+        smooth = [n for n in range(1, workers + 1) if _is_smooth(n)]
+        core, factors = core_size(workers)
+        assert core == max(smooth)
+        assert np.prod(factors, dtype=int) == core
+
+
+def _is_smooth(number):
+    for factor in (2, 3):
+        while number % factor == 0:
+            number //= factor
+    return number == 1
+
+
+@given(st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 9), st.integers(0, 50), st.integers(1, 8), st.integers(0, 99))
+def test_what_is_computed(name, workers, size, depth, seed):
     rng = np.random.default_rng(seed)
     arrays = [rng.normal(size=size).astype(np.float32) for _ in range(workers)]
-    expected = arrays[0]
+    fold = arrays[0]
     for array in arrays[1:]:
-        expected = expected + array
-    for result in run_in_numpy(shuffle(workers, size), arrays):
-        np.testing.assert_array_equal(result, expected)
+        fold = fold + array
+    results = run_in_numpy(in_chunks(ALGORITHMS[name], workers, size, depth), arrays)
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])  # replicas must stay identical
+        if name in IN_ORDER:
+            np.testing.assert_array_equal(result, fold)
+        else:
+            np.testing.assert_allclose(result, fold, rtol=1e-5, atol=1e-5)
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_balanced_partitions(size, parts):
-    chunks = balanced(size, parts)
-    assert [c.start for c in chunks] == [sum(d.size for d in chunks[:n]) for n in range(parts)]
-    assert sum(c.size for c in chunks) == size
-    assert max(c.size for c in chunks) - min(c.size for c in chunks) <= 1
+    ranges = balanced(size, parts)
+    lengths = [length for _, length in ranges]
+    assert [start for start, _ in ranges] == [sum(lengths[:n]) for n in range(parts)]
+    assert sum(lengths) == size
+    assert max(lengths) - min(lengths) <= 1
 
 
-def broken(change):
+# -- the checker finds what is wrong -------------------------------------------------------------
+
+
+def altered(number, **changes):
     schedule = shuffle(3, 7)
-    return change(schedule, list(schedule.steps))
+    instructions = list(schedule.instructions)
+    instructions[number] = replace(instructions[number], **changes)
+    return replace(schedule, instructions=tuple(instructions))
 
 
-def with_step(schedule, steps, number, **changes):
-    steps[number] = replace(steps[number], **changes)
-    return replace(schedule, steps=tuple(steps))
-
-
-FIRST_SUM = 9  # after the nine own chunks of three ranks
+SUM = 3  # shuffle(3, 7) takes three contributions to the first shard, then adds them
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("schedule", "message"),
     [
-        (lambda s, t: with_step(s, t, FIRST_SUM, operands=(0, 3)), "contributions of ranks"),
-        (lambda s, t: with_step(s, t, FIRST_SUM, operands=(0, 3, 3)), "contributions of ranks"),
-        (lambda s, t: with_step(s, t, FIRST_SUM, operands=(0, 3, 7)), "reads chunk 1 for chunk 0"),
-        (lambda s, t: with_step(s, t, FIRST_SUM, operands=(0, 3, 20)), "not made before it"),
-        (lambda s, t: with_step(s, t, FIRST_SUM, operation="copy"), "not a valid 'copy'"),
-        (lambda s, t: replace(s, chunks=s.chunks[:-1]), "chunks cover"),
-        (lambda s, t: replace(s, results=s.results[:-1]), "results for 2 of 3"),
-        (lambda s, t: replace(s, results=(s.results[1], *s.results[1:])), "the result of chunk 0 on rank 0"),
+        (altered(SUM, operands=(0, 1)), r"contributions of ranks \[0, 1\]"),
+        (altered(SUM, operands=(0, 1, 1)), r"contributions of ranks \[0, 1, 1\]"),
+        (altered(SUM, operands=(0, 1, 2, 0)), r"contributions of ranks \[0, 0, 1, 2\]"),
+        (altered(SUM, operands=(0, 1, 9)), "does not come before"),
+        (altered(SUM, operands=(0, 1, SUM)), "does not come before"),
+        (altered(SUM, operation="copy"), "not a valid 'copy'"),
+        (altered(SUM, operation="dance"), "not a valid 'dance'"),
+        (altered(SUM, size=2), "reads elements"),
+        (altered(SUM, rank=7), "only 3 ranks"),
+        (altered(0, start=6, size=3), "of a tensor of 7"),
+        (altered(SUM, operation="part", operands=(1,)), "takes a part of a value of rank 1"),
+        (altered(SUM, operation="join", operands=(0, 1, 2)), "out of order"),
+        (replace(shuffle(3, 7), results=shuffle(3, 7).results[:-1]), "results for 2 of 3"),
+        (replace(shuffle(3, 7), results=(shuffle(3, 7).results[1],) * 3), "is on rank"),
+        (replace(shuffle(3, 7), results=tuple(row[:-1] for row in shuffle(3, 7).results)), "end at element"),
+        (replace(shuffle(3, 7), results=tuple(row[1:] for row in shuffle(3, 7).results)), "no element 0"),
     ],
 )
-def test_the_checker_finds_what_is_wrong(change, message):
+def test_the_checker_finds(schedule, message):
     with pytest.raises(InvariantError, match=message):
-        check(broken(change))
+        check(schedule)
 
 
 def test_the_checker_sees_another_order():
-    swapped = broken(lambda s, t: with_step(s, t, FIRST_SUM, operands=(3, 0, 6)))
-    assert not check(swapped).is_rank_order_fold
+    assert not check(altered(SUM, operands=(1, 0, 2))).is_rank_order_fold
+    assert check(altered(SUM, operands=(0, 1, 2))).is_rank_order_fold
 
 
+def test_the_checker_adds_element_by_element():
+    """Sums of parts that were cut differently are told apart."""
+    builder = Builder(2, 4)
+    left = builder.join(0, [builder.take(0, 0, 1), builder.take(0, 1, 3)])
+    right = builder.join(1, [builder.take(1, 0, 3), builder.take(1, 3, 1)])
+    total = builder.add(0, [left, right])
+    proof = check(builder.schedule("test", [[total], [builder.copy(1, total)]]))
+    assert proof.is_rank_order_fold
+    assert proof.sent_elements == (4, 4)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(("workers", "size"), [(0, 3), (-1, 3), (2, -1)])
-def test_bad_arguments(workers, size):
-    with pytest.raises(InputError):
-        shuffle(workers, size)
+def test_bad_arguments(name, workers, size):
+    with pytest.raises(InputError, match="a collective needs"):
+        ALGORITHMS[name](workers, size)
 
 
-def test_steps_are_plain_data():
-    assert Step(0, 0, "take") == Step(0, 0, "take", ())
+def test_bad_depth_and_algorithm():
+    with pytest.raises(InputError, match="depth of a collective must be at least 1, got 0"):
+        Schedules().proved("ring", 2, 5, 0)
+    with pytest.raises(InputError, match="no all-reduce algorithm 'star'; there are shuffle, ring"):
+        Schedules().proved("star", 2, 5, 1)
+
+
+def test_schedules_are_made_once():
+    schedules = Schedules()
+    assert schedules.proved("ring", 3, 10, 2) is schedules.proved("ring", 3, 10, 2)
