@@ -13,6 +13,7 @@ import numpy as np
 
 from caramel.armodel import evaluation_signature
 from caramel.errors import CheckpointError, ClusterError, InputError, StepError
+from caramel.model import Variable
 from caramel.modifiers import state
 from caramel.modifiers.evaluate import evaluation_nodes
 from caramel.runtime import checkpoint
@@ -58,6 +59,8 @@ class Session:
     """
 
     def __init__(self, armodel: ARModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S) -> None:
+        if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
+            raise InputError(f"a session runs on a cluster such as caramel.InProcess(), got {cluster!r}")
         if step_timeout_s <= 0:
             raise InputError(f"step_timeout_s must be positive, got {step_timeout_s}")
         self._armodel = armodel
@@ -119,8 +122,8 @@ class Session:
         fetches = [*self._signature.losses, *(t for _, tensors in self._signature.outputs for t in tensors)]
         try:
             values = self._executor.run(fetches, self._signature.step, feeds, self._timeout_s)
-        except (StepError, ClusterError) as error:
-            self._failure = str(error)
+        except BaseException as error:  # an interrupted step, too, may have written some variables
+            self._failure = str(error) or type(error).__name__
             raise
         self._step_count += 1
         workers = self._signature.workers
@@ -246,18 +249,18 @@ class Session:
             CheckpointError: it cannot be written; what was there is untouched.
         """
         self._refuse_after_failure()
+        path = _prefix(path)
         objects = self._armodel.context.checkpoint
         if objects is None:
-            checkpoint.write_atomically({os.fspath(path): self._write})
+            checkpoint.write_atomically({path: self._write})
             return
         self.write_back()
-        checkpoint.write_atomically({checkpoint.beside(path): self._write, os.fspath(path): objects.write})
+        checkpoint.write_atomically({checkpoint.beside(path): self._write, path: objects.write})
 
     def _write(self, prefix: str) -> None:
         try:
-            self._executor.run(
-                [], [self._signature.save], {self._signature.save_prefix: _text(prefix)}, self._timeout_s
-            )
+            feeds = {self._signature.save_prefix: _text(prefix), self._signature.save_steps: np.int64(self._step_count)}
+            self._executor.run([], [self._signature.save], feeds, self._timeout_s)
         except StepError as error:
             raise CheckpointError(f"worker 0 cannot write checkpoint {prefix!r}: {error}") from error
 
@@ -271,6 +274,7 @@ class Session:
             CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
         """
         self._refuse_when_closed()
+        path = _prefix(path)
         reader = checkpoint.open_checkpoint(path)
         if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
             self._restore_objects(path)
@@ -295,10 +299,31 @@ class Session:
             **self._model.values.load(),
             **{n: v.numpy() for n, v in self._armodel.context.live_variables.items()},
         }
-        self._push(values)
+        further = self._written_together(path, values)
+        if further is None:
+            self._push(values)
+            return
+        # The objects need not hold all: Keras leaves the state of its random generators out.
+        self._push({**values, **{v.name: further.get_tensor(v.name) for v in self._local_variables()}})
+        self._restore_local(checkpoint.beside(path), further)
+        self._recovered(further)
+
+    def _local_variables(self) -> list[Variable]:
+        return [v for v in self._model.variables if v.saved and v.kind.is_local]
+
+    def _written_together(self, path: str | os.PathLike[str], values: Mapping[str, np.ndarray]) -> Any:
+        """A reader of what `save` wrote beside an object-based checkpoint, if it is of the same state.
+
+        The single-device program may have written the objects again since then.
+        """
         beside = checkpoint.beside(path)
-        if os.path.exists(f"{beside}.index"):
-            self._restore_local(beside, checkpoint.open_checkpoint(beside))
+        if not os.path.exists(f"{beside}.index"):
+            return None
+        reader = checkpoint.open_checkpoint(beside)
+        shared = [v for v in self._model.variables if v.saved and not v.kind.is_local]
+        checkpoint.check_fits(beside, reader, [*shared, *self._local_variables()])
+        same = all(np.array_equal(reader.get_tensor(v.name), values[v.name], equal_nan=True) for v in shared)
+        return reader if same else None
 
     def _restore_named(self, path: str | os.PathLike[str], reader: Any) -> None:
         checkpoint.check_fits(path, reader, [v for v in self._model.variables if v.saved])
@@ -342,8 +367,8 @@ class Session:
 
     def _recovered(self, reader: Any) -> None:
         self._failure = None
-        counter = self._model.step_counter
-        self._step_count = int(reader.get_tensor(counter)) if counter is not None else 0
+        counter = self._model.step_counter or state.STEPS_KEY
+        self._step_count = int(reader.get_tensor(counter)) if reader.has_tensor(counter) else 0
 
     def _refuse_when_closed(self) -> None:
         if self._closed:
@@ -358,10 +383,18 @@ class Session:
             )
 
 
+def _prefix(path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)) or not os.path.basename(os.fspath(path)):
+        raise InputError(f"a checkpoint's path must be a file name prefix, got {path!r}")
+    return os.fspath(path)
+
+
 def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
     if steps is not None and steps < 0:
         raise InputError(f"steps must be at least 0, got {steps}")
     count = 0
+    if not isinstance(batches, Iterable):
+        raise InputError(f"batches must be an iterable of batches, got {type(batches).__name__}")
     iterator = iter(batches)
     while steps is None or count < steps:
         try:
