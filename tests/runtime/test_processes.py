@@ -106,7 +106,9 @@ def test_base_ports_are_used(compiled, batch):
 # -- the user's process ends -----------------------------------------------------------------
 
 DRIVER = """
-import os, sys, time
+import os, signal, sys, time
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with Ctrl-C ignored
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np
 import tensorflow as tf
