@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -74,14 +75,12 @@ class ARModel:
     ) -> None:
         if not isinstance(context, Context):
             raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
-        if isinstance(number_of_workers, bool) or not isinstance(number_of_workers, int) or number_of_workers < 1:
-            raise InputError(f"number_of_workers must be a whole number of at least 1, got {number_of_workers!r}")
+        workers = _whole_number(number_of_workers)
         if uneven_batches not in ("weight", "refuse"):
             raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {uneven_batches!r}")
         self.context = context
         self.model: Model = context.model
-        wanted = default_devices(number_of_workers) if device_list is None else device_list
-        devices = parse_devices(wanted, number_of_workers)
+        devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
         switches = {"serialization": serialization, "batching": batching, "scheduling": scheduling}
         self.plan = make_plan(self.model, devices, switches, analyzers, uneven_batches)
         self.evaluation: Evaluation | None = context.evaluation_for() if context.evaluation is not None else None
@@ -125,6 +124,16 @@ class ARModel:
         from caramel.export import export
 
         export(self, path)
+
+
+def _whole_number(number_of_workers: Any) -> int:
+    try:
+        number = 0 if isinstance(number_of_workers, bool) else operator.index(number_of_workers)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise InputError(f"number_of_workers must be a whole number of at least 1, got {number_of_workers!r}")
+    return number
 
 
 def make_plan(
@@ -204,6 +213,7 @@ def make_signature(model: Model, plan: Plan, evaluation: Evaluation | None) -> S
         restore_unsaved=state.RESTORE_UNSAVED,
         restore_local=state.RESTORE_LOCAL,
         save_prefix=tensor_name(state.SAVE_PREFIX),
+        save_steps=tensor_name(state.SAVE_STEPS),
         save=state.SAVE,
         flush=(),
         checkpoint_names=tuple(v.name for v in model.variables if v.saved),

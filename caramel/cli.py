@@ -98,9 +98,10 @@ def run(
     """Train a program on N workers."""
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
+    loaded = _load(program)
+    chosen = _cluster(cluster, base_port, allow_open_ports)
     from caramel.armodel import ARModel
 
-    loaded, chosen = _load(program), _cluster(cluster, base_port, allow_open_ports)
     armodel = ARModel(loaded.context, workers)
     click.echo(armodel.plan.table())
     with armodel.session(chosen, step_timeout_s=step_timeout) as session:
@@ -115,9 +116,10 @@ def run(
 @_reporting_errors
 def export(program: str, workers: int, out: str, devices: tuple[str, ...]) -> None:
     """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
+    loaded = _load(program)
     from caramel.armodel import ARModel
 
-    armodel = ARModel(_load(program).context, workers, device_list=devices or None)
+    armodel = ARModel(loaded.context, workers, device_list=devices or None)
     armodel.export(out)
     click.echo(armodel.plan.table())
     click.echo(f"\nexported to {out}: see README.md there")

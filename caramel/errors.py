@@ -45,6 +45,20 @@ class StepError(CaramelError):
     """The program itself failed inside a training step or an evaluation."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """What an error says, without the code and the traces that some libraries put into it.
+
+    >>> in_one_line(ValueError("in user code:\\n\\n    File 'a.py', line 3\\n\\n    ValueError: no such layer\\n"))
+    'no such layer'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if lines[0] != "in user code:":
+        return lines[0]
+    return lines[-1].removeprefix(f"{type(error).__name__}: ")
+
+
 def listed(names: Iterable[str], most: int = 5) -> str:
     """Names for a message, the first few of many.
 

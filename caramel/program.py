@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caramel.errors import CaramelError, InputError, ProgramError
+from caramel.errors import CaramelError, InputError, ProgramError, in_one_line
 
 if TYPE_CHECKING:
     from caramel.frontend.context import Context
@@ -148,7 +148,7 @@ def _program_error(what: str, error: Exception) -> ProgramError:
     ]
     own = [f for f in frames if "site-packages" not in f.filename] or frames
     where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-    return ProgramError(f"{what} raises {type(error).__name__}{where}: {error}")
+    return ProgramError(f"{what} raises {type(error).__name__}{where}: {in_one_line(error)}")
 
 
 def _program(entry: Callable[[], Any], what: str) -> Program:

@@ -59,6 +59,7 @@ class Signature:
             checkpoint only).
         restore_local: op that restores the local state of the other workers.
         save_prefix: tensor to feed the path to write to.
+        save_steps: tensor to feed the number of steps to, for programs that do not count them.
         save: op that writes a checkpoint.
         flush: ops that apply what is postponed; empty if nothing ever is.
         checkpoint_names: key of each variable in a checkpoint.
@@ -78,6 +79,7 @@ class Signature:
     restore_unsaved: str
     restore_local: str
     save_prefix: str
+    save_steps: str
     save: str
     flush: tuple[str, ...]
     checkpoint_names: tuple[str, ...]

@@ -58,7 +58,7 @@ def assemble(raw: RawProgram) -> Model:
         updates=tuple((by_node[node], writers) for node, writers in roles.writes.items()),
         reduction=Reduction(kind, reason),
         values=raw.values,
-        notes=(*notes, *_notes(raw, gradients)),
+        notes=(*notes, *_notes(raw, gradients), *_batch_wide(raw, used, inputs), *roles.notes),
         step_counter=_step_counter(variables, dict(roles.writes)),
         unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
     )
@@ -251,6 +251,21 @@ def _reduction(raw: RawProgram, used: Sequence[RawGradient], inputs: Sequence[In
             f"({'; '.join(found.values())}): say loss_reduction='mean' or 'sum'"
         )
     return next(iter(found.items()))
+
+
+def _batch_wide(raw: RawProgram, used: Sequence[RawGradient], inputs: Sequence[Input]) -> list[str]:
+    """Say where the loss uses a value of the whole batch."""
+    calls = {g.call for g in used}
+    found: dict[str, None] = {}
+    for tensor, call in raw.differentiated:
+        if call in calls:
+            found.update(dict.fromkeys(reduction.batch_wide_values(raw.graph, tensor, inputs)))
+    if not found:
+        return []
+    return [
+        f"the loss uses values over the whole batch ({listed(found, 3)}): each worker computes them over its own part, "
+        "as batch normalisation does"
+    ]
 
 
 def _static_shape(node: NodeDef, tensor: str) -> tuple[int, ...] | None:

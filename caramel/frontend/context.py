@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.util import nest
 
 from caramel.errors import CaptureError, InputError
 from caramel.frontend.assemble import assemble, check_replicable
@@ -234,16 +235,15 @@ class Context:
 
 
 def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
-    flat = tf.nest.flatten(wanted)
     outputs = []
-    for item in flat:
+    for path, item in nest.flatten_with_joined_string_paths(wanted):
         try:
             element = graph.as_graph_element(item, allow_tensor=True, allow_operation=False)
         except (KeyError, ValueError, TypeError) as error:
             raise CaptureError(
                 f"evaluation fetches {item!r}, which is not a tensor of the captured graph: {error}"
             ) from error
-        outputs.append((element.op.name, element.name))
+        outputs.append((path or element.op.name, element.name))
     nodes = Graph.from_graph_def(graph.as_graph_def(add_shapes=True)).pruned([node_of(t) for _, t in outputs])
     check_replicable(nodes, raw.variables)
     inputs = tuple(

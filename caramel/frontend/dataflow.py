@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caramel.errors import UnsupportedError
+from caramel.errors import UnsupportedError, listed
 from caramel.frontend.raw import RawVariable
 from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of, parse_input
@@ -27,10 +27,12 @@ class Roles:
     Attributes:
         kinds: class of each variable, by its handle node.
         writes: ops that write each variable, by its handle node, in graph order.
+        notes: what the caller should know.
     """
 
     kinds: Mapping[str, VariableClass]
     writes: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
 
 
 class _State:
@@ -79,7 +81,21 @@ def classify(
         for v in variables
     }
     _refuse_divergence(graph, handles, writes, kinds, state)
-    return Roles(kinds, writes)
+    return Roles(kinds, writes, _same_draws(graph, state))
+
+
+def _same_draws(graph: Graph, state: _State) -> tuple[str, ...]:
+    """Say which random ops draw the same numbers on every worker, because their seed is the same."""
+    found = []
+    for node in graph:
+        if ops.is_stateless_random(node):
+            names = [name for name, _ in ops.input_types(node)]
+            seeds = [p for name, (p, _) in zip(names, ops.data_inputs(node)) if name == "seed"]
+            if seeds and all(state.origin[p] is None for p in seeds):
+                found.append(node.name)
+    if not found:
+        return ()
+    return (f"random ops draw the same numbers on every worker, because their seed is the same ({listed(found, 3)})",)
 
 
 def _writes(graph: Graph, handles: Mapping[str, RawVariable]) -> dict[str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,9 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.util import nest
 
-from caramel.errors import CaptureError, InputError, UnsupportedError
+from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
 from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
-from caramel.frontend.recorder import Recorder
+from caramel.frontend.recorder import Recorder, is_library
 from caramel.graph import ops
 from caramel.graph.graph import Graph, format_input, node_of, parse_input
 from caramel.model import Evaluation, Input
@@ -273,8 +274,17 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
     except Exception as error:
         name = getattr(python_function, "__name__", repr(python_function))
         raise CaptureError(
-            f"{what} {name!r} cannot be traced with inputs {list(specs)}: {type(error).__name__}: {error}"
+            f"{what} {name!r} cannot be traced with inputs {list(specs)}: "
+            f"{type(error).__name__}{_where(error)}: {in_one_line(error)}"
         ) from error
+
+
+def _where(error: Exception) -> str:
+    """`` at FILE:LINE`` of the user's own code, from the frames or from AutoGraph's account of them."""
+    account = re.findall(r'File "([^"]+)", line (\d+), in', str(error))
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    own = [f for f in (account or frames) if not is_library(f[0])]
+    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
 
 
 def _reader(func_graph: Any, external: Any) -> Any:

@@ -148,7 +148,14 @@ def _train_op(graph: Any, train_op: Any) -> str:
         except (KeyError, ValueError, TypeError) as error:
             raise CaptureError(f"train_op {train_op!r} is not in the captured graph: {error}") from error
         return element.op.name if hasattr(element, "op") else element.name
-    found = list(dict.fromkeys(_operation_name(op) for op in graph.get_collection(v1.GraphKeys.TRAIN_OP)))
+    registered = graph.get_collection(v1.GraphKeys.TRAIN_OP)
+    for op in registered:
+        if op.graph is not graph:
+            raise CaptureError(
+                f"training op {_operation_name(op)!r} is inside a branch or function of the graph: "
+                "pass the op of the graph that is one step as train_op="
+            )
+    found = list(dict.fromkeys(_operation_name(op) for op in registered))
     if not found:
         raise CaptureError(
             "no training op was found: no optimizer applied gradients in the captured code. Call "
@@ -156,9 +163,28 @@ def _train_op(graph: Any, train_op: Any) -> str:
         )
     if len(found) > 1:
         raise CaptureError(
-            f"two training ops were found ({', '.join(found)}): say with train_op= which one is the step"
+            f"{'two' if len(found) == 2 else len(found)} training ops were found ({', '.join(found)}): "
+            "say with train_op= which one is the step"
         )
+    _refuse_later_updates(graph.get_operation_by_name(found[0]))
     return found[0]
+
+
+def _refuse_later_updates(train_op: Any) -> None:
+    """What is made to run after the training op and writes variables may well be the real step."""
+    seen, waiting = {train_op.name}, [train_op]
+    while waiting:
+        current = waiting.pop()
+        readers = {r for output in current.outputs for r in output.consumers()} | set(current._control_outputs)
+        for reader in sorted(readers, key=lambda op: op.name):
+            if ops.is_variable_write(reader.node_def):
+                raise CaptureError(
+                    f"op {reader.name!r} runs after the training op {train_op.name!r} and writes a variable (an "
+                    "average of the weights, for one): say with train_op= which op is the step"
+                )
+            if reader.name not in seen:
+                seen.add(reader.name)
+                waiting.append(reader)
 
 
 def _operation_name(element: Any) -> str:

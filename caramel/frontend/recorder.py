@@ -112,16 +112,20 @@ def _is_variable(source: Any) -> bool:
 
 def user_location() -> str:
     """``file:line`` of the innermost caller outside TensorFlow, Keras and this library."""
+    for frame in reversed(tf_stack.extract_stack()):  # maps code that AutoGraph made to the user's own lines
+        if not is_library(frame.filename):
+            return f"{frame.filename}:{frame.lineno}"
+    return "unknown location"
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file belongs to TensorFlow, Keras, this library or the interpreter itself."""
     libraries = tuple(
         os.path.dirname(os.path.abspath(module.__file__)) + os.sep
         for name in ("tensorflow", "keras", "caramel")
         if (module := sys.modules.get(name)) is not None and module.__file__
     )
-    for frame in reversed(tf_stack.extract_stack()):  # maps code that AutoGraph made to the user's own lines
-        name = os.path.abspath(frame.filename)
-        if not name.startswith(libraries) and not frame.filename.startswith("<"):
-            return f"{frame.filename}:{frame.lineno}"
-    return "unknown location"
+    return filename.startswith("<") or os.path.abspath(filename).startswith(libraries)
 
 
 @contextmanager

@@ -73,8 +73,7 @@ def reduction_of(graph: Graph, tensor: str, inputs: Sequence[Input]) -> tuple[st
     Returns:
         ``("mean" | "sum" | None, reason)``; None where it cannot be told.
     """
-    analysis = _Analysis(graph, {i.node for i in inputs if i.split})
-    value = analysis.value_of(tensor)
+    value = _Analysis(graph, {i.node for i in inputs if i.split}).value_of(tensor)
     if value.form == "total" and value.power == -1:
         return "mean", f"the loss {tensor!r} averages over the batch"
     if value.form == "total" and value.power == 0:
@@ -88,10 +87,21 @@ def reduction_of(graph: Graph, tensor: str, inputs: Sequence[Input]) -> tuple[st
     return None, value.why or f"the loss {tensor!r} is neither a mean nor a sum over the batch"
 
 
+def batch_wide_values(graph: Graph, tensor: str, inputs: Sequence[Input]) -> tuple[str, ...]:
+    """Ops whose value over the whole batch goes into the values of single examples.
+
+    Batch normalisation's mean and variance are such. Each worker computes them over its own part.
+    """
+    analysis = _Analysis(graph, {i.node for i in inputs if i.split})
+    analysis.value_of(tensor)
+    return tuple(analysis.batch_wide)
+
+
 class _Analysis:
     def __init__(self, graph: Graph, split: set[str]) -> None:
         self._graph = graph
         self._split = split
+        self.batch_wide: dict[str, None] = {}
 
     def value_of(self, tensor: str) -> _Value:
         name, _ = parse_input(tensor)
@@ -221,6 +231,7 @@ class _Analysis:
         if rank == 0:
             return _unknown(node, "turns per-example values into a scalar in a way that is neither a mean nor a sum")
         form = "examples" if any(v.form in ("examples", "unknown", "total") for v in got) else "ones"
+        self.batch_wide.update((node_of(t), None) for t, v in zip(inputs, got) if v.form in ("unknown", "total"))
         powers = [v.power for v in got]
         if node.op in _MULTIPLY:
             return _Value(form, sum(powers), axis)

@@ -26,6 +26,10 @@ RESTORE_UNSAVED = "caramel/restore/unsaved"
 RESTORE_LOCAL = "caramel/restore/local"
 BROADCAST = "caramel/broadcast/done"
 SAVE = "caramel/save/done"
+SAVE_STEPS = "caramel/save/steps"
+
+STEPS_KEY = "caramel/steps"
+"""Checkpoint key of the number of steps, for programs that do not count them."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,7 @@ def add_state(distributed: DistributedGraph, model: Model, devices: Sequence[str
     ]
     _restore(builder, RESTORE_LOCAL, prefix, local, host, parsed)
     _broadcast(builder, model, parsed)
-    save_prefix = builder.add(_string_placeholder(SAVE_PREFIX, host), 0)
-    _save(builder, SAVE, save_prefix, [(0, v, v.name) for v in saved] + local, host, parsed)
+    _save(builder, [(0, v, v.name) for v in saved] + local, host, parsed)
     return distributed.extended(builder.nodes)
 
 
@@ -188,25 +191,18 @@ def _read(name: str, rank: int, variable: Variable, device: Device) -> NodeDef:
     return node(name, "ReadVariableOp", [_handle(rank, variable)], str(device), dtype=dtype_attribute(variable.dtype))
 
 
-def _save(
-    builder: _Builder,
-    done: str,
-    prefix: str,
-    items: Sequence[tuple[int, Variable, str]],
-    host: str,
-    devices: Sequence[Device],
-) -> None:
-    scope = done + "_ops"
-    written: list[str] = []
-    if items:
-        reads = [
-            builder.add(_read(f"{scope}/read_{n}", rank, variable, devices[rank]), rank)
-            for n, (rank, variable, _) in enumerate(items)
-        ]
-        keys = _strings(builder, f"{scope}/keys", [key for _, _, key in items], host)
-        slices = _strings(builder, f"{scope}/slices", ["" for _ in items], host)
-        types = dtypes_attribute(v.dtype for _, v, _ in items)
-        written.append(
-            builder.add(node(f"{scope}/write", "SaveV2", [prefix, keys, slices, *reads], host, dtypes=types), 0)
-        )
-    builder.add(group(done, written, host), 0)
+def _save(builder: _Builder, items: Sequence[tuple[int, Variable, str]], host: str, devices: Sequence[Device]) -> None:
+    scope = SAVE + "_ops"
+    prefix = builder.add(_string_placeholder(SAVE_PREFIX, host), 0)
+    zero = builder.add(constant(f"{scope}/zero", 0, "int64", host), 0)
+    attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute(())}
+    steps = builder.add(node(SAVE_STEPS, "PlaceholderWithDefault", [zero], host, **attributes), 0)
+    reads = [
+        builder.add(_read(f"{scope}/read_{n}", rank, variable, devices[rank]), rank)
+        for n, (rank, variable, _) in enumerate(items)
+    ]
+    keys = _strings(builder, f"{scope}/keys", [*(key for _, _, key in items), STEPS_KEY], host)
+    slices = _strings(builder, f"{scope}/slices", [""] * (len(items) + 1), host)
+    types = dtypes_attribute([*(v.dtype for _, v, _ in items), "int64"])
+    written = node(f"{scope}/write", "SaveV2", [prefix, keys, slices, *reads, steps], host, dtypes=types)
+    builder.add(group(SAVE, [builder.add(written, 0)], host), 0)

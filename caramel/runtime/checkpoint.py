@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -181,8 +182,13 @@ class Directory:
             CheckpointError: the newest is in the list, but gone.
         """
         state = tf.train.get_checkpoint_state(str(self.path))
-        if state is None:
+        if state is None and not (self.path / "checkpoint").exists():
             return None
+        if state is None or not state.model_checkpoint_path:
+            raise CheckpointError(
+                f"the list of checkpoints {str(self.path / 'checkpoint')!r} is damaged: "
+                "mend it, or remove it to start anew"
+            )
         found = str(state.model_checkpoint_path)
         if not os.path.exists(f"{found}.index"):
             raise CheckpointError(
@@ -208,7 +214,7 @@ class Directory:
         kept = names[-self.keep :]
         try:
             self._write_list(kept)
-            for old in names[: -self.keep]:
+            for old in (n for n in names[: -self.keep] if re.fullmatch(r"checkpoint-\d+", n)):
                 for prefix in (old, beside(old)):
                     for part in self.path.glob(glob.escape(prefix) + ".*"):
                         part.unlink(missing_ok=True)
@@ -221,5 +227,8 @@ class Directory:
     def _write_list(self, names: list[str]) -> None:
         state = CheckpointState(model_checkpoint_path=names[-1], all_model_checkpoint_paths=names)
         temporary = self.path / f"checkpoint.writing-{uuid.uuid4().hex[:8]}"
-        temporary.write_text(text_format.MessageToString(state))
-        temporary.replace(self.path / "checkpoint")
+        try:
+            temporary.write_text(text_format.MessageToString(state))
+            temporary.replace(self.path / "checkpoint")
+        finally:
+            temporary.unlink(missing_ok=True)

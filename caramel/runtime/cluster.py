@@ -12,6 +12,8 @@ from caramel.graph.devices import Device, in_process_mapping
 from caramel.graph.graph import NodeDef
 from caramel.runtime.executor import Executor, RunOptions, SessionExecutor
 
+_LAST_PORT = 65535
+
 
 class Cluster(Protocol):
     """Starts what a distributed graph needs and gives an Executor for it."""
@@ -92,8 +94,8 @@ class LocalProcesses:
     options: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        if self.base_port is not None and not 1 <= self.base_port <= 65535:
-            raise InputError(f"base_port must be between 1 and 65535, got {self.base_port}")
+        if self.base_port is not None and not 1 <= self.base_port <= _LAST_PORT:
+            raise InputError(f"base_port must be between 1 and {_LAST_PORT}, got {self.base_port}")
         if self.start_timeout_s <= 0:
             raise InputError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
 
@@ -111,6 +113,12 @@ class LocalProcesses:
                 )
             if (device.job, device.task) not in tasks:
                 tasks.append((device.job, device.task))
+        if self.base_port is not None and self.base_port + len(tasks) - 1 > _LAST_PORT:
+            first = _LAST_PORT + 1 - self.base_port
+            raise InputError(
+                f"port {_LAST_PORT + 1} for worker {first} does not exist: choose a base_port of at most "
+                f"{_LAST_PORT + 1 - len(tasks)} for {len(tasks)} workers"
+            )
         return start_processes(graph_def, tasks, self, timeout_s)
 
 

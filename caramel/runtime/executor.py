@@ -21,7 +21,9 @@ class RunOptions:
 
     Attributes:
         optimize_graph: whether TensorFlow's graph optimizers (grappler) run.
-        intra_op_threads: threads inside one op; 0 lets TensorFlow choose.
+        intra_op_threads: threads inside one op; 0 lets TensorFlow choose. A process has one pool of
+            them, made when TensorFlow first runs something in it: for `InProcess` this comes too
+            late where that was before.
         inter_op_threads: ops at the same time; 0 lets TensorFlow choose.
     """
 
@@ -140,6 +142,9 @@ def translated(error: Any, when: str) -> CaramelError:
     return StepError(f"the program failed{f' in op {node!r}' if node else ''}: {first}")
 
 
+_SAYS_NOTHING = re.compile(r"\[\[\{\{|From /job:|\d+ root error\(s\) found")
+
+
 def _what_failed(error: Any) -> tuple[str, str]:
     """The op (or "") and the first line of an error's message that says something."""
     message = str(error.message).strip()
@@ -149,6 +154,6 @@ def _what_failed(error: Any) -> tuple[str, str]:
         # TensorFlow puts the op's stack trace before the message, which follows the last "Node:" line.
         last = max((n for n, line in enumerate(lines) if line.startswith("Node:")), default=0)
         lines = lines[last + 1 :]
-    said = [line for line in lines if line and not line.startswith("[[{{") and "root error(s) found" not in line]
-    first = re.sub(r"^\(\d+\) ", "", said[0]) if said else type(error).__name__
-    return node.group(1) if node else "", first
+    lines = [re.sub(r"^\(\d+\) (\w+: )?", "", line) for line in lines]  # "(0) INVALID_ARGUMENT: " of a list of errors
+    said = [line for line in lines if re.search(r"\w", line) and not _SAYS_NOTHING.match(line)]
+    return node.group(1) if node else "", said[0] if said else type(error).__name__

@@ -59,10 +59,13 @@ def bind(
         given.update((_key(key), value) for key, value in args[0].items())
     elif args:
         flat = _flatten(args)
-        required = [f for f in feeds if not f.optional]
-        if len(flat) not in (len(required), len(feeds)):
-            raise InputError(f"{len(flat)} arrays were given for the inputs {_list(feeds)}")
-        given.update((f.name, v) for f, v in zip(feeds if len(flat) == len(feeds) else required, flat))
+        by_position = list(feeds)
+        if len(flat) < sum(1 for f in feeds if not f.optional):
+            by_position = [f for f in feeds if f.name not in kwargs]
+        required = [f for f in by_position if not f.optional]
+        if len(flat) not in (len(required), len(by_position)):
+            raise InputError(f"{len(flat)} arrays were given for the inputs {_list(by_position)}")
+        given.update((f.name, v) for f, v in zip(by_position if len(flat) == len(by_position) else required, flat))
     for name, value in kwargs.items():
         if name in given:
             raise InputError(f"input {name!r} was given twice")
@@ -160,6 +163,10 @@ def _array(feed: Feed, value: Any) -> np.ndarray:
         if array.dtype != wanted:
             if array.dtype == object or not np.can_cast(array.dtype, wanted, casting="same_kind"):
                 raise InputError(f"input {feed.name!r} takes {feed.dtype}, got {array.dtype}")
+            if wanted.kind in "iu" and not np.array_equal(array.astype(wanted), array):
+                raise InputError(
+                    f"input {feed.name!r} takes {feed.dtype}, but some of the numbers are too large for it"
+                )
             array = array.astype(wanted)
     if feed.shape is not None:
         # A split input's leading dimension is one worker's; it is checked when the batch is split.

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,22 @@ from caramel.runtime.isolation import enter_network_namespace
 from caramel.runtime.server import READY, serve_worker
 
 _POLL_S = 0.2
+_GRACE_S = 2.0
+"""How long TensorFlow may take to report by itself what a dead server did to a step."""
 
 
 class Launcher:
     """Servers and session of one local cluster."""
 
-    def __init__(self, parent: int) -> None:
+    def __init__(self, parent: int, directory: Path) -> None:
         self._parent = parent
         self._servers: list[tuple[str, Any]] = []
         self._logs: list[Path] = []
         self._executor: Any = None
         self._settings: dict[str, Any] = {}
         self._target = ""
-        self._directory = tempfile.TemporaryDirectory(prefix="caramel-cluster-")
+        self.directory = directory
+        self._runner = ThreadPoolExecutor(1)  # its thread starts with the first run, after the servers were forked
 
     def start(self, settings: dict[str, Any]) -> None:
         """Start one server for each task and wait until all listen.
@@ -88,7 +92,7 @@ class Launcher:
 
     def _spawn(self, context: Any, settings: dict[str, Any]) -> None:
         name = f"worker {settings['task']} (job {settings['job']})"
-        log = Path(self._directory.name) / f"{settings['job']}-{settings['task']}.log"
+        log = self.directory / f"{settings['job']}-{settings['task']}.log"
         log.touch()
         process = context.Process(target=serve_worker, args=(settings, str(log)), name=name)
         process.start()
@@ -124,23 +128,35 @@ class Launcher:
 
     def run(self, payload: Any) -> Any:
         """One run of the session; a failure also says which server died."""
+        running = self._runner.submit(self._executor.run, *payload)
+        while not wait([running], _POLL_S).done:
+            # TensorFlow notices in its own time, or not at all, that the server died that coordinates a step.
+            if self._unwell(dead_only=True):
+                wait([running], _GRACE_S)
+                if not running.done():
+                    raise ClusterError(
+                        f"a worker is lost{self._unwell()}. Start a new session and restore a checkpoint"
+                    )
         try:
-            return self._executor.run(*payload)
+            return running.result()
         except ClusterError as error:
             time.sleep(_POLL_S)  # a process that was killed is reaped a moment after its socket closed
-            raise ClusterError(f"{error}{self._dead()}") from error
+            raise ClusterError(f"{error}{self._unwell()}") from error
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes to the session's graph."""
         self._executor.extend(graph_def)
 
-    def _dead(self) -> str:
+    def _unwell(self, dead_only: bool = False) -> str:
+        """Which servers ended, or are stopped, and how; empty if all run."""
         found = []
         for name, process in self._servers:
             code = process.exitcode
             if code is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 found.append(f"{name}, process {process.pid}, {how}")
+            elif not dead_only and _is_stopped(process.pid):
+                found.append(f"{name}, process {process.pid}, is stopped by a signal")
         return "; " + "; ".join(found) if found else ""
 
     def pids(self) -> list[int]:
@@ -153,7 +169,14 @@ class Launcher:
             process.kill()
         for _, process in self._servers:
             process.join()
-        self._directory.cleanup()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False  # it is gone, or this is not Linux
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def _process_context() -> Any:
@@ -198,14 +221,15 @@ def watch(parent: int, launcher: Launcher) -> None:
     while os.getppid() == parent:
         time.sleep(_POLL_S)
     launcher.stop()
+    shutil.rmtree(launcher.directory, ignore_errors=True)  # nobody else is left to do it
     os._exit(1)
 
 
 def main() -> None:
-    """``python -m caramel.runtime.launcher FD PARENT_PID``"""
+    """``python -m caramel.runtime.launcher FD PARENT_PID DIRECTORY``"""
     connection = Connection(int(sys.argv[1]))
     parent = int(sys.argv[2])
-    launcher = Launcher(parent)
+    launcher = Launcher(parent, Path(sys.argv[3]))
     kind, settings = connection.recv()
     try:
         # The first request starts the servers while this process still has only one thread.

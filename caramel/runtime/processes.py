@@ -59,7 +59,8 @@ class ProcessExecutor:
     """Talks to the launcher over a private pipe; the launcher owns the servers and the session."""
 
     def __init__(self) -> None:
-        self._log = tempfile.NamedTemporaryFile(prefix="caramel-launcher-", suffix=".log", delete=False)  # noqa: SIM115 - lives as long as the process
+        self._directory = tempfile.TemporaryDirectory(prefix="caramel-cluster-")
+        self._log = Path(self._directory.name) / "launcher.log"
         self._lock = threading.Lock()
         ours, theirs = Pipe()
         package_root = str(Path(caramel.__file__).resolve().parent.parent)
@@ -67,18 +68,26 @@ class ProcessExecutor:
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, environment.get("PYTHONPATH")) if p)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         environment["OPENBLAS_NUM_THREADS"] = "1"  # keeps the launcher single-threaded, so that it can fork servers
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "caramel.runtime.launcher", str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches the user's process, which then closes in order
-        )
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "caramel.runtime.launcher",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    self._directory.name,
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the user's process, which then closes in order
+            )
         theirs.close()
         self._connection = ours
-        self._finalizer = weakref.finalize(self, _stop, self._process, ours, self._log.name)
+        self._finalizer = weakref.finalize(self, _stop, self._process, ours, self._directory)
 
     @property
     def launcher_pid(self) -> int:
@@ -107,7 +116,10 @@ class ProcessExecutor:
                     raise
                 raise ClusterError(f"the local cluster's driver process ended unexpectedly{self._tail()}") from error
             except BaseException:
-                # Interrupted between question and answer: the next answer would be to the wrong question.
+                # Interrupted between question and answer: the next answer would be to the wrong question, and
+                # the launcher may be in the middle of a long step.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 self.close()
                 raise
         if status == "ok":
@@ -117,7 +129,7 @@ class ProcessExecutor:
 
     def _tail(self) -> str:
         try:
-            lines = Path(self._log.name).read_text(errors="replace").strip().splitlines()
+            lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
         return ": " + " | ".join(lines[-3:]) if lines else ""
@@ -142,7 +154,9 @@ class ProcessExecutor:
         self._finalizer()
 
 
-def _stop(process: subprocess.Popen[bytes], connection: Connection, log: str) -> None:
+def _stop(
+    process: subprocess.Popen[bytes], connection: Connection, directory: tempfile.TemporaryDirectory[str]
+) -> None:
     """Let the launcher stop its servers; then make sure."""
     with contextlib.suppress(OSError, ValueError):  # it is gone already
         connection.send(("close", None))
@@ -153,4 +167,4 @@ def _stop(process: subprocess.Popen[bytes], connection: Connection, log: str) ->
         with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    Path(log).unlink(missing_ok=True)
+    directory.cleanup()

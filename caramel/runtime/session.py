@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caramel.armodel import evaluation_signature
-from caramel.errors import CheckpointError, ClusterError, InputError, StepError
-from caramel.modifiers import state
+from caramel.errors import ClusterError, InputError, StepError
 from caramel.modifiers.evaluate import evaluation_nodes
-from caramel.runtime import checkpoint
 from caramel.runtime.cluster import Cluster, placed_nodes
 from caramel.runtime.feeds import Batch, bind, split
 from caramel.runtime.progress import progress_over
+from caramel.runtime.state import State
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -58,6 +56,8 @@ class Session:
     """
 
     def __init__(self, armodel: ARModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S) -> None:
+        if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
+            raise InputError(f"a session runs on a cluster such as caramel.InProcess(), got {cluster!r}")
         if step_timeout_s <= 0:
             raise InputError(f"step_timeout_s must be positive, got {step_timeout_s}")
         self._armodel = armodel
@@ -68,10 +68,10 @@ class Session:
         self._closed = False
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
-        self._step_count = 0
         self._executor = cluster.start(armodel.graph_def, armodel.signature.devices, step_timeout_s)
         try:
-            self._push(self._model.values.load())
+            self._state = State(armodel, self._run_op)
+            self._step_count = self._state.initialise()
         except BaseException:
             self._executor.close()
             raise
@@ -88,6 +88,9 @@ class Session:
         """Stop the cluster; what was not saved is gone. Safe to call twice."""
         self._closed = True
         self._executor.close()
+
+    def _run_op(self, target: str, feeds: Mapping[str, np.ndarray]) -> None:
+        self._executor.run([], [target], feeds, self._timeout_s)
 
     @property
     def step_count(self) -> int:
@@ -119,8 +122,8 @@ class Session:
         fetches = [*self._signature.losses, *(t for _, tensors in self._signature.outputs for t in tensors)]
         try:
             values = self._executor.run(fetches, self._signature.step, feeds, self._timeout_s)
-        except (StepError, ClusterError) as error:
-            self._failure = str(error)
+        except BaseException as error:  # an interrupted step, too, may have written some variables
+            self._failure = str(error) or type(error).__name__
             raise
         self._step_count += 1
         workers = self._signature.workers
@@ -213,10 +216,7 @@ class Session:
     def values(self) -> dict[str, np.ndarray]:
         """The value of every saved variable on worker 0, by the user's name."""
         self._refuse_after_failure()
-        with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
-            prefix = os.path.join(directory, "values")
-            self._write(prefix)
-            return checkpoint.read_values(prefix, self._signature.checkpoint_names)
+        return self._state.values(self._step_count)
 
     def write_back(self) -> None:
         """Give the trained values to the user's own variables (a Keras model and its optimizer).
@@ -224,14 +224,8 @@ class Session:
         Raises:
             InputError: the program is a graph, which has no variables of its own.
         """
-        live = self._armodel.context.live_variables
-        if not live:
-            raise InputError(
-                "only a captured step function has variables to write to; for a graph use values() or save()"
-            )
-        values = self.values()
-        for name, variable in live.items():
-            variable.assign(values[name])
+        self._refuse_after_failure()
+        self._state.write_back(self._step_count)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint that the single-device program can restore, too.
@@ -243,23 +237,11 @@ class Session:
             path: the checkpoint's prefix. Files of that name are replaced only once all is written.
 
         Raises:
+            InputError: the path is no prefix.
             CheckpointError: it cannot be written; what was there is untouched.
         """
         self._refuse_after_failure()
-        objects = self._armodel.context.checkpoint
-        if objects is None:
-            checkpoint.write_atomically({os.fspath(path): self._write})
-            return
-        self.write_back()
-        checkpoint.write_atomically({checkpoint.beside(path): self._write, os.fspath(path): objects.write})
-
-    def _write(self, prefix: str) -> None:
-        try:
-            self._executor.run(
-                [], [self._signature.save], {self._signature.save_prefix: _text(prefix)}, self._timeout_s
-            )
-        except StepError as error:
-            raise CheckpointError(f"worker 0 cannot write checkpoint {prefix!r}: {error}") from error
+        self._state.save(path, self._step_count)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint of this program, distributed or single-device, by any number of workers.
@@ -268,82 +250,12 @@ class Session:
             path: the checkpoint's prefix.
 
         Raises:
+            InputError: the path is no prefix.
             CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
         """
         self._refuse_when_closed()
-        reader = checkpoint.open_checkpoint(path)
-        if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
-            self._restore_objects(path)
-            return
-        self._restore_named(path, reader)
-
-    def _restore_objects(self, path: str | os.PathLike[str]) -> None:
-        objects = self._armodel.context.checkpoint
-        if objects is None:
-            raise CheckpointError(
-                f"checkpoint {str(path)!r} was written by tf.train.Checkpoint: pass "
-                "checkpoint=tf.train.Checkpoint(...) with the same objects to caramel.capture"
-            )
-        before = {name: v.numpy().copy() for name, v in self._armodel.context.live_variables.items()}
-        try:
-            objects.read(str(path)).assert_existing_objects_matched()
-        except Exception as error:  # TensorFlow raises anything from AssertionError to ValueError here
-            for name, value in before.items():
-                self._armodel.context.live_variables[name].assign(value)
-            raise CheckpointError(f"checkpoint {str(path)!r} does not fit the program's objects: {error}") from error
-        values = {
-            **self._model.values.load(),
-            **{n: v.numpy() for n, v in self._armodel.context.live_variables.items()},
-        }
-        self._push(values)
-        beside = checkpoint.beside(path)
-        if os.path.exists(f"{beside}.index"):
-            self._restore_local(beside, checkpoint.open_checkpoint(beside))
-
-    def _restore_named(self, path: str | os.PathLike[str], reader: Any) -> None:
-        checkpoint.check_fits(path, reader, [v for v in self._model.variables if v.saved])
-        self._read(path, self._signature.restore)
-        self._restore_local(path, reader)
-        self._recovered(reader)
-
-    def _restore_local(self, path: str | os.PathLike[str], reader: Any) -> None:
-        """What is local to the other workers, if the checkpoint has it for this number of workers."""
-        shapes = reader.get_variable_to_shape_map()
-        workers = self._signature.workers
-        wanted = {
-            state.local_key(rank, v.name): v.shape
-            for rank in range(1, workers)
-            for v in state.on_worker(self._model, rank)
-            if v.kind.is_local
-        }
-        further = any(key.startswith(state.local_key(workers, "")) for key in shapes)
-        if wanted and not further and all(tuple(shapes.get(key, (-1,))) == shape for key, shape in wanted.items()):
-            self._read(path, [self._signature.restore_local])
-
-    def _push(self, values: Mapping[str, np.ndarray]) -> None:
-        """Give every worker these values, through a checkpoint that only exists meanwhile."""
-        with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
-            prefix = os.path.join(directory, "values")
-            checkpoint.write_values(prefix, values)
-            first, *others = self._signature.restore
-            self._read(prefix, [first, self._signature.restore_unsaved, *others])
-            self._recovered(checkpoint.open_checkpoint(prefix))
-
-    def _read(self, path: str | os.PathLike[str], targets: Sequence[str]) -> None:
-        """Run ops that read a checkpoint, one after the other."""
-        feeds = {self._signature.restore_prefix: _text(path)}
-        for target in targets:
-            try:
-                self._executor.run([], [target], feeds, self._timeout_s)
-            except StepError as error:
-                raise CheckpointError(
-                    f"worker 0 cannot read checkpoint {str(path)!r}, it is damaged: {error}"
-                ) from error
-
-    def _recovered(self, reader: Any) -> None:
+        self._step_count = self._state.restore(path)
         self._failure = None
-        counter = self._model.step_counter
-        self._step_count = int(reader.get_tensor(counter)) if counter is not None else 0
 
     def _refuse_when_closed(self) -> None:
         if self._closed:
@@ -362,6 +274,8 @@ def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
     if steps is not None and steps < 0:
         raise InputError(f"steps must be at least 0, got {steps}")
     count = 0
+    if not isinstance(batches, Iterable):
+        raise InputError(f"batches must be an iterable of batches, got {type(batches).__name__}")
     iterator = iter(batches)
     while steps is None or count < steps:
         try:
@@ -378,10 +292,6 @@ def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
 
 def _sum_dtype(value: np.ndarray) -> Any:
     return np.float64 if np.asarray(value).dtype.kind != "c" else np.complex128
-
-
-def _text(path: str | os.PathLike[str]) -> np.ndarray:
-    return np.array(os.path.abspath(path).encode(), dtype=object)
 
 
 def _hashable(fetches: Any) -> Any:

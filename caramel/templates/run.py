@@ -58,6 +58,8 @@ def feeds_for(signature, arrays):
         array = arrays[feed["name"]].astype(feed["dtype"])
         parts = np.array_split(array, workers) if feed["split"] else [array] * workers
         if feed["split"]:
+            if shares is not None and sum(shares) != len(array):
+                raise SystemExit("array %r has %d examples, another has %d" % (feed["name"], len(array), sum(shares)))
             shares = [len(part) for part in parts]
         feeds.update(zip(feed["placeholders"], parts))
     if shares is not None:
@@ -98,7 +100,11 @@ def train(arguments):
         for op in signature["flush"]:
             session.run(op)
         if arguments.save:
-            session.run(signature["save"], {signature["save_prefix"]: os.path.abspath(arguments.save)})
+            saved = {
+                signature["save_prefix"]: os.path.abspath(arguments.save),
+                signature["save_steps"]: arguments.steps,
+            }
+            session.run(signature["save"], saved)
 
 
 def serve(arguments):

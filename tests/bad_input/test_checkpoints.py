@@ -1,0 +1,288 @@
+"""Checkpoints that are missing, damaged or of another program: refused, and nothing has changed."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+
+v1 = tf.compat.v1
+
+X, Y = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]], np.ones(4, np.float32)
+
+
+def with_momentum(line, **options):
+    program = line(**options)
+    step = v1.train.get_or_create_global_step()
+    v1.train.MomentumOptimizer(0.1, 0.9).minimize(program.loss, global_step=step)
+
+
+@pytest.fixture
+def session(compiled, line):
+    """Two workers, two steps on."""
+    with compiled(lambda: with_momentum(line)).session() as session:
+        session.run([(X, Y)] * 2)
+        yield session
+
+
+@pytest.fixture
+def unchanged(session):
+    """Values and count are the same afterwards, and training goes on."""
+    before, count = session.values(), session.step_count
+    yield
+    assert session.step_count == count
+    for name, value in session.values().items():
+        np.testing.assert_array_equal(value, before[name])
+    assert session.step(X, Y).step == count + 1
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Function that writes a single-device checkpoint of some variables."""
+
+    def write_it(**values):
+        prefix = str(tmp_path / "other")
+        with tf.Graph().as_default(), v1.Session() as single:
+            variables = {name: v1.Variable(value, name=name) for name, value in values.items()}
+            single.run(v1.global_variables_initializer())
+            v1.train.Saver({name.replace("__", "/"): v for name, v in variables.items()}).save(
+                single, prefix, write_meta_graph=False, write_state=False
+            )
+        return prefix
+
+    return write_it
+
+
+W = np.full(3, 0.5, np.float32)
+GOOD = {"w": W, "w__Momentum": W, "global_step": np.int64(7)}
+
+
+def test_a_good_checkpoint_of_the_same_kind(session, write):
+    session.restore(write(**GOOD))
+    assert session.step_count == 7
+    np.testing.assert_array_equal(session.values()["w"], W)
+
+
+@pytest.mark.usefixtures("unchanged")
+class TestRefused:
+    def test_no_checkpoint(self, session, refused, tmp_path):
+        prefix = str(tmp_path / "nothing here")
+        with refused(caramel.CheckpointError, "no checkpoint", prefix, ".index does not exist"):
+            session.restore(prefix)
+
+    def test_a_directory(self, session, refused, tmp_path):
+        with refused(caramel.CheckpointError, "no checkpoint", str(tmp_path), "directory", "prefix"):
+            session.restore(tmp_path)
+
+    def test_its_data_file_instead_of_its_prefix(self, session, refused, tmp_path):
+        session.save(tmp_path / "saved")
+        with refused(caramel.CheckpointError, "no checkpoint", "saved.index", "does not exist"):
+            session.restore(tmp_path / "saved.index")
+
+    def test_a_missing_variable(self, session, refused, write):
+        values = {name: value for name, value in GOOD.items() if name != "w__Momentum"}
+        with refused(caramel.CheckpointError, "w/Momentum is missing", "same program", "optimizer"):
+            session.restore(write(**values))
+
+    def test_a_checkpoint_of_something_else(self, session, refused, write):
+        with refused(caramel.CheckpointError, "w is missing", "w/Momentum is missing", "global_step is missing"):
+            session.restore(write(kernel=W))
+
+    def test_another_shape(self, session, refused, write):
+        with refused(caramel.CheckpointError, "w has shape [4]", "wants [3]"):
+            session.restore(write(**{**GOOD, "w": np.ones(4, np.float32)}))
+
+    def test_another_rank(self, session, refused, write):
+        with refused(caramel.CheckpointError, "w has shape [1, 3]", "wants [3]"):
+            session.restore(write(**{**GOOD, "w": np.ones((1, 3), np.float32)}))
+
+    def test_another_dtype(self, session, refused, write):
+        with refused(caramel.CheckpointError, "w is float64", "wants float32"):
+            session.restore(write(**{**GOOD, "w": np.ones(3)}))
+
+    def test_many_things_wrong_at_once_are_counted(self, session, refused, write):
+        with refused(caramel.CheckpointError, "w is", "w/Momentum is", "global_step is"):
+            session.restore(write(w=np.ones(3), w__Momentum=np.ones(3), global_step=np.float32(3)))
+
+    @pytest.mark.parametrize("keep", [0, 5])
+    def test_a_truncated_data_file(self, session, refused, tmp_path, keep):
+        prefix = tmp_path / "saved"
+        session.save(prefix)
+        data = tmp_path / "saved.data-00000-of-00001"
+        data.write_bytes(data.read_bytes()[:keep])
+        with refused(caramel.CheckpointError, str(prefix), "damaged"):
+            session.restore(prefix)
+
+    def test_a_changed_data_file(self, session, refused, tmp_path):
+        prefix = tmp_path / "saved"
+        session.save(prefix)
+        data = tmp_path / "saved.data-00000-of-00001"
+        data.write_bytes(bytes(255 - byte for byte in data.read_bytes()))
+        with refused(caramel.CheckpointError, str(prefix), "damaged"):
+            session.restore(prefix)
+
+    def test_no_data_file(self, session, refused, tmp_path):
+        prefix = tmp_path / "saved"
+        session.save(prefix)
+        (tmp_path / "saved.data-00000-of-00001").unlink()
+        with refused(caramel.CheckpointError, str(prefix), "damaged"):
+            session.restore(prefix)
+
+    @pytest.mark.parametrize("keep", [0, 20])
+    def test_a_truncated_index_file(self, session, refused, tmp_path, keep):
+        prefix = tmp_path / "saved"
+        session.save(prefix)
+        index = tmp_path / "saved.index"
+        index.write_bytes(index.read_bytes()[:keep])
+        with refused(caramel.CheckpointError, str(prefix), "damaged"):
+            session.restore(prefix)
+
+    def test_an_object_based_checkpoint(self, session, refused, tmp_path):
+        with tf.init_scope():
+            prefix = tf.train.Checkpoint(w=tf.Variable(W)).write(str(tmp_path / "objects"))
+        with refused(caramel.CheckpointError, prefix, "tf.train.Checkpoint", "checkpoint=", "caramel.capture"):
+            session.restore(prefix)
+
+
+# -- checkpoints of tf.train.Checkpoint ------------------------------------------------------
+
+
+@pytest.fixture
+def with_objects(tmp_path):
+    """A session on a step whose objects are saved by tf.train.Checkpoint, and these objects."""
+    weights = tf.Variable(tf.zeros([3]), name="w")
+    count = tf.Variable(0, trainable=False, dtype=tf.int64, name="iteration")
+    objects = tf.train.Checkpoint(weights=weights, count=count)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, weights) - y) ** 2)
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        count.assign_add(1)
+        return loss
+
+    context = caramel.capture(step, [tf.TensorSpec([None, 3]), tf.TensorSpec([None])], checkpoint=objects)
+    with caramel.ARModel(context, 2).session() as session:
+        session.step(X, Y)
+        yield session, objects
+
+
+def test_objects_of_another_shape(with_objects, refused, tmp_path):
+    session, objects = with_objects
+    before = session.values()
+    other = tf.train.Checkpoint(weights=tf.Variable(tf.zeros([4])), count=tf.Variable(0, dtype=tf.int64))
+    with refused(caramel.CheckpointError, "other", "does not fit"):
+        session.restore(other.write(str(tmp_path / "other")))
+    np.testing.assert_array_equal(session.values()["w"], before["w"])
+    assert objects.weights.shape == (3,)
+    assert session.step(X, Y).step == 2
+
+
+def test_objects_that_are_missing(with_objects, refused, tmp_path):
+    session, _ = with_objects
+    before = session.values()
+    other = tf.train.Checkpoint(count=tf.Variable(0, dtype=tf.int64))
+    with refused(caramel.CheckpointError, "other", "does not fit"):
+        session.restore(other.write(str(tmp_path / "other")))
+    np.testing.assert_array_equal(session.values()["w"], before["w"])
+
+
+def test_objects_in_a_truncated_file(with_objects, refused, tmp_path):
+    session, objects = with_objects
+    session.save(tmp_path / "saved")
+    session.step(X, Y)
+    before = session.values()
+    objects.weights.assign([9.0, 9.0, 9.0])
+    (tmp_path / "saved.data-00000-of-00001").write_bytes(b"")
+    with refused(caramel.CheckpointError, "saved"):
+        session.restore(tmp_path / "saved")
+    np.testing.assert_array_equal(session.values()["w"], before["w"])
+    np.testing.assert_array_equal(objects.weights.numpy(), [9.0, 9.0, 9.0])
+
+
+# -- after a failed step ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def fragile(compiled, line):
+    """A session whose step fails on large numbers."""
+
+    def small(x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, "the data is too large", name="check")]):
+            return tf.identity(x)
+
+    def build():
+        with_momentum(line, transform=small)
+
+    with compiled(build).session() as session:
+        session.step(X, Y)
+        yield session
+
+
+def fail(session):
+    with pytest.raises(caramel.StepError) as caught:
+        session.step(X * 1e6, Y)
+    return str(caught.value)
+
+
+def test_a_failed_step_says_what_failed_and_where(fragile):
+    message = fail(fragile)
+    assert "check" in message
+    assert "the data is too large" in message
+
+
+USES = {
+    "step": lambda session, path: session.step(X, Y),
+    "run": lambda session, path: session.run([(X, Y)]),
+    "flush": lambda session, path: session.flush(),
+    "evaluate": lambda session, path: session.evaluate(fetches="w/Read/ReadVariableOp:0"),
+    "values": lambda session, path: session.values(),
+    "save": lambda session, path: session.save(path / "after"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_after_a_failed_step_the_session_refuses(fragile, refused, tmp_path, use):
+    fail(fragile)
+    with refused(caramel.StepError, "failed before", "restore a checkpoint", "failed with"):
+        USES[use](fragile, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_after_a_failed_step_a_restore_makes_all_well(fragile, tmp_path):
+    fragile.save(tmp_path / "before")
+    expected = fragile.step(X, Y)
+    fail(fragile)
+    fragile.restore(tmp_path / "before")
+    assert fragile.step_count == 1
+    again = fragile.step(X, Y)
+    assert (again.step, again.loss) == (expected.step, expected.loss)
+
+
+def test_after_a_failed_step_a_failed_restore_changes_nothing(fragile, refused, tmp_path):
+    fail(fragile)
+    with refused(caramel.CheckpointError, "no checkpoint"):
+        fragile.restore(tmp_path / "nothing")
+    with refused(caramel.StepError, "restore a checkpoint"):
+        fragile.step(X, Y)
+
+
+def test_a_closed_session_says_so(compiled, line, refused):
+    session = compiled(lambda: with_momentum(line)).session()
+    session.close()
+    session.close()  # closing twice does no harm
+    with refused(caramel.ClusterError, "closed"):
+        session.step(X, Y)
+
+
+def test_copies_of_a_checkpoint_restore(session, tmp_path):
+    """What is not bad input: a checkpoint that was moved."""
+    session.save(tmp_path / "first")
+    values = session.values()
+    for suffix in (".index", ".data-00000-of-00001"):
+        shutil.move(tmp_path / f"first{suffix}", tmp_path / f"second{suffix}")
+    session.step(X, Y)
+    session.restore(tmp_path / "second")
+    np.testing.assert_array_equal(session.values()["w"], values["w"])

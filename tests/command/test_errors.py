@@ -1,0 +1,253 @@
+"""Errors at the command: a code, one line that says what to do, and no traceback unless asked for."""
+
+import pytest
+from click.testing import CliRunner
+
+from caramel.cli import main
+
+STEP = """
+    import numpy as np
+    import tensorflow as tf
+
+    def batch(n=6):
+        return np.ones([n, 3], np.float32), np.ones([n], np.float32)
+
+    def build():
+        w = tf.Variable(tf.zeros([3]), name="w")
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        @tf.function
+        def evaluate(x, y):
+            return {"error": tf.reduce_max(tf.abs(tf.linalg.matvec(x, w) - y)), "predicted": tf.linalg.matvec(x, w)}
+
+        specs = [tf.TensorSpec([None, 3], name="x"), tf.TensorSpec([None], name="y")]
+        return {"step": step, "inputs": specs, "data": [batch()]}
+"""
+
+
+@pytest.fixture
+def call():
+    """Function that calls the command in this process."""
+
+    def call_it(*arguments):
+        return CliRunner().invoke(main, [str(a) for a in arguments])
+
+    return call_it
+
+
+def check(result, *words, code=1):
+    """Exit code, one line on the error stream, all words in it."""
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code == code, result.output
+    lines = [line for line in result.stderr.splitlines() if line]
+    assert "Traceback" not in result.output
+    if code == 1:
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("Error: ")
+    missing = [word for word in words if word not in lines[-1]]
+    assert not missing, f"{missing} not in {lines[-1]}"
+
+
+def test_a_good_run(call, write):
+    result = call("run", f"{write(STEP)}:build", "--workers", 2)
+    assert result.exit_code == 0, result.output
+    assert "1 steps" in result.stdout
+
+
+def test_a_good_run_warns_of_nothing(call, write, tmp_path, caplog, monkeypatch):
+    from tensorflow.python.util import deprecation
+
+    monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # TensorFlow says it only once in a process
+    result = call("run", f"{write(STEP)}:build", "--workers", 2, "--checkpoint", tmp_path / "saved")
+    assert result.exit_code == 0, result.output
+    assert caplog.text == ""
+
+
+def test_no_such_file(call, tmp_path):
+    check(call("run", tmp_path / "nothing.py:build", "--workers", 2), "no program file", "nothing.py")
+
+
+def test_no_such_entry(call, write):
+    check(call("run", f"{write(STEP)}:built", "--workers", 2), "no function 'built'", "batch, build")
+
+
+def test_no_entry(call, write):
+    check(call("run", write(STEP), "--workers", 2), "FILE.py:ENTRY")
+
+
+def test_a_program_that_raises(call, write):
+    path = write(
+        STEP.replace("w = tf.Variable", "raise ValueError('first line\\nsecond line')\n        w = tf.Variable")
+    )
+    check(call("run", f"{path}:build", "--workers", 2), f"{path}:9", "ValueError", "first line")
+
+
+def test_a_step_that_raises_while_it_is_traced(call, write):
+    path = write(
+        STEP.replace("with tf.GradientTape()", "raise ValueError('upside down')\n            with tf.GradientTape()")
+    )
+    check(call("run", f"{path}:build", "--workers", 2), "'step'", "ValueError", "upside down", path.name)
+
+
+def test_data_that_raises(call, write):
+    path = write(STEP.replace('"data": [batch()]', '"data": (batch(1 / n) for n in [0])'))
+    check(call("run", f"{path}:build", "--workers", 2), "data", "ZeroDivisionError", path.name)
+
+
+def test_data_that_does_not_fit(call, write):
+    path = write(STEP.replace('"data": [batch()]', '"data": [batch()[:1]]'))
+    check(call("run", f"{path}:build", "--workers", 2), "1 array", "x (float32", "y (float32")
+
+
+def test_too_few_examples(call, write):
+    path = write(STEP.replace('"data": [batch()]', '"data": [batch(1)]'))
+    check(call("run", f"{path}:build", "--workers", 2), "1 examples", "2 workers")
+
+
+def test_no_data(call, write):
+    path = write(STEP.replace(', "data": [batch()]', ""))
+    check(call("run", f"{path}:build", "--workers", 2, "--steps", 3), "no data", "'data'")
+
+
+def test_data_for_an_evaluation_that_is_not_there(call, write):
+    path = write(STEP.replace('"data": [batch()]', '"data": [batch()], "evaluation": {"data": batch()}'))
+    check(call("run", f"{path}:build", "--workers", 2), "evaluat")
+
+
+def test_evaluation_data_that_does_not_fit(call, write):
+    evaluation = '"evaluation": {"function": evaluate, "inputs": specs, "data": (np.ones([6, 3]),)}'
+    path = write(STEP.replace('"data": [batch()]', f'"data": [batch()], {evaluation}'))
+    check(call("run", f"{path}:build", "--workers", 2), "1 array", "y (float32")
+
+
+def test_an_evaluation_is_printed(call, write):
+    evaluation = '"evaluation": {"function": evaluate, "inputs": specs, "data": batch()}'
+    path = write(STEP.replace('"data": [batch()]', f'"data": [batch()], {evaluation}'))
+    result = call("run", f"{path}:build", "--workers", 2)
+    assert result.exit_code == 0, result.output
+    # One step from zero with gradient -2 for each of 3 weights: each prediction is 0.6.
+    assert "evaluation error: 0.4" in result.stdout
+    assert "evaluation predicted: array of shape [6]" in result.stdout
+
+
+def test_a_program_that_cannot_be_replicated(call, write):
+    path = write(
+        STEP.replace("tf.linalg.matvec(x, w) - y", "tf.linalg.matvec(x, w) - tf.py_function(abs, [y], y.dtype)")
+    )
+    check(call("run", f"{path}:build", "--workers", 2), "'EagerPyFunc'", "training step")
+
+
+@pytest.mark.parametrize("workers", [0, -3])
+@pytest.mark.parametrize("verb", [["run"], ["export", "--out", "out"]])
+def test_number_of_workers(call, write, workers, verb):
+    check(
+        call(*verb, f"{write(STEP)}:build", "--workers", workers), "number_of_workers", "at least 1", f"got {workers}"
+    )
+
+
+@pytest.mark.parametrize("timeout", [0, -1])
+def test_step_timeout(call, write, timeout):
+    check(call("run", f"{write(STEP)}:build", "--workers", 2, "--step-timeout", timeout), "step_timeout", "positive")
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--workers", "two"], ["--workers", "two"]),
+        ([], ["--workers"]),
+        (["--workers", 2, "--steps", -1], ["--steps", "-1"]),
+        (["--workers", 2, "--save-every", 0, "--checkpoint", "x"], ["--save-every"]),
+        (["--workers", 2, "--save-every", 2], ["--save-every", "--checkpoint"]),
+        (["--workers", 2, "--cluster", "cloud"], ["--cluster", "in-process", "processes"]),
+        (["--workers", 2, "--epochs", 3], ["--epochs"]),
+    ],
+)
+def test_wrong_usage(call, write, arguments, words):
+    check(call("run", f"{write(STEP)}:build", *arguments), *words, code=2)
+
+
+def test_a_checkpoint_directory_that_is_a_file(call, write, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = call("run", f"{write(STEP)}:build", "--workers", 2, "--checkpoint", tmp_path / "file")
+    check(result, "--checkpoint", "file", code=2)
+
+
+def test_a_checkpoint_directory_under_a_file(call, write, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = call("run", f"{write(STEP)}:build", "--workers", 2, "--checkpoint", tmp_path / "file" / "saved")
+    check(result, "file/saved", "could not be written")
+
+
+def test_a_checkpoint_of_another_program(call, write, tmp_path):
+    assert call("run", f"{write(STEP)}:build", "--workers", 2, "--checkpoint", tmp_path / "saved").exit_code == 0
+    other = write(STEP.replace("[3]", "[4]").replace("3]", "4]"), "other.py")
+    check(
+        call("run", f"{other}:build", "--workers", 2, "--checkpoint", tmp_path / "saved"),
+        "does not fit",
+        "w has shape [3]",
+        "[4]",
+    )
+
+
+def test_a_checkpoint_directory_whose_files_are_gone(call, write, tmp_path):
+    """To start from nothing would overwrite what the user wanted to go on from."""
+    saved = tmp_path / "saved"
+    assert call("run", f"{write(STEP)}:build", "--workers", 2, "--checkpoint", saved).exit_code == 0
+    for path in saved.glob("checkpoint-*"):
+        path.unlink()
+    check(call("run", f"{write(STEP)}:build", "--workers", 2, "--checkpoint", saved), "checkpoint-1", "saved")
+
+
+def test_an_export_over_something_else(call, write, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("precious")
+    result = call("export", f"{write(STEP)}:build", "--workers", 2, "--out", tmp_path / "out")
+    check(result, "not an export", "another directory", str(tmp_path / "out"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+def test_an_export_under_a_file(call, write, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = call("export", f"{write(STEP)}:build", "--workers", 2, "--out", tmp_path / "file" / "out")
+    check(result, str(tmp_path / "file" / "out"), "failed")
+
+
+@pytest.mark.parametrize(
+    "devices, words",
+    [
+        (["/job:worker/task:0"], ["1 entries", "2 workers"]),
+        (["/task:0", "/task:0"], ["/task:0", "workers 0 and 1"]),
+        (["/task:0", "host1"], ["'host1'", "/job:worker"]),
+    ],
+)
+def test_devices_of_an_export(call, write, tmp_path, devices, words):
+    options = [part for device in devices for part in ("--device", device)]
+    result = call("export", f"{write(STEP)}:build", "--workers", 2, "--out", tmp_path / "out", *options)
+    check(result, *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_debug_gives_the_error_itself(call, write):
+    result = call("--debug", "run", f"{write(STEP)}:built", "--workers", 2)
+    assert type(result.exception).__name__ == "ProgramError"
+
+
+@pytest.mark.slow
+def test_debug_shows_the_traceback_and_nothing_else_does(command, write):
+    path = write("def build():\n    raise ValueError('no data today')\n")
+    plain = command("run", f"{path}:build", "--workers", 2)
+    assert plain.returncode == 1
+    assert plain.stdout == ""
+    errors = [line for line in plain.stderr.splitlines() if "no data today" in line]
+    assert errors == [f"Error: {path}:build raises ValueError at {path}:2: no data today"]
+    assert "Traceback" not in plain.stderr
+    debug = command("--debug", "run", f"{path}:build", "--workers", 2)
+    assert debug.returncode == 1
+    assert "Traceback (most recent call last)" in debug.stderr
+    assert f'File "{path}", line 2, in build' in debug.stderr

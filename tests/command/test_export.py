@@ -1,0 +1,381 @@
+"""`caramel export`: a directory that is complete, and trains where Caramel cannot be imported."""
+
+import json
+import re
+import runpy
+import subprocess
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+import caramel
+
+v1 = tf.compat.v1
+
+EXAMPLES = {"digits_keras.py": "program", "digits_tf1.py": "build"}
+STEPS = 3
+LARGEST_CONSTANT_BYTES = 4096
+
+WITHOUT_CARAMEL = """
+import runpy, sys
+sys.modules["caramel"] = None
+runner, *sys.argv[1:] = sys.argv[1:]
+sys.argv[0] = runner
+runpy.run_path(runner, run_name="__main__")
+"""
+
+OWN_SESSION = """
+import sys
+import numpy as np
+import caramel
+from caramel.program import load_program
+
+program, exported, batch, steps = sys.argv[1:]
+armodel = caramel.ARModel(load_program(program).context, 2)
+with np.load(batch) as arrays, armodel.session() as session:
+    session.restore(exported + "/initial")
+    for _ in range(int(steps)):
+        print("loss", session.step(dict(arrays)).loss)
+"""
+
+# In a new network namespace: bring up loopback, start a server for each worker, train, stop them.
+TWO_SERVERS = """
+import fcntl, socket, struct, subprocess, sys
+
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+    request = struct.pack("16sh", b"lo", 0).ljust(40, bytes(1))
+    flags = struct.unpack_from("16sh", fcntl.ioctl(control, 0x8913, request))[1]
+    fcntl.ioctl(control, 0x8914, struct.pack("16sh", b"lo", flags | 1).ljust(40, bytes(1)))
+
+without_caramel, runner, *options = sys.argv[1:]
+cluster = ["--cluster", "127.0.0.1:2222,127.0.0.1:2223"]
+servers = []
+try:
+    for task in ("0", "1"):
+        command = [sys.executable, "-c", without_caramel, runner, "serve", *cluster, "--task", task]
+        servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    for server in servers:
+        while not (line := server.stdout.readline()).startswith("serving"):
+            if not line:
+                raise SystemExit("a server ended")
+    command = [sys.executable, "-c", without_caramel, runner, "train", *cluster, *options]
+    trained = subprocess.run(command, timeout=120)
+finally:
+    for server in servers:
+        server.kill()
+        server.wait()
+raise SystemExit(trained.returncode)
+"""
+
+
+def losses(text):
+    return [float(value) for value in re.findall(r"loss ([\d.e+-]+)", text)]
+
+
+# -- without Caramel -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def exported(request, command, examples, tmp_path_factory):
+    """An exported example for 2 workers: its directory, the program, and a batch to train on."""
+    program = f"{examples / request.param}:{EXAMPLES[request.param]}"
+    directory = tmp_path_factory.mktemp("export")
+    result = command("export", program, "--workers", 2, "--out", directory / "out")
+    assert result.returncode == 0, result.stderr
+    assert "README.md" in result.stdout
+    rng = np.random.default_rng(0)
+    batch = directory / "batch.npz"
+    images = rng.random([7, 8, 8, 1], np.float32)  # 4 and 3 examples: weighted
+    np.savez(batch, images=images, labels=rng.integers(0, 10, [7]))
+    return directory / "out", program, batch
+
+
+@pytest.fixture(scope="module")
+def expected(exported, python):
+    """Losses of the library's own session from the same values on the same batch."""
+    directory, program, batch = exported
+    result = python("-c", OWN_SESSION, program, directory, batch, STEPS)
+    assert result.returncode == 0, result.stderr
+    found = losses(result.stdout)
+    assert len(found) == STEPS
+    assert found[-1] < found[0]
+    return found
+
+
+@pytest.mark.slow
+def test_in_one_process(exported, expected, python, tmp_path):
+    directory, _, batch = exported
+    runner = directory / "run.py"
+    saved = tmp_path / "saved"
+    result = python(
+        "-c", WITHOUT_CARAMEL, runner, "train", "--data", batch, "--steps", STEPS - 1, "--save", saved, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert losses(result.stdout) == pytest.approx(expected[:-1], rel=1e-5)
+    again = python("-c", WITHOUT_CARAMEL, runner, "train", "--data", batch, "--restore", saved, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert losses(again.stdout) == pytest.approx(expected[-1:], rel=1e-5)
+    names = json.loads((directory / "signature.json").read_text())["checkpoint_names"]
+    assert sorted(tf.train.load_checkpoint(str(saved)).get_variable_to_shape_map()) == sorted([*names, "caramel/steps"])
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("exported", ["digits_tf1.py"], indirect=True)
+def test_on_two_servers(exported, expected, python, isolated, tmp_path):
+    directory, _, batch = exported
+    options = ["--data", batch, "--steps", STEPS, "--save", tmp_path / "saved"]
+    result = python(
+        "-c", TWO_SERVERS, WITHOUT_CARAMEL, directory / "run.py", *options, prefix=isolated, cwd=tmp_path, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert losses(result.stdout) == pytest.approx(expected, rel=1e-5)
+    assert (tmp_path / "saved.index").is_file()
+    left = subprocess.run(["pgrep", "-f", str(directory / "run.py")], capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+@pytest.mark.slow
+def test_the_exported_examples(exported):
+    check_directory(exported[0])
+
+
+# -- contents --------------------------------------------------------------------------------
+
+
+def check_directory(directory):
+    """What must hold for every export."""
+    graph_def, signature = read(directory)
+    check_constants(graph_def)
+    check_ops(graph_def)
+    check_names(graph_def, signature)
+    check_values(directory, signature)
+
+
+def read(directory):
+    assert {path.name for path in directory.iterdir()} == {
+        "graph.pb",
+        "initial.index",
+        "initial.data-00000-of-00001",
+        "signature.json",
+        "plan.json",
+        "README.md",
+        "run.py",
+    }
+    graph_def = v1.GraphDef.FromString((directory / "graph.pb").read_bytes())
+    return graph_def, json.loads((directory / "signature.json").read_text())
+
+
+def all_nodes(graph_def):
+    return [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+
+
+def check_constants(graph_def):
+    large = {
+        node.name: node.ByteSize()
+        for node in all_nodes(graph_def)
+        if node.op == "Const" and node.ByteSize() > LARGEST_CONSTANT_BYTES
+    }
+    assert large == {}
+
+
+def check_ops(graph_def):
+    functions = {function.signature.name for function in graph_def.library.function}
+    unknown = {node.op for node in all_nodes(graph_def) if op_def_registry.get(node.op) is None} - functions
+    assert unknown == set()
+    python = {node.op for node in all_nodes(graph_def) if "PyFunc" in node.op}
+    assert python == set()
+    assert "caramel" not in {key.strip("_").partition("_")[0] for node in graph_def.node for key in node.attr}
+
+
+def check_names(graph_def, signature):
+    workers = signature["workers"]
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(graph_def, name="")
+    tensors = [*signature["losses"], *signature["weights"], signature["restore_prefix"], signature["save_prefix"]]
+    for feed in signature["feeds"]:
+        assert len(feed["placeholders"]) == workers
+        for name in feed["placeholders"]:
+            placeholder = graph.get_tensor_by_name(name)
+            assert placeholder.op.type.startswith("Placeholder")
+            assert placeholder.dtype.name == feed["dtype"]
+            assert placeholder.shape.as_list() == feed["shape"]
+    for name in tensors:
+        graph.get_tensor_by_name(name)
+    ops = [
+        *signature["step"],
+        *signature["restore"],
+        signature["restore_unsaved"],
+        signature["restore_local"],
+        signature["save"],
+        *signature["flush"],
+    ]
+    for name in ops:
+        graph.get_operation_by_name(name)
+    assert len(signature["losses"]) == len(signature["step"]) == len(signature["devices"]) == workers
+    assert len(signature["weights"]) in (0, workers)
+    fed = {name.partition(":")[0] for feed in signature["feeds"] for name in feed["placeholders"]}
+    behind = v1.graph_util.extract_sub_graph(graph_def, list(signature["step"]))
+    needed = {node.name for node in behind.node if node.op in ("Placeholder", "PlaceholderV2")}
+    assert needed <= fed  # whoever feeds what the signature names can run a step
+    if signature["evaluation"] is not None:
+        for _, name in signature["evaluation"]["fetches"]:
+            graph.get_tensor_by_name(name)
+
+
+def check_values(directory, signature):
+    reader = tf.train.load_checkpoint(str(directory / "initial"))
+    shapes = reader.get_variable_to_shape_map()
+    assert set(signature["checkpoint_names"]) <= shapes.keys()
+    for name in shapes:
+        assert list(reader.get_tensor(name).shape) == shapes[name]
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A model with values, statistics, a local variable, a replicated input and an evaluation, exported."""
+    with caramel.capture(replicated=["scale"], loss_reduction="mean") as context:
+        x = v1.placeholder(tf.float32, [None, 600], "x")
+        scale = v1.placeholder(tf.float32, [600], "scale")
+        w = v1.get_variable("w", [600, 7], initializer=tf.random_normal_initializer(seed=1))
+        seen = v1.get_variable("seen", [], trainable=False, initializer=tf.zeros_initializer())
+        v1.get_variable(
+            "unsaved",
+            [3],
+            initializer=tf.ones_initializer(),
+            trainable=False,
+            collections=[v1.GraphKeys.LOCAL_VARIABLES],
+        )
+        loss = tf.reduce_mean(tf.matmul(x * scale, w) ** 2)
+        with tf.control_dependencies([v1.assign_add(seen, tf.reduce_sum(x))]):
+            v1.train.AdamOptimizer(0.1).minimize(loss)
+        context.evaluation = {"norm": tf.norm(w)}
+    armodel = caramel.ARModel(context, 3, device_list=[f"/job:w/task:{r}/device:GPU:0" for r in range(3)])
+    armodel.export(tmp_path / "out")
+    return armodel, tmp_path / "out"
+
+
+def test_contents(small):
+    check_directory(small[1])
+
+
+def test_the_graph_is_the_model_s(small):
+    armodel, directory = small
+    assert (directory / "graph.pb").read_bytes() == armodel.graph_def.SerializeToString(deterministic=True)
+    devices = {node.device for node in armodel.graph_def.node}
+    assert devices >= {f"/job:w/task:{r}/device:GPU:0" for r in range(3)}
+
+
+def test_values_do_not_travel_in_the_graph(small):
+    _, directory = small
+    values = (directory / "initial.data-00000-of-00001").stat().st_size
+    graph = (directory / "graph.pb").stat().st_size
+    assert values > 3 * 600 * 7 * 4  # w and its two slots
+    w = tf.train.load_checkpoint(str(directory / "initial")).get_tensor("w")
+    assert w[:2].tobytes() not in (directory / "graph.pb").read_bytes()
+    assert graph < 1_000_000
+
+
+def test_initial_values_are_the_program_s(small):
+    _, directory = small
+    reader = tf.train.load_checkpoint(str(directory / "initial"))
+    with tf.Graph().as_default(), v1.Session() as session:
+        w = v1.get_variable("w", [600, 7], initializer=tf.random_normal_initializer(seed=1))
+        session.run(w.initializer)
+        assert reader.get_tensor("w").shape == (600, 7)
+        assert abs(reader.get_tensor("w").std() - session.run(w).std()) < 0.05
+    np.testing.assert_array_equal(reader.get_tensor("unsaved"), np.ones(3))  # a start needs it, a checkpoint does not
+    assert reader.get_tensor("beta1_power") == pytest.approx(0.9)
+
+
+def test_signature(small):
+    armodel, directory = small
+    signature = json.loads((directory / "signature.json").read_text())
+    assert json.loads(armodel.signature.to_json()) == signature
+    feeds = {feed["name"]: feed for feed in signature["feeds"]}
+    assert (feeds["x"]["split"], feeds["x"]["shape"], feeds["x"]["dtype"]) == (True, [None, 600], "float32")
+    assert (feeds["scale"]["split"], feeds["scale"]["shape"]) == (False, [600])
+    assert signature["flush"] == []
+    assert "unsaved" not in signature["checkpoint_names"]
+    assert {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power", "seen"} <= set(signature["checkpoint_names"])
+
+
+def test_the_evaluation_has_the_user_s_names(small):
+    signature = json.loads((small[1] / "signature.json").read_text())
+    assert [name for name, _ in signature["evaluation"]["fetches"]] == ["norm"]
+
+
+@pytest.mark.parametrize(
+    "arrays, words",
+    [
+        ({"x": (4, 600)}, ["scale"]),
+        ({"x": (2, 600), "scale": (600,)}, ["2 examples", "3 workers"]),
+        ({"x": (6, 600), "y": (4,), "scale": (600,)}, ["y", "4", "6"]),
+    ],
+    ids=["one missing", "too few examples", "different numbers of examples"],
+)
+def test_the_runner_refuses_data_that_does_not_fit(small, arrays, words):
+    """As the library does: one line instead of an error from the middle of the graph."""
+    runner = runpy.run_path(str(small[1] / "run.py"))
+    signature = json.loads((small[1] / "signature.json").read_text())
+    x = signature["feeds"][0]
+    assert x["name"] == "x"
+    signature["feeds"] += [{**x, "name": "y", "shape": [None], "optional": True}]
+    with pytest.raises(SystemExit) as caught:
+        runner["feeds_for"](signature, {name: np.zeros(shape, np.float32) for name, shape in arrays.items()})
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_plan(small):
+    armodel, directory = small
+    plan = caramel.Plan.from_json((directory / "plan.json").read_text())
+    assert plan == armodel.plan
+    assert plan.digest == armodel.plan.digest
+
+
+def test_readme(small):
+    armodel, directory = small
+    text = (directory / "README.md").read_text()
+    for path in directory.iterdir():
+        assert path.name in text or path.suffix.startswith(".data") or path.name == "README.md"
+    for word in ("`x`", "`scale`", "/job:w/task:2/device:GPU:0", "HOST2:2222", "run.py train", tf.__version__):
+        assert word in text
+    assert armodel.plan.table() in text
+    assert "$" not in text
+
+
+def test_the_same_model_gives_the_same_files(small, tmp_path):
+    armodel, directory = small
+    armodel.export(tmp_path / "again")
+    for name in ("graph.pb", "signature.json", "plan.json", "README.md", "run.py"):
+        assert (tmp_path / "again" / name).read_bytes() == (directory / name).read_bytes()
+
+
+def test_device_options_reach_the_graph(command_in_process, write, tmp_path):
+    program = write(
+        """
+        import tensorflow.compat.v1 as tf
+
+        def build():
+            x = tf.placeholder(tf.float32, [None, 3], "x")
+            w = tf.get_variable("w", [3])
+            tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.linalg.matvec(x, w) ** 2))
+        """
+    )
+    options = ["--device", "/job:a/task:0/GPU:0", "--device", "/job:b/task:1"]
+    result = command_in_process("export", f"{program}:build", "--workers", 2, "--out", tmp_path / "out", *options)
+    assert result.exit_code == 0, result.output
+    _, signature = read(tmp_path / "out")
+    assert signature["devices"] == ["/job:a/task:0/device:GPU:0", "/job:b/task:1"]
+
+
+@pytest.fixture
+def command_in_process():
+    from click.testing import CliRunner
+
+    from caramel.cli import main
+
+    return lambda *arguments: CliRunner().invoke(main, [str(a) for a in arguments])

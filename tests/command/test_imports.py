@@ -1,0 +1,93 @@
+"""What stays light: help, version and everything that needs no TensorFlow."""
+
+import time
+
+import pytest
+
+LIGHT = [
+    "caramel",
+    "caramel.errors",
+    "caramel.plan",
+    "caramel.signature",
+    "caramel.model",
+    "caramel.graph.graph",
+    "caramel.graph.devices",
+    "caramel.collectives.schedule",
+    "caramel.collectives.shuffle",
+    "caramel.analyzers.transfers",
+    "caramel.cli",
+    "caramel.program",
+    "caramel.runtime.feeds",
+    "caramel.runtime.progress",
+    "caramel.runtime.isolation",
+]
+
+HELP_LIMIT_S = 0.5
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_imports_without_tensorflow(python, module):
+    blocked = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None"
+    result = python("-c", f"{blocked}; import {module}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_import_of_the_package_imports_no_tensorflow(python):
+    result = python(
+        "-c", "import sys, caramel; dir(caramel); print('tensorflow' in sys.modules, 'numpy' in sys.modules)"
+    )
+    assert result.stdout.split() == ["False", "False"], result.stderr
+
+
+def test_every_public_name_is_there(python):
+    code = "import caramel; print(all(getattr(caramel, n) is not None for n in caramel.__all__))"
+    assert python("-c", code).stdout.strip() == "True"
+
+
+def test_an_unknown_name_is_an_attribute_error(python):
+    result = python("-c", "import caramel; caramel.Capture")
+    assert "AttributeError: module 'caramel' has no attribute 'Capture'" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["export", "--help"], ["--version"]])
+def test_help_is_quick(command, arguments):
+    command(*arguments)  # reads the files from disk once
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        result = command(*arguments)
+        times.append(time.perf_counter() - start)
+        assert result.returncode == 0
+        assert result.stderr == ""
+    assert min(times) < HELP_LIMIT_S
+
+
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "export --help", "--version"])
+def test_help_needs_no_tensorflow(python, arguments):
+    code = f"""
+import sys
+sys.modules["tensorflow"] = sys.modules["keras"] = None
+sys.argv = ["caramel", *"{arguments}".split()]
+from caramel.cli import main
+main()
+"""
+    result = python("-c", code)
+    assert result.returncode == 0, result.stderr
+    assert "caramel" in result.stdout
+
+
+def test_help_says_what_there_is(command):
+    text = command("--help").stdout
+    assert all(word in text for word in ("run", "export", "FILE.py:ENTRY", "--debug"))
+    text = command("run", "--help").stdout
+    options = (
+        "--workers --cluster in-process processes --steps --checkpoint --save-every --allow-open-ports --base-port"
+    )
+    assert [word for word in options.split() if word not in text] == []
+    assert all(word in command("export", "--help").stdout for word in ("--workers", "--out", "--device"))
+
+
+def test_a_call_without_arguments_shows_the_help(command):
+    result = command()
+    assert "Usage: caramel" in result.stdout + result.stderr
+    assert result.returncode in (0, 2)

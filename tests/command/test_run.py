@@ -1,0 +1,76 @@
+"""`caramel run` on the example programs, as a user calls it."""
+
+import re
+
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.slow
+
+ENTRIES = {"digits_keras.py": "program", "digits_tf1.py": "build"}
+COUNTERS = {"digits_keras.py": "adam/iteration", "digits_tf1.py": "global_step"}
+
+
+def steps_and_losses(text):
+    """What the summary line says: number of steps, first and last loss."""
+    found = re.search(r"(\d+) steps in .*: loss ([\d.e+-]+) -> ([\d.e+-]+)", text)
+    assert found, text
+    return int(found[1]), float(found[2]), float(found[3])
+
+
+@pytest.mark.parametrize("example, directory", [("digits_keras.py", "relative"), ("digits_tf1.py", "absolute")])
+def test_run_save_and_resume(command, examples, tmp_path, example, directory):
+    saved = tmp_path / "saved" if directory == "absolute" else "saved"
+    program = f"{examples / example}:{ENTRIES[example]}"
+
+    def run(steps, *options):
+        arguments = ["--workers", 2, "--steps", steps, "--checkpoint", saved, *options]
+        result = command("run", program, *arguments, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        return result
+
+    first = run(3, "--save-every", 2)
+    steps, start, end = steps_and_losses(first.stdout)
+    assert steps == 3
+    assert 0 < end < start
+    assert "8 transfers" in first.stdout
+    assert "evaluation accuracy: 0." in first.stdout
+    assert "restored" not in first.stdout
+    assert "\x1b" not in first.stdout + first.stderr  # no progress bar where there is no terminal
+    names = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert names == {
+        "checkpoint",
+        *(f"checkpoint-{step}.{part}" for step in (2, 3) for part in ("index", "data-00000-of-00001")),
+    }
+
+    second = run(2)
+    assert "restored" in second.stdout
+    assert "checkpoint-3 (step 3)" in second.stdout
+    steps, resumed, _ = steps_and_losses(second.stdout)
+    assert steps == 2
+    assert resumed < start
+    assert tf.train.latest_checkpoint(str(tmp_path / "saved")) == str(tmp_path / "saved" / "checkpoint-5")
+    for step in (2, 3, 5):
+        reader = tf.train.load_checkpoint(str(tmp_path / "saved" / f"checkpoint-{step}"))
+        assert reader.get_tensor(COUNTERS[example]) == step
+
+
+def test_steps_of_zero_save_and_evaluate_only(command, examples, tmp_path):
+    program = f"{examples / 'digits_tf1.py'}:build"
+    result = command("run", program, "--workers", 2, "--steps", 0, "--checkpoint", tmp_path / "saved")
+    assert result.returncode == 0, result.stderr
+    assert "evaluation accuracy" in result.stdout
+    assert "steps in" not in result.stdout
+    reader = tf.train.load_checkpoint(str(tmp_path / "saved" / "checkpoint-0"))
+    assert reader.get_tensor("global_step") == 0
+
+
+@pytest.mark.processes
+def test_run_on_processes_is_as_in_one_process(command, examples, isolated):
+    program = f"{examples / 'digits_keras.py'}:program"
+    found = {}
+    for cluster in ("in-process", "processes"):
+        result = command("run", program, "--workers", 2, "--steps", 3, "--cluster", cluster)
+        assert result.returncode == 0, result.stderr
+        found[cluster] = steps_and_losses(result.stdout)
+    assert found["processes"] == pytest.approx(found["in-process"], rel=1e-4)

@@ -1,0 +1,101 @@
+"""TensorFlow 1 programs on N workers against one device, and against one device with micro-batches."""
+
+import pytest
+import tensorflow as tf
+from exact_common import BATCH, assert_equivalent, assert_moved, assert_same, batches
+from exact_tf1 import LOCAL, OPTIMIZERS, SAME, Case, MicroBatches, OneDevice, distributed
+
+import caramel
+
+WORKERS = [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_equals_one_device_with_the_whole_batch(optimizer, workers):
+    case = Case(optimizer, SAME)
+    data = batches(BATCH, case.dtype)
+    device = OneDevice(case)
+    initial = device.values()
+    want = device.train(data)
+    assert_moved(initial, want.values, but=["unused"])
+    assert_equivalent(distributed(case, workers, data), want)
+
+
+@pytest.mark.parametrize("feature", SAME)
+def test_each_feature_equals_one_device_with_the_whole_batch(feature):
+    case = Case("adam", (feature,), clip=1.0)
+    data = batches(BATCH, case.dtype)
+    assert_equivalent(distributed(case, 3, data), OneDevice(case).train(data))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("feature", LOCAL)
+def test_local_state_equals_micro_batches(feature, workers):
+    case = Case("momentum", (feature, "clip", "schedule"), clip=1.15)
+    data = batches(BATCH, case.dtype)
+    assert_equivalent(distributed(case, workers, data), MicroBatches(case, workers).train(data))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_has_the_bits_of_micro_batches(optimizer, workers):
+    case = Case(optimizer, SAME + LOCAL, "float32", clip=1.4)
+    data = batches(BATCH, case.dtype)
+    oracle = MicroBatches(case, workers)
+    initial = oracle.values()
+    want = oracle.train(data)
+    assert_moved(initial, want.values, but=["unused"])
+    assert_same(distributed(case, workers, data), want)
+
+
+@pytest.mark.parametrize("feature", [*SAME, *LOCAL])
+def test_each_feature_has_the_bits_of_micro_batches(feature):
+    case = Case("adam", (feature,), "float32", clip=1.0)
+    data = batches(BATCH, case.dtype)
+    assert_same(distributed(case, 3, data), MicroBatches(case, 3).train(data))
+
+
+@pytest.mark.parametrize("features", [("clip", "decay", "tied"), ("convolution", "schedule")])
+@pytest.mark.parametrize(("total", "workers"), [(10, 4), (7, 3), (5, 2), (3, 3)])
+def test_uneven_batches_equal_the_whole_batch(total, workers, features):
+    case = Case("adam", features)
+    data = batches(total, case.dtype)
+    assert_equivalent(distributed(case, workers, data), OneDevice(case).train(data))
+
+
+def test_batches_of_changing_size_equal_the_whole_batch():
+    case = Case("nesterov", ("clip", "decay"))
+    data = [batches(total, case.dtype, seed=total, steps=1)[0] for total in (12, 10, 4, 9, 5, 8, 11, 6)]
+    assert_equivalent(distributed(case, 4, data), OneDevice(case).train(data))
+
+
+@pytest.mark.parametrize(("total", "workers"), [(12, 3), (10, 4), (7, 3)])
+def test_a_summed_loss_equals_the_whole_batch(total, workers):
+    case = Case("momentum", ("clip", "tied", "schedule"), reduction="sum", clip=9.0)
+    data = batches(total, case.dtype)
+    assert_equivalent(distributed(case, workers, data), OneDevice(case).train(data))
+
+
+@pytest.mark.parametrize(
+    ("total", "workers", "reduction"), [(10, 4, "mean"), (7, 3, "mean"), (12, 3, "sum"), (7, 3, "sum")]
+)
+def test_uneven_and_summed_batches_have_the_bits_of_micro_batches(total, workers, reduction):
+    case = Case(
+        "momentum",
+        ("clip", "tied", "norm", "dropout"),
+        "float32",
+        reduction,
+        clip=1.2 if reduction == "mean" else BATCH,
+    )
+    data = batches(total, case.dtype)
+    assert_same(distributed(case, workers, data), MicroBatches(case, workers).train(data))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("features", [SAME + LOCAL, ("convolution", "clip")])
+def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on(features, workers):
+    case = Case("adam", features, "float32", clip=1.15)
+    data = batches(BATCH, case.dtype)
+    oracle = MicroBatches(case, workers, tf.compat.v1.ConfigProto())
+    assert_same(distributed(case, workers, data, caramel.InProcess()), oracle.train(data))

@@ -1,0 +1,202 @@
+"""Workers as virtual devices of this process: placement, device strings, isolation."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+from caramel.graph.devices import in_process_mapping
+from caramel.runtime import cluster as cluster_module
+from caramel.runtime.executor import RunOptions
+from caramel.runtime.feeds import bind, split
+
+v1 = tf.compat.v1
+
+
+def pinned(x):
+    """Ops that the user pins to the GPU and to the host."""
+    with tf.device("/GPU:0"):
+        x = tf.negative(x, name="on_gpu")
+    with tf.device("/CPU:0"):
+        x = tf.negative(x, name="on_cpu")
+    with tf.device("/device:GPU:1"):
+        return tf.identity(tf.abs(x, name="on_second_gpu"))
+
+
+GPUS = [f"/job:worker/task:{r}/device:GPU:0" for r in range(2)]
+
+
+def devices_of(graph_def, name):
+    return [node.device for rank in range(2) for node in graph_def.node if node.name == f"worker_{rank}/{name}"]
+
+
+def test_device_strings_survive(compiled):
+    graph_def = compiled(between=pinned, device_list=[d.replace("/device:", "/") for d in GPUS]).graph_def
+    assert devices_of(graph_def, "on_gpu") == GPUS
+    assert devices_of(graph_def, "on_cpu") == [d.replace("GPU", "CPU") for d in GPUS]
+    assert devices_of(graph_def, "w") == GPUS
+    assert {node.device for node in graph_def.node} == {*GPUS, *(d.replace("GPU", "CPU") for d in GPUS)}
+
+
+def test_device_strings_of_the_user_survive_the_default_device_list(compiled):
+    graph_def = compiled(between=pinned).graph_def
+    tasks = [f"/job:worker/task:{r}" for r in range(2)]
+    assert devices_of(graph_def, "on_gpu") == [f"{t}/device:GPU:0" for t in tasks]
+    assert devices_of(graph_def, "on_cpu") == [f"{t}/device:CPU:0" for t in tasks]
+    assert devices_of(graph_def, "on_second_gpu") == [f"{t}/device:GPU:1" for t in tasks]
+    assert devices_of(graph_def, "w") == tasks
+
+
+def test_device_strings_of_a_step_function_survive():
+    w = tf.Variable(tf.zeros([3]), name="w")
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(pinned(x), w) - y) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    context = caramel.capture(step, [tf.TensorSpec([None, 3], name="x"), tf.TensorSpec([None], name="y")])
+    graph_def = caramel.ARModel(context, 2, device_list=GPUS).graph_def
+    assert devices_of(graph_def, "on_gpu") == GPUS
+    assert devices_of(graph_def, "on_cpu") == [d.replace("GPU", "CPU") for d in GPUS]
+
+
+DEVICE_LISTS = {
+    "default": None,
+    "gpus of tasks": GPUS,
+    "gpus of one task": ["/job:worker/task:0/GPU:0", "/job:worker/task:0/GPU:1"],
+    "bare gpus": ["/GPU:0", "/GPU:1"],
+    "bare cpus": ["/CPU:0", "/CPU:1"],
+    "cpus of one task": ["/job:worker/task:0/CPU:0", "/job:worker/task:0/CPU:1"],
+    "two jobs": ["/job:a/task:0", "/job:b/task:0/GPU:0"],
+    "sparse task numbers": ["/job:worker/task:7", "/job:worker/task:3"],
+}
+
+
+@pytest.mark.parametrize("name", DEVICE_LISTS)
+def test_every_device_list_runs_on_a_machine_without_gpu(compiled, batch, name):
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU here")
+    with compiled().session() as plain:
+        expected = [plain.step(*batch).loss for _ in range(3)]
+    # The pinned ops change no value: two signs, and absolute values of what is not negative.
+    armodel = compiled(between=pinned, device_list=DEVICE_LISTS[name])
+    before = armodel.graph_def.SerializeToString(deterministic=True)
+    with armodel.session() as session:
+        assert [session.step(*batch).loss for _ in range(3)] == expected
+        assert session.evaluate(*batch)["worst"].shape == ()
+    assert armodel.graph_def.SerializeToString(deterministic=True) == before  # placing it leaves the model alone
+
+
+@pytest.fixture
+def spied(monkeypatch):
+    """The executors that clusters of this process make."""
+    made = []
+    original = cluster_module.SessionExecutor
+
+    def executor(graph_def, target, config):
+        made.append(original(graph_def, target, config))
+        return made[-1]
+
+    monkeypatch.setattr(cluster_module, "SessionExecutor", executor)
+    return made
+
+
+def where_ops_ran(executor, signature, batch):
+    """Device of every op of one step, from TensorFlow's own trace."""
+    feeds = split(signature, bind(signature.feeds, batch, {})).feeds
+    metadata = v1.RunMetadata()
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    executor._session.run([*signature.losses, *signature.step], feeds, options, metadata)
+    found = {}
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            found.setdefault(node.node_name.partition(":")[0], set()).add(device.device.rpartition("/device:")[2])
+    return found
+
+
+@pytest.mark.parametrize("name", ["default", "gpus of tasks", "two jobs", "sparse task numbers"])
+def test_ops_run_on_their_own_worker(compiled, batch, spied, name):
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU here")
+    armodel = compiled(workers=2, between=pinned, device_list=DEVICE_LISTS[name])
+    with armodel.session(caramel.InProcess(RunOptions(optimize_graph=False))):
+        ran = where_ops_ran(spied[0], armodel.signature, batch)
+    for rank in range(2):
+        for op in ("on_cpu", "on_gpu", "on_second_gpu", "Mean"):
+            assert ran[f"worker_{rank}/{op}"] == {f"CPU:{rank}"}, op
+    own = {name: devices for name, devices in ran.items() if name.startswith(("worker_0/", "worker_1/"))}
+    assert len(own) > 20
+    for op, devices in own.items():
+        assert devices == {f"CPU:{op[len('worker_')]}"}, op
+
+
+def test_three_workers_have_three_devices(compiled, batch, spied):
+    armodel = compiled(workers=3)
+    with armodel.session(caramel.InProcess(RunOptions(optimize_graph=False))):
+        ran = where_ops_ran(spied[0], armodel.signature, batch)
+    used = {device for devices in ran.values() for device in devices}
+    assert used == {"CPU:0", "CPU:1", "CPU:2"}
+
+
+def test_gpus_that_are_here_are_used():
+    """What the mapping does on a machine with 2 GPUs (no GPU is needed to ask it)."""
+    placement = in_process_mapping(GPUS, local_gpus=2)
+    assert [placement.place(d) for d in GPUS] == ["/device:GPU:0", "/device:GPU:1"]
+    assert placement.place("/job:worker/task:1/device:CPU:0") == "/device:CPU:1"
+    bare = in_process_mapping(["/GPU:0", "/GPU:1"], local_gpus=2)
+    assert [bare.place(d) for d in ("/device:GPU:0", "/device:GPU:1")] == ["/device:GPU:0", "/device:GPU:1"]
+    one = in_process_mapping(["/job:worker/task:0/GPU:0", "/job:worker/task:0/GPU:1"], local_gpus=2)
+    assert [one.place(f"/job:worker/task:0/device:GPU:{n}") for n in range(2)] == ["/device:GPU:0", "/device:GPU:1"]
+
+
+def sockets():
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found.add(target)
+    return found
+
+
+def test_no_socket_and_no_process(compiled, batch, processes, ours):
+    before = sockets()
+    with compiled().session() as session:
+        session.step(*batch)
+        assert sockets() <= before
+        assert ours() == []
+
+
+def test_two_sessions_share_nothing(compiled, batch):
+    armodel = compiled()
+    with armodel.session() as one, armodel.session() as other:
+        one.run([batch] * 3)
+        assert other.step_count == 0
+        np.testing.assert_array_equal(other.values()["w"], np.zeros(3))
+        assert other.step(*batch).step == 1
+        assert one.values()["global_step"] == 3
+
+
+def test_closing_twice_does_no_harm(compiled, batch):
+    session = compiled().session()
+    session.step(*batch)
+    session.close()
+    session.close()
+
+
+def test_a_session_that_cannot_start_is_closed(compiled, monkeypatch, spied):
+    armodel = compiled()
+    monkeypatch.setattr(
+        type(armodel.model.values), "load", lambda self: (_ for _ in ()).throw(caramel.CaptureError("no values"))
+    )
+    with pytest.raises(caramel.CaptureError, match="no values"):
+        armodel.session()
+    with pytest.raises(RuntimeError, match="closed"):
+        spied[0]._session.run([])

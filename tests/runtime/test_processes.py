@@ -1,0 +1,226 @@
+"""Local server processes: nobody else reaches them, and none outlives what started it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caramel
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("namespaces")]
+
+SETTLE_S = 20.0
+"""How long processes may take to end; they notice within a second, the rest is for a busy machine."""
+
+
+# -- a life without accidents ----------------------------------------------------------------
+
+
+def listening_ports(pid):
+    """TCP ports on which something listens in the network namespace of a process."""
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+def reachable(port):
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.settimeout(1.0)
+                probe.connect((host, port))
+                return True
+        except OSError:
+            pass
+    return False
+
+
+def test_isolation_training_and_close(compiled, batch, processes, ours, scratch, tmp_path):
+    armodel = compiled()
+    with armodel.session() as plain:
+        expected = [plain.step(*batch).loss for _ in range(3)]
+        values = plain.values()
+    with armodel.session(caramel.LocalProcesses()) as session:
+        workers = session._executor.worker_pids()
+        launcher = session._executor.launcher_pid
+        assert len(set(workers)) == 2
+        everything = ours()
+        assert {pid for pid, _ in everything} >= {launcher, *workers}
+
+        here = os.readlink("/proc/self/ns/net")
+        for pid in (launcher, *workers):
+            assert os.readlink(f"/proc/{pid}/ns/net") != here
+        inside = listening_ports(workers[0])
+        assert len(inside) >= 2  # the servers do listen, on every interface of their namespace
+        for port in inside - listening_ports(os.getpid()):
+            assert not reachable(port)
+
+        assert [session.step(*batch).loss for _ in range(3)] == pytest.approx(expected, rel=1e-6)
+        for name, value in session.values().items():
+            np.testing.assert_allclose(value, values[name], rtol=1e-6)
+        assert session.evaluate(*batch)["worst"].shape == ()
+        assert session.evaluate(fetches="w/Read/ReadVariableOp:0").shape == (3,)
+        session.save(tmp_path / "saved")
+        session.step(*batch)
+        session.restore(tmp_path / "saved")
+        assert session.step_count == 3
+    assert processes.wait_until_gone(everything, SETTLE_S) == []
+    assert list(scratch.iterdir()) == []
+    with pytest.raises(caramel.ClusterError, match="closed"):
+        session.step(*batch)
+    session.close()  # closing twice does no harm
+
+
+def test_an_exception_in_the_with_block(compiled, batch, processes, ours, scratch):
+    with pytest.raises(ZeroDivisionError), compiled().session(caramel.LocalProcesses()) as session:
+        session.step(*batch)
+        everything = ours()
+        assert len(everything) >= 3
+        raise ZeroDivisionError
+    assert processes.wait_until_gone(everything, SETTLE_S) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_base_ports_are_used(compiled, batch):
+    """In a namespace of its own every port is free, whatever the host uses."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        base = min(taken.getsockname()[1], 65534)
+        with compiled().session(caramel.LocalProcesses(base_port=base)) as session:
+            pids = session._executor.worker_pids()
+            assert {base, base + 1} <= listening_ports(pids[0])
+            assert session.step(*batch).step == 1
+
+
+# -- the user's process ends -----------------------------------------------------------------
+
+DRIVER = """
+import os, signal, sys, time
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with Ctrl-C ignored
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import numpy as np
+import tensorflow as tf
+import caramel
+
+v1 = tf.compat.v1
+with caramel.capture(loss_reduction="mean") as context:
+    x = v1.placeholder(tf.float32, [None, 3], "x")
+    rounds = v1.placeholder_with_default(tf.constant(1, tf.int64), [], "rounds")
+    z = tf.while_loop(lambda i, z: i < rounds, lambda i, z: (i + 1, z + 0.0), [tf.constant(0, tf.int64), x])[1]
+    w = v1.get_variable("w", [3])
+    v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.linalg.matvec(z, w) ** 2))
+armodel = caramel.ARModel(context, 2)
+how = sys.argv[1]
+print("starting", flush=True)
+session = armodel.session(caramel.LocalProcesses())
+session.step(np.ones([4, 3], np.float32))
+print("running", flush=True)
+if how == "returns":
+    sys.stdin.readline()
+elif how == "steps":
+    with session:
+        session.step(x=np.ones([4, 3], np.float32), rounds=np.int64(10**9))  # for hours
+else:
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def driver(processes, scratch):
+    """Function that starts a user's program, waits for a line of its output, and gives its processes."""
+    started = []
+
+    def start(how, line="running"):
+        child = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append((child, []))
+        while (said := child.stdout.readline().strip()) != line:
+            assert said, "the program ended before its time"
+        started[-1][1].extend(processes.below(child.pid))
+        return child, started[-1][1]
+
+    yield start
+    for child, below in started:
+        child.kill()
+        child.communicate()
+        for pid in processes.alive(below):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "how, number",
+    [("sleeps", signal.SIGKILL), ("steps", signal.SIGKILL), ("steps", signal.SIGINT)],
+    ids=["SIGKILL", "SIGKILL in a step", "Ctrl-C in a step"],
+)
+def test_the_user_s_process_is_killed(driver, processes, how, number):
+    child, below = driver(how)
+    assert len(below) >= 3  # launcher and two servers
+    if how == "steps":
+        time.sleep(1.0)
+        assert child.poll() is None
+    os.kill(child.pid, number)
+    child.wait(SETTLE_S)
+    assert processes.wait_until_gone(below, SETTLE_S) == []
+
+
+def test_the_user_s_process_ends_without_closing(driver, processes, scratch):
+    child, below = driver("returns")
+    assert len(below) >= 3
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert child.wait(SETTLE_S) == 0
+    assert processes.wait_until_gone(below, SETTLE_S) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_user_s_process_is_killed_while_servers_start(driver, processes):
+    child, _ = driver("sleeps", line="starting")
+    deadline = time.monotonic() + SETTLE_S
+    while not (below := processes.below(child.pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert below, "no launcher was started"
+    (launcher, _), *_ = below
+    time.sleep(1.0)  # somewhere in the launcher's own start
+    below += processes.below(launcher)
+    child.kill()
+    child.wait()
+    assert processes.wait_until_gone(below, SETTLE_S) == []
+    assert processes.below(launcher) == []
+
+
+# -- start-up that fails ---------------------------------------------------------------------
+
+
+def test_servers_that_take_too_long(compiled, ours, scratch):
+    start = time.monotonic()
+    with pytest.raises(caramel.ClusterError, match=r"worker 0 .*did not start within 0\.01 s"):
+        compiled().session(caramel.LocalProcesses(start_timeout_s=0.01))
+    assert time.monotonic() - start < 40
+    assert ours() == []
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("devices", [["/GPU:0", "/GPU:1"], ["/job:worker/task:0", "/job:worker/GPU:1"]])
+def test_devices_that_are_no_processes(compiled, ours, devices):
+    with pytest.raises(caramel.ClusterError, match=r"names no job and task.*/job:worker/task:0.*InProcess"):
+        compiled(device_list=devices).session(caramel.LocalProcesses())
+    assert ours() == []
+
+
+def test_ports_beyond_the_last(compiled, ours):
+    with pytest.raises(caramel.InputError, match=r"port 65536 .*worker 1.*base_port"):
+        compiled().session(caramel.LocalProcesses(base_port=65535))
+    assert ours() == []

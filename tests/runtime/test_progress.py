@@ -1,0 +1,60 @@
+"""A progress bar on a terminal, and not a character elsewhere."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from caramel.runtime.progress import progress_over
+
+LOOP = """
+from caramel.runtime.progress import progress_over
+
+with progress_over(3, enabled={enabled}) as report:
+    for done in range(1, 4):
+        report(done, "loss 0.5")
+"""
+
+
+def test_quiet_where_there_is_no_terminal(capfd):
+    with progress_over(3) as report:
+        report(1, "loss 1")
+    with progress_over(None) as report:
+        report(1, "loss 1")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_training_is_quiet_where_there_is_no_terminal(compiled, batch, capfd):
+    with compiled().session() as session:
+        capfd.readouterr()
+        seen = []
+        results = session.run([batch] * 3, on_step=seen.append)
+    assert capfd.readouterr() == ("", "")
+    assert [r.step for r in results] == [1, 2, 3]
+    assert seen == results
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_bar_on_a_terminal_if_wanted(enabled):
+    ours, theirs = pty.openpty()
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", LOOP.format(enabled=enabled)],
+            stderr=theirs,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+            check=True,
+        )
+    finally:
+        os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 65536):
+            shown += part
+    except OSError:
+        pass  # this is how the end of a terminal's output looks
+    os.close(ours)
+    assert result.stdout == b""
+    assert (b"3/3" in shown and b"loss 0.5" in shown) if enabled else shown == b""
