@@ -19,7 +19,6 @@ setup(
         "tensorflow>=2.20,<2.22",
         "numpy>=1.26,<3",
         "scikit-learn>=1.5,<2",
-        "networkx>=3.2,<4",
         "click>=8.1,<9",
         "rich>=13.7,<16",
         "matplotlib>=3.8,<4",

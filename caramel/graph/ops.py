@@ -27,8 +27,6 @@ LEGACY_CONTROL_FLOW = frozenset(
     {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "LoopCond"}
 )
 
-FUNCTION_ATTRIBUTES = ("f", "then_branch", "else_branch", "cond", "body", "branches")
-
 CALLS = frozenset(
     {
         "PartitionedCall",
