@@ -14,6 +14,7 @@ from caramel.errors import (
     CheckpointError,
     ClusterError,
     ExportError,
+    FitError,
     InputError,
     InvariantError,
     ProgramError,
@@ -28,6 +29,7 @@ _LAZY = {
     "Context": "caramel.frontend.context",
     "InProcess": "caramel.runtime.cluster",
     "LocalProcesses": "caramel.runtime.cluster",
+    "NetworkModel": "caramel.netmodel.model",
     "Plan": "caramel.plan",
     "Session": "caramel.runtime.session",
     "StepResult": "caramel.runtime.session",
@@ -37,6 +39,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
     from caramel.frontend.context import Context, capture
+    from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
     from caramel.runtime.cluster import InProcess, LocalProcesses
     from caramel.runtime.session import Session, StepResult
@@ -49,10 +52,12 @@ __all__ = [
     "ClusterError",
     "Context",
     "ExportError",
+    "FitError",
     "InProcess",
     "InputError",
     "InvariantError",
     "LocalProcesses",
+    "NetworkModel",
     "Plan",
     "ProgramError",
     "Session",

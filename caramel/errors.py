@@ -29,6 +29,10 @@ class InvariantError(CaramelError):
     """A graph, plan or schedule breaks an invariant; the message names modifier and node."""
 
 
+class FitError(CaramelError):
+    """Measurements cannot be turned into a model of the network."""
+
+
 class CheckpointError(CaramelError):
     """A checkpoint is missing, damaged, or does not fit the model."""
 

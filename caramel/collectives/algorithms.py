@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from caramel.collectives.schedule import Builder, Schedule, balanced, check, in_chunks
+from caramel.collectives.schedule import Algorithm, Builder, Schedule, check, cuts, in_chunks
 from caramel.errors import InputError
 
 
-def shuffle(workers: int, size: int) -> Schedule:
+def shuffle(workers: int, size: int, turn: int = 0) -> Schedule:
     """Every rank owns one shard, gathers it from all, adds in rank order, and sends the sum to all.
 
     2 rounds. Rank r sends n - s_r + (N-1) s_r elements, which is 2 (N-1) n / N if N divides n, in
@@ -21,6 +21,7 @@ def shuffle(workers: int, size: int) -> Schedule:
     Args:
         workers: number of ranks N, at least 1.
         size: elements n of the tensor, at least 0.
+        turn: the first rank that owns a shard; matters where there are fewer elements than ranks.
 
     Returns:
         The schedule; its sums are the rank-order left fold.
@@ -32,14 +33,43 @@ def shuffle(workers: int, size: int) -> Schedule:
         Caramel, sections 2 and 6.3; the direct algorithm for reduce-scatter and all-gather.
     """
     builder = Builder(workers, size)
-    shards = balanced(size, workers)
+    shards = cuts(size, workers)
     sums = []
-    for owner, (start, length) in enumerate(shards):
+    for shard, (start, length) in enumerate(shards):
+        owner = (shard + turn) % workers
         sums.append(builder.add(owner, [builder.take(rank, start, length) for rank in range(workers)]))
     return builder.schedule("shuffle", [[builder.copy(rank, value) for value in sums] for rank in range(workers)])
 
 
-def ring(workers: int, size: int) -> Schedule:
+def star(workers: int, size: int, turn: int = 0) -> Schedule:
+    """One rank gathers everything, adds in rank order, and sends the sum to all: fewest messages.
+
+    2 rounds and 2 (N-1) messages in all. The root sends (N-1) n elements in N-1 messages, the others
+    n in 1. For small tensors, where a message costs more than its bytes; with as many chunks as
+    ranks, each with another root, it becomes a shuffle.
+
+    Args:
+        workers: number of ranks N, at least 1.
+        size: elements n of the tensor, at least 0.
+        turn: the root is rank ``turn`` modulo N, so that several small transfers share the work.
+
+    Returns:
+        The schedule; its sums are the rank-order left fold.
+
+    Raises:
+        InputError: workers < 1 or size < 0.
+
+    Source:
+        A parameter server on one of the workers, in-graph; Caramel, section 2. The flat tree of
+        Thakur, Rabenseifner and Gropp 2005.
+    """
+    builder = Builder(workers, size)
+    root = turn % workers
+    total = builder.add(root, [builder.take(rank, 0, size) for rank in range(workers)])
+    return builder.schedule("star", [[builder.copy(rank, total)] for rank in range(workers)])
+
+
+def ring(workers: int, size: int, turn: int = 0) -> Schedule:
     """Sums travel around the ring once to be completed, and once more to reach everybody.
 
     2 (N-1) rounds. Rank r sends 2n - s_{r+1} - s_{r+2} elements (indices modulo N), which is
@@ -48,6 +78,7 @@ def ring(workers: int, size: int) -> Schedule:
     Args:
         workers: number of ranks N, at least 1.
         size: elements n of the tensor, at least 0.
+        turn: has no effect, the ranks have the same roles in every turn.
 
     Returns:
         The schedule. The order of additions differs from shard to shard.
@@ -61,7 +92,7 @@ def ring(workers: int, size: int) -> Schedule:
     """
     builder = Builder(workers, size)
     results: list[dict[int, int]] = [{} for _ in range(workers)]
-    for shard, (start, length) in enumerate(balanced(size, workers)):
+    for shard, (start, length) in enumerate(cuts(size, workers)):
         value = builder.take(shard, start, length)
         for step in range(1, workers):
             rank = (shard + step) % workers
@@ -75,7 +106,7 @@ def ring(workers: int, size: int) -> Schedule:
     return builder.schedule("ring", [[row[shard] for shard in range(workers)] for row in results])
 
 
-def chain(workers: int, size: int) -> Schedule:
+def chain(workers: int, size: int, turn: int = 0) -> Schedule:
     """The sum travels from rank 0 to the last rank, and the result back; a pipeline when cut in chunks.
 
     2 (N-1) rounds. Inner ranks send 2n elements in 2 messages, the first and the last n in 1.
@@ -83,6 +114,7 @@ def chain(workers: int, size: int) -> Schedule:
     Args:
         workers: number of ranks N, at least 1.
         size: elements n of the tensor, at least 0.
+        turn: has no effect, the ranks have the same roles in every turn.
 
     Returns:
         The schedule; its sums are the rank-order left fold.
@@ -110,7 +142,8 @@ def core_size(workers: int) -> tuple[int, tuple[int, ...]]:
     >>> core_size(7), core_size(8)
     ((6, (2, 3)), (8, (2, 2, 2)))
     """
-    best, factors = 1, ()
+    best: int = 1
+    factors: tuple[int, ...] = ()
     power_of_three, threes = 1, 0
     while power_of_three <= workers:
         value, twos = power_of_three, 0
@@ -122,7 +155,7 @@ def core_size(workers: int) -> tuple[int, tuple[int, ...]]:
     return best, factors
 
 
-def halving_doubling(workers: int, size: int) -> Schedule:
+def halving_doubling(workers: int, size: int, turn: int = 0) -> Schedule:
     """Recursive halving to reduce and scatter, recursive doubling to gather; also by thirds.
 
     Let m = 2^a 3^b be the largest such number that is at most N. The first m ranks halve (or cut in
@@ -139,6 +172,7 @@ def halving_doubling(workers: int, size: int) -> Schedule:
     Args:
         workers: number of ranks N, at least 1.
         size: elements n of the tensor, at least 0.
+        turn: has no effect, the ranks have the same roles in every turn.
 
     Returns:
         The schedule. The order of additions is that of a tree.
@@ -152,7 +186,7 @@ def halving_doubling(workers: int, size: int) -> Schedule:
     """
     builder = Builder(workers, size)
     core, factors = core_size(workers)
-    shards = balanced(size, core)
+    shards = cuts(size, core)
 
     def span(first: int, count: int) -> tuple[int, int]:
         """Range of ``count`` shards."""
@@ -215,22 +249,29 @@ def _double(builder: Builder, core: int, factors: Sequence[int], values: Sequenc
     return current
 
 
-ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
+ALGORITHMS: dict[str, Algorithm] = {
     "shuffle": shuffle,
+    "star": star,
     "ring": ring,
     "halving_doubling": halving_doubling,
     "chain": chain,
 }
 """By name, in the order in which ties are broken."""
 
+NATIVE = "native"
+"""Name of the choice, beside those in `ALGORITHMS`: TensorFlow's own CollectiveReduceV2, which is no schedule."""
+
+NATIVE_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+"""What CollectiveReduceV2 reduces."""
+
 
 class Schedules:
     """Proved schedules, each made and checked once however many transfers use it."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int, int, int], Schedule] = {}
+        self._made: dict[tuple[str, int, int, int, int], Schedule] = {}
 
-    def proved(self, algorithm: str, workers: int, size: int, depth: int) -> Schedule:
+    def proved(self, algorithm: str, workers: int, size: int, depth: int, turn: int = 0) -> Schedule:
         """The schedule of an all-reduce.
 
         Args:
@@ -238,6 +279,7 @@ class Schedules:
             workers: number of ranks, at least 1.
             size: elements of the tensor, at least 0.
             depth: number of chunks, at least 1.
+            turn: number of the transfer, so that uneven work goes around.
 
         Raises:
             InputError: no such algorithm, or an argument is out of range.
@@ -245,8 +287,8 @@ class Schedules:
         """
         if algorithm not in ALGORITHMS:
             raise InputError(f"there is no all-reduce algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
-        key = (algorithm, workers, size, depth)
+        key = (algorithm, workers, size, depth, turn % max(workers, 1))
         if key not in self._made:
-            self._made[key] = in_chunks(ALGORITHMS[algorithm], workers, size, depth)
+            self._made[key] = in_chunks(ALGORITHMS[algorithm], workers, size, depth, turn)
             check(self._made[key])
         return self._made[key]

@@ -235,9 +235,7 @@ class _Lowering:
         whole = self.schedule.instructions[value]
         self._pieces(whole.rank, f"cut_{value}", self.local[value], (whole.start, whole.size), numbers)
 
-    def _pieces(
-        self, rank: int, name: str, source: str, whole: tuple[int, int], numbers: Sequence[int]
-    ) -> None:
+    def _pieces(self, rank: int, name: str, source: str, whole: tuple[int, int], numbers: Sequence[int]) -> None:
         """Tensors for ranges of a tensor: by one SplitV where they tile it, otherwise by Slices."""
         instructions = self.schedule.instructions
         ranges = sorted({(instructions[n].start, instructions[n].size) for n in numbers})

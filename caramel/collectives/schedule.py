@@ -8,8 +8,10 @@ and to count what it costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from caramel.errors import InputError, InvariantError
 
@@ -152,16 +154,50 @@ def balanced(size: int, parts: int) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-def in_chunks(make: Callable[[int, int], Schedule], workers: int, size: int, depth: int) -> Schedule:
+CUT_ELEMENTS = 64
+"""A cut after a multiple of this many elements lies at a multiple of 64 bytes for every dtype, and
+there TensorFlow's SplitV and Slice share the buffer instead of copying (EIGEN_MAX_ALIGN_BYTES)."""
+_LARGE = 64 * CUT_ELEMENTS
+
+
+def cuts(size: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """Cut a tensor of ``size`` elements into ``parts`` ranges (start, size) of nearly equal size.
+
+    Sizes differ by at most one element; where ranges are so long that it matters less than copying
+    (over 4096 elements), by at most `CUT_ELEMENTS`.
+
+    >>> cuts(10, 4) == balanced(10, 4)
+    True
+    >>> cuts(10_001, 2)
+    ((0, 5056), (5056, 4945))
+    """
+    if size < parts * _LARGE:
+        return balanced(size, parts)
+    ranges = [
+        (start * CUT_ELEMENTS, length * CUT_ELEMENTS) for start, length in balanced(-(-size // CUT_ELEMENTS), parts)
+    ]
+    last_start, _ = ranges[-1]
+    return (*ranges[:-1], (last_start, size - last_start))
+
+
+class Algorithm(Protocol):
+    """Makes the schedule of an all-reduce."""
+
+    def __call__(self, workers: int, size: int, turn: int = 0) -> Schedule:
+        """Make it; a rank that has more to do than others is another one each turn."""
+
+
+def in_chunks(make: Algorithm, workers: int, size: int, depth: int, turn: int = 0) -> Schedule:
     """Cut the tensor in ``depth`` chunks that are reduced independently, and so in a pipeline.
 
     While one chunk is added on the processors, another travels (Caramel, section 4.4).
 
     Args:
-        make: the algorithm, a function of (workers, size).
+        make: the algorithm.
         workers: number of ranks.
         size: elements of the tensor.
         depth: number of chunks, at least 1; chunks that would be empty are left out.
+        turn: of the first chunk; each following chunk has the next one.
 
     Raises:
         InputError: depth < 1.
@@ -169,12 +205,12 @@ def in_chunks(make: Callable[[int, int], Schedule], workers: int, size: int, dep
     if depth < 1:
         raise InputError(f"the depth of a collective must be at least 1, got {depth}")
     if depth == 1 or size <= 1:
-        return make(workers, size)
+        return make(workers, size, turn)
     instructions: list[Instruction] = []
     results: list[list[int]] = [[] for _ in range(workers)]
     algorithm = ""
-    for start, length in balanced(size, min(depth, size)):
-        chunk = make(workers, length)
+    for number, (start, length) in enumerate(cuts(size, min(depth, size))):
+        chunk = make(workers, length, turn + number)
         algorithm = chunk.algorithm
         offset = len(instructions)
         instructions.extend(
@@ -308,11 +344,11 @@ def _covering(segments: tuple[_Segment, ...], instruction: Instruction, where: s
 
 def _added(left: Sequence[_Segment], right: Sequence[_Segment], terms: _Terms) -> tuple[_Segment, ...]:
     """Element by element, where either side changes."""
-    cuts = sorted({s.start for s in (*left, *right)} | {s.end for s in (*left, *right)})
+    edges = sorted({s.start for s in (*left, *right)} | {s.end for s in (*left, *right)})
     lefts, rights = iter(left), iter(right)
     a, b = next(lefts), next(rights)
     result = []
-    for start, end in zip(cuts, cuts[1:]):
+    for start, end in itertools.pairwise(edges):
         while a.end <= start:
             a = next(lefts)
         while b.end <= start:

@@ -46,7 +46,7 @@ def aggregate(
             _packed(emitter, rank, [(tensors[rank, g.name], g) for g in gradients]) for rank in range(plan.workers)
         ]
         lowered = lower(
-            schedules.proved(transfer.algorithm, plan.workers, transfer.elements, transfer.depth),
+            schedules.proved(transfer.algorithm, plan.workers, transfer.elements, transfer.depth, number),
             prefix=f"caramel/transfer_{number}/reduce",
             sources=sources,
             devices=devices,
@@ -65,7 +65,9 @@ def aggregate(
 def _packed(emitter: Emitter, rank: int, gradients: Sequence[tuple[str, Gradient]]) -> str:
     """The gradients of a bucket as one flat tensor."""
     flat = [
-        tensor if gradient.shape == (gradient.size,) else emitter.reshape(rank, f"flat_{rank}_{n}", tensor, [gradient.size])
+        tensor
+        if gradient.shape == (gradient.size,)
+        else emitter.reshape(rank, f"flat_{rank}_{n}", tensor, [gradient.size])
         for n, (tensor, gradient) in enumerate(gradients)
     ]
     return flat[0] if len(flat) == 1 else emitter.concat(rank, f"pack_{rank}", flat)
@@ -77,9 +79,18 @@ def _unpacked(emitter: Emitter, rank: int, result: str, gradients: Sequence[Grad
     if len(gradients) > 1:
         parts = emitter.split(rank, f"unpack_{rank}", result, [g.size for g in gradients])
     return [
-        part if gradient.shape == (gradient.size,) else emitter.reshape(rank, f"result_{rank}_{n}", part, gradient.shape)
+        part
+        if gradient.shape == (gradient.size,)
+        else emitter.reshape(rank, f"result_{rank}_{n}", part, gradient.shape)
         for n, (part, gradient) in enumerate(zip(parts, gradients))
     ]
+
+
+def _shaped(
+    emitter: Emitter, rank: int, name: str, tensor: str, given: tuple[int, ...], wanted: tuple[int, ...]
+) -> str:
+    """The tensor in another shape, by a node only if it differs."""
+    return tensor if given == wanted else emitter.reshape(rank, name, tensor, wanted)
 
 
 def _redirect(

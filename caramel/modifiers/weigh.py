@@ -10,7 +10,9 @@ from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_n
 from caramel.plan import Plan
 
 
-def weigh(distributed: DistributedGraph, model: Model, plan: Plan) -> tuple[DistributedGraph, dict[tuple[int, str], str]]:
+def weigh(
+    distributed: DistributedGraph, model: Model, plan: Plan
+) -> tuple[DistributedGraph, dict[tuple[int, str], str]]:
     """Multiply each worker's gradients by its share of the examples.
 
     The weight of worker r is N * b_r / B for b_r of the B examples of a step: 1 for an even split,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from caramel.errors import ClusterError, InputError
 from caramel.graph.devices import Device, in_process_mapping
 from caramel.graph.graph import NodeDef
-from caramel.runtime.executor import Executor, RunOptions, SessionExecutor
+from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
 
 _LAST_PORT = 65535
 
@@ -51,9 +51,9 @@ class InProcess:
             if node.device not in cache:
                 cache[node.device] = placement.place(node.device)
             node.device = cache[node.device]
-        return InProcessExecutor(
-            SessionExecutor(placed, "", self.options.config(placement.cpu_count)), cache, placement
-        )
+        leader = "/job:localhost/replica:0/task:0" if has_native_collectives(graph_def) else ""
+        config = self.options.config(placement.cpu_count, leader)
+        return InProcessExecutor(SessionExecutor(placed, "", config), cache, placement)
 
 
 class InProcessExecutor:
@@ -75,6 +75,19 @@ class InProcessExecutor:
 
 
 @dataclass(frozen=True)
+class Host:
+    """A network namespace of this machine that stands for a machine of its own.
+
+    Attributes:
+        namespace: path of the namespace, such as ``/proc/PID/ns/net``.
+        address: its address, by which the others reach it.
+    """
+
+    namespace: str
+    address: str
+
+
+@dataclass(frozen=True)
 class LocalProcesses:
     """Each worker is a TensorFlow server in a process of its own on this machine, over gRPC.
 
@@ -84,6 +97,8 @@ class LocalProcesses:
     Attributes:
         allow_open_ports: start without a namespace where the kernel allows none.
         base_port: worker r listens on ``base_port + r``; default: free ports.
+        hosts: namespaces that exist already, one for each worker, to emulate a network between
+            them; needs root. The driver runs beside worker 0.
         start_timeout_s: how long the servers may take to start.
         options: how TensorFlow runs the graph.
     """
@@ -91,6 +106,7 @@ class LocalProcesses:
     allow_open_ports: bool = False
     base_port: int | None = None
     start_timeout_s: float = 120.0
+    hosts: tuple[Host, ...] | None = None
     options: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
@@ -119,6 +135,8 @@ class LocalProcesses:
                 f"port {_LAST_PORT + 1} for worker {first} does not exist: choose a base_port of at most "
                 f"{_LAST_PORT + 1 - len(tasks)} for {len(tasks)} workers"
             )
+        if self.hosts is not None and len(self.hosts) != len(tasks):
+            raise InputError(f"there are {len(self.hosts)} hosts for {len(tasks)} workers: give one for each")
         return start_processes(graph_def, tasks, self, timeout_s)
 
 

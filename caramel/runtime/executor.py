@@ -31,8 +31,13 @@ class RunOptions:
     intra_op_threads: int = 0
     inter_op_threads: int = 0
 
-    def config(self, cpu_devices: int = 1) -> Any:
-        """The ConfigProto."""
+    def config(self, cpu_devices: int = 1, group_leader: str = "") -> Any:
+        """The ConfigProto.
+
+        Args:
+            cpu_devices: number of virtual CPU devices.
+            group_leader: the task that coordinates TensorFlow's own collective ops, if there are any.
+        """
         config = v1.ConfigProto(
             allow_soft_placement=True,
             device_count={"CPU": cpu_devices},
@@ -40,7 +45,13 @@ class RunOptions:
             inter_op_parallelism_threads=self.inter_op_threads,
         )
         config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimize_graph
+        config.experimental.collective_group_leader = group_leader
         return config
+
+
+def has_native_collectives(graph_def: Any) -> bool:
+    """Whether TensorFlow's own collective ops are in a graph; they need a group leader."""
+    return any(node.op == "CollectiveReduceV2" for node in graph_def.node)
 
 
 class Executor(Protocol):

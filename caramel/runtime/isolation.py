@@ -48,6 +48,22 @@ def enter_network_namespace() -> str | None:
     return None
 
 
+def join_network_namespace(path: str) -> None:
+    """Move this thread to an existing network namespace.
+
+    Args:
+        path: such as ``/proc/PID/ns/net``.
+
+    Raises:
+        OSError: it does not exist, or that is not allowed.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path) as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
+
+
 def _write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from caramel.errors import CaramelError, ClusterError
-from caramel.runtime.isolation import enter_network_namespace
+from caramel.runtime.isolation import enter_network_namespace, join_network_namespace
 from caramel.runtime.server import READY, serve_worker
 
 _POLL_S = 0.2
@@ -47,6 +47,28 @@ class Launcher:
             ClusterError: no isolation, a port in use, or a server that does not start.
         """
         self._settings = settings
+        self._isolate(settings)
+        addresses = self._addresses(settings)
+        jobs: dict[str, dict[int, str]] = {}
+        for (job, task), address in zip(settings["tasks"], addresses):
+            jobs.setdefault(job, {})[task] = address
+        deadline = time.monotonic() + settings["start_timeout_s"]
+        context = _process_context()
+        for number, (job, task) in enumerate(settings["tasks"]):
+            server = {"job": job, "task": task, "jobs": jobs, "config": settings["config"], "parent": os.getpid()}
+            server["namespace"] = None if settings["hosts"] is None else settings["hosts"][number][0]
+            self._spawn(context, server)
+        for number, (name, process) in enumerate(self._servers):
+            self._await(number, name, process, deadline)
+        first_job, first_task = settings["tasks"][0]
+        self._target = "grpc://" + jobs[first_job][first_task]
+
+    @staticmethod
+    def _isolate(settings: dict[str, Any]) -> None:
+        """Enter the first host's namespace or a new one."""
+        if settings["hosts"] is not None:
+            _join(settings["hosts"][0][0])
+            return
         refused = enter_network_namespace()
         if refused is not None and not settings["allow_open_ports"]:
             raise ClusterError(
@@ -54,41 +76,25 @@ class Launcher:
                 "graph for anyone who can reach them. Use the in-process cluster, or accept that with "
                 "allow_open_ports=True (--allow-open-ports)"
             )
-        ports = self._ports(len(settings["tasks"]), settings["base_port"])
-        jobs: dict[str, dict[int, str]] = {}
-        for (job, task), port in zip(settings["tasks"], ports):
-            jobs.setdefault(job, {})[task] = f"127.0.0.1:{port}"
-        deadline = time.monotonic() + settings["start_timeout_s"]
-        context = _process_context()
-        for job, task in settings["tasks"]:
-            self._spawn(
-                context, {"job": job, "task": task, "jobs": jobs, "config": settings["config"], "parent": os.getpid()}
-            )
-        for number, (name, process) in enumerate(self._servers):
-            self._await(number, name, process, deadline)
-        first_job, first_task = settings["tasks"][0]
-        self._target = "grpc://" + jobs[first_job][first_task]
 
     @staticmethod
-    def _ports(count: int, base: int | None) -> list[int]:
-        sockets, ports = [], []
+    def _addresses(settings: dict[str, Any]) -> list[str]:
+        """Address and port of each server; a free port unless a base port is given."""
+        hosts, base = settings["hosts"], settings["base_port"]
+        listeners, addresses = [], []
         try:
-            for number in range(count):
-                wanted = 0 if base is None else base + number
-                listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-                sockets.append(listener)
-                try:
-                    listener.bind(("127.0.0.1", wanted))
-                except OSError as error:
-                    raise ClusterError(
-                        f"port {wanted} for worker {number} cannot be used ({error.strerror}): "
-                        "choose another base_port, or leave it out to take free ports"
-                    ) from error
-                ports.append(listener.getsockname()[1])
+            for number in range(len(settings["tasks"])):
+                if hosts is not None:
+                    _join(hosts[number][0])
+                ip = "127.0.0.1" if hosts is None else hosts[number][1]
+                listeners.append(_listener(number, ip, 0 if base is None else base + number))
+                addresses.append(f"{ip}:{listeners[-1].getsockname()[1]}")
         finally:
-            for listener in sockets:
+            for listener in listeners:
                 listener.close()
-        return ports
+        if hosts is not None:
+            _join(hosts[0][0])
+        return addresses
 
     def _spawn(self, context: Any, settings: dict[str, Any]) -> None:
         name = f"worker {settings['task']} (job {settings['job']})"
@@ -169,6 +175,30 @@ class Launcher:
             process.kill()
         for _, process in self._servers:
             process.join()
+
+
+def _join(namespace: str) -> None:
+    try:
+        join_network_namespace(namespace)
+    except OSError as error:
+        raise ClusterError(
+            f"the network namespace {namespace} cannot be entered ({error.strerror}): it must exist, "
+            "and entering it needs root"
+        ) from error
+
+
+def _listener(number: int, ip: str, port: int) -> socket.socket:
+    """Reserves a port."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((ip, port))
+    except OSError as error:
+        listener.close()
+        raise ClusterError(
+            f"port {port} of {ip} for worker {number} cannot be used ({error.strerror}): "
+            "choose another base_port, or leave it out to take free ports"
+        ) from error
+    return listener
 
 
 def _is_stopped(pid: int) -> bool:

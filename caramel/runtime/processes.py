@@ -20,6 +20,7 @@ import numpy as np
 import caramel
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError
+from caramel.runtime.executor import has_native_collectives
 
 if TYPE_CHECKING:
     from caramel.runtime.cluster import LocalProcesses
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _CLOSE_TIMEOUT_S = 10.0
 _GRACE_S = 30.0
 """How much longer than its own timeout an answer of the driver process may take."""
+
+_PROXIES = [case(name) for name in ("grpc_proxy", "https_proxy", "http_proxy") for case in (str.lower, str.upper)]
+"""gRPC would look for the workers behind a proxy."""
 
 
 def start_processes(
@@ -37,13 +41,16 @@ def start_processes(
     Raises:
         ClusterError: they cannot be started, safely or at all.
     """
+    job, task = tasks[0]
+    leader = f"/job:{job}/replica:0/task:{task}" if has_native_collectives(graph_def) else ""
     settings = {
         "tasks": list(tasks),
+        "hosts": None if cluster.hosts is None else [(h.namespace, h.address) for h in cluster.hosts],
         "allow_open_ports": cluster.allow_open_ports,
         "base_port": cluster.base_port,
         "start_timeout_s": cluster.start_timeout_s,
         "timeout_s": timeout_s,
-        "config": cluster.options.config().SerializeToString(),
+        "config": cluster.options.config(group_leader=leader).SerializeToString(),
     }
     executor = ProcessExecutor()
     try:
@@ -66,6 +73,8 @@ class ProcessExecutor:
         package_root = str(Path(caramel.__file__).resolve().parent.parent)
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, environment.get("PYTHONPATH")) if p)
+        for name in _PROXIES:
+            environment.pop(name, None)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         environment["OPENBLAS_NUM_THREADS"] = "1"  # keeps the launcher single-threaded, so that it can fork servers
         with self._log.open("wb") as log:

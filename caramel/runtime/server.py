@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from caramel.runtime.isolation import die_with_parent
+from caramel.runtime.isolation import die_with_parent, join_network_namespace
 
 READY = "caramel server ready"
 
@@ -16,14 +16,16 @@ def serve_worker(settings: dict[str, Any], log: str) -> None:
     """Run a server until the launcher is gone; the body of a process of its own.
 
     Args:
-        settings: job, task, jobs (addresses by job and task), config (a serialized ConfigProto) and
-            the launcher's process id.
+        settings: job, task, jobs (addresses by job and task), config (a serialized ConfigProto),
+            the launcher's process id, and the path of the network namespace to join, if any.
         log: file for the output; a line with `READY` says that the server listens.
     """
     die_with_parent()
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    if settings["namespace"] is not None:
+        join_network_namespace(settings["namespace"])
     import tensorflow as tf
 
     server = tf.distribute.Server(

@@ -1,0 +1,119 @@
+"""What an algorithm costs on any number of workers, in messages, bytes and additions.
+
+T = alpha * messages + bytes * (beta * volume + gamma * added), with
+
+* alpha seconds for each message that its busiest rank handles one after the other,
+* beta seconds for each byte on a link, gamma for each byte that is added,
+* the three factors in the table of `factors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from caramel.collectives.algorithms import core_size
+from caramel.errors import FitError, InputError
+from caramel.netmodel.line import Curve
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What alpha, beta * bytes and gamma * bytes are multiplied with."""
+
+    messages: float
+    volume: float
+    added: float
+
+
+def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
+    """The factors of one algorithm; `docs/algorithms.md` explains them.
+
+    Args:
+        algorithm: ``"shuffle"``, ``"star"``, ``"ring"``, ``"halving_doubling"``, ``"chain"`` or ``"native"``.
+        workers: N, at least 1.
+        depth: number of chunks. It matters for the chain, which becomes a pipeline, and for the star,
+            whose chunks have different roots; for the others chunks overlap and change nothing here.
+
+    Raises:
+        InputError: no such algorithm, or an argument out of range.
+    """
+    if workers < 1 or depth < 1:
+        raise InputError(f"costs need at least 1 worker and depth 1, got {workers} workers and depth {depth}")
+    n = workers
+    if n == 1:
+        return Factors(0, 0, 0)
+    others = n - 1
+    if algorithm in ("shuffle", "ring", "native"):
+        return Factors(2 * others, 2 * others / n, others / n)
+    if algorithm == "star":
+        owners = min(depth, n)  # chunks have different roots, which work at the same time
+        return Factors(2 * others, 2 * others / owners, others / owners)
+    if algorithm == "halving_doubling":
+        core, parts = core_size(n)
+        others = core - 1 + (n - core)  # shards that a core rank receives, and later sends
+        return Factors(2 * (sum(f - 1 for f in parts) + n - core), 2 * others / core, others / core)
+    if algorithm == "chain":
+        # Chunks follow each other; an inner rank sends each of them twice, up and down.
+        slots = 2 * others + (depth - 1) * min(others, 2)
+        return Factors(slots, slots / depth, (others + depth - 1) / depth)
+    raise InputError(f"there are no costs for the algorithm {algorithm!r}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Alpha, beta and gamma of `factors`.
+
+    Attributes:
+        alpha_s: seconds for each message.
+        beta_s_per_byte: seconds for each byte on the busiest link.
+        gamma_s_per_byte: seconds for each byte that is added.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+
+    def time_s(self, algorithm: str, workers: int, depth: int, size_bytes: float) -> float:
+        """Predicted seconds of an all-reduce of ``size_bytes``."""
+        f = factors(algorithm, workers, depth)
+        per_byte = self.beta_s_per_byte * f.volume + self.gamma_s_per_byte * f.added
+        return self.alpha_s * f.messages + per_byte * size_bytes
+
+
+def fit_cost(curves: Sequence[Curve], gamma_s_per_byte: float) -> Cost:
+    """Alpha and beta of one algorithm at one depth, from measurements with several numbers of workers.
+
+    Beta and gamma cannot be told apart by the times of all-reduces, because in a ring (and most others)
+    both factors grow alike with the number of workers. So gamma is measured by itself, and what it
+    explains is taken off first. Samples are weighted by 1 / T^2.
+
+    Args:
+        curves: of the same algorithm and depth, for at least two numbers of workers above 1.
+        gamma_s_per_byte: measured seconds for adding a byte.
+
+    Raises:
+        FitError: curves of different algorithms or depths, or of too few numbers of workers.
+    """
+    from sklearn.linear_model import LinearRegression  # takes a second to import
+
+    if len({(c.algorithm, c.depth) for c in curves}) != 1:
+        raise FitError("a cost is fitted to curves of one algorithm and depth")
+    if len({c.workers for c in curves if c.workers > 1}) < 2:
+        raise FitError("a cost needs measurements with at least 2 numbers of workers above 1")
+    rows, times = [], []
+    for curve in curves:
+        f = factors(curve.algorithm, curve.workers, curve.depth)
+        for sample in curve.samples:
+            rows.append((f.messages, f.volume * sample.size_bytes, f.added * sample.size_bytes))
+            times.append(sample.time_s)
+    features, measured = np.array(rows, float), np.array(times)
+    rest = measured - gamma_s_per_byte * features[:, 2]
+    units = features[:, :2].max(axis=0)
+    time_unit = measured.min()
+    model = LinearRegression(fit_intercept=False, positive=True)
+    model.fit(features[:, :2] / units, rest / time_unit, sample_weight=(time_unit / measured) ** 2)
+    alpha, beta = model.coef_ * time_unit / units
+    return Cost(float(alpha), float(beta), gamma_s_per_byte)

@@ -1,0 +1,148 @@
+"""A network model as one JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from caramel.errors import FitError, InputError
+from caramel.netmodel.costs import Cost
+from caramel.netmodel.line import Curve, Line, Sample
+from caramel.netmodel.model import NetworkModel
+
+NETWORK_VERSION = 1
+_KIND = "caramel network model"
+
+
+def to_json(network: NetworkModel) -> str:
+    """The model as JSON; the same model always gives the same text.
+
+    Lines, residuals and costs across numbers of workers are written for the reader; a loaded model
+    fits them anew from the samples.
+    """
+    curves = [
+        {
+            "workers": c.workers,
+            "algorithm": c.algorithm,
+            "depth": c.depth,
+            "samples": [[s.size_bytes, s.time_s] for s in c.samples],
+            "line": {"a_s": c.line.a_s, "b_s_per_byte": c.line.b_s_per_byte},
+            "residuals": list(c.residuals),
+            "valid_bytes": list(c.valid_bytes),
+        }
+        for c in network.curves
+    ]
+    data = {
+        "kind": _KIND,
+        "version": NETWORK_VERSION,
+        "description": network.description,
+        "curves": curves,
+        "gamma_s_per_byte": network.gamma_s_per_byte,
+        "given": None if network.given is None else vars(network.given),
+        "costs": [{"algorithm": a, "depth": d, **vars(cost)} for (a, d), cost in sorted(network.costs.items())],
+        "warnings": list(network.warnings),
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def from_json(text: str, name: str = "this") -> NetworkModel:
+    """Read what `to_json` wrote.
+
+    Args:
+        text: the JSON.
+        name: what to call it in errors.
+
+    Raises:
+        InputError: it is damaged, something else, or of another version.
+    """
+    try:
+        data: Any = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{name} is damaged or no network model: {error}; measure anew (caramel netbench)") from error
+    if not isinstance(data, dict) or data.get("kind") != _KIND:
+        raise InputError(f"{name} is not a network model; caramel netbench makes one")
+    if data.get("version") != NETWORK_VERSION:
+        raise InputError(
+            f"{name} has version {data.get('version')!r}, this library reads version {NETWORK_VERSION}: "
+            "measure anew (caramel netbench)"
+        )
+    try:
+        given = data["given"]
+        return _checked(
+            NetworkModel(
+                description=str(data["description"]),
+                curves=tuple(_curve(c) for c in data["curves"]),
+                gamma_s_per_byte=_number(data["gamma_s_per_byte"]),
+                given=None if given is None else Cost(**{key: _number(value) for key, value in given.items()}),
+            )
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, FitError) as error:
+        said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{name} is damaged: {said}; measure anew (caramel netbench)") from error
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} should be a number of at least 0")
+    return float(value)
+
+
+def _whole(value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{value!r} should be a whole number of at least {least}")
+    return value
+
+
+def _curve(data: Any) -> Curve:
+    samples = tuple(Sample(_whole(size, 0), _number(time)) for size, time in data["samples"])
+    if not isinstance(data["algorithm"], str):
+        raise ValueError(f"{data['algorithm']!r} should be the name of an algorithm")
+    if len({s.size_bytes for s in samples}) < 2 or any(s.time_s <= 0 for s in samples):
+        raise ValueError("a curve needs at least two sizes and times above 0")
+    if [s.size_bytes for s in samples] != sorted(s.size_bytes for s in samples):
+        raise ValueError("the sizes of a curve should grow")
+    line = Line(_number(data["line"]["a_s"]), _number(data["line"]["b_s_per_byte"]))
+    return Curve(_whole(data["workers"], 1), data["algorithm"], _whole(data["depth"], 1), samples, line)
+
+
+def _checked(network: NetworkModel) -> NetworkModel:
+    if not network.curves and network.given is None:
+        raise ValueError("it has no measurement")
+    keys = [(c.workers, c.algorithm, c.depth) for c in network.curves]
+    if len(set(keys)) != len(keys):
+        raise ValueError("something was measured twice")
+    return network
+
+
+def save(network: NetworkModel, path: str | os.PathLike[str]) -> None:
+    """Write the model to a file; what was there is replaced only once all is written.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(to_json(network), encoding="utf-8")
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"the network model cannot be written to {target}: {error.strerror}") from error
+
+
+def load(path: str | os.PathLike[str]) -> NetworkModel:
+    """Read a model from a file.
+
+    Raises:
+        InputError: no such file, or it is damaged, something else, or of another version.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the network model {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the network model {path} is damaged: it is not text") from error
+    return from_json(text, f"the network model {path}")

@@ -1,0 +1,213 @@
+"""T = a + b * bytes, fitted to measured all-reduces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from caramel.errors import FitError, InputError
+
+DOUBLING_GAIN = 0.8
+"""Caramel, section 4.2: a transfer is large once f(2x) / (2 f(x)) exceeds this, that is, once joining two
+transfers of this size saves less than 20 % of their time."""
+
+FITS_WITHIN = 0.25
+"""A line that is further off than this at some measured size is said not to fit (our choice: decisions
+between algorithms and depths differ by less where they matter)."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured size.
+
+    Attributes:
+        size_bytes: bytes of the tensor.
+        time_s: seconds for one all-reduce (median).
+    """
+
+    size_bytes: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """T = a + b * bytes.
+
+    Attributes:
+        a_s: seconds that every all-reduce takes.
+        b_s_per_byte: further seconds for each byte of the tensor.
+    """
+
+    a_s: float
+    b_s_per_byte: float
+
+    def time_s(self, size_bytes: float) -> float:
+        """Predicted seconds for a tensor of so many bytes."""
+        return self.a_s + self.b_s_per_byte * size_bytes
+
+    @property
+    def threshold_bytes(self) -> float:
+        """The smallest x with f(2x) / (2 f(x)) > 0.8, which for a line is 1.5 a / b.
+
+        (a + 2bx) / (2a + 2bx) > 0.8 means 0.4 b x > 0.6 a. Infinite where bytes cost nothing but the
+        start does.
+
+        Source:
+            Caramel, section 4.2.
+        """
+        if self.a_s == 0:
+            return 0.0
+        return math.inf if self.b_s_per_byte == 0 else 1.5 * self.a_s / self.b_s_per_byte
+
+
+def fit_line(samples: Sequence[Sample]) -> Line:
+    """The line with the least relative errors, a >= 0 and b >= 0.
+
+    Each sample is weighted by 1 / T^2; unweighted, the large sizes drown the intercept.
+
+    Args:
+        samples: at least two different sizes; equal sizes may repeat.
+
+    Raises:
+        FitError: too few sizes, or times that are not positive and finite.
+    """
+    from sklearn.linear_model import LinearRegression  # takes a second to import
+
+    sizes = np.array([s.size_bytes for s in samples], float)
+    times = np.array([s.time_s for s in samples], float)
+    if len(set(sizes)) < 2:
+        raise FitError(f"a line needs measurements of at least 2 sizes, got {len(set(sizes))}: measure more sizes")
+    if not np.all(np.isfinite(times)) or np.any(times <= 0) or np.any(sizes < 0):
+        raise FitError("a line needs sizes of at least 0 bytes and times that are positive and finite")
+    # In units near 1, or the solver's tolerance hides the small coefficient.
+    size_unit, time_unit = sizes.max(), times.min()
+    features = np.column_stack([np.ones_like(sizes), sizes / size_unit])
+    model = LinearRegression(fit_intercept=False, positive=True)
+    model.fit(features, times / time_unit, sample_weight=(time_unit / times) ** 2)
+    a, b = model.coef_ * time_unit
+    return Line(float(a), float(b / size_unit))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured times of one algorithm at one depth for one number of workers, and their line.
+
+    Attributes:
+        workers: number of workers.
+        algorithm: the collective.
+        depth: number of chunks.
+        samples: by size.
+        line: fitted to them.
+    """
+
+    workers: int
+    algorithm: str
+    depth: int
+    samples: tuple[Sample, ...]
+    line: Line
+
+    @classmethod
+    def fitted(cls, workers: int, algorithm: str, depth: int, samples: Sequence[Sample]) -> Curve:
+        """Fit the line.
+
+        Raises:
+            FitError: a line cannot be fitted.
+        """
+        ordered = tuple(sorted(samples, key=lambda s: (s.size_bytes, s.time_s)))
+        return cls(workers, algorithm, depth, ordered, fit_line(ordered))
+
+    @property
+    def valid_bytes(self) -> tuple[int, int]:
+        """The smallest and the largest measured size."""
+        return self.samples[0].size_bytes, self.samples[-1].size_bytes
+
+    @property
+    def residuals(self) -> tuple[float, ...]:
+        """(predicted - measured) / measured by the line, for each sample."""
+        return tuple(self.line.time_s(s.size_bytes) / s.time_s - 1 for s in self.samples)
+
+    @property
+    def worst(self) -> tuple[Sample, float]:
+        """The sample that the line misses most, and its residual."""
+        return max(zip(self.samples, self.residuals), key=lambda pair: abs(pair[1]))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the line is nowhere off by more than `FITS_WITHIN`."""
+        return abs(self.worst[1]) <= FITS_WITHIN
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with the line, if it does not fit."""
+        if self.fits:
+            return None
+        sample, residual = self.worst
+        predicted_s = self.line.time_s(sample.size_bytes)
+        text = (
+            f"{self.algorithm} at depth {self.depth} on {self.workers} workers is no line: at {sample.size_bytes} "
+            f"bytes it predicts {predicted_s * 1e3:.4g} ms ({residual:+.0%} of {sample.time_s * 1e3:.4g} ms)"
+        )
+        jump = self.jump
+        if jump is not None:
+            before, after = jump
+            text += (
+                f"; time jumps from {before.time_s * 1e3:.4g} ms at {before.size_bytes} bytes "
+                f"to {after.time_s * 1e3:.4g} ms at {after.size_bytes} bytes"
+            )
+        return f"{text}. Between measured sizes the measurements are used instead of the line"
+
+    @property
+    def jump(self) -> tuple[Sample, Sample] | None:
+        """Neighbouring sizes between which time grows by more than 1.5 times the size's growth, if any.
+
+        Of several the largest.
+        """
+        found: tuple[float, Sample, Sample] | None = None
+        for before, after in zip(self.samples, self.samples[1:]):
+            if 0 < before.size_bytes < after.size_bytes:
+                excess = after.time_s / before.time_s / (after.size_bytes / before.size_bytes)
+                if excess > 1.5 and (found is None or excess > found[0]):
+                    found = (excess, before, after)
+        return None if found is None else found[1:]
+
+    def time_s(self, size_bytes: float) -> float:
+        """Predicted seconds.
+
+        The line's; where that does not fit, inside the measured range interpolated (linearly) between
+        the neighbouring measurements.
+        """
+        first, last = self.valid_bytes
+        if self.fits or not first <= size_bytes <= last:
+            return self.line.time_s(size_bytes)
+        sizes = [s.size_bytes for s in self.samples]
+        return float(np.interp(size_bytes, sizes, [s.time_s for s in self.samples]))
+
+
+def threshold_bytes(time_s: Callable[[float], float], most_bytes: float = 2.0**40) -> float:
+    """The smallest x >= 1 with f(2x) / (2 f(x)) > 0.8, for any f.
+
+    Args:
+        time_s: f, seconds for a number of bytes.
+        most_bytes: where to give up and answer infinity.
+
+    Source:
+        Caramel, section 4.2.
+    """
+    if most_bytes <= 1:
+        raise InputError(f"most_bytes must be more than 1, got {most_bytes}")
+
+    def is_large(size: float) -> bool:
+        return time_s(2 * size) > 2 * DOUBLING_GAIN * time_s(size)
+
+    low, high = 1.0, 1.0
+    while not is_large(high):
+        if high > most_bytes:
+            return math.inf
+        low, high = high, high * 1.25  # fine enough steps that a jump is not stepped over
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_large(middle) else (middle, high)
+    return high

@@ -1,0 +1,334 @@
+"""The network model: what is known about all-reduce times, and the choices that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from caramel.collectives.algorithms import ALGORITHMS, NATIVE
+from caramel.errors import InputError
+from caramel.netmodel.costs import Cost, fit_cost
+from caramel.netmodel.line import Curve, threshold_bytes
+
+MOST_DEPTH = 8
+"""Caramel, section 4.4: depths from 1 to 8."""
+
+MEASURED_DEPTHS = (1, 2, 4, 8)
+"""Caramel, figure 13."""
+
+LARGE_BYTES = 4 * 2**20
+"""The larger of the two sizes that Caramel measures (section 4.2)."""
+
+MESSAGE_LATENCY_S = 100e-6
+"""What one message between two TensorFlow servers took on the loopback device (`docs/benchmarks.md`)."""
+
+_PIPELINED = ("star", "chain")  # whose costs depend on the depth, also where only alpha and beta are known
+
+
+def default_depth(size_bytes: float, threshold: float) -> int:
+    """clamp(floor(bytes / threshold), 1, 8): the depth where no measurement of depths says better.
+
+    >>> [default_depth(size, 100) for size in (0, 99, 250, 10_000)]
+    [1, 1, 2, 8]
+
+    Source:
+        Caramel, section 4.4, which names the range and the threshold but no formula.
+    """
+    if threshold <= 0:
+        return MOST_DEPTH if size_bytes > 0 else 1
+    return int(min(max(size_bytes // threshold, 1), MOST_DEPTH))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted time of one all-reduce.
+
+    Attributes:
+        time_s: seconds.
+        basis: ``"measured"`` (inside what was measured), ``"extrapolated"`` (another size or number of
+            workers than measured) or ``"given"`` (by hand).
+    """
+
+    time_s: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm and a depth for a transfer.
+
+    Attributes:
+        algorithm: the collective.
+        depth: number of chunks.
+        prediction: of its time.
+        reason: why it was chosen, and what the next best would have cost.
+    """
+
+    algorithm: str
+    depth: int
+    prediction: Prediction
+    reason: str
+
+
+@dataclass(frozen=True)
+class NetworkModel:
+    """Times of all-reduces on one network.
+
+    Attributes:
+        description: where it is from.
+        curves: measured, for each number of workers, algorithm and depth.
+        gamma_s_per_byte: measured seconds for adding a byte on one worker.
+        given: alpha, beta and gamma given by hand instead.
+    """
+
+    description: str
+    curves: tuple[Curve, ...] = ()
+    gamma_s_per_byte: float = 0.0
+    given: Cost | None = None
+
+    # -- making one ------------------------------------------------------------------------------
+
+    @classmethod
+    def from_costs(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0) -> NetworkModel:
+        """A network by hand, for planning; it holds for any number of workers.
+
+        Args:
+            alpha_s: seconds for each message.
+            beta_s_per_byte: seconds for each byte on a link.
+            gamma_s_per_byte: seconds for each byte that is added.
+
+        Raises:
+            InputError: a negative or infinite number.
+        """
+        for name, value in (("alpha", alpha_s), ("beta", beta_s_per_byte), ("gamma", gamma_s_per_byte)):
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name} of a network must be a finite number of at least 0, got {value}")
+        if alpha_s == 0 and beta_s_per_byte == 0:
+            raise InputError("a network needs an alpha or a beta above 0")
+        text = f"given by hand: alpha {alpha_s:g} s, beta {beta_s_per_byte:g} s/byte, gamma {gamma_s_per_byte:g} s/byte"
+        return cls(text, given=Cost(alpha_s, beta_s_per_byte, gamma_s_per_byte))
+
+    @classmethod
+    def from_link_rate(cls, rate_bytes_per_s: float, latency_s: float = MESSAGE_LATENCY_S) -> NetworkModel:
+        """A network of links with one rate, for planning.
+
+        Args:
+            rate_bytes_per_s: payload bytes per second of each worker's link, in each direction.
+            latency_s: seconds for each message.
+
+        Raises:
+            InputError: a rate that is not positive and finite, or a negative latency.
+        """
+        if not (math.isfinite(rate_bytes_per_s) and rate_bytes_per_s > 0):
+            raise InputError(f"the rate of a link must be positive and finite, got {rate_bytes_per_s} bytes/s")
+        made = cls.from_costs(latency_s, 1 / rate_bytes_per_s)
+        return cls(
+            f"given by hand: links of {rate_bytes_per_s:g} bytes/s, {latency_s:g} s per message", given=made.given
+        )
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """Numbers of workers that were measured."""
+        return tuple(sorted({c.workers for c in self.curves}))
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[int, str, int], Curve]:
+        return {(c.workers, c.algorithm, c.depth): c for c in self.curves}
+
+    @cached_property
+    def costs(self) -> dict[tuple[str, int], Cost]:
+        """Alpha, beta and gamma by algorithm and depth, for those measured with several numbers of workers."""
+        found: dict[tuple[str, int], list[Curve]] = {}
+        for curve in self.curves:
+            if curve.workers > 1:
+                found.setdefault((curve.algorithm, curve.depth), []).append(curve)
+        return {
+            key: fit_cost(curves, self.gamma_s_per_byte)
+            for key, curves in sorted(found.items())
+            if len({c.workers for c in curves}) > 1
+        }
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What does not fit."""
+        return tuple(c.warning for c in self.curves if c.warning is not None)
+
+    def require(self, workers: int) -> None:
+        """Check that a graph for so many workers may be built on this model.
+
+        Raises:
+            InputError: it was measured for other numbers of workers only.
+        """
+        if workers > 1 and self.given is None and workers not in self.workers:
+            measured = ", ".join(map(str, self.workers)) or "no"
+            raise InputError(
+                f"the network model was measured with {measured} workers, not with {workers}: "
+                f"measure that too (caramel netbench --workers {workers}); only predictions go beyond what was measured"
+            )
+
+    # -- predictions -----------------------------------------------------------------------------
+
+    def predict(self, algorithm: str, depth: int, workers: int, size_bytes: float) -> Prediction:
+        """Time of one all-reduce.
+
+        Args:
+            algorithm: the collective.
+            depth: number of chunks.
+            workers: number of workers, at least 1.
+            size_bytes: bytes of the tensor.
+
+        Raises:
+            InputError: nothing is known about this algorithm at this depth.
+        """
+        if workers < 1 or depth < 1 or size_bytes < 0:
+            raise InputError(
+                f"a prediction needs at least 1 worker, depth 1 and 0 bytes, got {workers}, {depth} and {size_bytes}"
+            )
+        if self.given is not None:
+            return Prediction(self.given.time_s(algorithm, workers, depth, size_bytes), "given")
+        if workers == 1:
+            return Prediction(0.0, "measured")
+        curve = self._by_key.get((workers, algorithm, depth))
+        if curve is not None:
+            first, last = curve.valid_bytes
+            inside = first <= size_bytes <= last
+            return Prediction(curve.time_s(size_bytes), "measured" if inside else "extrapolated")
+        cost = self.costs.get((algorithm, depth))
+        if cost is not None:
+            return Prediction(cost.time_s(algorithm, workers, depth, size_bytes), "extrapolated")
+        raise InputError(
+            f"nothing was measured about {algorithm} at depth {depth} on {workers} workers: known are "
+            f"{', '.join(f'{a} at depth {d}' for a, d in self._known(workers)) or 'none on so many workers'}"
+            + ("" if workers in self.workers else "; measure two or more numbers of workers to predict others")
+        )
+
+    def _known(self, workers: int) -> list[tuple[str, int]]:
+        """Measured pairs of algorithm and depth, in the order in which ties are broken."""
+        measured = [(a, d) for n, a, d in self._by_key if n == workers]
+        keys = measured or list(self.costs)
+        order = [*ALGORITHMS, NATIVE]
+        return sorted(keys, key=lambda key: (key[1], order.index(key[0]) if key[0] in order else len(order), key[0]))
+
+    def _threshold(self, algorithm: str, workers: int) -> float:
+        """Of an algorithm without chunks."""
+        curve = self._by_key.get((workers, algorithm, 1))
+        if curve is not None and curve.fits:
+            return curve.line.threshold_bytes
+        return threshold_bytes(lambda size: self.predict(algorithm, 1, workers, size).time_s)
+
+    def threshold_bytes(self, workers: int, algorithm: str | None = None) -> float:
+        """From which size on joining two transfers saves less than 20 % of their time.
+
+        The smallest x with f(2x) / (2 f(x)) > 0.8; for a line that is 1.5 a / b.
+
+        Args:
+            workers: number of workers.
+            algorithm: whose f; default: the one that is fastest for 4 MiB without chunks.
+
+        Raises:
+            InputError: nothing is known about it.
+
+        Source:
+            Caramel, section 4.2.
+        """
+        if workers == 1:
+            return 0.0
+        if algorithm is None:
+            algorithm = self.choose(LARGE_BYTES, workers, depth=1).algorithm
+        return self._threshold(algorithm, workers)
+
+    # -- choices ---------------------------------------------------------------------------------
+
+    def choose(
+        self,
+        size_bytes: float,
+        workers: int,
+        *,
+        allowed: Collection[str] | None = None,
+        depth: int | None = None,
+        can_cut: bool = True,
+    ) -> Choice:
+        """The algorithm and depth with the least predicted time for one transfer.
+
+        Args:
+            size_bytes: bytes that travel.
+            workers: number of workers.
+            allowed: names of algorithms; default: all that are known.
+            depth: only this depth.
+            can_cut: False where the tensor cannot be cut in chunks at all.
+
+        Returns:
+            The choice; of equally fast ones the smallest depth, then the order of `ALGORITHMS`.
+
+        Raises:
+            InputError: none of the allowed ones is known for so many workers.
+        """
+        if not can_cut:
+            depth = 1
+        candidates = [
+            (prediction, name, chunks)
+            for name, chunks, prediction in self._candidates(size_bytes, workers, depth)
+            if allowed is None or name in allowed
+        ]
+        if not candidates:
+            wanted = "any algorithm" if allowed is None else " or ".join(allowed)
+            known = self._known(workers) if self.given is None else [(name, 1) for name in ALGORITHMS]
+            raise InputError(
+                f"the network model knows nothing about {wanted} on {workers} workers"
+                + (f" at depth {depth}" if depth is not None else "")
+                + f": known are {', '.join(f'{a} at depth {d}' for a, d in known) or 'none on so many workers'}; "
+                "measure it with caramel netbench"
+            )
+        ranked = sorted(range(len(candidates)), key=lambda n: (candidates[n][0].time_s, n))
+        best = candidates[ranked[0]]
+        return Choice(best[1], best[2], best[0], _reason(candidates, ranked, size_bytes))
+
+    def _candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[tuple[str, int, Prediction]]:
+        if self.given is not None:
+            yield from self._given_candidates(size_bytes, workers, depth)
+            return
+        if workers == 1:
+            yield "shuffle", depth or 1, Prediction(0.0, "measured")
+            return
+        known = self._known(workers)
+        for name, chunks in known:
+            prediction = self.predict(name, chunks, workers, size_bytes)
+            if depth is None and [d for a, d in known if a == name] == [1] and name != NATIVE:
+                # Depths were not measured: the formula decides, and the time is that without chunks.
+                chunks = default_depth(size_bytes, self._threshold(name, workers))
+            if depth is None or depth == chunks:
+                yield name, chunks, prediction
+
+    def _given_candidates(
+        self, size_bytes: float, workers: int, depth: int | None
+    ) -> Iterator[tuple[str, int, Prediction]]:
+        found = []
+        for name in ALGORITHMS:
+            if depth is not None:
+                depths: Sequence[int] = (depth,)
+            elif name in _PIPELINED:
+                depths = MEASURED_DEPTHS
+            else:
+                depths = (default_depth(size_bytes, self._threshold(name, workers)) if workers > 1 else 1,)
+            found += [(name, chunks, self.predict(name, chunks, workers, size_bytes)) for chunks in depths]
+        yield from sorted(found, key=lambda item: item[1])  # a tie goes to the smaller depth
+
+    def time_function(self, workers: int, **options: object) -> Callable[[float], float]:
+        """Least predicted seconds as a function of bytes; options as for `choose`."""
+        return lambda size: self.choose(size, workers, **options).prediction.time_s  # type: ignore[arg-type]
+
+
+def _reason(candidates: Sequence[tuple[Prediction, str, int]], ranked: Sequence[int], size_bytes: float) -> str:
+    prediction, name, chunks = candidates[ranked[0]]
+    text = (
+        f"{name} at depth {chunks} has the least predicted time for {size_bytes:.0f} bytes, "
+        f"{prediction.time_s * 1e3:.4g} ms ({prediction.basis})"
+    )
+    if len(ranked) > 1:
+        other, second, depth = candidates[ranked[1]]
+        text += f"; next best is {second} at depth {depth} with {other.time_s * 1e3:.4g} ms"
+    return text + "."
