@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from caramel.analyzers.transfers import one_per_gradient
+from caramel.collectives.algorithms import NATIVE
 from caramel.errors import CaptureError, InputError, listed
 from caramel.frontend.context import Context
-from caramel.graph.devices import default_devices
+from caramel.graph.devices import Device, default_devices
 from caramel.graph.graph import tensor_name
 from caramel.graph.verify import verify_structure
 from caramel.model import Evaluation, Model
@@ -21,7 +22,10 @@ from caramel.modifiers.distributed import DistributedGraph, own_name, replica_na
 from caramel.modifiers.evaluate import add_evaluation
 from caramel.modifiers.replicate import parse_devices, replicate
 from caramel.modifiers.weigh import weigh
-from caramel.plan import Plan
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.file import load
+from caramel.netmodel.model import NetworkModel
+from caramel.plan import Plan, Transfer
 from caramel.signature import EvaluationSignature, Feed, Signature
 
 if TYPE_CHECKING:
@@ -46,6 +50,14 @@ class ARModel:
         uneven_batches: ``"weight"`` to weight gradients by each worker's share of the examples where
             a batch does not divide evenly, ``"refuse"`` to refuse such batches (saves one
             multiplication per gradient).
+        network: a `caramel.NetworkModel`, or the file of one, to choose algorithms and depths by. It must
+            have been measured with this number of workers, or given by hand.
+        algorithm: one all-reduce algorithm for all gradients instead: ``"shuffle"``, ``"star"``,
+            ``"ring"``, ``"halving_doubling"``, ``"chain"`` or ``"native"``.
+        depth: number of chunks of every all-reduce instead.
+        deterministic: add gradients in rank order only, so that the bits of the result do not depend on
+            how gradients are bucketed, cut and scheduled.
+        wire: ``"bfloat16"`` or ``"float16"`` to send rounded gradients.
 
     Attributes:
         model: the single-device Model.
@@ -72,17 +84,26 @@ class ARModel:
         device_list: Sequence[str] | None = None,
         *,
         uneven_batches: str = "weight",
+        network: NetworkModel | str | os.PathLike[str] | None = None,
+        algorithm: str | None = None,
+        depth: int | None = None,
+        deterministic: bool = False,
+        wire: str | None = None,
     ) -> None:
         if not isinstance(context, Context):
             raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
         workers = _whole_number(number_of_workers)
         if uneven_batches not in ("weight", "refuse"):
             raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {uneven_batches!r}")
+        if network is not None and not isinstance(network, NetworkModel):
+            network = load(network)
+        collectives = CollectiveOptions(algorithm, depth, deterministic, wire, network)
+        collectives.check_workers(workers)
         self.context = context
         self.model: Model = context.model
         devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
         switches = {"serialization": serialization, "batching": batching, "scheduling": scheduling}
-        self.plan = make_plan(self.model, devices, switches, analyzers, uneven_batches)
+        self.plan = make_plan(self.model, devices, switches, analyzers, uneven_batches, collectives)
         self.evaluation: Evaluation | None = context.evaluation_for() if context.evaluation is not None else None
         self._distributed = emit(self.model, self.plan, self.evaluation)
         self.signature = make_signature(self.model, self.plan, self.evaluation)
@@ -142,8 +163,10 @@ def make_plan(
     switches: dict[str, bool],
     analyzers: Sequence[Any] | None,
     uneven_batches: str,
+    collectives: CollectiveOptions | None = None,
 ) -> Plan:
     """Decide; nothing is rewritten here."""
+    collectives = collectives or CollectiveOptions()
     notes = list(model.notes)
     idle = [name for name, is_on in switches.items() if is_on]
     if idle:
@@ -163,6 +186,8 @@ def make_plan(
             f"{len(local)} variables are local to each worker ({listed(local, 3)}); "
             "checkpoints and evaluations use worker 0's"
         )
+    transfers = one_per_gradient(model, len(devices), collectives)
+    notes += _collective_notes(collectives, transfers, len(devices))
     return Plan(
         model_digest=model.digest,
         workers=len(devices),
@@ -170,10 +195,25 @@ def make_plan(
         reduction=model.reduction.kind,
         reduction_reason=model.reduction.reason,
         weighted=weighted,
-        transfers=one_per_gradient(model),
+        deterministic=collectives.deterministic,
+        network=None if collectives.network is None else collectives.network.description,
+        transfers=transfers,
         variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
         notes=tuple(notes),
     )
+
+
+def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer], workers: int) -> list[str]:
+    notes = []
+    full = sorted({t.dtype for t in transfers if t.wire is None})
+    if options.wire is not None and full:
+        notes.append(
+            f"wire={options.wire} has no effect on gradients of {', '.join(full)}, which are as narrow already"
+        )
+    if options.network is not None:
+        curves = [c for c in options.network.curves if c.workers == workers]
+        notes += [f"network: {c.warning}" for c in curves if c.warning is not None]
+    return notes
 
 
 def emit(model: Model, plan: Plan, evaluation: Evaluation | None) -> DistributedGraph:
@@ -215,10 +255,19 @@ def make_signature(model: Model, plan: Plan, evaluation: Evaluation | None) -> S
         save_prefix=tensor_name(state.SAVE_PREFIX),
         save_steps=tensor_name(state.SAVE_STEPS),
         save=state.SAVE,
+        group_leader=_group_leader(plan),
         flush=(),
         checkpoint_names=tuple(v.name for v in model.variables if v.saved),
         evaluation=None if evaluation is None else evaluation_signature(evaluation, EVALUATION_SCOPE),
     )
+
+
+def _group_leader(plan: Plan) -> str:
+    """The first worker's task, if native all-reduces need one."""
+    if plan.workers == 1 or all(t.algorithm != NATIVE for t in plan.transfers):
+        return ""
+    device = Device.parse(plan.devices[0])
+    return f"/job:{device.job or 'localhost'}/replica:0/task:{device.task or 0}"
 
 
 def evaluation_signature(evaluation: Evaluation, scope: str) -> EvaluationSignature:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -13,8 +14,10 @@ import click
 
 from caramel import __version__
 from caramel.errors import CaramelError
+from caramel.units import parse_rate, parse_size
 
 if TYPE_CHECKING:
+    from caramel.netmodel.model import NetworkModel
     from caramel.program import Program
     from caramel.runtime.cluster import Cluster
     from caramel.runtime.session import Session, StepResult
@@ -50,9 +53,29 @@ def main(context: click.Context, debug: bool) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up messages are of no use here
 
 
+def _with_collectives(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options about the all-reduces."""
+    options = [
+        click.option(
+            "--network",
+            metavar="FILE.json",
+            type=click.Path(dir_okay=False),
+            help="Choose algorithms and depths by this model of the network (caramel netbench makes one).",
+        ),
+        click.option("--algorithm", metavar="NAME", help="One all-reduce algorithm for all gradients instead."),
+        click.option("--depth", type=int, help="Number of chunks of every all-reduce instead."),
+        click.option("--deterministic", is_flag=True, help="Add gradients in rank order only."),
+        click.option("--wire", metavar="DTYPE", help="Send gradients rounded to bfloat16 or float16."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @main.command()
 @click.argument("program", metavar="FILE.py:ENTRY")
 @click.option("--workers", type=int, required=True, help="Number of workers.")
+@_with_collectives
 @click.option(
     "--cluster",
     type=click.Choice(["in-process", "processes"]),
@@ -94,6 +117,7 @@ def run(
     step_timeout: float,
     base_port: int | None,
     allow_open_ports: bool,
+    **collectives: Any,
 ) -> None:
     """Train a program on N workers."""
     if save_every is not None and checkpoint is None:
@@ -102,7 +126,7 @@ def run(
     chosen = _cluster(cluster, base_port, allow_open_ports)
     from caramel.armodel import ARModel
 
-    armodel = ARModel(loaded.context, workers)
+    armodel = ARModel(loaded.context, workers, **collectives)
     click.echo(armodel.plan.table())
     with armodel.session(chosen, step_timeout_s=step_timeout) as session:
         _train(session, loaded, steps, checkpoint, save_every)
@@ -113,16 +137,101 @@ def run(
 @click.option("--workers", type=int, required=True, help="Number of workers.")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(file_okay=False), help="Directory to write.")
 @click.option("--device", "devices", multiple=True, help="Device of each worker, in order; default /job:worker/task:R.")
+@_with_collectives
 @_reporting_errors
-def export(program: str, workers: int, out: str, devices: tuple[str, ...]) -> None:
+def export(program: str, workers: int, out: str, devices: tuple[str, ...], **collectives: Any) -> None:
     """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
     loaded = _load(program)
     from caramel.armodel import ARModel
 
-    armodel = ARModel(loaded.context, workers, device_list=devices or None)
+    armodel = ARModel(loaded.context, workers, device_list=devices or None, **collectives)
     armodel.export(out)
     click.echo(armodel.plan.table())
     click.echo(f"\nexported to {out}: see README.md there")
+
+
+@main.command()
+@click.option("--workers", "numbers", multiple=True, type=int, help="Number of workers; several to predict others.")
+@click.option(
+    "--cluster",
+    type=click.Choice(["in-process", "processes"]),
+    default="processes",
+    show_default=True,
+    help="Virtual devices of this process, or a TensorFlow server process for each worker.",
+)
+@click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
+@click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Also draw the measurements.")
+@click.option("--size", "sizes", multiple=True, metavar="SIZE", help="Bytes of a tensor; default: 64 B to 32 MiB.")
+@click.option("--algorithm", "algorithms", multiple=True, metavar="NAME", help="What to measure; default: all.")
+@click.option("--depth", "depths", multiple=True, type=int, help="Numbers of chunks; default: 1, 2, 4 and 8.")
+@click.option("--rounds", type=int, default=7, show_default=True, help="How often each is timed.")
+@click.option("--link-rate", metavar="RATE", help="Measure nothing: links of this rate, such as 10Gbit/s.")
+@click.option("--latency", type=float, metavar="SECONDS", help="link-rate: time of a message.")
+@click.option("--alpha", type=float, metavar="SECONDS", help="Measure nothing: time of a message.")
+@click.option("--beta", type=float, metavar="S/BYTE", help="With --alpha: time of a byte on a link.")
+@click.option("--gamma", type=float, default=0.0, metavar="S/BYTE", help="With --alpha: time of adding a byte.")
+@click.option("--description", default="", help="Where this is, for the reader of the file.")
+@_reporting_errors
+def netbench(
+    numbers: tuple[int, ...],
+    cluster: str,
+    out: str | None,
+    plot: str | None,
+    sizes: tuple[str, ...],
+    algorithms: tuple[str, ...],
+    depths: tuple[int, ...],
+    rounds: int,
+    link_rate: str | None,
+    latency: float | None,
+    alpha: float | None,
+    beta: float | None,
+    gamma: float,
+    description: str,
+) -> None:
+    """Measure all-reduces on a cluster and fit a model of its network."""
+    from caramel.netmodel.file import save
+    from caramel.netmodel.text import as_text
+
+    if out is None and plot is None:
+        raise click.UsageError("say where to write the model: --out FILE.json")
+    if link_rate is not None or alpha is not None or beta is not None:
+        network = _given_network(link_rate, latency, alpha, beta, gamma)
+    elif not numbers:
+        raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
+    else:
+        from caramel.netbench import Settings, measure_network
+
+        chosen: dict[str, Any] = {"rounds": rounds}
+        if sizes:
+            chosen["sizes"] = tuple(parse_size(s) for s in sizes)
+        if algorithms:
+            chosen["algorithms"] = algorithms
+        if depths:
+            chosen["depths"] = depths
+        where = description or f"{cluster} cluster on {platform.node()}"
+        network = measure_network(_cluster(cluster, None, False), numbers, Settings(**chosen), where)
+    if out is not None:
+        save(network, out)
+    click.echo(as_text(network, numbers))
+    if plot is not None:
+        from caramel.netmodel.plot import save_plot
+
+        save_plot(network, plot)
+    click.echo("\nwritten: " + ", ".join(name for name in (out, plot) if name is not None))
+
+
+def _given_network(
+    link_rate: str | None, latency: float | None, alpha: float | None, beta: float | None, gamma: float
+) -> NetworkModel:
+    from caramel.netmodel.model import MESSAGE_LATENCY_S, NetworkModel
+
+    if link_rate is not None:
+        if alpha is not None or beta is not None:
+            raise click.UsageError("give either --link-rate or --alpha and --beta")
+        return NetworkModel.from_link_rate(parse_rate(link_rate), MESSAGE_LATENCY_S if latency is None else latency)
+    if alpha is None or beta is None:
+        raise click.UsageError("--alpha and --beta belong together")
+    return NetworkModel.from_costs(alpha, beta, gamma)
 
 
 def _load(program: str) -> Program:

@@ -186,7 +186,8 @@ class AllReduceBench:
         active = list(self._targets)
         for done in range(rounds):
             empty.append(self._timed(self._empty))
-            for name in active:
+            first = done % len(active)  # nobody is always the first, or always after the same one
+            for name in [*active[first:], *active[:first]]:
                 steps[name].append(self._timed(self._targets[name][0]))
             on_round(done + 1)
             if prune and done == 1:

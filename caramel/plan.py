@@ -9,7 +9,7 @@ from typing import Any
 
 from caramel.errors import InputError, listed
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Transfer:
         depth: number of chunks in flight at once.
         window: ``"backward"`` (in the step that makes the gradients) or ``"forward"`` (in the next).
         wire: element type of the messages, if another than ``dtype``.
+        predicted_s: seconds that it will take, if a network model was given.
         reason: why it is so.
     """
 
@@ -36,6 +37,7 @@ class Transfer:
     depth: int
     window: str
     wire: str | None
+    predicted_s: float | None
     reason: str
 
 
@@ -50,6 +52,8 @@ class Plan:
         reduction: ``"mean"`` or ``"sum"`` over the workers.
         reduction_reason: what that was concluded from.
         weighted: whether gradients are weighted by each worker's share of the examples.
+        deterministic: whether gradients are added in rank order, so that no decision changes a bit.
+        network: description of the network model, if one was given.
         transfers: in the order in which all workers start them.
         variable_classes: class of each variable.
         notes: assumptions, and options that have no effect.
@@ -61,6 +65,8 @@ class Plan:
     reduction: str
     reduction_reason: str
     weighted: bool
+    deterministic: bool
+    network: str | None
     transfers: tuple[Transfer, ...]
     variable_classes: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
@@ -115,8 +121,9 @@ class Plan:
         """
         for number, transfer in enumerate(self.transfers):
             if gradient in transfer.gradients:
+                wire = f" ({transfer.wire} on the wire)" if transfer.wire else ""
                 return (
-                    f"{gradient}: transfer {number}, {transfer.size_bytes} bytes of {transfer.dtype}, "
+                    f"{gradient}: transfer {number}, {transfer.size_bytes} bytes of {transfer.dtype}{wire}, "
                     f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. {transfer.reason}"
                 )
         names = [g for t in self.transfers for g in t.gradients]
@@ -124,12 +131,14 @@ class Plan:
 
     def table(self) -> str:
         """The plan as text for a terminal."""
-        rows = [("#", "gradients", "dtype", "bytes", "algorithm", "depth", "window")]
+        predicted = any(t.predicted_s is not None for t in self.transfers)
+        rows = [("#", "gradients", "dtype", "bytes", "algorithm", "depth", "window", *(["ms"] if predicted else []))]
         for number, t in enumerate(self.transfers):
             names = ", ".join(t.gradients)
-            rows.append((str(number), names, t.dtype, f"{t.size_bytes:,}", t.algorithm, str(t.depth), t.window))
+            time = [] if t.predicted_s is None else [f"{t.predicted_s * 1e3:.3g}"]
+            rows.append((str(number), names, t.dtype, f"{t.size_bytes:,}", t.algorithm, str(t.depth), t.window, *time))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        right = {0, 3, 5}
+        right = {0, 3, 5, 7}
         lines = [
             "  ".join(
                 cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(row, widths))
@@ -142,6 +151,10 @@ class Plan:
             f"{self.bytes_per_step:,} bytes of gradients per worker and step",
             f"gradients are combined by {self.reduction}: {self.reduction_reason}",
         ]
+        if self.deterministic:
+            head.append("deterministic: gradients are added in rank order")
+        if self.network is not None:
+            head.append(f"network: {self.network}")
         counts: dict[str, int] = {}
         for _, kind in self.variable_classes:
             counts[kind] = counts.get(kind, 0) + 1

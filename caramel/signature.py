@@ -61,6 +61,8 @@ class Signature:
         save_prefix: tensor to feed the path to write to.
         save_steps: tensor to feed the number of steps to, for programs that do not count them.
         save: op that writes a checkpoint.
+        group_leader: the task that must be named as ``experimental.collective_group_leader`` in the
+            configuration of servers and session; empty unless the graph has native all-reduces.
         flush: ops that apply what is postponed; empty if nothing ever is.
         checkpoint_names: key of each variable in a checkpoint.
         evaluation: the declared evaluation, if any.
@@ -81,6 +83,7 @@ class Signature:
     save_prefix: str
     save_steps: str
     save: str
+    group_leader: str
     flush: tuple[str, ...]
     checkpoint_names: tuple[str, ...]
     evaluation: EvaluationSignature | None

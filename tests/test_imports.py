@@ -9,17 +9,19 @@ ROOT = Path(caramel.__file__).parent
 
 # Each module may import only from its own layer's modules listed before it, and from lower layers.
 LAYERS = [
-    ["errors"],
+    ["errors", "units"],
     ["graph.graph", "graph.devices", "graph.ops", "graph.nodes", "graph.verify"],
     ["model", "signature"],
     ["frontend"],
-    ["collectives"],
+    ["collectives.schedule", "collectives.algorithms", "collectives.lower", "collectives.native", "collectives.sparse"],
+    ["netmodel"],
+    ["allreduce"],
     ["plan"],
     ["analyzers"],
     ["modifiers"],
     ["armodel"],
     ["runtime"],
-    ["export"],
+    ["export", "netbench"],
     ["program"],
     ["cli"],
 ]

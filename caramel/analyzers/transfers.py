@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from caramel.model import Model
+from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.plan import Transfer
 
 
-def one_per_gradient(model: Model) -> tuple[Transfer, ...]:
-    """A transfer for each gradient, by shuffle, at depth 1, in the backward window."""
-    return tuple(
-        Transfer(
-            gradients=(gradient.name,),
-            dtype=gradient.dtype,
-            elements=gradient.size,
-            size_bytes=gradient.size_bytes,
-            algorithm="shuffle",
-            depth=1,
-            window="backward",
-            wire=None,
-            reason="Each gradient is all-reduced by itself as soon as it exists on every worker.",
+def one_per_gradient(model: Model, workers: int, options: CollectiveOptions) -> tuple[Transfer, ...]:
+    """A transfer for each gradient, in the backward window.
+
+    Args:
+        model: the single-device step.
+        workers: number of workers.
+        options: how to choose algorithm, depth and wire.
+
+    Raises:
+        InputError: the options do not fit the number of workers or a gradient.
+    """
+    transfers = []
+    for gradient in model.gradients:
+        collective = choose_collective(options, workers, gradient.dtype, gradient.size)
+        transfers.append(
+            Transfer(
+                gradients=(gradient.name,),
+                dtype=gradient.dtype,
+                elements=gradient.size,
+                size_bytes=gradient.size_bytes,
+                algorithm=collective.algorithm,
+                depth=collective.depth,
+                window="backward",
+                wire=options.wire_for(gradient.dtype),
+                predicted_s=collective.predicted_s,
+                reason=f"Each gradient is all-reduced by itself as soon as it exists; {collective.reason}",
+            )
         )
-        for gradient in model.gradients
-    )
+    return tuple(transfers)

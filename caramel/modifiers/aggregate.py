@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from caramel.collectives.algorithms import Schedules
-from caramel.collectives.lower import Emitter, lower
+from caramel.collectives.algorithms import NATIVE, Schedules
+from caramel.collectives.lower import Emitter, Lowered, lower
+from caramel.collectives.native import lower_native
 from caramel.errors import InvariantError
 from caramel.graph import ops
 from caramel.graph.devices import Device
@@ -45,21 +46,39 @@ def aggregate(
         sources = [
             _packed(emitter, rank, [(tensors[rank, g.name], g) for g in gradients]) for rank in range(plan.workers)
         ]
-        lowered = lower(
-            schedules.proved(transfer.algorithm, plan.workers, transfer.elements, transfer.depth, number),
-            prefix=f"caramel/transfer_{number}/reduce",
-            sources=sources,
-            devices=devices,
-            dtype=transfer.dtype,
-            mean=plan.reduction == "mean",
-            wire=transfer.wire,
-        )
+        lowered = _reduced(plan, number, schedules, sources, devices)
         for rank, result in enumerate(lowered.results):
             for gradient, tensor in zip(gradients, _unpacked(emitter, rank, result, gradients)):
                 _redirect(distributed, gradient, rank, tensor, changed)
         nodes = [*emitter.out.nodes, *lowered.nodes]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
+
+
+def _reduced(plan: Plan, number: int, schedules: Schedules, sources: Sequence[str], devices: Sequence[str]) -> Lowered:
+    """The all-reduce of one transfer."""
+    transfer = plan.transfers[number]
+    prefix = f"caramel/transfer_{number}/reduce"
+    mean = plan.reduction == "mean"
+    if transfer.algorithm == NATIVE:
+        return lower_native(
+            prefix=prefix,
+            sources=sources,
+            devices=devices,
+            dtype=transfer.dtype,
+            mean=mean,
+            instance=number + 1,
+            hint="nccl" if all(Device.parse(d).type == "GPU" for d in devices) else "ring",
+        )
+    return lower(
+        schedules.proved(transfer.algorithm, plan.workers, transfer.elements, transfer.depth, number),
+        prefix=prefix,
+        sources=sources,
+        devices=devices,
+        dtype=transfer.dtype,
+        mean=mean,
+        wire=transfer.wire,
+    )
 
 
 def _packed(emitter: Emitter, rank: int, gradients: Sequence[tuple[str, Gradient]]) -> str:

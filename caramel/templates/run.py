@@ -85,6 +85,9 @@ def train(arguments):
     graph, signature = load(in_process=addresses is None)
     config = v1.ConfigProto(allow_soft_placement=True, isolate_session_state=True)
     config.device_count["CPU"] = signature["workers"] if addresses is None else 1
+    if signature["group_leader"]:
+        here = "/job:localhost/replica:0/task:0"
+        config.experimental.collective_group_leader = here if addresses is None else signature["group_leader"]
     target = "" if addresses is None else "grpc://" + addresses[0]
     with np.load(arguments.data) as data:
         feeds, shares = feeds_for(signature, dict(data))
@@ -113,7 +116,9 @@ def serve(arguments):
         signature = json.load(file)
     workers, spec = cluster_spec(signature, arguments.cluster.split(","))
     job, task = workers[arguments.task]
-    server = tf.distribute.Server(spec, job_name=job, task_index=task, protocol="grpc")
+    config = v1.ConfigProto()
+    config.experimental.collective_group_leader = signature["group_leader"]
+    server = tf.distribute.Server(spec, job_name=job, task_index=task, protocol="grpc", config=config)
     print("serving", server.target, flush=True)
     server.join()
 

@@ -102,7 +102,7 @@ def test_every_algorithm_at_awkward_sizes(name, workers):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["shuffle", "chain"])
+@pytest.mark.parametrize("name", ["shuffle", "star", "chain"])
 def test_the_rank_order_fold_in_every_dtype(name, dtype):
     kind = tf.as_dtype(dtype).as_numpy_dtype
     for workers in (2, 3, 5):

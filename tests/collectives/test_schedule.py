@@ -7,16 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caramel.collectives.algorithms import ALGORITHMS, Schedules, chain, core_size, halving_doubling, ring, shuffle
-from caramel.collectives.schedule import Builder, balanced, check, in_chunks
+from caramel.collectives.algorithms import (
+    ALGORITHMS,
+    Schedules,
+    chain,
+    core_size,
+    halving_doubling,
+    ring,
+    shuffle,
+    star,
+)
+from caramel.collectives.schedule import CUT_ELEMENTS, Builder, balanced, check, cuts, in_chunks
 from caramel.errors import InputError, InvariantError
 
 WORKERS = [*range(1, 18), 32, 64]
-IN_ORDER = {"shuffle", "chain"}
+IN_ORDER = {"shuffle", "star", "chain"}
 
 
 def awkward_sizes(workers):
-    return sorted({0, 1, max(workers - 1, 0), workers, 3 * workers, 3 * workers + 1, 1000})
+    return sorted({0, 1, max(workers - 1, 0), workers, 3 * workers, 3 * workers + 1, 1000, 4096 * workers + 65})
 
 
 def run_in_numpy(schedule, arrays):
@@ -42,7 +51,7 @@ def run_in_numpy(schedule, arrays):
 
 
 def shards_of(workers, size):
-    return [length for _, length in balanced(size, workers)]
+    return [length for _, length in cuts(size, workers)]
 
 
 def messages(shards, skipped):
@@ -71,10 +80,37 @@ def test_cost_of_shuffle(workers):
         full = sum(1 for s in shards if s)
         assert proof.sends == tuple(full - (s > 0) + (workers - 1 if s else 0) for s in shards)
         assert proof.rounds == (2 if workers > 1 and size > 0 else 0)
-        if size % workers == 0:
+        if len(set(shards)) == 1:
             assert set(proof.sent_elements) == {2 * (workers - 1) * size // workers}
             if size:
                 assert set(proof.sends) == {2 * (workers - 1)}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_cost_of_star(workers):
+    for size in awkward_sizes(workers):
+        for turn in (0, 1, workers + 1):
+            proof = check(star(workers, size, turn))
+            root = turn % workers
+            expected = [(workers - 1) * size if r == root else size for r in range(workers)]
+            assert list(proof.sent_elements) == (expected if workers > 1 else [0])
+            if size and workers > 1:
+                assert list(proof.sends) == [workers - 1 if r == root else 1 for r in range(workers)]
+                assert proof.rounds == 2
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5, 8])
+@pytest.mark.parametrize("name", ["shuffle", "star"])
+def test_turns_share_uneven_work(name, workers):
+    """One element per transfer: over N turns every rank has sent equally much."""
+    total = np.zeros(workers, int)
+    for turn in range(workers):
+        proof = check(ALGORITHMS[name](workers, 1, turn))
+        assert proof.is_rank_order_fold
+        total += proof.sent_elements
+    assert set(total) == {2 * (workers - 1)}
+    chunks = check(in_chunks(ALGORITHMS[name], workers, workers, workers))  # a chunk of one element on each root
+    assert set(chunks.sent_elements) == {2 * (workers - 1)}
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -88,7 +124,7 @@ def test_cost_of_ring(workers):
         full = sum(1 for s in shards if s)
         assert proof.sends == tuple(2 * full - (a > 0) - (b > 0) if workers > 1 else 0 for a, b in after)
         assert proof.rounds == (2 * (workers - 1) if size > 0 else 0)
-        if size % workers == 0:
+        if len(set(shards)) == 1:
             assert set(proof.sent_elements) == {2 * (workers - 1) * size // workers}
 
 
@@ -106,7 +142,7 @@ def test_cost_of_halving_doubling(workers):
                 first += rank // stride % factor * stride
                 doubled += (factor - 1) * sum(shards[first : first + stride])
             assert proof.sent_elements[rank] == (size - shards[first]) + doubled + extras * shards[first]
-            if size % core == 0:
+            if len(set(shards)) == 1:
                 assert proof.sent_elements[rank] == 2 * (size - size // core) + extras * size // core
         assert proof.sent_elements[core:] == (size,) * extras
         if size >= core:
@@ -142,7 +178,9 @@ def _is_smooth(number):
     return number == 1
 
 
-@given(st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 9), st.integers(0, 50), st.integers(1, 8), st.integers(0, 99))
+@given(
+    st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 9), st.integers(0, 50), st.integers(1, 8), st.integers(0, 99)
+)
 def test_what_is_computed(name, workers, size, depth, seed):
     rng = np.random.default_rng(seed)
     arrays = [rng.normal(size=size).astype(np.float32) for _ in range(workers)]
@@ -165,6 +203,20 @@ def test_balanced_partitions(size, parts):
     assert [start for start, _ in ranges] == [sum(lengths[:n]) for n in range(parts)]
     assert sum(lengths) == size
     assert max(lengths) - min(lengths) <= 1
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40))
+def test_cuts_are_balanced_and_aligned(size, parts):
+    ranges = cuts(size, parts)
+    lengths = [length for _, length in ranges]
+    assert [start for start, _ in ranges] == [sum(lengths[:n]) for n in range(parts)]
+    assert sum(lengths) == size
+    if size // parts < 4096:
+        assert ranges == balanced(size, parts)
+    else:
+        assert max(lengths) - min(lengths) <= 2 * CUT_ELEMENTS
+        assert max(lengths) / (size / parts) < 1.02
+        assert all(start % CUT_ELEMENTS == 0 for start, _ in ranges)
 
 
 # -- the checker finds what is wrong -------------------------------------------------------------
@@ -232,8 +284,8 @@ def test_bad_arguments(name, workers, size):
 def test_bad_depth_and_algorithm():
     with pytest.raises(InputError, match="depth of a collective must be at least 1, got 0"):
         Schedules().proved("ring", 2, 5, 0)
-    with pytest.raises(InputError, match="no all-reduce algorithm 'star'; there are shuffle, ring"):
-        Schedules().proved("star", 2, 5, 1)
+    with pytest.raises(InputError, match="no all-reduce algorithm 'tree'; there are shuffle, star, ring"):
+        Schedules().proved("tree", 2, 5, 1)
 
 
 def test_schedules_are_made_once():

@@ -13,7 +13,12 @@ LIGHT = [
     "caramel.graph.graph",
     "caramel.graph.devices",
     "caramel.collectives.schedule",
-    "caramel.collectives.shuffle",
+    "caramel.collectives.algorithms",
+    "caramel.netmodel.file",
+    "caramel.netmodel.choice",
+    "caramel.netmodel.plot",
+    "caramel.netmodel.text",
+    "caramel.units",
     "caramel.analyzers.transfers",
     "caramel.cli",
     "caramel.program",
@@ -49,7 +54,9 @@ def test_an_unknown_name_is_an_attribute_error(python):
     assert "AttributeError: module 'caramel' has no attribute 'Capture'" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["export", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], ["run", "--help"], ["export", "--help"], ["netbench", "--help"], ["--version"]]
+)
 def test_help_is_quick(command, arguments):
     command(*arguments)  # reads the files from disk once
     times = []
@@ -62,7 +69,7 @@ def test_help_is_quick(command, arguments):
     assert min(times) < HELP_LIMIT_S
 
 
-@pytest.mark.parametrize("arguments", ["--help", "run --help", "export --help", "--version"])
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "export --help", "netbench --help", "--version"])
 def test_help_needs_no_tensorflow(python, arguments):
     code = f"""
 import sys

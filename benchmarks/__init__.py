@@ -1,0 +1,1 @@
+"""Measurements of Caramel, and what they are made on."""

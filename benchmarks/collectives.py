@@ -1,0 +1,256 @@
+"""``python -m benchmarks.collectives``: this library's all-reduces against TensorFlow's.
+
+For each number of workers: first the network is measured as `caramel netbench` does, and a model
+fitted; then, in rounds of their own, what the model chooses is timed in turn with TensorFlow's in-graph
+all-reduces and MultiWorkerMirroredStrategy's ring.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.peers import MirroredWorkers, tensorflow_builds
+from benchmarks.statistics import Ratio, geometric_mean, paired_ratio
+from benchmarks.testbed import Testbed
+from caramel.errors import CaramelError, ClusterError
+from caramel.netmodel.model import NetworkModel
+from caramel.runtime.isolation import enter_network_namespace
+from caramel.runtime.progress import progress_over
+from caramel.units import format_size, parse_rate, parse_size
+
+OURS = "caramel"
+MIRRORED = "mwms_ring"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the results."""
+
+    workers: int
+    bytes: int
+    contender: str
+    algorithm: str
+    depth: int
+    time_s: float
+    limit_s: float | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All contenders at one size on one number of workers."""
+
+    workers: int
+    size_bytes: int
+    algorithm: str
+    depth: int
+    limit_s: float | None
+    times: dict[str, list[float]]
+
+    def rows(self) -> list[Row]:
+        """The medians."""
+        found = []
+        for name, times in self.times.items():
+            algorithm, depth = (self.algorithm, self.depth) if name == OURS else (name, 1)
+            time_s = statistics.median(times)
+            found.append(Row(self.workers, self.size_bytes, name, algorithm, depth, time_s, self.limit_s))
+        return found
+
+    def best_peer(self) -> str:
+        """The TensorFlow contender with the least median."""
+        peers = [name for name in self.times if name != OURS]
+        return min(peers, key=lambda name: statistics.median(self.times[name]))
+
+    def ratio(self) -> Ratio:
+        """Ours over the best peer's."""
+        return paired_ratio(self.times[OURS], self.times[self.best_peer()])
+
+
+def measure(
+    workers: int, sizes: Sequence[int], rounds: int, network: NetworkModel, testbed: Testbed | None, show: Any
+) -> list[Cell]:
+    """Time all contenders at all sizes."""
+    from caramel.collectives.algorithms import Schedules
+    from caramel.netbench import AllReduceBench, build_for, repetitions
+
+    limit = None
+    if testbed is not None and testbed.rate_bytes_per_s is not None:
+        rate = testbed.measure_rate_bytes_per_s()
+        limit = 2 * (workers - 1) / workers / rate
+    schedules, cells = Schedules(), []
+    with ExitStack() as stack:
+        bench = stack.enter_context(AllReduceBench(cluster(workers, testbed), workers, uses_native=True))
+        mirrored = stack.enter_context(MirroredWorkers(workers, testbed))
+        for position, size in enumerate(sizes):
+            choice = network.choose(size, workers)
+            builds: dict[str, Any] = {OURS: build_for(schedules, bench, choice.algorithm, choice.depth, size)}
+            builds.update(tensorflow_builds(bench.devices, size // 4))
+            bench.load(size, builds)
+            repeats = repetitions(size)
+            mirrored.load(size, repeats)
+            theirs: list[float] = []
+            empty: list[float] = []
+
+            def after_round(done: int, position: int = position, size: int = size) -> None:
+                empty.append(mirrored.empty_s())  # noqa: B023 - called before the next size
+                theirs.append(mirrored.step_s())  # noqa: B023
+                show(position * rounds + done, f"{workers} workers, {format_size(size)}")
+
+            times = bench.measure(rounds, after_round, prune=False)
+            base = statistics.median(empty)
+            times[MIRRORED] = [max(t - base, 1e-3 * t) / repeats for t in theirs]
+            bench.unload()
+            limit_s = None if limit is None else limit * size
+            cells.append(Cell(workers, size, choice.algorithm, choice.depth, limit_s, times))
+    return cells
+
+
+def cluster(workers: int, testbed: Testbed | None) -> Any:
+    """Server processes: on this machine's loopback device, or one on each host of a testbed."""
+    from caramel.runtime.cluster import Host, LocalProcesses
+
+    if testbed is None:
+        return LocalProcesses()
+    return LocalProcesses(hosts=tuple(Host(h.namespace, h.address) for h in testbed.hosts[:workers]))
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """Medians in ms, ratio to the best peer with its interval, share of the limit."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.times))
+    head = [
+        "workers",
+        "size",
+        "choice",
+        *(f"{n} [ms]" for n in names),
+        "best peer",
+        "ratio",
+        "95 % interval",
+        "of limit",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for cell in cells:
+        ratio = cell.ratio()
+        medians = [f"{statistics.median(cell.times[n]) * 1e3:.3f}" if n in cell.times else "-" for n in names]
+        share = "-" if cell.limit_s is None else f"{cell.limit_s / statistics.median(cell.times[OURS]):.1%}"
+        choice = f"{cell.algorithm} {cell.depth}"
+        interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
+        fields = [str(cell.workers), format_size(cell.size_bytes), choice, *medians, cell.best_peer()]
+        lines.append("| " + " | ".join([*fields, f"{ratio.median:.2f}", interval, share]) + " |")
+    lines.append("")
+    for workers in dict.fromkeys(c.workers for c in cells):
+        ratios = [c.ratio() for c in cells if c.workers == workers]
+        mean = geometric_mean([r.median for r in ratios])
+        worst = max(r.low for r in ratios)
+        lines.append(
+            f"{workers} workers: {mean:.2f} of the best peer's time (geometric mean over sizes); "
+            f"worst lower bound of a ratio {worst:.2f}"
+        )
+    return "\n".join(lines)
+
+
+def plot(cells: Sequence[Cell], path: str) -> None:
+    """Time over size, one panel for each number of workers."""
+    from matplotlib.figure import Figure
+
+    numbers = list(dict.fromkeys(c.workers for c in cells))
+    figure = Figure(figsize=(5.6 * len(numbers), 4.6), layout="constrained")
+    panels = figure.subplots(1, len(numbers), squeeze=False)[0]
+    for panel, workers in zip(panels, numbers):
+        chosen = [c for c in cells if c.workers == workers]
+        for name in dict.fromkeys(n for c in chosen for n in c.times):
+            points = [(c.size_bytes, statistics.median(c.times[name]) * 1e3) for c in chosen if name in c.times]
+            style: dict[str, Any] = {"linewidth": 2.5, "color": "black"} if name == OURS else {"linewidth": 1.2}
+            panel.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
+        limits = [(c.size_bytes, c.limit_s * 1e3) for c in chosen if c.limit_s is not None]
+        if limits:
+            panel.plot(*zip(*limits), "k:", label="limit of the links")
+        panel.set(xscale="log", yscale="log", xlabel="bytes", title=f"{workers} workers")
+        panel.legend()
+    panels[0].set_ylabel("time of one all-reduce [ms]")
+    figure.savefig(path, dpi=110)
+
+
+def write_rows(rows: Sequence[Row], path: str) -> None:
+    """Write the rows as JSON, whole or not at all."""
+    temporary = Path(f"{path}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    temporary.replace(path)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--workers", "numbers", type=int, multiple=True, default=(2, 4, 8), show_default=True)
+@click.option("--size", "sizes", multiple=True, help="Default: 64 B to 32 MiB.")
+@click.option("--rounds", type=int, default=21, show_default=True, help="How often each contender is timed.")
+@click.option("--fit-rounds", type=int, default=7, show_default=True, help="The same for the network model.")
+@click.option("--network", "network_file", metavar="FILE", help="Use this model instead of measuring one.")
+@click.option("--rate", metavar="RATE", help="Run on hosts with links of this rate (needs root), such as 500mbit.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the medians.")
+@click.option("--plot", "plot_file", metavar="FILE.png", help="Draw them.")
+@click.option("--save-network", metavar="FILE", help="Write the network model.")
+def main(numbers: tuple[int, ...], sizes: tuple[str, ...], rate: str | None, **options: Any) -> None:
+    """Compare all-reduces on local server processes, or on hosts with shaped links."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        run(numbers, sizes, rate, **options)
+    except CaramelError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def run(
+    numbers: Sequence[int],
+    sizes: Sequence[str],
+    rate: str | None,
+    rounds: int,
+    fit_rounds: int,
+    network_file: str | None,
+    json_file: str | None,
+    plot_file: str | None,
+    save_network: str | None,
+) -> None:
+    """Measure and report."""
+    with ExitStack() as stack:
+        testbed = None
+        if rate is not None:
+            testbed = stack.enter_context(Testbed(max(numbers), parse_rate(rate)))
+        elif (refused := enter_network_namespace()) is not None:
+            # The peers' servers, like all of TensorFlow's, would be open to the network.
+            raise ClusterError(f"the benchmark needs a network namespace of its own: {refused}")
+        from caramel.netbench import DEFAULT_SIZES, Settings, measure_network
+        from caramel.netmodel.file import load, save
+
+        wanted = tuple(sorted(parse_size(s) for s in sizes)) or DEFAULT_SIZES
+        networks: list[NetworkModel] = []
+        cells: list[Cell] = []
+        for workers in numbers:
+            if network_file is not None:
+                network = load(network_file)
+            else:
+                network = measure_network(cluster(workers, testbed), [workers], Settings(rounds=fit_rounds))
+                networks.append(network)
+            with progress_over(len(wanted) * rounds) as show:
+                found = measure(workers, wanted, rounds, network, testbed, show)
+            click.echo(table(found) + "\n")
+            cells += found
+            if json_file is not None:
+                write_rows([row for cell in cells for row in cell.rows()], json_file)
+        if len(numbers) > 1:
+            click.echo(table(cells))
+        if plot_file is not None:
+            plot(cells, plot_file)
+        if save_network is not None and networks:
+            curves = tuple(curve for network in networks for curve in network.curves)
+            gamma = min(network.gamma_s_per_byte for network in networks)
+            save(NetworkModel(f"benchmark, links of {rate or 'the loopback device'}", curves, gamma), save_network)
+
+
+if __name__ == "__main__":
+    sys.exit(main(prog_name="python -m benchmarks.collectives"))

@@ -1,0 +1,187 @@
+"""All-reduce as a function on the tensors of a graph under construction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.collectives.algorithms import NATIVE, Schedules
+from caramel.collectives.lower import Lowered, lower
+from caramel.collectives.native import lower_native
+from caramel.collectives.sparse import lower_all_gather
+from caramel.errors import InputError
+from caramel.netmodel.choice import REDUCED_DTYPES, CollectiveOptions, choose_collective
+from caramel.netmodel.model import NetworkModel
+
+_FIRST_INSTANCE = 2**20
+"""Instance numbers from here on are this function's; those below are transfers of a plan."""
+
+
+def all_reduce(
+    tensors: Sequence[Any],
+    *,
+    algorithm: str | None = None,
+    depth: int | None = None,
+    reduction: str = "mean",
+    weights: Sequence[Any] | None = None,
+    wire: str | None = None,
+    deterministic: bool = False,
+    network: NetworkModel | None = None,
+    devices: Sequence[str] | None = None,
+    name: str = "all_reduce",
+) -> list[Any]:
+    """Reduce the tensors of all workers, one per worker, to one value that each worker gets.
+
+    Args:
+        tensors: for each rank a tf.Tensor of a tf.Graph, all with one static shape and dtype, or a
+            tf.IndexedSlices: those are gathered, not made dense.
+        algorithm: ``"shuffle"``, ``"star"``, ``"ring"``, ``"halving_doubling"``, ``"chain"`` or
+            ``"native"``; default: what ``network`` says is fastest, or a shuffle.
+        depth: number of chunks that travel in a pipeline, at least 1; default: as ``algorithm``.
+        reduction: ``"mean"`` or ``"sum"``.
+        weights: for each rank a number or scalar tensor that its tensor is multiplied with first; for
+            a weighted mean of uneven batches N b_r / B.
+        wire: ``"bfloat16"`` or ``"float16"`` to send rounded values; `docs/algorithms.md` has the bound.
+        deterministic: add in rank order, so that the bits do not depend on anything else.
+        network: the network model to choose by.
+        devices: the device of each rank; default: that of its tensor.
+        name: scope of the new ops.
+
+    Returns:
+        The reduced tensor (or IndexedSlices) of each rank, on its device.
+
+    Raises:
+        InputError: tensors that do not fit together, or an option that does not exist or fit.
+    """
+    if not tensors:
+        raise InputError("an all-reduce needs at least one tensor")
+    sparse = [isinstance(t, tf.IndexedSlices) for t in tensors]
+    if any(sparse) and not all(sparse):
+        raise InputError(
+            f"rank {sparse.index(not sparse[0])} has a {'dense' if sparse[0] else 'sparse'} tensor, rank 0 has not: "
+            "convert them to one kind"
+        )
+    values = [t.values for t in tensors] if sparse[0] else list(tensors)
+    if reduction not in ("mean", "sum"):
+        raise InputError(f"the reduction must be 'mean' or 'sum', got {reduction!r}")
+    options = CollectiveOptions(algorithm, depth, deterministic, wire, network)
+    dtype = _common_dtype(values)
+    if reduction == "mean" and values[0].dtype.is_integer:
+        raise InputError(f"the mean of {dtype} tensors is no {dtype}: use reduction='sum', or cast them")
+    places = _devices(values, devices)
+    values = _weighted(values, weights, places)
+    if sparse[0]:
+        return _gathered(tensors, values, places, dtype, reduction == "mean", options.wire_for(dtype), name)
+    shape = _common_shape(values)
+    chosen = choose_collective(options, len(values), dtype, shape.num_elements())
+    graph = values[0].graph
+    prefix = graph.unique_name(name)
+    flat = [_on(place, tf.reshape, value, [-1]) for place, value in zip(places, values)]
+    common: dict[str, Any] = {
+        "prefix": prefix,
+        "sources": [f"source_{rank}" for rank in range(len(flat))],
+        "devices": places,
+        "dtype": dtype,
+        "mean": reduction == "mean" and len(flat) > 1,
+    }
+    if chosen.algorithm == NATIVE:
+        others = sum(op.type == "CollectiveReduceV2" for op in graph.get_operations())
+        lowered = lower_native(**common, instance=_FIRST_INSTANCE + others)
+    else:
+        schedule = Schedules().proved(chosen.algorithm, len(flat), shape.num_elements(), chosen.depth)
+        lowered = lower(schedule, **common, wire=options.wire_for(dtype))
+    results = _imported(graph, lowered, dict(zip(common["sources"], flat)), lowered.results)
+    return [_on(place, tf.reshape, result, shape) for place, result in zip(places, results)]
+
+
+def _on(device: str, function: Any, *args: Any) -> Any:
+    with tf.device(device):
+        return function(*args)
+
+
+def _common_dtype(values: Sequence[Any]) -> str:
+    for rank, value in enumerate(values):
+        if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
+            raise InputError(
+                f"rank {rank} has {type(value).__name__}, not a tensor of a graph: build the all-reduce inside a "
+                "tf.Graph or tf.function"
+            )
+        if value.dtype != values[0].dtype:
+            raise InputError(
+                f"rank {rank} has dtype {value.dtype.name}, rank 0 has {values[0].dtype.name}: cast them to one dtype"
+            )
+    dtype = values[0].dtype.name
+    if dtype not in REDUCED_DTYPES:
+        raise InputError(f"tensors of {dtype} cannot be reduced; possible are {', '.join(REDUCED_DTYPES)}")
+    return dtype
+
+
+def _common_shape(values: Sequence[Any]) -> tf.TensorShape:
+    shape = values[0].shape
+    for rank, value in enumerate(values):
+        if not value.shape.is_fully_defined():
+            raise InputError(f"rank {rank} has the unknown shape {value.shape}: set a static shape (tf.ensure_shape)")
+        if value.shape != shape:
+            raise InputError(f"rank {rank} has shape {value.shape}, rank 0 has {shape}: they must be equal")
+    return shape
+
+
+def _devices(values: Sequence[Any], devices: Sequence[str] | None) -> list[str]:
+    if devices is not None:
+        if len(devices) != len(values):
+            raise InputError(f"there are {len(devices)} devices for {len(values)} tensors: give one for each")
+        return list(devices)
+    for rank, value in enumerate(values):
+        if not value.device:
+            raise InputError(f"the tensor of rank {rank} is on no device: make it under tf.device, or give devices=")
+    return [value.device for value in values]
+
+
+def _weighted(values: Sequence[Any], weights: Sequence[Any] | None, devices: Sequence[str]) -> list[Any]:
+    if weights is None:
+        return list(values)
+    if len(weights) != len(values):
+        raise InputError(f"there are {len(weights)} weights for {len(values)} tensors: give one for each")
+    return [_on(d, tf.multiply, v, tf.cast(w, v.dtype)) for v, w, d in zip(values, weights, devices)]
+
+
+def _gathered(
+    slices: Sequence[Any],
+    values: Sequence[Any],
+    devices: Sequence[str],
+    dtype: str,
+    mean: bool,
+    wire: str | None,
+    name: str,
+) -> list[Any]:
+    for rank, one in enumerate(slices):
+        if one.indices.dtype != slices[0].indices.dtype or not one.values.shape[1:].is_compatible_with(
+            slices[0].values.shape[1:]
+        ):
+            raise InputError(f"the slices of rank {rank} do not fit those of rank 0: {one} and {slices[0]}")
+    graph = values[0].graph
+    ranks = range(len(values))
+    sources = {f"values_{r}": values[r] for r in ranks} | {f"indices_{r}": slices[r].indices for r in ranks}
+    lowered = lower_all_gather(
+        prefix=graph.unique_name(name),
+        values=[f"values_{r}" for r in ranks],
+        indices=[f"indices_{r}" for r in ranks],
+        devices=devices,
+        dtype=dtype,
+        index_dtype=slices[0].indices.dtype.name,
+        mean=mean,
+        wire=wire,
+    )
+    found = _imported(graph, lowered, sources, [*lowered.values, *lowered.indices])
+    return [tf.IndexedSlices(found[r], found[len(values) + r], slices[0].dense_shape) for r in ranks]
+
+
+def _imported(graph: Any, lowered: Lowered | Any, sources: dict[str, Any], wanted: Sequence[str]) -> list[Any]:
+    """Add the nodes to the graph; tensors of the wanted names."""
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.extend(made for made, _ in lowered.nodes)
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None):
+        tf.import_graph_def(graph_def, input_map={f"{k}:0": v for k, v in sources.items()}, name="")
+    return [graph.get_tensor_by_name(f"{text}:0") for text in wanted]

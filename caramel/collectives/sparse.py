@@ -1,0 +1,76 @@
+"""Sparse gradients: everybody gets everybody's indices and values; nothing is made dense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caramel.collectives.lower import Emitter
+from caramel.graph.graph import NodeDef
+from caramel.graph.nodes import dtype_attribute
+
+
+@dataclass(frozen=True)
+class LoweredGather:
+    """Nodes of an all-gather.
+
+    Attributes:
+        nodes: each with the rank whose device it is on.
+        values: for each rank the tensor with the values of all ranks, one after the other.
+        indices: the same for the indices.
+    """
+
+    nodes: tuple[tuple[NodeDef, int], ...]
+    values: tuple[str, ...]
+    indices: tuple[str, ...]
+
+
+def lower_all_gather(
+    *,
+    prefix: str,
+    values: Sequence[str],
+    indices: Sequence[str],
+    devices: Sequence[str],
+    dtype: str,
+    index_dtype: str,
+    mean: bool,
+    wire: str | None = None,
+) -> LoweredGather:
+    """Emit an all-gather of the slices of a sparse gradient, in rank order.
+
+    Adding up the gathered slices, index by index, gives the sum over the ranks (or the mean: the values
+    are divided where they are made). How many slices a rank has may differ from rank to rank and from
+    step to step. Each rank sends its values and its indices to N - 1 others: 1 round.
+
+    Args:
+        prefix: scope of the new nodes.
+        values: of each rank, shape [slices, ...].
+        indices: of each rank, shape [slices].
+        devices: the device of each rank.
+        dtype: element type of the values.
+        index_dtype: ``"int32"`` or ``"int64"``.
+        mean: whether to divide by the number of ranks.
+        wire: element type of the values in messages, if another one; all ranks go on with the
+            rounded values.
+
+    Source:
+        The direct all-gather; Caramel leaves sparse gradients out.
+    """
+    emitter = Emitter(prefix, devices, dtype)
+    workers = len(values)
+    if workers == 1:
+        made = [emitter.identity(0, "values_0", values[0]), emitter.identity(0, "indices_0", indices[0], index_dtype)]
+        return LoweredGather(tuple(emitter.out.nodes), (made[0],), (made[1],))
+    narrow = None if wire == dtype else wire
+    sent = []
+    for rank, tensor in enumerate(values):
+        if mean:
+            inputs = [tensor, emitter.divisor(rank, workers)]
+            tensor = emitter.add(rank, f"share_{rank}", "RealDiv", inputs, T=dtype_attribute(dtype))
+        sent.append(tensor if narrow is None else emitter.cast(rank, f"send_{rank}", tensor, narrow, dtype))
+    gathered, places = [], []
+    for rank in range(workers):
+        joined = emitter.concat(rank, f"values_{rank}", sent, narrow)
+        gathered.append(joined if narrow is None else emitter.cast(rank, f"received_{rank}", joined, dtype, narrow))
+        places.append(emitter.concat(rank, f"indices_{rank}", indices, index_dtype))
+    return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(places))

@@ -1,0 +1,163 @@
+"""What the user may ask of the collectives, and the choice for one transfer."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from caramel.collectives.algorithms import ALGORITHMS, NATIVE, NATIVE_DTYPES
+from caramel.collectives.schedule import check
+from caramel.errors import InputError
+from caramel.netmodel.model import NetworkModel
+
+ITEM_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes per element of what TensorFlow's AddV2 adds on a CPU."""
+
+REDUCED_DTYPES = tuple(ITEM_BYTES)
+WIRE_DTYPES = ("bfloat16", "float16")
+_NARROWED = ("float32", "float64")
+DEFAULT_ALGORITHM = "shuffle"
+
+
+@lru_cache
+def is_in_rank_order(algorithm: str, workers: int) -> bool:
+    """Whether the symbolic sums of an algorithm are the rank-order left fold, at any size.
+
+    Proved on a tensor of some elements for each rank; all shards are alike.
+    """
+    if algorithm == NATIVE:
+        return False
+    return check(ALGORITHMS[algorithm](workers, 3 * workers + 1)).is_rank_order_fold
+
+
+@dataclass(frozen=True)
+class CollectiveOptions:
+    """What the caller asked for.
+
+    Attributes:
+        algorithm: one for all transfers; None to choose.
+        depth: one for all transfers; None to choose.
+        deterministic: admit only algorithms that add in rank order.
+        wire: element type of messages; None to send values as they are.
+        network: the model to choose by, if any.
+    """
+
+    algorithm: str | None = None
+    depth: int | None = None
+    deterministic: bool = False
+    wire: str | None = None
+    network: NetworkModel | None = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm is not None and self.algorithm not in (*ALGORITHMS, NATIVE):
+            there = ", ".join((*ALGORITHMS, NATIVE))
+            raise InputError(f"there is no all-reduce algorithm {self.algorithm!r}; there are {there}")
+        if self.depth is not None:
+            object.__setattr__(self, "depth", _whole_depth(self.depth))
+        if self.wire is not None and self.wire not in WIRE_DTYPES:
+            raise InputError(f"the wire can have {' or '.join(WIRE_DTYPES)}, got {self.wire!r}")
+        if self.wire is not None and self.deterministic:
+            raise InputError(
+                "deterministic=True and wire= exclude each other: which values are rounded depends on how the tensor "
+                "is cut"
+            )
+        if self.algorithm == NATIVE and self.wire is not None:
+            raise InputError("the native all-reduce sends values as they are: leave out wire=, or the algorithm")
+        if self.algorithm == NATIVE and self.depth not in (None, 1):
+            raise InputError("the native all-reduce is not cut in chunks: leave out the depth, or the algorithm")
+
+    def check_workers(self, workers: int) -> None:
+        """Check what depends on the number of workers.
+
+        Raises:
+            InputError: an algorithm that does not add in rank order, in deterministic mode; or a network
+                model that was not measured for so many workers.
+        """
+        if self.deterministic and self.algorithm is not None and not is_in_rank_order(self.algorithm, workers):
+            ordered = ", ".join(name for name in ALGORITHMS if is_in_rank_order(name, workers))
+            raise InputError(
+                f"{self.algorithm} does not add the workers' gradients in rank order, so its bits depend on how the "
+                f"tensor is cut: with deterministic=True use one of {ordered}"
+            )
+        if self.network is not None:
+            self.network.require(workers)
+
+    def wire_for(self, dtype: str) -> str | None:
+        """Element type of the messages for tensors of a dtype, if another one."""
+        return self.wire if dtype in _NARROWED else None
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The decision for one transfer.
+
+    Attributes:
+        algorithm: the collective.
+        depth: number of chunks.
+        reason: why.
+        predicted_s: seconds, if a network model was there.
+    """
+
+    algorithm: str
+    depth: int
+    reason: str
+    predicted_s: float | None = None
+
+
+def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elements: int) -> Collective:
+    """Decide about one transfer.
+
+    Args:
+        options: what was asked for.
+        workers: number of workers.
+        dtype: element type.
+        elements: how many.
+
+    Raises:
+        InputError: the options do not fit the number of workers or the dtype.
+    """
+    options.check_workers(workers)
+    allowed = [name for name in (*ALGORITHMS, NATIVE) if _is_allowed(name, options, workers, dtype)]
+    if options.algorithm is not None:
+        if options.algorithm not in allowed:
+            raise InputError(
+                f"the {options.algorithm} all-reduce cannot reduce {dtype}, only {', '.join(NATIVE_DTYPES)}"
+            )
+        allowed = [options.algorithm]
+    if options.network is None or workers == 1:
+        algorithm = options.algorithm or DEFAULT_ALGORITHM
+        why = "as asked for" if options.algorithm else "no network model was given"
+        return Collective(algorithm, options.depth or 1, f"{algorithm}: {why}.")
+    wire = options.wire_for(dtype)
+    size_bytes = elements * ITEM_BYTES[wire or dtype]
+    choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=options.depth)
+    return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s)
+
+
+def _is_allowed(name: str, options: CollectiveOptions, workers: int, dtype: str) -> bool:
+    if name == NATIVE and (options.wire_for(dtype) is not None or dtype not in NATIVE_DTYPES):
+        return False
+    return not options.deterministic or is_in_rank_order(name, workers)
+
+
+def _whole_depth(depth: object) -> int:
+    try:
+        number = 0 if isinstance(depth, bool) else operator.index(depth)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise InputError(f"the depth of a collective must be a whole number of at least 1, got {depth!r}")
+    return number
