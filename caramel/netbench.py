@@ -367,23 +367,31 @@ def measure_network(
     return NetworkModel(description or "measured", tuple(curves), min(gammas))
 
 
+def _is_hopeless(ratios: Sequence[float]) -> bool:
+    """Whether something has been far behind the fastest at two sizes, and fell further behind."""
+    return len(ratios) >= 2 and min(ratios[-2:]) > _HOPELESS and ratios[-1] >= ratios[-2]
+
+
 def _measure(
     cluster: Cluster, workers: int, settings: Settings, tell: Callable[[int, str], None]
 ) -> tuple[list[Curve], float]:
     samples: dict[tuple[str, int], list[Sample]] = {}
+    slowness: dict[tuple[str, int], list[float]] = {choice: [] for choice in settings.choices()}
     schedules = Schedules()
-    choices = settings.choices()
     with AllReduceBench(cluster, workers, settings.timeout_s, NATIVE in settings.algorithms) as bench:
         for position, size in enumerate(sorted(set(settings.sizes))):
-            done = position * settings.rounds
+            choices = [choice for choice, ratios in slowness.items() if not _is_hopeless(ratios)]
             bench.load(size, {f"{a}_{d}": build_for(schedules, bench, a, d, size) for a, d in choices})
-            times = bench.measure(
-                settings.rounds,
-                lambda n, size=size, done=done: tell(done + n, f"{workers} workers, {size} bytes"),  # type: ignore[misc]
-            )
-            for algorithm, depth in choices:
-                sample = Sample(size, statistics.median(times[f"{algorithm}_{depth}"]))
-                samples.setdefault((algorithm, depth), []).append(sample)
+
+            def on_round(n: int, position: int = position, size: int = size) -> None:
+                tell(position * settings.rounds + n, f"{workers} workers, {size} bytes")
+
+            times = {
+                c: statistics.median(t) for c, t in zip(choices, bench.measure(settings.rounds, on_round).values())
+            }
+            for choice in choices:
+                samples.setdefault(choice, []).append(Sample(size, times[choice]))
+                slowness[choice].append(times[choice] / min(times.values()))
             bench.unload()
         gamma = bench.additions_s_per_byte()
     return [Curve.fitted(workers, a, d, found) for (a, d), found in samples.items()], gamma

@@ -19,12 +19,13 @@ def parse_rate(text: str) -> float:
     Raises:
         InputError: it cannot be read, or is not positive and finite.
     """
+    # A lower-case b could mean bits or bytes, so it is neither.
     match = re.fullmatch(
-        r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]i?)?(bits?|bps|B|bytes?)(?:/s|ps)?\s*", text, re.IGNORECASE
+        r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*((?i:[kmgt]i?))?((?i:bits?|bps|bytes?)|B)((?i:/s|ps))?\s*", text
     )
     if match is None:
         raise InputError(f"cannot read the rate {text!r}: write it like 500mbit, 10Gbit/s or 62.5MB/s")
-    number, prefix, unit = match.groups()
+    number, prefix, unit, _ = match.groups()
     rate = (
         _number(number, text)
         * _PREFIXES[(prefix or "").lower()]

@@ -23,9 +23,13 @@ _LEAST_BURST_BYTES = 16 * 1024
 _PACKET_BYTES = 1514
 """An Ethernet frame as the filter counts it; tbf drops whatever is longer than its burst."""
 
-_QUEUE_S = 50e-3
+_QUEUE_S = 5e-3
 _LEAST_QUEUE_BYTES = 256 * 1024
-"""The queue of a link: deep enough that one stream loses nothing, bounded so that many slow one another down."""
+"""The queue of a link, about that of a switch's port. With 50 ms, streams that meet share a link less evenly (three
+into one 500 Mbit/s host: 51, 40 and 5 % instead of 24, 31 and 40 %)."""
+
+_LONGEST_PACKET_BYTES = 65536
+"""The kernel hands TCP segments to a device in such bundles, unless told to make them shorter."""
 
 
 def checked_rate(rate_bytes_per_s: float) -> float:
@@ -71,6 +75,16 @@ def shape(rate_bytes_per_s: float, burst_bytes: int | None = None) -> Shape:
     elif burst_bytes < _PACKET_BYTES:
         raise InputError(f"a burst of {burst_bytes} bytes lets no packet through: at least {_PACKET_BYTES} are needed")
     return Shape(rate, burst_bytes, max(math.ceil(rate * _QUEUE_S), _LEAST_QUEUE_BYTES, burst_bytes))
+
+
+def packet_command(interface: str, wanted: Shape | None) -> list[str]:
+    """The command that limits the bundles of segments which an interface is handed.
+
+    The filter takes bundles that are longer than its burst apart, packet by packet, on the processor: at 500 Mbit/s
+    that costs four hosts in a ring two whole cores, and the rate (37 to 72 % of it instead of 95 %).
+    """
+    longest = _LONGEST_PACKET_BYTES if wanted is None else min(wanted.burst_bytes * 3 // 4, _LONGEST_PACKET_BYTES)
+    return ["ip", "link", "set", "dev", interface, "gso_max_size", str(max(longest, 2 * _PACKET_BYTES))]
 
 
 def shaping_command(interface: str, wanted: Shape | None) -> list[str]:

@@ -10,7 +10,7 @@ from benchmarks.testbed.commands import check_system
 from benchmarks.testbed.host import INTERFACE, Host
 from benchmarks.testbed.measure import stream_rate_bytes_per_s
 from benchmarks.testbed.namespaces import Namespaces
-from benchmarks.testbed.shaping import Shape, shape, shaping_command
+from benchmarks.testbed.shaping import Shape, packet_command, shape, shaping_command
 from caramel.errors import InputError
 
 MOST_HOSTS = 250
@@ -89,8 +89,9 @@ class Testbed:
 
     def _shape_links(self, wanted: Shape | None) -> None:
         for host in self.hosts:
-            self._namespaces.run_tool(host.rank + 1, *shaping_command(INTERFACE, wanted))
-            self._namespaces.run_tool(_HUB, *shaping_command(host.name, wanted))
+            for index, interface in ((host.rank + 1, INTERFACE), (_HUB, host.name)):
+                self._namespaces.run_tool(index, *packet_command(interface, wanted))
+                self._namespaces.run_tool(index, *shaping_command(interface, wanted))
         self._shape = wanted
 
     @property

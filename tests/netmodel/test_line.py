@@ -217,3 +217,13 @@ def test_a_bend_is_no_jump():
     curve = Curve.fitted(8, "star", 1, [Sample(4**n, 1e-5 * 2**n) for n in range(4, 11)])  # T ~ sqrt(bytes)
     assert not curve.fits and curve.jump is None
     assert "jump" not in curve.warning
+
+
+@pytest.mark.parametrize("times", [(1e-12, 1e9), (1e-300, 1e-299), (1e299, 1e300), (1e-320, 1.0), (1e-9, 1e308)])
+def test_times_far_apart(times):
+    """Absurd, but positive and finite: a line, or a FitError that says so."""
+    try:
+        line = fit_line([Sample(64, times[0]), Sample(2**20, times[1])])
+    except FitError:
+        return
+    assert math.isfinite(line.a_s) and math.isfinite(line.b_s_per_byte)

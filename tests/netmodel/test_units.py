@@ -1,7 +1,7 @@
 """Sizes and rates as people write them, and what is not one."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caramel.errors import InputError
@@ -27,8 +27,28 @@ def test_rates(text, rate):
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "fast", "500", "-1mbit", "+-1mbit", "1..5mbit", ".mbit", "mbit", "0mbit", "0.0GB/s", "nan", "nan mbit"]
-    + ["inf mbit", "1e400mbit", "1e-400mbit", "9" * 400 + "mbit", "1e999999999999mbit", "5 parsec", "1mbit 2mbit"],
+    [
+        "",
+        " ",
+        "fast",
+        "500",
+        "-1mbit",
+        "+-1mbit",
+        "1..5mbit",
+        ".mbit",
+        "mbit",
+        "0mbit",
+        "0.0GB/s",
+        "nan",
+        "nan mbit",
+        "inf mbit",
+        "1e400mbit",
+        "1e-400mbit",
+        "9" * 400 + "mbit",
+        "1e999999999999mbit",
+        "5 parsec",
+        "1mbit 2mbit",
+    ],
 )
 def test_bad_rates(text):
     with pytest.raises(InputError, match="rate|read"):
@@ -37,7 +57,16 @@ def test_bad_rates(text):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("64", 64), ("64B", 64), ("16KiB", 2**14), ("4 MiB", 2**22), ("1GiB", 2**30), ("1.5kB", 1500), ("1MB", 10**6)],
+    [
+        ("0", 0),
+        ("64", 64),
+        ("64B", 64),
+        ("16KiB", 2**14),
+        ("4 MiB", 2**22),
+        ("1GiB", 2**30),
+        ("1.5kB", 1500),
+        ("1MB", 10**6),
+    ],
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
@@ -54,6 +83,11 @@ def test_bad_sizes(text):
 
 
 @given(st.integers(0, 10**12))
+@example(999)
+@example(1000)
+@example(1023)
+@example(1023 * 2**20)
+@example(2**20 - 1)
 def test_sizes_for_people(size):
     """Three digits are shown, and what is shown can be read again."""
     text = format_size(size)
@@ -63,6 +97,10 @@ def test_sizes_for_people(size):
 
 
 @given(st.floats(1e-9, 999))
+@example(999.6e-6)
+@example(0.9996)
+@example(1e-3)
+@example(1.0)
 def test_times_for_people(time):
     text = format_time(time)
     assert "e+" not in text

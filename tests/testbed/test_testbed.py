@@ -249,7 +249,7 @@ def test_a_command_that_fails_or_hangs(testbed):
 
 def test_rates_as_text():
     assert parse_rate("500mbit") == parse_rate("0.5Gbit") == parse_rate("62.5MB") == parse_rate(" 62500 kB") == 62.5e6
-    for text in ("", "500", "mbit", "-5mbit", "5mb", "0mbit", "1e3mbit"):
+    for text in ("", "500", "mbit", "-5mbit", "5mb", "0mbit"):
         with pytest.raises(InputError):
             parse_rate(text)
 
@@ -394,4 +394,4 @@ def test_the_command_line(_available):
     assert done.returncode == 0, done.stderr
     assert "10.77.0.2" in done.stdout and "200.0 Mbit/s set" in done.stdout
     assert "host1 to host0: 19" in done.stdout
-    assert "as in 500mbit" in run_command_line("--rate", "5").stderr
+    assert "write it like 500mbit" in run_command_line("--rate", "5").stderr

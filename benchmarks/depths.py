@@ -1,0 +1,170 @@
+"""``python -m benchmarks.depths``: what cutting a transfer in chunks gains (Caramel, figure 13).
+
+First every depth is timed and the network model fitted; the best fixed depth of each size is chosen
+from these runs. Then, in runs of their own, all fixed depths and the adaptive one are timed in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from benchmarks.collectives import cluster
+from benchmarks.statistics import Ratio, paired_ratio
+from benchmarks.testbed import Testbed
+from caramel.errors import CaramelError
+from caramel.netmodel.model import MEASURED_DEPTHS, NetworkModel
+from caramel.runtime.progress import progress_over
+from caramel.units import format_size, parse_rate, parse_size
+
+SIZES = (64, *(2**k for k in range(12, 24, 2)), 2**24, 2**25, 10**8)
+"""64 B to 100 MB, as in the figure."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One size.
+
+    Attributes:
+        size_bytes: bytes of the tensor.
+        adaptive_depth: what the model chooses.
+        best_depth: the fixed depth that was fastest when the model was fitted.
+        times: seconds of each round by depth; those of the adaptive one by 0.
+    """
+
+    size_bytes: int
+    adaptive_depth: int
+    best_depth: int
+    times: dict[int, list[float]]
+
+    @property
+    def ratio(self) -> Ratio:
+        """Adaptive over the best fixed depth."""
+        return paired_ratio(self.times[0], self.times[self.best_depth])
+
+
+def measure(workers: int, algorithm: str, network: NetworkModel, rounds: int, testbed: Testbed | None) -> list[Cell]:
+    """Time the fixed depths and the adaptive one at every size of the model."""
+    from caramel.collectives.algorithms import Schedules
+    from caramel.netbench import AllReduceBench, build_for
+
+    schedules, cells = Schedules(), []
+    curves = {c.depth: c for c in network.curves if c.workers == workers and c.algorithm == algorithm}
+    sizes = sorted({s.size_bytes for c in curves.values() for s in c.samples})
+    with ExitStack() as stack:
+        bench = stack.enter_context(AllReduceBench(cluster(workers, testbed), workers))
+        show = stack.enter_context(progress_over(len(sizes) * rounds))
+        for position, size in enumerate(sizes):
+            measured = {d: s.time_s for d, c in curves.items() for s in c.samples if s.size_bytes == size}
+            best = min(measured, key=lambda d: measured[d])  # noqa: B023 - used at once
+            adaptive = network.choose(size, workers, allowed=[algorithm]).depth
+            depths = {0: adaptive, **{d: d for d in MEASURED_DEPTHS}}
+            bench.load(size, {f"depth_{k}": build_for(schedules, bench, algorithm, d, size) for k, d in depths.items()})
+            times = bench.measure(
+                rounds,
+                lambda n, position=position, size=size: show(position * rounds + n, format_size(size)),  # type: ignore[misc]
+                prune=False,
+            )
+            bench.unload()
+            cells.append(Cell(size, adaptive, best, {k: times[f"depth_{k}"] for k in depths}))
+    return cells
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """Medians in ms and the ratio of adaptive to the best fixed depth."""
+    head = [
+        "size",
+        *(f"depth {d} [ms]" for d in MEASURED_DEPTHS),
+        "adaptive [ms]",
+        "chosen",
+        "best fixed",
+        "ratio",
+        "95 %",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for cell in cells:
+        medians = [f"{statistics.median(cell.times[d]) * 1e3:.3f}" for d in (*MEASURED_DEPTHS, 0)]
+        ratio = cell.ratio
+        ends = [
+            str(cell.adaptive_depth),
+            str(cell.best_depth),
+            f"{ratio.median:.3f}",
+            f"{ratio.low:.3f} to {ratio.high:.3f}",
+        ]
+        lines.append("| " + " | ".join([format_size(cell.size_bytes), *medians, *ends]) + " |")
+    gains = [1 - statistics.median(c.times[0]) / statistics.median(c.times[1]) for c in cells]
+    lines.append(
+        f"\nmost that adaptive gains over depth 1: {max(gains):.0%}; worst lower bound of a ratio "
+        f"{max(c.ratio.low for c in cells):.3f}"
+    )
+    return "\n".join(lines)
+
+
+def plot(cells: Sequence[Cell], path: str, title: str) -> None:
+    """Time over size, relative to depth 1."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    panel = figure.subplots()
+    base = [statistics.median(c.times[1]) for c in cells]
+    for depth in (*MEASURED_DEPTHS, 0):
+        ratios = [statistics.median(c.times[depth]) / b for c, b in zip(cells, base)]
+        label, style = (f"depth {depth}", "o-") if depth else ("adaptive", "k--")
+        panel.plot([c.size_bytes for c in cells], ratios, style, markersize=3, label=label)
+    panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="time / time at depth 1", title=title)
+    panel.legend()
+    figure.savefig(path, dpi=110)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--workers", type=int, default=4, show_default=True)
+@click.option("--algorithm", default="ring", show_default=True)
+@click.option("--size", "sizes", multiple=True, help="Default: 64 B to 100 MB.")
+@click.option("--rounds", type=int, default=15, show_default=True)
+@click.option("--fit-rounds", type=int, default=9, show_default=True)
+@click.option("--rate", metavar="RATE", help="Run on hosts with links of this rate (needs root), such as 500mbit.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the times.")
+@click.option("--plot", "plot_file", metavar="FILE.png", help="Draw them.")
+def main(
+    workers: int,
+    algorithm: str,
+    sizes: tuple[str, ...],
+    rounds: int,
+    fit_rounds: int,
+    rate: str | None,
+    json_file: str | None,
+    plot_file: str | None,
+) -> None:
+    """Time an all-reduce at fixed depths and at the adaptive one."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        with ExitStack() as stack:
+            testbed = None if rate is None else stack.enter_context(Testbed(workers, parse_rate(rate)))
+            from caramel.netbench import Settings, measure_network
+
+            wanted = tuple(sorted(parse_size(s) for s in sizes)) or SIZES
+            settings = Settings(wanted, (algorithm,), rounds=fit_rounds)
+            network = measure_network(cluster(workers, testbed), [workers], settings)
+            cells = measure(workers, algorithm, network, rounds, testbed)
+    except CaramelError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(table(cells))
+    if json_file is not None:
+        temporary = Path(f"{json_file}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps([asdict(c) for c in cells], indent=1) + "\n")
+        temporary.replace(json_file)
+    if plot_file is not None:
+        where = "loopback" if rate is None else f"links of {rate}"
+        plot(cells, plot_file, f"{algorithm} on {workers} workers, {where}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(prog_name="python -m benchmarks.depths"))

@@ -1,0 +1,169 @@
+"""Options of the collectives, and the choice for one transfer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caramel.collectives.algorithms import ALGORITHMS, NATIVE
+from caramel.errors import InputError
+from caramel.netmodel.choice import CollectiveOptions, choose_collective, is_in_rank_order
+from caramel.netmodel.line import Curve, Sample
+from caramel.netmodel.model import NetworkModel
+
+NAMES = [*ALGORITHMS, NATIVE]
+IN_ORDER = ["shuffle", "star", "chain"]
+
+
+def network(workers=4, **lines):
+    """A model measured in one piece: a in us and b in ns for each algorithm."""
+    sizes = (64, 4096, 2**18, 2**22)
+    return NetworkModel(
+        "a test",
+        tuple(
+            Curve.fitted(workers, name, 1, [Sample(size, a * 1e-6 + b * 1e-9 * size) for size in sizes])
+            for name, (a, b) in lines.items()
+        ),
+    )
+
+
+# Fastest without bound: native, then ring, then halving_doubling; of those in rank order the chain.
+ALL = network(
+    shuffle=(100, 9), star=(100, 8), ring=(100, 2), halving_doubling=(100, 3), chain=(100, 7), native=(100, 1)
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "tree"}, "tree.*shuffle, star, ring, halving_doubling, chain"),
+        ({"algorithm": "Ring"}, "Ring.*shuffle"),
+        ({"algorithm": ""}, "shuffle"),
+        ({"algorithm": 3}, "3"),
+        ({"depth": 0}, "depth.*0"),
+        ({"depth": -1}, "depth.*-1"),
+        ({"depth": 1.5}, r"depth.*1\.5"),
+        ({"depth": True}, "depth.*True"),
+        ({"depth": "2"}, "depth.*2"),
+        ({"depth": [2]}, "depth"),
+        ({"wire": "int8"}, "int8.*float16|float16.*int8"),
+        ({"wire": ""}, "float16"),
+        ({"wire": 16}, "16"),
+        ({"wire": "float16", "deterministic": True}, "wire|float16"),
+        ({"algorithm": NATIVE, "wire": "float16"}, "native"),
+        ({"algorithm": NATIVE, "depth": 2}, "native"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(InputError, match=message):
+        CollectiveOptions(**options)
+
+
+@pytest.mark.parametrize("algorithm", [None, *NAMES])
+def test_good_options(algorithm):
+    CollectiveOptions(algorithm=algorithm, depth=1)
+    CollectiveOptions(algorithm=algorithm, network=ALL)
+    if algorithm != NATIVE:
+        CollectiveOptions(algorithm=algorithm, depth=8, wire="bfloat16")
+        CollectiveOptions(algorithm=algorithm, wire="float16")
+
+
+@pytest.mark.parametrize("workers", [4, 5, 8, 13])
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_deterministic_algorithms(algorithm, workers):
+    options = CollectiveOptions(algorithm=algorithm, deterministic=True)
+    assert algorithm == NATIVE or is_in_rank_order(algorithm, workers) == (algorithm in IN_ORDER)
+    if algorithm in IN_ORDER:
+        options.check_workers(workers)
+        return
+    for check in (options.check_workers, lambda n: choose_collective(options, n, "float32", 1000)):
+        with pytest.raises(InputError, match="shuffle, star(,| and| or) chain"):
+            check(workers)
+
+
+def test_a_network_of_other_workers():
+    options = CollectiveOptions(network=ALL)
+    options.check_workers(4)
+    options.check_workers(1)
+    with pytest.raises(InputError, match=r"\b8\b.*\b4\b|\b4\b.*\b8\b"):
+        options.check_workers(8)
+    CollectiveOptions(network=NetworkModel.from_costs(1e-4, 1e-9)).check_workers(8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int32"])
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"wire": "float16"}])
+def test_without_a_network(options, dtype):
+    for elements in (0, 1, 10**8):
+        found = choose_collective(CollectiveOptions(**options), 4, dtype, elements)
+        assert (found.algorithm, found.depth, found.predicted_s) == ("shuffle", 1, None)
+        assert found.reason
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_was_asked_for_is_taken(algorithm):
+    for model in (None, NetworkModel.from_costs(1e-4, 1e-9)):
+        found = choose_collective(CollectiveOptions(algorithm=algorithm, depth=3, network=model), 4, "float32", 1000)
+        assert (found.algorithm, found.depth) == (algorithm, 3)
+    found = choose_collective(CollectiveOptions(algorithm=algorithm), 4, "float32", 10**6)
+    assert (found.algorithm, found.depth) == (algorithm, 1)
+    assert choose_collective(CollectiveOptions(depth=5), 4, "float32", 10**6).depth == 5
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_an_asked_algorithm_is_predicted(algorithm):
+    found = choose_collective(CollectiveOptions(algorithm=algorithm, network=ALL), 4, "float32", 10**5)
+    assert found.algorithm == algorithm
+    assert found.predicted_s == pytest.approx(ALL.choose(400_000, 4, allowed=[algorithm]).prediction.time_s)
+
+
+@given(st.integers(16, 2**20), st.booleans(), st.sampled_from([None, "float16", "bfloat16"]), st.booleans())
+def test_the_choice_is_the_network_s(elements, deterministic, wire, is_complex):
+    """Its best of what the options and the dtype leave over, for the bytes that travel."""
+    if deterministic:
+        wire = None
+    options = CollectiveOptions(deterministic=deterministic, wire=wire, network=ALL)
+    dtype = "complex64" if is_complex else "float32"
+    found = choose_collective(options, 4, dtype, elements)
+    expected = "chain" if deterministic else "ring" if is_complex or wire else NATIVE
+    assert found.algorithm == expected
+    best = ALL.choose(elements * (8 if is_complex else 2 if wire else 4), 4, allowed=[expected])
+    assert (found.depth, found.predicted_s) == (best.depth, pytest.approx(best.prediction.time_s))
+
+
+CROSSING = network(star=(10, 10), ring=(100, 1))  # the ring is faster from 10 kB on
+
+
+@pytest.mark.parametrize(("wire", "algorithm"), [(None, "ring"), ("float16", "star"), ("bfloat16", "star")])
+def test_bytes_on_the_wire_decide(wire, algorithm):
+    found = choose_collective(CollectiveOptions(wire=wire, network=CROSSING), 4, "float32", 3500)
+    assert found.algorithm == algorithm
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float16", 2), ("bfloat16", 2), ("float32", 4), ("float64", 8), ("int64", 8), ("complex128", 16)],
+)
+def test_bytes_of_a_dtype(dtype, size):
+    found = choose_collective(CollectiveOptions(network=CROSSING, depth=1), 4, dtype, 3500)
+    assert found.predicted_s == pytest.approx(min(1e-5 + 1e-8 * 3500 * size, 1e-4 + 1e-9 * 3500 * size))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_native_cannot_be_asked_for_complex_numbers(dtype):
+    with pytest.raises(InputError, match=rf"native.*{dtype}|{dtype}.*native"):
+        choose_collective(CollectiveOptions(algorithm=NATIVE), 4, dtype, 1000)
+
+
+def test_nothing_is_left():
+    fast = network(ring=(100, 1))
+    with pytest.raises(InputError, match="ring"):
+        choose_collective(CollectiveOptions(deterministic=True, network=fast), 4, "float32", 1000)
+    with pytest.raises(InputError, match="native"):
+        choose_collective(CollectiveOptions(network=network(native=(100, 1))), 4, "complex64", 1000)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_small_numbers_of_workers(workers):
+    """Whatever adds in rank order is admitted; two workers leave but one order."""
+    model = network(workers, **{name: (100, 9 - n) for n, name in enumerate(NAMES)})
+    found = choose_collective(CollectiveOptions(deterministic=True, network=model), workers, "float32", 1000)
+    assert is_in_rank_order(found.algorithm, workers)
