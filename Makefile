@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint check clean
+.PHONY: demo test lint check bench-collectives clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -16,6 +16,11 @@ lint: $(VENV)/.dev  ## style and types
 	$(BIN)/mypy
 
 check: lint test  ## the whole gate
+
+bench-collectives: $(VENV)/.dev  ## all-reduces against TensorFlow's; as root also on hosts with shaped links
+	$(BIN)/python -m benchmarks.collectives --json collectives_local.json --plot collectives_local.png
+	[ "$$(id -u)" != 0 ] || $(BIN)/python -m benchmarks.collectives --workers 4 --rate 500mbit \
+		--json collectives_shaped.json --plot collectives_shaped.png
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,9 @@
 """``python -m benchmarks.depths``: what cutting a transfer in chunks gains (Caramel, figure 13).
 
-First every depth is timed and the network model fitted; the best fixed depth of each size is chosen
-from these runs. Then, in runs of their own, all fixed depths and the adaptive one are timed in turn.
+First every depth is timed on a ladder of sizes and the network model fitted: it is what the adaptive
+depth is chosen by. Then every depth is timed on the sizes of the figure, half of which the model has not
+seen; these runs say which fixed depth is the best at each size. At last, in runs of their own, all fixed
+depths and the adaptive one are timed in turn.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from caramel.netmodel.model import MEASURED_DEPTHS, NetworkModel
 from caramel.runtime.progress import progress_over
 from caramel.units import format_size, parse_rate, parse_size
 
-SIZES = (64, *(2**k for k in range(12, 24, 2)), 2**24, 2**25, 10**8)
+FITTED = (64, *(2**k for k in range(12, 26, 2)), 10**8)
+SHOWN = (64, 2**12, 2**15, 2**17, 2**18, 2**19, 2**20, 2**21, 2**22, 2**23, 2**25, 10**8)
 """64 B to 100 MB, as in the figure."""
 
 
@@ -36,7 +39,7 @@ class Cell:
     Attributes:
         size_bytes: bytes of the tensor.
         adaptive_depth: what the model chooses.
-        best_depth: the fixed depth that was fastest when the model was fitted.
+        best_depth: the fixed depth that was fastest in runs for that purpose.
         times: seconds of each round by depth; those of the adaptive one by 0.
     """
 
@@ -51,20 +54,22 @@ class Cell:
         return paired_ratio(self.times[0], self.times[self.best_depth])
 
 
-def measure(workers: int, algorithm: str, network: NetworkModel, rounds: int, testbed: Testbed | None) -> list[Cell]:
-    """Time the fixed depths and the adaptive one at every size of the model."""
+def measure(
+    workers: int, algorithm: str, network: NetworkModel, selection: NetworkModel, rounds: int, testbed: Testbed | None
+) -> list[Cell]:
+    """Time the fixed depths and the adaptive one at every size of the selection."""
     from caramel.collectives.algorithms import Schedules
     from caramel.netbench import AllReduceBench, build_for
 
     schedules, cells = Schedules(), []
-    curves = {c.depth: c for c in network.curves if c.workers == workers and c.algorithm == algorithm}
+    curves = {c.depth: c for c in selection.curves}
     sizes = sorted({s.size_bytes for c in curves.values() for s in c.samples})
     with ExitStack() as stack:
         bench = stack.enter_context(AllReduceBench(cluster(workers, testbed), workers))
         show = stack.enter_context(progress_over(len(sizes) * rounds))
         for position, size in enumerate(sizes):
             measured = {d: s.time_s for d, c in curves.items() for s in c.samples if s.size_bytes == size}
-            best = min(measured, key=lambda d: measured[d])  # noqa: B023 - used at once
+            best = min(measured, key=lambda d: measured[d])
             adaptive = network.choose(size, workers, allowed=[algorithm]).depth
             depths = {0: adaptive, **{d: d for d in MEASURED_DEPTHS}}
             bench.load(size, {f"depth_{k}": build_for(schedules, bench, algorithm, d, size) for k, d in depths.items()})
@@ -150,10 +155,13 @@ def main(
             testbed = None if rate is None else stack.enter_context(Testbed(workers, parse_rate(rate)))
             from caramel.netbench import Settings, measure_network
 
-            wanted = tuple(sorted(parse_size(s) for s in sizes)) or SIZES
-            settings = Settings(wanted, (algorithm,), rounds=fit_rounds)
-            network = measure_network(cluster(workers, testbed), [workers], settings)
-            cells = measure(workers, algorithm, network, rounds, testbed)
+            shown = tuple(sorted(parse_size(s) for s in sizes)) or SHOWN
+            where = cluster(workers, testbed)
+            network, selection = (
+                measure_network(where, [workers], Settings(chosen, (algorithm,), rounds=fit_rounds))
+                for chosen in (FITTED, shown)
+            )
+            cells = measure(workers, algorithm, network, selection, rounds, testbed)
     except CaramelError as error:
         raise click.ClickException(str(error)) from error
     click.echo(table(cells))

@@ -33,10 +33,12 @@ _LAZY = {
     "Plan": "caramel.plan",
     "Session": "caramel.runtime.session",
     "StepResult": "caramel.runtime.session",
+    "all_reduce": "caramel.allreduce",
     "capture": "caramel.frontend.context",
 }
 
 if TYPE_CHECKING:
+    from caramel.allreduce import all_reduce
     from caramel.armodel import ARModel
     from caramel.frontend.context import Context, capture
     from caramel.netmodel.model import NetworkModel
@@ -64,6 +66,7 @@ __all__ = [
     "StepError",
     "StepResult",
     "UnsupportedError",
+    "all_reduce",
     "capture",
 ]
 

@@ -88,7 +88,7 @@ def all_reduce(
     }
     if chosen.algorithm == NATIVE:
         others = sum(op.type == "CollectiveReduceV2" for op in graph.get_operations())
-        lowered = lower_native(**common, instance=_FIRST_INSTANCE + others)
+        lowered = lower_native(**common, size=shape.num_elements(), instance=_FIRST_INSTANCE + others)
     else:
         schedule = Schedules().proved(chosen.algorithm, len(flat), shape.num_elements(), chosen.depth)
         lowered = lower(schedule, **common, wire=options.wire_for(dtype))

@@ -88,6 +88,7 @@ class AllReduceBench:
         """CollectiveReduceV2 as a `Build`."""
         return lambda repetition, scope, sources: lower_native(
             prefix=scope,
+            size=1,  # of whatever size, it is not empty
             sources=sources,
             devices=self.devices,
             dtype=_DTYPE,

@@ -21,7 +21,7 @@ def parse_rate(text: str) -> float:
     """
     # A lower-case b could mean bits or bytes, so it is neither.
     match = re.fullmatch(
-        r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*((?i:[kmgt]i?))?((?i:bits?|bps|bytes?)|B)((?i:/s|ps))?\s*", text
+        r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*((?i:[kmgt]i?))?((?i:bits?|bytes?)|bps|B)((?i:/s|ps))?\s*", text
     )
     if match is None:
         raise InputError(f"cannot read the rate {text!r}: write it like 500mbit, 10Gbit/s or 62.5MB/s")
@@ -47,7 +47,7 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]i?)?(B|bytes?)?\s*", text, re.IGNORECASE)
     size = -1.0 if match is None else _number(match[1], text) * _PREFIXES[(match[2] or "").lower()]
-    if size < 0 or size != int(size):
+    if not 0 <= size < 2**60 or size != int(size):
         raise InputError(f"cannot read the size {text!r}: write it like 64, 16KiB or 4MiB")
     return int(size)
 
@@ -65,11 +65,13 @@ def format_size(size_bytes: float) -> str:
     >>> [format_size(n) for n in (64, 16384, 4 * 2**20, 1500)]
     ['64 B', '16 KiB', '4 MiB', '1.46 KiB']
     """
+    if math.isinf(size_bytes):
+        return "infinite"
     for unit in ("B", "KiB", "MiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.3g} {unit}"
+        if round(size_bytes, 1) < 1024:
+            return f"{size_bytes:.0f} {unit}" if size_bytes >= 1000 else f"{size_bytes:.3g} {unit}"
         size_bytes /= 1024
-    return f"{size_bytes:.3g} GiB"
+    return f"{size_bytes:.0f} GiB" if size_bytes >= 1000 else f"{size_bytes:.3g} GiB"
 
 
 def format_time(time_s: float) -> str:
@@ -78,6 +80,6 @@ def format_time(time_s: float) -> str:
     >>> [format_time(t) for t in (12e-6, 0.0034, 2.5)]
     ['12 us', '3.4 ms', '2.5 s']
     """
-    if time_s < 1e-3:
+    if time_s < 0.9995e-3:
         return f"{time_s * 1e6:.3g} us"
-    return f"{time_s * 1e3:.3g} ms" if time_s < 1 else f"{time_s:.3g} s"
+    return f"{time_s * 1e3:.3g} ms" if time_s < 0.9995 else f"{time_s:.3g} s"

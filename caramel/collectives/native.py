@@ -14,6 +14,7 @@ GROUP_KEY = 1
 def lower_native(
     *,
     prefix: str,
+    size: int,
     sources: Sequence[str],
     devices: Sequence[str],
     dtype: str,
@@ -28,6 +29,7 @@ def lower_native(
 
     Args:
         prefix: scope of the new nodes.
+        size: elements of the tensor; TensorFlow's op crashes the process where there are none.
         sources: the local, flat tensor of each rank.
         devices: the device of each rank.
         dtype: element type, one of `caramel.collectives.algorithms.NATIVE_DTYPES`.
@@ -39,8 +41,8 @@ def lower_native(
         The nodes, and the reduced flat tensor of each rank. The order of additions is that of a ring.
     """
     emitter = Emitter(prefix, devices, dtype)
-    if len(sources) == 1:
-        emitter.out.results = [emitter.identity(0, "result_0", sources[0])]
+    if len(sources) == 1 or size == 0:
+        emitter.out.results = [emitter.identity(r, f"result_{r}", s) for r, s in enumerate(sources)]
         return emitter.out
     for rank, source in enumerate(sources):
         made = emitter.add(

@@ -63,6 +63,7 @@ def _reduced(plan: Plan, number: int, schedules: Schedules, sources: Sequence[st
     if transfer.algorithm == NATIVE:
         return lower_native(
             prefix=prefix,
+            size=transfer.elements,
             sources=sources,
             devices=devices,
             dtype=transfer.dtype,

@@ -18,6 +18,8 @@ from caramel.collectives.algorithms import core_size
 from caramel.errors import FitError, InputError
 from caramel.netmodel.line import Curve
 
+_MOST_S_PER_BYTE = 1e9
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -109,6 +111,8 @@ def fit_cost(curves: Sequence[Curve], gamma_s_per_byte: float) -> Cost:
         for sample in curve.samples:
             rows.append((f.messages, f.volume * sample.size_bytes, f.added * sample.size_bytes))
             times.append(sample.time_s)
+    if not 0 <= gamma_s_per_byte < _MOST_S_PER_BYTE:
+        raise FitError(f"adding a byte takes between 0 and {_MOST_S_PER_BYTE:g} s, not {gamma_s_per_byte:g} s")
     features, measured = np.array(rows, float), np.array(times)
     rest = measured - gamma_s_per_byte * features[:, 2]
     units = features[:, :2].max(axis=0)

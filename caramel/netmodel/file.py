@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
+from caramel.collectives.algorithms import ALGORITHMS, NATIVE
 from caramel.errors import FitError, InputError
 from caramel.netmodel.costs import Cost
-from caramel.netmodel.line import Curve, Line, Sample
+from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
 
 NETWORK_VERSION = 1
 _KIND = "caramel network model"
+_MOST = 2**60
+"""No number of workers, chunks or bytes is larger."""
 
 
 def to_json(network: NetworkModel) -> str:
@@ -60,7 +64,7 @@ def from_json(text: str, name: str = "this") -> NetworkModel:
     """
     try:
         data: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{name} is damaged or no network model: {error}; measure anew (caramel netbench)") from error
     if not isinstance(data, dict) or data.get("kind") != _KIND:
         raise InputError(f"{name} is not a network model; caramel netbench makes one")
@@ -73,7 +77,7 @@ def from_json(text: str, name: str = "this") -> NetworkModel:
         given = data["given"]
         return _checked(
             NetworkModel(
-                description=str(data["description"]),
+                description=_text(data["description"]),
                 curves=tuple(_curve(c) for c in data["curves"]),
                 gamma_s_per_byte=_number(data["gamma_s_per_byte"]),
                 given=None if given is None else Cost(**{key: _number(value) for key, value in given.items()}),
@@ -91,26 +95,31 @@ def _number(value: Any) -> float:
 
 
 def _whole(value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{value!r} should be a whole number of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise ValueError(f"{str(value)[:20]!r} should be a whole number of at least {least}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} should be a text")
     return value
 
 
 def _curve(data: Any) -> Curve:
     samples = tuple(Sample(_whole(size, 0), _number(time)) for size, time in data["samples"])
-    if not isinstance(data["algorithm"], str):
-        raise ValueError(f"{data['algorithm']!r} should be the name of an algorithm")
-    if len({s.size_bytes for s in samples}) < 2 or any(s.time_s <= 0 for s in samples):
-        raise ValueError("a curve needs at least two sizes and times above 0")
-    if [s.size_bytes for s in samples] != sorted(s.size_bytes for s in samples):
-        raise ValueError("the sizes of a curve should grow")
-    line = Line(_number(data["line"]["a_s"]), _number(data["line"]["b_s_per_byte"]))
-    return Curve(_whole(data["workers"], 1), data["algorithm"], _whole(data["depth"], 1), samples, line)
+    algorithm = _text(data["algorithm"])
+    if algorithm not in (*ALGORITHMS, NATIVE):
+        raise ValueError(f"there is no all-reduce algorithm {algorithm!r}")
+    return Curve.fitted(_whole(data["workers"], 1), algorithm, _whole(data["depth"], 1), samples)
 
 
 def _checked(network: NetworkModel) -> NetworkModel:
     if not network.curves and network.given is None:
         raise ValueError("it has no measurement")
+    if network.given is not None:
+        NetworkModel.from_costs(**vars(network.given))  # raises where it is of no use
+    network.costs  # noqa: B018 - raises where it cannot be fitted
     keys = [(c.workers, c.algorithm, c.depth) for c in network.curves]
     if len(set(keys)) != len(keys):
         raise ValueError("something was measured twice")
@@ -124,12 +133,15 @@ def save(network: NetworkModel, path: str | os.PathLike[str]) -> None:
         InputError: it cannot be written.
     """
     target = Path(path)
+    if not target.name:
+        raise InputError(f"the network model cannot be written to {str(path)!r}: it is no name of a file")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(to_json(network), encoding="utf-8")
         os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise InputError(f"the network model cannot be written to {target}: {error.strerror}") from error
 
 

@@ -202,8 +202,7 @@ class NetworkModel:
             return Prediction(cost.time_s(algorithm, workers, depth, size_bytes), "extrapolated")
         raise InputError(
             f"nothing was measured about {algorithm} at depth {depth} on {workers} workers: known are "
-            f"{', '.join(f'{a} at depth {d}' for a, d in self._known(workers)) or 'none on so many workers'}"
-            + ("" if workers in self.workers else "; measure two or more numbers of workers to predict others")
+            f"{self._listed(self._known(workers))}; measure two or more numbers of workers to predict others"
         )
 
     def _known(self, workers: int) -> list[tuple[str, int]]:
@@ -212,6 +211,10 @@ class NetworkModel:
         keys = measured or list(self.costs)
         order = [*ALGORITHMS, NATIVE]
         return sorted(keys, key=lambda key: (key[1], order.index(key[0]) if key[0] in order else len(order), key[0]))
+
+    def _listed(self, known: Sequence[tuple[str, int]]) -> str:
+        text = ", ".join(f"{name} at depth {depth}" for name, depth in known)
+        return text or f"measurements of {', '.join(map(str, self.workers))} workers only"
 
     def _threshold(self, algorithm: str, workers: int) -> float:
         """Of an algorithm without chunks."""
@@ -280,10 +283,9 @@ class NetworkModel:
             raise InputError(
                 f"the network model knows nothing about {wanted} on {workers} workers"
                 + (f" at depth {depth}" if depth is not None else "")
-                + f": known are {', '.join(f'{a} at depth {d}' for a, d in known) or 'none on so many workers'}; "
-                "measure it with caramel netbench"
+                + f": known are {self._listed(known)}; measure it with caramel netbench"
             )
-        ranked = sorted(range(len(candidates)), key=lambda n: (candidates[n][0].time_s, n))
+        ranked = sorted(range(len(candidates)), key=lambda n: (candidates[n][0].time_s, candidates[n][2], n))
         best = candidates[ranked[0]]
         return Choice(best[1], best[2], best[0], _reason(candidates, ranked, size_bytes))
 
@@ -295,11 +297,13 @@ class NetworkModel:
             yield "shuffle", depth or 1, Prediction(0.0, "measured")
             return
         known = self._known(workers)
+        if depth is not None and any(chunks == depth for _, chunks in known):
+            known = [key for key in known if key[1] == depth]
         for name, chunks in known:
             prediction = self.predict(name, chunks, workers, size_bytes)
-            if depth is None and [d for a, d in known if a == name] == [1] and name != NATIVE:
+            if depth != chunks and [d for a, d in known if a == name] == [1] and name != NATIVE:
                 # Depths were not measured: the formula decides, and the time is that without chunks.
-                chunks = default_depth(size_bytes, self._threshold(name, workers))
+                chunks = depth or default_depth(size_bytes, self._threshold(name, workers))
             if depth is None or depth == chunks:
                 yield name, chunks, prediction
 

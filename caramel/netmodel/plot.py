@@ -44,9 +44,10 @@ def _draw(panel: Any, network: NetworkModel, workers: int) -> None:
         style = {"color": colors[curve.algorithm], "alpha": 1.0 if curve.depth == 1 else 0.35}
         label = curve.algorithm if curve.depth == 1 else None
         panel.plot(sizes, [s.time_s * 1e3 for s in curve.samples], "o", markersize=3, **style)
-        dense = np.geomspace(sizes[0], sizes[-1], 100)
+        dense = np.geomspace(max(sizes[0], 1), sizes[-1], 100)
         panel.plot(dense, [curve.line.time_s(x) * 1e3 for x in dense], "-", linewidth=1, label=label, **style)
-    dense = np.geomspace(*curves[0].valid_bytes, 100)
+    first, last = curves[0].valid_bytes
+    dense = np.geomspace(max(first, 1), last, 100)
     least = [network.choose(x, workers).prediction.time_s * 1e3 for x in dense]
     panel.plot(dense, least, "k--", linewidth=2, label="chosen")
     panel.set(xscale="log", yscale="log", xlabel="bytes", title=f"{workers} workers (pale: depth above 1)")

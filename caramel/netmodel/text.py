@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from caramel.errors import InputError
 from caramel.netmodel.model import NetworkModel
 from caramel.units import format_size, format_time
 
@@ -41,7 +41,6 @@ def _row(network: NetworkModel, number: int) -> tuple[str, ...]:
     b = curve.line.b_s_per_byte
     sample, residual = curve.worst
     first, last = curve.valid_bytes
-    threshold = curve.line.threshold_bytes
     return (
         str(curve.workers),
         curve.algorithm,
@@ -49,21 +48,23 @@ def _row(network: NetworkModel, number: int) -> tuple[str, ...]:
         format_time(curve.line.a_s),
         f"{b * 1e9:.3g} ns/B",
         "-" if b == 0 else f"{1e-6 / b:.4g} MB/s",
-        "-" if math.isinf(threshold) else format_size(threshold),
+        format_size(curve.line.threshold_bytes),
         f"{residual:+.0%} at {format_size(sample.size_bytes)}",
         f"{format_size(first)} to {format_size(last)}",
     )
 
 
 def _choices(network: NetworkModel, workers: int) -> str:
-    threshold = network.threshold_bytes(workers)
+    try:
+        threshold = format_size(network.threshold_bytes(workers))
+    except (InputError, OverflowError):
+        threshold = "unknown"  # nothing was measured at depth 1
     rows = [("bytes", "algorithm", "depth", "predicted", "basis")]
     for size in _SHOWN_SIZES:
         choice = network.choose(size, workers)
         time = format_time(choice.prediction.time_s)
         rows.append((format_size(size), choice.algorithm, str(choice.depth), time, choice.prediction.basis))
-    shown = "none" if math.isinf(threshold) else format_size(threshold)
-    return f"choices for {workers} workers (threshold {shown}):\n" + _aligned(rows)
+    return f"choices for {workers} workers (threshold {threshold}):\n" + _aligned(rows)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

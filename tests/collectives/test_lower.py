@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from caramel.collectives.algorithms import ALGORITHMS
+from caramel.collectives.algorithms import ALGORITHMS, core_size
 from caramel.collectives.lower import lower
 from caramel.collectives.schedule import check, in_chunks
 
@@ -177,7 +177,8 @@ def test_a_narrow_wire_keeps_replicas_identical_within_the_bound(name, workers, 
     results = all_reduce(schedule, arrays, mean=True, wire=wire)
     exact = sum(a.astype(np.float64) for a in arrays) / workers
     magnitude = sum(np.abs(a.astype(np.float64)) for a in arrays) / workers
-    hops = {"shuffle": 1, "ring": workers - 1, "chain": workers - 1}.get(name, int(np.ceil(np.log2(workers))) + 1)
+    levels = len(core_size(workers)[1])
+    hops = {"shuffle": 1, "star": 1, "ring": workers - 1, "chain": workers - 1, "halving_doubling": levels}[name]
     bound = ((1 + unit) ** (hops + 1) - 1) * magnitude + 1e-5 * magnitude
     for result in results:
         np.testing.assert_array_equal(result, results[0])

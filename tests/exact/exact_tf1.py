@@ -247,8 +247,15 @@ def capture(case: Case, **options: Any) -> tuple[caramel.Context, Program]:
     return context, program
 
 
-def distributed(case: Case, workers: int, data: Sequence[Any], cluster: Any = None, **options: Any) -> Trained:
-    """Train the program on N workers."""
+def distributed(
+    case: Case,
+    workers: int,
+    data: Sequence[Any],
+    cluster: Any = None,
+    armodel: dict[str, Any] | None = None,
+    **options: Any,
+) -> Trained:
+    """Train the program on N workers; options of capture, and of ARModel."""
     context, program = capture(case, **options)
-    with caramel.ARModel(context, workers).session(cluster or in_process()) as session:
+    with caramel.ARModel(context, workers, **(armodel or {})).session(cluster or in_process()) as session:
         return train(session, [program.feed(batch) for batch in data])

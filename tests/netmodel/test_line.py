@@ -86,7 +86,7 @@ def test_too_few_sizes(samples):
 
 @pytest.mark.parametrize("time", [0.0, -1e-3, math.nan, math.inf, -math.inf])
 def test_bad_times(time):
-    with pytest.raises(FitError, match="positive"):
+    with pytest.raises(FitError, match="times between"):
         fit_line([Sample(8, 1.0), Sample(16, time), Sample(32, 1.0)])
 
 
@@ -173,7 +173,7 @@ def test_residuals_and_predictions(times, random):
     assert (curve.warning is None) == curve.fits
     for size in (0, 255, 256, 300, 1024, 5000.5, 16384, 16385, 10**6):
         inside = 256 <= size <= 16384
-        expected = a + b * size if curve.fits or not inside else np.interp(size, [s.size_bytes for s in samples], times)
+        expected = a + b * size if not inside else np.interp(size, [s.size_bytes for s in samples], times)
         assert curve.time_s(size) == pytest.approx(expected)
 
 

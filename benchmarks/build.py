@@ -1,0 +1,184 @@
+"""``python -m benchmarks.build``: what it costs to emit the all-reduces of a large model and to run them first.
+
+The gradients of a ResNet-50 (160 tensors; the shapes are those of the architecture, no weights) travel
+in 25 buckets by a ring. Building is measured in a process of its own for each number of workers, with its
+memory; the first run is that of local server processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from caramel.errors import CaramelError
+
+BUCKETS = 25
+
+
+def resnet50_sizes() -> list[int]:
+    """Elements of the 160 trainable tensors of a ResNet-50: 53 convolutions with batch norm, and one dense layer.
+
+    He et al. 2015, table 1; 25.6 million parameters. With batch normalisation's scale and offset and no
+    biases in convolutions these are 53 * 3 + 2 = 161 tensors, of which the dense layer's bias is the last.
+    """
+    sizes = [7 * 7 * 3 * 64, 64, 64]
+    channels = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            convolutions = [(1, channels, width), (3, width, width), (1, width, 4 * width)]
+            if block == 0:
+                convolutions.append((1, channels, 4 * width))
+            for kernel, given, made in convolutions:
+                sizes += [kernel * kernel * given * made, made, made]
+            channels = 4 * width
+    return [*sizes, 2048 * 1000, 1000]
+
+
+def buckets(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Neighbouring tensors in buckets of about equal size."""
+    target = sum(sizes) / count
+    found: list[list[int]] = [[]]
+    total = 0
+    for size in sizes:
+        if total >= target * len(found) and len(found) < count:
+            found.append([])
+        found[-1].append(size)
+        total += size
+    return found
+
+
+def graph_of(workers: int, algorithm: str) -> tuple[Any, list[str], list[str]]:
+    """The graph: gradients (filled on their workers), buckets, all-reduces and assignments of the results.
+
+    Returns:
+        The GraphDef, the devices, and the last op of each worker.
+    """
+    from caramel.collectives.algorithms import Schedules
+    from caramel.collectives.lower import Emitter, lower
+    from caramel.graph.devices import default_devices
+    from caramel.graph.graph import Graph
+    from caramel.graph.nodes import constant, dtype_attribute, group, node, shape_attribute
+
+    devices = [f"{text}/device:CPU:0" for text in default_devices(workers)]
+    schedules = Schedules()
+    float32 = dtype_attribute("float32")
+    nodes = []
+    done: list[list[str]] = [[] for _ in devices]
+    for number, sizes in enumerate(buckets(resnet50_sizes(), BUCKETS)):
+        emitter = Emitter(f"bucket_{number}", devices, "float32")
+        packed = []
+        for rank in range(workers):
+            parts = []
+            for index, size in enumerate(sizes):
+                value = constant(f"gradient_{number}_{index}_{rank}/value", rank + 1.0, "float32", devices[rank])
+                nodes.append(value)
+                dims = emitter.integers(rank, [size])
+                parts.append(
+                    emitter.add(
+                        rank,
+                        f"gradient_{index}_{rank}",
+                        "Fill",
+                        [dims, value.name],
+                        T=float32,
+                        index_type=dtype_attribute("int32"),
+                    )
+                )
+            packed.append(parts[0] if len(parts) == 1 else emitter.concat(rank, f"pack_{rank}", parts))
+        schedule = schedules.proved(algorithm, workers, sum(sizes), 1, number)
+        lowered = lower(
+            schedule, prefix=f"bucket_{number}/reduce", sources=packed, devices=devices, dtype="float32", mean=True
+        )
+        for rank, result in enumerate(lowered.results):
+            pieces = [result] if len(sizes) == 1 else emitter.split(rank, f"unpack_{rank}", result, sizes)
+            for index, (piece, size) in enumerate(zip(pieces, sizes)):
+                name = f"value_{number}_{index}_{rank}"
+                shared = {"shape": shape_attribute((size,)), "shared_name": name.encode()}
+                handle = node(name, "VarHandleOp", (), devices[rank], dtype=float32, **shared)
+                assign = node(f"{name}/assign", "AssignVariableOp", [name, piece], devices[rank], dtype=float32)
+                nodes += [handle, assign]
+                done[rank].append(assign.name)
+        nodes += [made for made, _ in (*emitter.out.nodes, *lowered.nodes)]
+    last = [group(f"done_{rank}", names, devices[rank]) for rank, names in enumerate(done)]
+    graph = Graph([*nodes, *last])
+    return graph.to_graph_def(), devices, [n.name for n in last]
+
+
+def measure(workers: int, algorithm: str, runs: bool) -> dict[str, Any]:
+    """Build, and run for the first and the second time."""
+    import caramel.graph.nodes  # noqa: F401 - TensorFlow's import is not part of building
+
+    start = time.perf_counter()
+    graph_def, devices, targets = graph_of(workers, algorithm)
+    build_s = time.perf_counter() - start
+    row: dict[str, Any] = {"workers": workers, "nodes": len(graph_def.node), "build_s": build_s}
+    row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if runs:
+        from caramel.runtime.cluster import LocalProcesses
+
+        tasks = tuple(d.removesuffix("/device:CPU:0") for d in devices)
+        start = time.perf_counter()
+        executor = LocalProcesses().start(graph_def, tasks, 600.0)
+        row["start_s"] = time.perf_counter() - start
+        try:
+            for key in ("first_run_s", "second_run_s"):
+                start = time.perf_counter()
+                executor.run([], targets, {}, 600.0)
+                row[key] = time.perf_counter() - start
+        finally:
+            executor.close()
+    return row
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--workers", "numbers", type=int, multiple=True, default=(2, 4, 8, 16, 32, 64), show_default=True)
+@click.option("--algorithm", default="ring", show_default=True)
+@click.option("--most-run", type=int, default=16, show_default=True, help="More workers are only built, not run.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the results.")
+@click.option("--one", is_flag=True, hidden=True)
+def main(numbers: tuple[int, ...], algorithm: str, most_run: int, json_file: str | None, one: bool) -> None:
+    """Build the all-reduces of a ResNet-50 and run them for the first time."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if one:
+        try:
+            click.echo(json.dumps(measure(numbers[0], algorithm, numbers[0] <= most_run)))
+        except CaramelError as error:
+            raise click.ClickException(str(error)) from error
+        return
+    rows = []
+    click.echo(
+        "| workers | nodes | build [s] | per node [us] | peak [MiB] | start [s] | first run [s] | second run [s] |"
+    )
+    click.echo("|---|---|---|---|---|---|---|---|")
+    for workers in numbers:
+        command = [sys.executable, "-m", "benchmarks.build", "--one", "--workers", str(workers)]
+        command += ["--algorithm", algorithm, "--most-run", str(most_run)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise click.ClickException(f"{workers} workers: {done.stderr.strip()[-2000:]}")
+        row = json.loads(done.stdout.splitlines()[-1])
+        rows.append(row)
+        runs = [f"{row[key]:.2f}" if key in row else "-" for key in ("start_s", "first_run_s", "second_run_s")]
+        per_node = f"{row['build_s'] / row['nodes'] * 1e6:.0f}"
+        fields = [
+            str(workers),
+            str(row["nodes"]),
+            f"{row['build_s']:.2f}",
+            per_node,
+            f"{row['peak_bytes'] / 2**20:.0f}",
+        ]
+        click.echo("| " + " | ".join([*fields, *runs]) + " |")
+    if json_file is not None:
+        with open(json_file, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(prog_name="python -m benchmarks.build"))

@@ -1,0 +1,111 @@
+"""`caramel netbench`, and what accepts its file."""
+
+import json
+
+import pytest
+
+
+def test_measure_and_use(command, examples, tmp_path):
+    out, plot = tmp_path / "network.json", tmp_path / "network.png"
+    measured = command(
+        "netbench", "--workers", 2, "--cluster", "in-process", "--size", "64", "--size", "64KiB", "--rounds", 2,
+        "--depth", 1, "--algorithm", "star", "--algorithm", "ring", "--out", out, "--plot", plot,
+    )  # fmt: skip
+    assert measured.returncode == 0, measured.stderr
+    assert "choices for 2 workers" in measured.stdout and "threshold" in measured.stdout
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    data = json.loads(out.read_text())
+    assert {(c["workers"], c["algorithm"], c["depth"]) for c in data["curves"]} == {(2, "star", 1), (2, "ring", 1)}
+    program = f"{examples / 'digits_tf1.py'}:build"
+    trained = command("run", program, "--workers", 2, "--steps", 2, "--network", out)
+    assert trained.returncode == 0, trained.stderr
+    assert "network: in-process cluster on" in trained.stdout and "  ms" in trained.stdout
+    refused = command("run", program, "--workers", 3, "--steps", 2, "--network", out)
+    assert refused.returncode == 1
+    assert "measured with 2 workers, not with 3" in refused.stderr
+
+
+def test_by_hand(command, tmp_path):
+    out = tmp_path / "network.json"
+    done = command("netbench", "--link-rate", "10Gbit/s", "--latency", "5e-5", "--out", out, "--workers", 16)
+    assert done.returncode == 0, done.stderr
+    assert "given by hand: links of 1.25e+09 bytes/s, 5e-05 s per message" in done.stdout
+    assert "choices for 16 workers" in done.stdout
+    done = command("netbench", "--alpha", "5e-5", "--beta", "1e-9", "--gamma", "1e-10", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["given"] == {
+        "alpha_s": 5e-5,
+        "beta_s_per_byte": 1e-9,
+        "gamma_s_per_byte": 1e-10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--workers", 2], 2, "--out FILE.json"),
+        (["--out", "{}/n.json"], 2, "--workers N"),
+        (["--out", "{}/n.json", "--alpha", "1e-5"], 2, "--alpha and --beta belong together"),
+        (["--out", "{}/n.json", "--alpha", "1e-5", "--beta", "1", "--link-rate", "1mbit"], 2, "either --link-rate or"),
+        (["--out", "{}/n.json", "--link-rate", "fast"], 1, "cannot read the rate 'fast'"),
+        (["--out", "{}/n.json", "--link-rate", "1mbit", "--latency", "-1"], 1, "alpha of a network must be"),
+        (["--out", "{}/no/n.json", "--link-rate", "1mbit"], 1, "cannot be written"),
+        (["--out", "{}/n.json", "--workers", "1"], 1, "at least 2 workers"),
+        (["--out", "{}/n.json", "--workers", "2", "--size", "64"], 1, "at least 2 different sizes"),
+        (["--out", "{}/n.json", "--workers", "2", "--size", "x", "--size", "64"], 1, "cannot read the size 'x'"),
+        (["--out", "{}/n.json", "--workers", "2", "--algorithm", "tree"], 1, "no all-reduce algorithm 'tree'"),
+        (["--out", "{}/n.json", "--workers", "2", "--depth", "0"], 1, "depths must be at least 1"),
+        (["--out", "{}/n.json", "--workers", "2", "--rounds", "0"], 1, "rounds must be at least 1"),
+    ],
+)
+def test_bad_arguments(command, tmp_path, arguments, code, message):
+    done = command("netbench", *[str(a).format(tmp_path) for a in arguments])
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is damaged or no network model"),
+        ('{"kind": "caramel network model", "version": 99}', "has version 99, this library reads version 1"),
+        ("{}", "is not a network model"),
+    ],
+)
+def test_a_bad_file(command, examples, tmp_path, content, message):
+    path = tmp_path / "network.json"
+    path.write_text(content)
+    done = command("run", f"{examples / 'digits_tf1.py'}:build", "--workers", 2, "--network", path)
+    assert done.returncode == 1
+    assert message in done.stderr and str(path) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algorithm", "tree"], "no all-reduce algorithm 'tree'"),
+        (["--depth", "0"], "at least 1, got 0"),
+        (["--wire", "int8"], "bfloat16 or float16"),
+        (["--deterministic", "--algorithm", "ring"], "use one of shuffle, star, chain"),
+        (["--network", "/nowhere.json"], "cannot be read"),
+    ],
+)
+def test_bad_options_of_collectives(command, examples, arguments, message):
+    done = command("run", f"{examples / 'digits_tf1.py'}:build", "--workers", 4, *arguments)
+    assert done.returncode == 1
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_options_of_collectives(command, examples, tmp_path):
+    program = f"{examples / 'digits_tf1.py'}:build"
+    done = command(
+        "run", program, "--workers", 3, "--steps", 2, "--algorithm", "chain", "--depth", 2, "--deterministic"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "chain" in done.stdout and "added in rank order" in done.stdout
+    out = tmp_path / "exported"
+    done = command("export", program, "--workers", 2, "--out", out, "--algorithm", "native")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "signature.json").read_text())["group_leader"] == "/job:worker/replica:0/task:0"

@@ -1,0 +1,92 @@
+"""Measuring a network: on virtual devices, where it is quick; that wrong results are noticed."""
+
+import pytest
+
+import caramel
+from caramel.collectives.algorithms import ALGORITHMS
+from caramel.errors import InputError, InvariantError
+from caramel.netbench import AllReduceBench, Settings, build_for, measure_network
+from caramel.netmodel.file import load, save
+
+SIZES = (64, 2**16, 2**20)
+
+
+@pytest.fixture(scope="module")
+def network():
+    settings = Settings(sizes=SIZES, depths=(1, 2), rounds=3)
+    return measure_network(caramel.InProcess(), [2, 3], settings, "virtual devices")
+
+
+def test_everything_is_measured(network):
+    assert network.workers == (2, 3)
+    assert {(c.algorithm, c.depth) for c in network.curves} == {
+        *((name, depth) for name in ALGORITHMS for depth in (1, 2)),
+        ("native", 1),
+    }
+    for curve in network.curves:
+        assert {s.size_bytes for s in curve.samples} <= set(SIZES)
+        assert len(curve.samples) >= 2
+        assert all(0 < s.time_s < 1 for s in curve.samples)
+    assert 0 < network.gamma_s_per_byte < 1e-8
+
+
+def test_it_can_be_used(network, tmp_path):
+    save(network, tmp_path / "network.json")
+    assert load(tmp_path / "network.json") == network
+    for workers in (2, 3):
+        assert network.choose(2**18, workers).prediction.basis == "measured"
+    assert network.choose(2**18, 6).prediction.basis == "extrapolated"
+    assert network.choose(2**18, 2).prediction.time_s < network.choose(2**20, 2).prediction.time_s
+
+
+def test_a_larger_tensor_takes_longer(network):
+    """Otherwise something would have been optimised away."""
+    for curve in network.curves:
+        assert curve.samples[-1].time_s > 2 * curve.samples[0].time_s, curve
+
+
+def test_wrong_results_are_noticed():
+    from caramel.collectives.algorithms import Schedules
+
+    with AllReduceBench(caramel.InProcess(), 2) as bench:
+        right = build_for(Schedules(), bench, "ring", 1, 64)
+
+        def wrong(repetition, scope, sources):
+            lowered = right(repetition, scope, sources)
+            lowered.results = list(sources)
+            return lowered
+
+        bench.load(64, {"right": right, "wrong": wrong})
+        with pytest.raises(InvariantError, match=r"wrong gave \[1.0, 2.0\] instead of 1.5"):
+            bench.measure(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes": (64,)}, "at least 2 different sizes"),
+        ({"sizes": (1, 64)}, "at least 4 bytes"),
+        ({"algorithms": ("tree",)}, "no all-reduce algorithm 'tree'"),
+        ({"algorithms": ()}, "no all-reduce algorithm"),
+        ({"depths": (0,)}, "depths must be at least 1"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(InputError, match=message):
+        Settings(**options)
+
+
+def test_one_worker_has_nothing_to_measure():
+    with pytest.raises(InputError, match="at least 2 workers, got 1"):
+        measure_network(caramel.InProcess(), [1])
+    with pytest.raises(InputError, match="at least one number of workers"):
+        measure_network(caramel.InProcess(), [])
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_on_processes():
+    settings = Settings(sizes=(64, 2**20), depths=(1,), rounds=2)
+    network = measure_network(caramel.LocalProcesses(), [2], settings)
+    assert {c.algorithm for c in network.curves} == {*ALGORITHMS, "native"}
