@@ -12,6 +12,7 @@ from caramel.analyzers.transfers import one_per_gradient
 from caramel.collectives.algorithms import NATIVE
 from caramel.errors import CaptureError, InputError, listed
 from caramel.frontend.context import Context
+from caramel.graph.bulk import many_objects
 from caramel.graph.devices import Device, default_devices
 from caramel.graph.graph import tensor_name
 from caramel.graph.verify import verify_structure
@@ -218,6 +219,11 @@ def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer],
 
 def emit(model: Model, plan: Plan, evaluation: Evaluation | None) -> DistributedGraph:
     """Apply the modifiers in their order and verify the result of each."""
+    with many_objects():
+        return _emit(model, plan, evaluation)
+
+
+def _emit(model: Model, plan: Plan, evaluation: Evaluation | None) -> DistributedGraph:
     distributed = replicate(model, plan.devices)
     verify_structure(distributed.graph, "replicate")
     distributed, tensors = weigh(distributed, model, plan)

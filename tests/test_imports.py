@@ -10,7 +10,7 @@ ROOT = Path(caramel.__file__).parent
 # Each module may import only from its own layer's modules listed before it, and from lower layers.
 LAYERS = [
     ["errors", "units"],
-    ["graph.graph", "graph.devices", "graph.ops", "graph.nodes", "graph.verify"],
+    ["graph.bulk", "graph.graph", "graph.devices", "graph.ops", "graph.nodes", "graph.verify"],
     ["model", "signature"],
     ["frontend"],
     ["collectives.schedule", "collectives.algorithms", "collectives.lower", "collectives.native", "collectives.sparse"],

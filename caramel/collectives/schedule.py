@@ -234,18 +234,32 @@ class _Segment:
     term: int
 
 
+_COUNT_BITS = 32
+
+
 class _Terms:
-    """Symbolic sums, each distinct one once."""
+    """Symbolic sums, each distinct one once.
+
+    How often each rank contributes is kept in one integer, `_COUNT_BITS` for each rank, so that adding
+    two sums takes the same time for any number of ranks.
+    """
 
     def __init__(self, workers: int) -> None:
-        self.contributors: list[tuple[int, ...]] = [(rank,) for rank in range(workers)]
+        self.workers = workers
+        self.counts: list[int] = [1 << (_COUNT_BITS * rank) for rank in range(workers)]
+        self.everyone_once = sum(self.counts)
         self._sums: dict[tuple[int, int], int] = {}
+
+    def contributors(self, term: int) -> list[int]:
+        """The ranks in a sum, each as often as it contributes."""
+        counts = (self.counts[term] >> (_COUNT_BITS * r) & (1 << _COUNT_BITS) - 1 for r in range(self.workers))
+        return [rank for rank, count in enumerate(counts) for _ in range(count)]
 
     def sum(self, left: int, right: int) -> int:
         key = (left, right)
         if key not in self._sums:
-            self._sums[key] = len(self.contributors)
-            self.contributors.append(tuple(sorted(self.contributors[left] + self.contributors[right])))
+            self._sums[key] = len(self.counts)
+            self.counts.append(self.counts[left] + self.counts[right])
         return self._sums[key]
 
 
@@ -376,10 +390,10 @@ def _check_results(schedule: Schedule, values: Sequence[tuple[_Segment, ...]], t
                 raise InvariantError(f"{name}: the results of rank {rank} have no element {position}, or out of order")
             position = instruction.end
             for segment in values[number]:
-                if terms.contributors[segment.term] != everyone:
+                if terms.counts[segment.term] != terms.everyone_once:
                     raise InvariantError(
                         f"{name}: elements {segment.start} to {segment.end} on rank {rank} have contributions of ranks "
-                        f"{list(terms.contributors[segment.term])}, not of each of {schedule.workers} once"
+                        f"{terms.contributors(segment.term)}, not of each of {schedule.workers} once"
                     )
                 folds = folds and segment.term == fold
         if position != schedule.size:
