@@ -1,6 +1,6 @@
 """``python -m benchmarks.build``: what it costs to emit the all-reduces of a large model and to run them first.
 
-The gradients of a ResNet-50 (160 tensors; the shapes are those of the architecture, no weights) travel
+The gradients of a ResNet-50 (161 tensors; the shapes are those of the architecture, no weights) travel
 in 25 buckets by a ring. Building is measured in a process of its own for each number of workers, with its
 memory; the first run is that of local server processes.
 """
@@ -8,7 +8,6 @@ memory; the first run is that of local server processes.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -18,16 +17,16 @@ from typing import Any
 
 import click
 
+from benchmarks.output import write_json
 from caramel.errors import CaramelError
 
 BUCKETS = 25
 
 
 def resnet50_sizes() -> list[int]:
-    """Elements of the 160 trainable tensors of a ResNet-50: 53 convolutions with batch norm, and one dense layer.
+    """Elements of the 161 trainable tensors of a ResNet-50 (He et al. 2015, table 1), 25.6 million in all.
 
-    He et al. 2015, table 1; 25.6 million parameters. With batch normalisation's scale and offset and no
-    biases in convolutions these are 53 * 3 + 2 = 161 tensors, of which the dense layer's bias is the last.
+    53 convolutions without biases, each with batch normalisation's scale and offset, and a dense layer with a bias.
     """
     sizes = [7 * 7 * 3 * 64, 64, 64]
     channels = 64
@@ -147,7 +146,6 @@ def measure(workers: int, algorithm: str, runs: bool) -> dict[str, Any]:
 @click.option("--one", is_flag=True, hidden=True)
 def main(numbers: tuple[int, ...], algorithm: str, most_run: int, json_file: str | None, one: bool) -> None:
     """Build the all-reduces of a ResNet-50 and run them for the first time."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if one:
         try:
             click.echo(json.dumps(measure(numbers[0], algorithm, numbers[0] <= most_run)))
@@ -178,8 +176,7 @@ def main(numbers: tuple[int, ...], algorithm: str, most_run: int, json_file: str
         ]
         click.echo("| " + " | ".join([*fields, *runs]) + " |")
     if json_file is not None:
-        with open(json_file, "w") as file:
-            json.dump(rows, file, indent=1)
+        write_json(rows, json_file)
 
 
 if __name__ == "__main__":

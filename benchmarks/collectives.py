@@ -7,22 +7,19 @@ all-reduces and MultiWorkerMirroredStrategy's ring.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.peers import MirroredWorkers, tensorflow_builds
+from benchmarks.output import write_json
 from benchmarks.statistics import Ratio, geometric_mean, paired_ratio
 from benchmarks.testbed import Testbed
-from caramel.errors import CaramelError, ClusterError
+from caramel.errors import CaramelError, ClusterError, InputError
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.isolation import enter_network_namespace
 from caramel.runtime.progress import progress_over
@@ -79,6 +76,7 @@ def measure(
     workers: int, sizes: Sequence[int], rounds: int, network: NetworkModel, testbed: Testbed | None, show: Any
 ) -> list[Cell]:
     """Time all contenders at all sizes."""
+    from benchmarks.peers import MirroredWorkers, tensorflow_builds
     from caramel.collectives.algorithms import Schedules
     from caramel.netbench import AllReduceBench, build_for, repetitions
 
@@ -133,7 +131,7 @@ def table(cells: Sequence[Cell]) -> str:
         *(f"{n} [ms]" for n in names),
         "best peer",
         "ratio",
-        "95 % interval",
+        "95 % bounds",
         "of limit",
     ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -179,26 +177,23 @@ def plot(cells: Sequence[Cell], path: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def write_rows(rows: Sequence[Row], path: str) -> None:
-    """Write the rows as JSON, whole or not at all."""
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    temporary.replace(path)
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--workers", "numbers", type=int, multiple=True, default=(2, 4, 8), show_default=True)
 @click.option("--size", "sizes", multiple=True, help="Default: 64 B to 32 MiB.")
-@click.option("--rounds", type=int, default=21, show_default=True, help="How often each contender is timed.")
-@click.option("--fit-rounds", type=int, default=7, show_default=True, help="The same for the network model.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=21, show_default=True, help="How often each contender is timed."
+)
+@click.option(
+    "--fit-rounds", type=click.IntRange(min=1), default=7, show_default=True, help="The same for the network model."
+)
 @click.option("--network", "network_file", metavar="FILE", help="Use this model instead of measuring one.")
 @click.option("--rate", metavar="RATE", help="Run on hosts with links of this rate (needs root), such as 500mbit.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the medians.")
+@click.option("--times", "times_file", metavar="FILE", help="Write the time of every round.")
 @click.option("--plot", "plot_file", metavar="FILE.png", help="Draw them.")
 @click.option("--save-network", metavar="FILE", help="Write the network model.")
 def main(numbers: tuple[int, ...], sizes: tuple[str, ...], rate: str | None, **options: Any) -> None:
     """Compare all-reduces on local server processes, or on hosts with shaped links."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         run(numbers, sizes, rate, **options)
     except CaramelError as error:
@@ -213,6 +208,7 @@ def run(
     fit_rounds: int,
     network_file: str | None,
     json_file: str | None,
+    times_file: str | None,
     plot_file: str | None,
     save_network: str | None,
 ) -> None:
@@ -228,11 +224,14 @@ def run(
         from caramel.netmodel.file import load, save
 
         wanted = tuple(sorted(parse_size(s) for s in sizes)) or DEFAULT_SIZES
+        if min(wanted) < 4 or min(numbers) < 2:
+            raise InputError("all-reduces are compared from 4 bytes and 2 workers on")
         networks: list[NetworkModel] = []
         cells: list[Cell] = []
         for workers in numbers:
             if network_file is not None:
                 network = load(network_file)
+                network.require(workers)
             else:
                 network = measure_network(cluster(workers, testbed), [workers], Settings(rounds=fit_rounds))
                 networks.append(network)
@@ -241,7 +240,9 @@ def run(
             click.echo(table(found) + "\n")
             cells += found
             if json_file is not None:
-                write_rows([row for cell in cells for row in cell.rows()], json_file)
+                write_json([asdict(row) for cell in cells for row in cell.rows()], json_file)
+            if times_file is not None:
+                write_json([asdict(cell) for cell in cells], times_file)
         if len(numbers) > 1:
             click.echo(table(cells))
         if plot_file is not None:

@@ -8,18 +8,16 @@ depths and the adaptive one are timed in turn.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import click
 
 from benchmarks.collectives import cluster
+from benchmarks.output import write_json
 from benchmarks.statistics import Ratio, paired_ratio
 from benchmarks.testbed import Testbed
 from caramel.errors import CaramelError
@@ -92,7 +90,7 @@ def table(cells: Sequence[Cell]) -> str:
         "chosen",
         "best fixed",
         "ratio",
-        "95 %",
+        "95 % bounds",
     ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for cell in cells:
@@ -133,8 +131,8 @@ def plot(cells: Sequence[Cell], path: str, title: str) -> None:
 @click.option("--workers", type=int, default=4, show_default=True)
 @click.option("--algorithm", default="ring", show_default=True)
 @click.option("--size", "sizes", multiple=True, help="Default: 64 B to 100 MB.")
-@click.option("--rounds", type=int, default=15, show_default=True)
-@click.option("--fit-rounds", type=int, default=9, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=15, show_default=True)
+@click.option("--fit-rounds", type=click.IntRange(min=1), default=9, show_default=True)
 @click.option("--rate", metavar="RATE", help="Run on hosts with links of this rate (needs root), such as 500mbit.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the times.")
 @click.option("--plot", "plot_file", metavar="FILE.png", help="Draw them.")
@@ -149,7 +147,6 @@ def main(
     plot_file: str | None,
 ) -> None:
     """Time an all-reduce at fixed depths and at the adaptive one."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         with ExitStack() as stack:
             testbed = None if rate is None else stack.enter_context(Testbed(workers, parse_rate(rate)))
@@ -158,7 +155,7 @@ def main(
             shown = tuple(sorted(parse_size(s) for s in sizes)) or SHOWN
             where = cluster(workers, testbed)
             network, selection = (
-                measure_network(where, [workers], Settings(chosen, (algorithm,), rounds=fit_rounds))
+                measure_network(where, [workers], Settings(chosen, (algorithm,), rounds=fit_rounds, prune=False))
                 for chosen in (FITTED, shown)
             )
             cells = measure(workers, algorithm, network, selection, rounds, testbed)
@@ -166,9 +163,7 @@ def main(
         raise click.ClickException(str(error)) from error
     click.echo(table(cells))
     if json_file is not None:
-        temporary = Path(f"{json_file}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps([asdict(c) for c in cells], indent=1) + "\n")
-        temporary.replace(json_file)
+        write_json([asdict(cell) for cell in cells], json_file)
     if plot_file is not None:
         where = "loopback" if rate is None else f"links of {rate}"
         plot(cells, plot_file, f"{algorithm} on {workers} workers, {where}")

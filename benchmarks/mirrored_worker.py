@@ -11,6 +11,9 @@ from typing import Any
 
 from caramel.runtime.isolation import die_with_parent
 
+PATTERN = 1009
+"""Values of neighbouring elements differ, modulo this, so that misplaced pieces are noticed."""
+
 
 def _functions(
     tf: Any, strategy: Any, rank: int, elements: int, repeats: int
@@ -18,20 +21,25 @@ def _functions(
     """A step with all-reduces that follow each other, and one without."""
     with strategy.scope():
         variable = tf.Variable(tf.fill([elements], 0.0))
-    variable.assign(tf.fill([elements], rank + 1.0))
     # Each worker has a value of its own; the strategy would otherwise copy the first one's at the start.
     local = variable.values[0] if hasattr(variable, "values") else variable
-    local.assign(tf.fill([elements], rank + 1.0))
+    local.assign(tf.fill([elements], rank + 1.0) + tf.cast(tf.range(elements) % PATTERN, tf.float32))
+
+    def together() -> Any:
+        """All workers have begun the step: what each of them needs to wake up is in the empty step, too."""
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros([1]))
 
     def reduce() -> Any:
         context = tf.distribute.get_replica_context()
-        value = tf.identity(local)
+        with tf.control_dependencies([together()]):
+            value = tf.identity(local)
         for _ in range(repeats):
             value = context.all_reduce(tf.distribute.ReduceOp.MEAN, value)
         return value
 
     step = tf.function(lambda: strategy.run(reduce))
-    empty = tf.function(lambda: strategy.run(lambda: tf.identity(local)[:1]))
+    empty = tf.function(lambda: strategy.run(together))
     return step, empty
 
 
@@ -59,9 +67,10 @@ def main() -> None:
             empty()
             value = step()
             value = value.values[0] if hasattr(value, "values") else value
-            wanted = (len(addresses) + 1) / 2
-            if not np.allclose(value.numpy(), wanted):
-                raise ValueError(f"the all-reduce gave {value.numpy()[:3]} instead of {wanted}")
+            elements = request["elements"]
+            wanted = (len(addresses) + 1) / 2 + np.arange(elements) % PATTERN
+            if not np.allclose(value.numpy(), wanted, rtol=0, atol=PATTERN * 1e-6):
+                raise ValueError(f"the all-reduce gave {value.numpy()[:3]} instead of {wanted[:3]}")
         elif request["do"] in ("step", "empty"):
             function = step if request["do"] == "step" else empty
             start = time.perf_counter()

@@ -107,7 +107,11 @@ class MirroredWorkers:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
             start = testbed.hosts[rank].popen if testbed else subprocess.Popen
             self._processes.append(start(command, text=True, **pipes))
-        self._ask({"do": "ready"})
+        try:
+            self._ask({"do": "ready"})
+        except BaseException:
+            self.close()
+            raise
 
     def load(self, size_bytes: int, repeats: int) -> None:
         """Make the tensors of a size and functions that reduce them so often in a row."""

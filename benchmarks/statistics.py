@@ -12,7 +12,13 @@ _RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median ratio and the interval that holds it with 95 %."""
+    """A median ratio and its bounds.
+
+    Attributes:
+        median: of the rounds.
+        low: lower 95 % bound.
+        high: upper 95 % bound.
+    """
 
     median: float
     low: float
@@ -20,7 +26,7 @@ class Ratio:
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """ours / theirs, round by round: the median, and its percentile bootstrap interval.
+    """ours / theirs, round by round: the median, and its one-sided bounds by percentile bootstrap.
 
     Args:
         ours: time of each round.
@@ -29,7 +35,7 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     ratios = np.asarray(ours, float) / np.asarray(theirs, float)
     rng = np.random.default_rng(0)
     resampled = np.median(rng.choice(ratios, (_RESAMPLES, len(ratios))), axis=1)
-    low, high = np.percentile(resampled, [2.5, 97.5])
+    low, high = np.percentile(resampled, [5, 95])
     return Ratio(float(np.median(ratios)), float(low), float(high))
 
 

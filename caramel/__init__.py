@@ -31,6 +31,7 @@ _LAZY = {
     "LocalProcesses": "caramel.runtime.cluster",
     "NetworkModel": "caramel.netmodel.model",
     "Plan": "caramel.plan",
+    "Servers": "caramel.runtime.cluster",
     "Session": "caramel.runtime.session",
     "StepResult": "caramel.runtime.session",
     "all_reduce": "caramel.allreduce",
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from caramel.frontend.context import Context, capture
     from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
-    from caramel.runtime.cluster import InProcess, LocalProcesses
+    from caramel.runtime.cluster import InProcess, LocalProcesses, Servers
     from caramel.runtime.session import Session, StepResult
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "NetworkModel",
     "Plan",
     "ProgramError",
+    "Servers",
     "Session",
     "StepError",
     "StepResult",

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from caramel.collectives.algorithms import NATIVE, Schedules
+from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.collectives.lower import Lowered, lower
 from caramel.collectives.native import lower_native
 from caramel.collectives.sparse import lower_all_gather
 from caramel.errors import InputError
-from caramel.netmodel.choice import REDUCED_DTYPES, CollectiveOptions, choose_collective
+from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.netmodel.model import NetworkModel
 
-_FIRST_INSTANCE = 2**20
-"""Instance numbers from here on are this function's; those below are transfers of a plan."""
+_INSTANCES = count(2**20)
+"""TensorFlow tells the collectives of a process apart by number; those below are transfers of a plan."""
+
+_CALLS = "caramel/all_reduce"
+"""Collection with one entry for each call of `all_reduce` in a graph."""
 
 
 def all_reduce(
@@ -28,7 +35,7 @@ def all_reduce(
     weights: Sequence[Any] | None = None,
     wire: str | None = None,
     deterministic: bool = False,
-    network: NetworkModel | None = None,
+    network: NetworkModel | str | os.PathLike[str] | None = None,
     devices: Sequence[str] | None = None,
     name: str = "all_reduce",
 ) -> list[Any]:
@@ -42,10 +49,10 @@ def all_reduce(
         depth: number of chunks that travel in a pipeline, at least 1; default: as ``algorithm``.
         reduction: ``"mean"`` or ``"sum"``.
         weights: for each rank a number or scalar tensor that its tensor is multiplied with first; for
-            a weighted mean of uneven batches N b_r / B.
+            a weighted mean of uneven batches N b_r / B. Not for integers.
         wire: ``"bfloat16"`` or ``"float16"`` to send rounded values; `docs/algorithms.md` has the bound.
         deterministic: add in rank order, so that the bits do not depend on anything else.
-        network: the network model to choose by.
+        network: the network model to choose by, or the file of one.
         devices: the device of each rank; default: that of its tensor.
         name: scope of the new ops.
 
@@ -54,6 +61,10 @@ def all_reduce(
 
     Raises:
         InputError: tensors that do not fit together, or an option that does not exist or fit.
+
+    With ``"native"`` the result of every rank must be used in the same step, or the others wait for it; and
+    between processes, servers and session need
+    ``ConfigProto.experimental.collective_group_leader``; clusters of this library set it.
     """
     if not tensors:
         raise InputError("an all-reduce needs at least one tensor")
@@ -73,9 +84,11 @@ def all_reduce(
     places = _devices(values, devices)
     values = _weighted(values, weights, places)
     if sparse[0]:
+        _refuse_for_sparse(options)
         return _gathered(tensors, values, places, dtype, reduction == "mean", options.wire_for(dtype), name)
     shape = _common_shape(values)
-    chosen = choose_collective(options, len(values), dtype, shape.num_elements())
+    size = shape.num_elements()
+    chosen = choose_collective(options, len(values), dtype, size)
     graph = values[0].graph
     prefix = graph.unique_name(name)
     flat = [_on(place, tf.reshape, value, [-1]) for place, value in zip(places, values)]
@@ -87,11 +100,12 @@ def all_reduce(
         "mean": reduction == "mean" and len(flat) > 1,
     }
     if chosen.algorithm == NATIVE:
-        others = sum(op.type == "CollectiveReduceV2" for op in graph.get_operations())
-        lowered = lower_native(**common, size=shape.num_elements(), instance=_FIRST_INSTANCE + others)
+        lowered = lower_native(**common, size=size, instance=next(_INSTANCES))
     else:
-        schedule = Schedules().proved(chosen.algorithm, len(flat), shape.num_elements(), chosen.depth)
+        turn = len(graph.get_collection(_CALLS))
+        schedule = Schedules().proved(chosen.algorithm, len(flat), size, chosen.depth, turn, deterministic)
         lowered = lower(schedule, **common, wire=options.wire_for(dtype))
+    graph.add_to_collection(_CALLS, prefix)
     results = _imported(graph, lowered, dict(zip(common["sources"], flat)), lowered.results)
     return [_on(place, tf.reshape, result, shape) for place, result in zip(places, results)]
 
@@ -113,8 +127,8 @@ def _common_dtype(values: Sequence[Any]) -> str:
                 f"rank {rank} has dtype {value.dtype.name}, rank 0 has {values[0].dtype.name}: cast them to one dtype"
             )
     dtype = values[0].dtype.name
-    if dtype not in REDUCED_DTYPES:
-        raise InputError(f"tensors of {dtype} cannot be reduced; possible are {', '.join(REDUCED_DTYPES)}")
+    if dtype not in ITEM_BYTES:
+        raise InputError(f"tensors of {dtype} cannot be reduced; possible are {', '.join(ITEM_BYTES)}")
     return dtype
 
 
@@ -144,7 +158,17 @@ def _weighted(values: Sequence[Any], weights: Sequence[Any] | None, devices: Seq
         return list(values)
     if len(weights) != len(values):
         raise InputError(f"there are {len(weights)} weights for {len(values)} tensors: give one for each")
+    if values[0].dtype.is_integer:
+        raise InputError(f"{values[0].dtype.name} tensors cannot be weighted: cast them to floating point")
+    for rank, weight in enumerate(weights):
+        if (weight.shape.rank if tf.is_tensor(weight) else np.ndim(weight)) != 0:
+            raise InputError(f"the weight of rank {rank} must be a scalar, got {weight!r}")
     return [_on(d, tf.multiply, v, tf.cast(w, v.dtype)) for v, w, d in zip(values, weights, devices)]
+
+
+def _refuse_for_sparse(options: CollectiveOptions) -> None:
+    if options.algorithm is not None or options.depth is not None:
+        raise InputError("sparse tensors are gathered from all ranks at once: leave out algorithm= and depth=")
 
 
 def _gathered(
@@ -161,6 +185,12 @@ def _gathered(
             slices[0].values.shape[1:]
         ):
             raise InputError(f"the slices of rank {rank} do not fit those of rank 0: {one} and {slices[0]}")
+        if (one.dense_shape is None) != (slices[0].dense_shape is None):
+            raise InputError(f"rank {rank} and rank 0 must both have a dense_shape, or neither")
+        if one.dense_shape is not None:
+            mine, first = (tf.get_static_value(x.dense_shape) for x in (one, slices[0]))
+            if mine is not None and first is not None and list(mine) != list(first):
+                raise InputError(f"rank {rank} has the dense shape {mine.tolist()}, rank 0 has {first.tolist()}")
     graph = values[0].graph
     ranks = range(len(values))
     sources = {f"values_{r}": values[r] for r in ranks} | {f"indices_{r}": slices[r].indices for r in ranks}
@@ -175,7 +205,7 @@ def _gathered(
         wire=wire,
     )
     found = _imported(graph, lowered, sources, [*lowered.values, *lowered.indices])
-    return [tf.IndexedSlices(found[r], found[len(values) + r], slices[0].dense_shape) for r in ranks]
+    return [tf.IndexedSlices(found[r], found[len(values) + r], slices[r].dense_shape) for r in ranks]
 
 
 def _imported(graph: Any, lowered: Lowered | Any, sources: dict[str, Any], wanted: Sequence[str]) -> list[Any]:

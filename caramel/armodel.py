@@ -24,7 +24,6 @@ from caramel.modifiers.evaluate import add_evaluation
 from caramel.modifiers.replicate import parse_devices, replicate
 from caramel.modifiers.weigh import weigh
 from caramel.netmodel.choice import CollectiveOptions
-from caramel.netmodel.file import load
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan, Transfer
 from caramel.signature import EvaluationSignature, Feed, Signature
@@ -96,8 +95,6 @@ class ARModel:
         workers = _whole_number(number_of_workers)
         if uneven_batches not in ("weight", "refuse"):
             raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {uneven_batches!r}")
-        if network is not None and not isinstance(network, NetworkModel):
-            network = load(network)
         collectives = CollectiveOptions(algorithm, depth, deterministic, wire, network)
         collectives.check_workers(workers)
         self.context = context
@@ -197,7 +194,7 @@ def make_plan(
         reduction_reason=model.reduction.reason,
         weighted=weighted,
         deterministic=collectives.deterministic,
-        network=None if collectives.network is None else collectives.network.description,
+        network=None if collectives.model is None else collectives.model.description,
         transfers=transfers,
         variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
         notes=tuple(notes),
@@ -208,11 +205,9 @@ def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer],
     notes = []
     full = sorted({t.dtype for t in transfers if t.wire is None})
     if options.wire is not None and full:
-        notes.append(
-            f"wire={options.wire} has no effect on gradients of {', '.join(full)}, which are as narrow already"
-        )
-    if options.network is not None:
-        curves = [c for c in options.network.curves if c.workers == workers]
+        notes.append(f"wire={options.wire} has no effect on gradients of {', '.join(full)}, which travel as they are")
+    if options.model is not None:
+        curves = [c for c in options.model.curves if c.workers == workers]
         notes += [f"network: {c.warning}" for c in curves if c.warning is not None]
     return notes
 

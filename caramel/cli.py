@@ -53,6 +53,36 @@ def main(context: click.Context, debug: bool) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up messages are of no use here
 
 
+def _with_cluster(default: str) -> Callable[..., Any]:
+    """Options about where to run."""
+    options = [
+        click.option(
+            "--cluster",
+            metavar="CLUSTER",
+            default=default,
+            show_default=True,
+            help="in-process: virtual devices of this process. processes: a TensorFlow server process for each worker. "
+            "HOST:PORT,HOST:PORT,...: servers that run already (caramel worker).",
+        ),
+        click.option(
+            "--base-port", type=int, help="processes: worker r listens on this port + r; default: free ports."
+        ),
+        click.option(
+            "--allow-open-ports",
+            is_flag=True,
+            help="processes: start even where the kernel allows no network namespace. The servers then listen on every "
+            "interface, and anyone who reaches them can run any graph.",
+        ),
+    ]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def _with_collectives(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options about the all-reduces."""
     options = [
@@ -76,13 +106,7 @@ def _with_collectives(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("program", metavar="FILE.py:ENTRY")
 @click.option("--workers", type=int, required=True, help="Number of workers.")
 @_with_collectives
-@click.option(
-    "--cluster",
-    type=click.Choice(["in-process", "processes"]),
-    default="in-process",
-    show_default=True,
-    help="Virtual devices of this process, or a TensorFlow server process for each worker.",
-)
+@_with_cluster("in-process")
 @click.option("--steps", type=click.IntRange(min=0), help="Steps to train; default: one pass over the data.")
 @click.option(
     "--checkpoint",
@@ -98,13 +122,6 @@ def _with_collectives(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     metavar="SECONDS",
     help="Give up a step after this long.",
-)
-@click.option("--base-port", type=int, help="processes: worker r listens on this port + r; default: free ports.")
-@click.option(
-    "--allow-open-ports",
-    is_flag=True,
-    help="processes: start even where the kernel allows no network namespace. The servers then listen on every "
-    "interface, and anyone who reaches them can run any graph.",
 )
 @_reporting_errors
 def run(
@@ -122,8 +139,8 @@ def run(
     """Train a program on N workers."""
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
-    loaded = _load(program)
     chosen = _cluster(cluster, base_port, allow_open_ports)
+    loaded = _load(program)
     from caramel.armodel import ARModel
 
     armodel = ARModel(loaded.context, workers, **collectives)
@@ -152,13 +169,7 @@ def export(program: str, workers: int, out: str, devices: tuple[str, ...], **col
 
 @main.command()
 @click.option("--workers", "numbers", multiple=True, type=int, help="Number of workers; several to predict others.")
-@click.option(
-    "--cluster",
-    type=click.Choice(["in-process", "processes"]),
-    default="processes",
-    show_default=True,
-    help="Virtual devices of this process, or a TensorFlow server process for each worker.",
-)
+@_with_cluster("processes")
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Also draw the measurements.")
 @click.option("--size", "sizes", multiple=True, metavar="SIZE", help="Bytes of a tensor; default: 64 B to 32 MiB.")
@@ -169,69 +180,100 @@ def export(program: str, workers: int, out: str, devices: tuple[str, ...], **col
 @click.option("--latency", type=float, metavar="SECONDS", help="link-rate: time of a message.")
 @click.option("--alpha", type=float, metavar="SECONDS", help="Measure nothing: time of a message.")
 @click.option("--beta", type=float, metavar="S/BYTE", help="With --alpha: time of a byte on a link.")
-@click.option("--gamma", type=float, default=0.0, metavar="S/BYTE", help="With --alpha: time of adding a byte.")
+@click.option("--gamma", type=float, metavar="S/BYTE", help="With --alpha: time of adding a byte.")
 @click.option("--description", default="", help="Where this is, for the reader of the file.")
 @_reporting_errors
 def netbench(
     numbers: tuple[int, ...],
     cluster: str,
+    base_port: int | None,
+    allow_open_ports: bool,
     out: str | None,
     plot: str | None,
-    sizes: tuple[str, ...],
-    algorithms: tuple[str, ...],
-    depths: tuple[int, ...],
-    rounds: int,
-    link_rate: str | None,
-    latency: float | None,
-    alpha: float | None,
-    beta: float | None,
-    gamma: float,
     description: str,
+    **options: Any,
 ) -> None:
-    """Measure all-reduces on a cluster and fit a model of its network."""
+    """Measure all-reduces on a cluster and fit a model of its network.
+
+    Measure on the cluster that will train: between processes of one machine, this machine is measured.
+    """
+    if out is None:
+        raise click.UsageError("say where to write the model: --out FILE.json")
     from caramel.netmodel.file import save
     from caramel.netmodel.text import as_text
 
-    if out is None and plot is None:
-        raise click.UsageError("say where to write the model: --out FILE.json")
-    if link_rate is not None or alpha is not None or beta is not None:
-        network = _given_network(link_rate, latency, alpha, beta, gamma)
+    given = {name: options.pop(name) for name in ("link_rate", "latency", "alpha", "beta", "gamma")}
+    if any(value is not None for value in given.values()):
+        if plot is not None or description or any(options[name] for name in ("sizes", "algorithms", "depths")):
+            raise click.UsageError("a network given by hand is not measured: leave out --plot, --size and the like")
+        network = _given_network(**given)
+        text = as_text(network, numbers)
+        save(network, out)
     elif not numbers:
         raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
     else:
-        from caramel.netbench import Settings, measure_network
-
-        chosen: dict[str, Any] = {"rounds": rounds}
-        if sizes:
-            chosen["sizes"] = tuple(parse_size(s) for s in sizes)
-        if algorithms:
-            chosen["algorithms"] = algorithms
-        if depths:
-            chosen["depths"] = depths
         where = description or f"{cluster} cluster on {platform.node()}"
-        network = measure_network(_cluster(cluster, None, False), numbers, Settings(**chosen), where)
-    if out is not None:
-        save(network, out)
-    click.echo(as_text(network, numbers))
-    if plot is not None:
-        from caramel.netmodel.plot import save_plot
+        network = _measured_network(_cluster(cluster, base_port, allow_open_ports), numbers, where, out, **options)
+        text = as_text(network)
+        if plot is not None:
+            from caramel.netmodel.plot import save_plot
 
-        save_plot(network, plot)
+            save_plot(network, plot)
+    click.echo(text)
     click.echo("\nwritten: " + ", ".join(name for name in (out, plot) if name is not None))
 
 
+def _measured_network(
+    cluster: Cluster, numbers: tuple[int, ...], description: str, out: str, **options: Any
+) -> NetworkModel:
+    """Measure one number of workers after the other; what is done is saved, whatever happens to the next."""
+    from caramel.netbench import Settings, measure_network
+    from caramel.netmodel.file import save
+
+    sizes = tuple(parse_size(text) for text in options.pop("sizes"))
+    chosen = {"sizes": sizes, **options}
+    settings = Settings(**{name: value for name, value in chosen.items() if value != ()})
+    first, *others = sorted(set(numbers))
+    network = measure_network(cluster, [first], settings, description)
+    save(network, out)
+    for number in others:
+        network = network.merged(measure_network(cluster, [number], settings, description))
+        save(network, out)
+    return network
+
+
 def _given_network(
-    link_rate: str | None, latency: float | None, alpha: float | None, beta: float | None, gamma: float
+    link_rate: str | None, latency: float | None, alpha: float | None, beta: float | None, gamma: float | None
 ) -> NetworkModel:
     from caramel.netmodel.model import MESSAGE_LATENCY_S, NetworkModel
 
     if link_rate is not None:
-        if alpha is not None or beta is not None:
+        if alpha is not None or beta is not None or gamma is not None:
             raise click.UsageError("give either --link-rate or --alpha and --beta")
         return NetworkModel.from_link_rate(parse_rate(link_rate), MESSAGE_LATENCY_S if latency is None else latency)
-    if alpha is None or beta is None:
-        raise click.UsageError("--alpha and --beta belong together")
-    return NetworkModel.from_costs(alpha, beta, gamma)
+    if alpha is None or beta is None or latency is not None:
+        raise click.UsageError("--alpha and --beta belong together, --latency belongs to --link-rate")
+    return NetworkModel.from_costs(alpha, beta, gamma or 0.0)
+
+
+@main.command()
+@click.option("--cluster", required=True, metavar="HOST:PORT,...", help="Address of every worker, in order.")
+@click.option("--task", type=int, required=True, help="Which of them this is, from 0.")
+@_reporting_errors
+def worker(cluster: str, task: int) -> None:
+    """Start the server of one worker, on the machine with that address, and keep it running.
+
+    A TensorFlow server listens on every interface and runs any graph for anyone who reaches it: start it in a
+    network that only you can reach.
+    """
+    from caramel.runtime.cluster import checked_addresses
+    from caramel.runtime.server import serve_forever
+
+    addresses = checked_addresses(cluster.split(","))
+    if not 0 <= task < len(addresses):
+        raise click.UsageError(f"--task must be between 0 and {len(addresses) - 1}, got {task}")
+    click.echo(f"anyone who reaches {addresses[task]} can run any graph here", err=True)
+    serve_forever(addresses, task)
 
 
 def _load(program: str) -> Program:
@@ -241,11 +283,15 @@ def _load(program: str) -> Program:
 
 
 def _cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluster:
-    from caramel.runtime.cluster import InProcess, LocalProcesses
+    if ":" not in kind and kind not in ("in-process", "processes"):
+        raise click.UsageError(f"--cluster takes in-process, processes or HOST:PORT,HOST:PORT,..., got {kind!r}")
+    from caramel.runtime.cluster import InProcess, LocalProcesses, Servers
 
     if kind == "in-process":
         return InProcess()
-    return LocalProcesses(allow_open_ports=allow_open_ports, base_port=base_port)
+    if kind == "processes":
+        return LocalProcesses(allow_open_ports=allow_open_ports, base_port=base_port)
+    return Servers(tuple(kind.split(",")))
 
 
 def _train(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from caramel.collectives.schedule import Algorithm, Builder, Schedule, check, cuts, in_chunks
-from caramel.errors import InputError
+from caramel.collectives.schedule import Algorithm, Builder, Proof, Schedule, check, cuts, in_chunks
+from caramel.errors import InputError, InvariantError
 
 
 def shuffle(workers: int, size: int, turn: int = 0) -> Schedule:
@@ -261,17 +261,16 @@ ALGORITHMS: dict[str, Algorithm] = {
 NATIVE = "native"
 """Name of the choice, beside those in `ALGORITHMS`: TensorFlow's own CollectiveReduceV2, which is no schedule."""
 
-NATIVE_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-"""What CollectiveReduceV2 reduces."""
-
 
 class Schedules:
     """Proved schedules, each made and checked once however many transfers use it."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int, int, int, int], Schedule] = {}
+        self._made: dict[tuple[str, int, int, int, int], tuple[Schedule, Proof]] = {}
 
-    def proved(self, algorithm: str, workers: int, size: int, depth: int, turn: int = 0) -> Schedule:
+    def proved(
+        self, algorithm: str, workers: int, size: int, depth: int, turn: int = 0, in_rank_order: bool = False
+    ) -> Schedule:
         """The schedule of an all-reduce.
 
         Args:
@@ -280,15 +279,19 @@ class Schedules:
             size: elements of the tensor, at least 0.
             depth: number of chunks, at least 1.
             turn: number of the transfer, so that uneven work goes around.
+            in_rank_order: whether every sum must be the rank-order left fold.
 
         Raises:
             InputError: no such algorithm, or an argument is out of range.
-            InvariantError: the schedule is wrong (a defect of this library).
+            InvariantError: the schedule is wrong (a defect of this library), or does not add in rank order.
         """
         if algorithm not in ALGORITHMS:
             raise InputError(f"there is no all-reduce algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
         key = (algorithm, workers, size, depth, turn % max(workers, 1))
         if key not in self._made:
-            self._made[key] = in_chunks(ALGORITHMS[algorithm], workers, size, depth, turn)
-            check(self._made[key])
-        return self._made[key]
+            made = in_chunks(ALGORITHMS[algorithm], workers, size, depth, turn)
+            self._made[key] = made, check(made)
+        schedule, proof = self._made[key]
+        if in_rank_order and not proof.is_rank_order_fold:
+            raise InvariantError(f"the {algorithm} of {size} elements over {workers} ranks does not add in rank order")
+        return schedule

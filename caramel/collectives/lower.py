@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from caramel.collectives.schedule import Instruction, Schedule
+from caramel.collectives.dtypes import ITEM_BYTES, SHARED_BYTES
+from caramel.collectives.schedule import CUT_ELEMENTS, Instruction, Schedule
+from caramel.errors import InvariantError
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 
@@ -196,6 +198,8 @@ class _Lowering:
         for number, instruction in enumerate(self.schedule.instructions):
             operands = instruction.operands
             given = [self.contributions[o] for o in operands]
+            if instruction.operation == "join" and len(set(given)) > 1:
+                raise InvariantError(f"{self.schedule.algorithm}: instruction {number} joins complete and partial sums")
             self.contributions.append(
                 1 if instruction.operation == "take" else sum(given) if instruction.operation == "add" else given[0]
             )
@@ -241,7 +245,7 @@ class _Lowering:
         ranges = sorted({(instructions[n].start, instructions[n].size) for n in numbers})
         if ranges == [whole]:
             tensors = {whole: source}
-        elif self._tile(ranges, whole):
+        elif self._tile(ranges, whole) and self._is_shared(ranges, whole):
             tensors = dict(zip(ranges, self.emit.split(rank, name, source, [size for _, size in ranges])))
         else:
             tensors = {
@@ -250,6 +254,11 @@ class _Lowering:
             }
         for number in numbers:
             self.local[number] = tensors[instructions[number].start, instructions[number].size]
+
+    def _is_shared(self, ranges: Sequence[tuple[int, int]], whole: tuple[int, int]) -> bool:
+        """Whether SplitV is as good as Slices: it copies everything unless the very end is aligned, too."""
+        is_cut_for_sharing = len(ranges) > 1 and all((start - whole[0]) % CUT_ELEMENTS == 0 for start, _ in ranges)
+        return not is_cut_for_sharing or whole[1] * ITEM_BYTES[self.emit.dtype] % SHARED_BYTES == 0
 
     @staticmethod
     def _tile(ranges: Sequence[tuple[int, int]], whole: tuple[int, int]) -> bool:

@@ -155,16 +155,15 @@ def balanced(size: int, parts: int) -> tuple[tuple[int, int], ...]:
 
 
 CUT_ELEMENTS = 64
-"""A cut after a multiple of this many elements lies at a multiple of 64 bytes for every dtype, and
-there TensorFlow's SplitV and Slice share the buffer instead of copying (EIGEN_MAX_ALIGN_BYTES)."""
+"""A cut after a multiple of this many elements lies at a multiple of `SHARED_BYTES` for every dtype."""
 _LARGE = 64 * CUT_ELEMENTS
 
 
 def cuts(size: int, parts: int) -> tuple[tuple[int, int], ...]:
     """Cut a tensor of ``size`` elements into ``parts`` ranges (start, size) of nearly equal size.
 
-    Sizes differ by at most one element; where ranges are so long that it matters less than copying
-    (over 4096 elements), by at most `CUT_ELEMENTS`.
+    Sizes differ by at most one element. Ranges so long that it matters less than copying (4096 elements
+    or more) begin at multiples of `CUT_ELEMENTS`, and differ by less than two of them.
 
     >>> cuts(10, 4) == balanced(10, 4)
     True
@@ -234,33 +233,45 @@ class _Segment:
     term: int
 
 
-_COUNT_BITS = 32
-
-
 class _Terms:
     """Symbolic sums, each distinct one once.
 
-    How often each rank contributes is kept in one integer, `_COUNT_BITS` for each rank, so that adding
-    two sums takes the same time for any number of ranks.
+    The ranks in a sum are the bits of one integer; a sum in which some rank is more than once is
+    remembered as such for good, so no number of further additions can hide it.
     """
 
     def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.counts: list[int] = [1 << (_COUNT_BITS * rank) for rank in range(workers)]
-        self.everyone_once = sum(self.counts)
+        self.ranks: list[int] = [1 << rank for rank in range(workers)]
+        self.parts: list[tuple[int, int] | None] = [None] * workers
+        self.repeated: list[bool] = [False] * workers
+        self.everyone = (1 << workers) - 1
         self._sums: dict[tuple[int, int], int] = {}
-
-    def contributors(self, term: int) -> list[int]:
-        """The ranks in a sum, each as often as it contributes."""
-        counts = (self.counts[term] >> (_COUNT_BITS * r) & (1 << _COUNT_BITS) - 1 for r in range(self.workers))
-        return [rank for rank, count in enumerate(counts) for _ in range(count)]
 
     def sum(self, left: int, right: int) -> int:
         key = (left, right)
         if key not in self._sums:
-            self._sums[key] = len(self.counts)
-            self.counts.append(self.counts[left] + self.counts[right])
+            self._sums[key] = len(self.ranks)
+            twice = self.ranks[left] & self.ranks[right] != 0
+            self.repeated.append(twice or self.repeated[left] or self.repeated[right])
+            self.ranks.append(self.ranks[left] | self.ranks[right])
+            self.parts.append(key)
         return self._sums[key]
+
+    def is_everyone_once(self, term: int) -> bool:
+        """Whether every rank is in a sum, and none twice."""
+        return self.ranks[term] == self.everyone and not self.repeated[term]
+
+    def contributors(self, term: int, most: int = 100) -> list[int]:
+        """The first ranks in a sum, each as often as it contributes."""
+        found: list[int] = []
+        stack = [term]
+        while stack and len(found) < most:
+            parts = self.parts[term := stack.pop()]
+            if parts is None:
+                found.append(term)
+            else:
+                stack += [parts[1], parts[0]]
+        return sorted(found)
 
 
 def check(schedule: Schedule) -> Proof:
@@ -291,7 +302,7 @@ def check(schedule: Schedule) -> Proof:
         rounds.append(longest)
         values.append(_value(instruction, [values[o] for o in instruction.operands], terms, where))
     folds = _check_results(schedule, values, terms)
-    used = [rounds[number] for row in schedule.results for number in row]
+    used = [rounds[number] for row in schedule.results for number in row]  # _check_results knows that they exist
     return Proof(max(used, default=0), tuple(sends), tuple(sent), tuple(received), folds)
 
 
@@ -383,6 +394,8 @@ def _check_results(schedule: Schedule, values: Sequence[tuple[_Segment, ...]], t
     for rank, row in enumerate(schedule.results):
         position = 0
         for number in row:
+            if not 0 <= number < len(schedule.instructions):
+                raise InvariantError(f"{name}: a result of rank {rank} is instruction {number}, which does not exist")
             instruction = schedule.instructions[number]
             if instruction.rank != rank:
                 raise InvariantError(f"{name}: a result of rank {rank} is on rank {instruction.rank}")
@@ -390,7 +403,7 @@ def _check_results(schedule: Schedule, values: Sequence[tuple[_Segment, ...]], t
                 raise InvariantError(f"{name}: the results of rank {rank} have no element {position}, or out of order")
             position = instruction.end
             for segment in values[number]:
-                if terms.counts[segment.term] != terms.everyone_once:
+                if not terms.is_everyone_once(segment.term):
                     raise InvariantError(
                         f"{name}: elements {segment.start} to {segment.end} on rank {rank} have contributions of ranks "
                         f"{terms.contributors(segment.term)}, not of each of {schedule.workers} once"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from caramel.collectives.algorithms import NATIVE, Schedules
 from caramel.collectives.lower import Emitter, Lowered, lower
-from caramel.collectives.native import lower_native
+from caramel.collectives.native import is_on_gpus, lower_native
 from caramel.errors import InvariantError
 from caramel.graph import ops
 from caramel.graph.devices import Device
@@ -40,13 +40,16 @@ def aggregate(
     devices = [str(Device.parse(d)) for d in plan.devices]
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
+    after: Sequence[str] = ()
     for number, transfer in enumerate(plan.transfers):
         gradients = [by_name[name] for name in transfer.gradients]
         emitter = Emitter(f"caramel/transfer_{number}", devices, transfer.dtype)
         sources = [
             _packed(emitter, rank, [(tensors[rank, g.name], g) for g in gradients]) for rank in range(plan.workers)
         ]
-        lowered = _reduced(plan, number, schedules, sources, devices)
+        lowered = _reduced(plan, number, schedules, sources, devices, after)
+        if transfer.algorithm == NATIVE:
+            after = lowered.results
         for rank, result in enumerate(lowered.results):
             for gradient, tensor in zip(gradients, _unpacked(emitter, rank, result, gradients)):
                 _redirect(distributed, gradient, rank, tensor, changed)
@@ -55,8 +58,18 @@ def aggregate(
     return distributed.extended(added, changed)
 
 
-def _reduced(plan: Plan, number: int, schedules: Schedules, sources: Sequence[str], devices: Sequence[str]) -> Lowered:
-    """The all-reduce of one transfer."""
+def _reduced(
+    plan: Plan,
+    number: int,
+    schedules: Schedules,
+    sources: Sequence[str],
+    devices: Sequence[str],
+    after: Sequence[str],
+) -> Lowered:
+    """The all-reduce of one transfer; ``after`` has the results of the last native one.
+
+    NCCL waits for ever if two workers start two of its collectives in different orders.
+    """
     transfer = plan.transfers[number]
     prefix = f"caramel/transfer_{number}/reduce"
     mean = plan.reduction == "mean"
@@ -69,10 +82,12 @@ def _reduced(plan: Plan, number: int, schedules: Schedules, sources: Sequence[st
             dtype=transfer.dtype,
             mean=mean,
             instance=number + 1,
-            hint="nccl" if all(Device.parse(d).type == "GPU" for d in devices) else "ring",
+            after=after if is_on_gpus(devices) else (),
         )
     return lower(
-        schedules.proved(transfer.algorithm, plan.workers, transfer.elements, transfer.depth, number),
+        schedules.proved(
+            transfer.algorithm, plan.workers, transfer.elements, transfer.depth, number, plan.deterministic
+        ),
         prefix=prefix,
         sources=sources,
         devices=devices,
@@ -85,9 +100,7 @@ def _reduced(plan: Plan, number: int, schedules: Schedules, sources: Sequence[st
 def _packed(emitter: Emitter, rank: int, gradients: Sequence[tuple[str, Gradient]]) -> str:
     """The gradients of a bucket as one flat tensor."""
     flat = [
-        tensor
-        if gradient.shape == (gradient.size,)
-        else emitter.reshape(rank, f"flat_{rank}_{n}", tensor, [gradient.size])
+        _shaped(emitter, rank, f"flat_{rank}_{n}", tensor, gradient.shape, (gradient.size,))
         for n, (tensor, gradient) in enumerate(gradients)
     ]
     return flat[0] if len(flat) == 1 else emitter.concat(rank, f"pack_{rank}", flat)
@@ -99,9 +112,7 @@ def _unpacked(emitter: Emitter, rank: int, result: str, gradients: Sequence[Grad
     if len(gradients) > 1:
         parts = emitter.split(rank, f"unpack_{rank}", result, [g.size for g in gradients])
     return [
-        part
-        if gradient.shape == (gradient.size,)
-        else emitter.reshape(rank, f"result_{rank}_{n}", part, gradient.shape)
+        _shaped(emitter, rank, f"result_{rank}_{n}", part, (gradient.size,), gradient.shape)
         for n, (part, gradient) in enumerate(zip(parts, gradients))
     ]
 

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 
-from caramel.collectives.algorithms import ALGORITHMS, NATIVE, NATIVE_DTYPES
+from caramel.collectives.algorithms import ALGORITHMS, NATIVE
+from caramel.collectives.dtypes import ITEM_BYTES, NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.collectives.schedule import check
 from caramel.errors import InputError
+from caramel.netmodel.file import load
 from caramel.netmodel.model import NetworkModel
 
-ITEM_BYTES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
-"""Bytes per element of what TensorFlow's AddV2 adds on a CPU."""
-
-REDUCED_DTYPES = tuple(ITEM_BYTES)
-WIRE_DTYPES = ("bfloat16", "float16")
-_NARROWED = ("float32", "float64")
 DEFAULT_ALGORITHM = "shuffle"
 
 
@@ -36,7 +21,8 @@ DEFAULT_ALGORITHM = "shuffle"
 def is_in_rank_order(algorithm: str, workers: int) -> bool:
     """Whether the symbolic sums of an algorithm are the rank-order left fold, at any size.
 
-    Proved on a tensor of some elements for each rank; all shards are alike.
+    Answered for a tensor of some elements for each rank; what is emitted is checked again, at its own
+    size (`Schedules.proved`).
     """
     if algorithm == NATIVE:
         return False
@@ -52,16 +38,18 @@ class CollectiveOptions:
         depth: one for all transfers; None to choose.
         deterministic: admit only algorithms that add in rank order.
         wire: element type of messages; None to send values as they are.
-        network: the model to choose by, if any.
+        network: the model to choose by, or the file of one; a model, once made.
     """
 
     algorithm: str | None = None
     depth: int | None = None
     deterministic: bool = False
     wire: str | None = None
-    network: NetworkModel | None = None
+    network: NetworkModel | str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.network is not None and not isinstance(self.network, NetworkModel):
+            object.__setattr__(self, "network", load(self.network))
         if self.algorithm is not None and self.algorithm not in (*ALGORITHMS, NATIVE):
             there = ", ".join((*ALGORITHMS, NATIVE))
             raise InputError(f"there is no all-reduce algorithm {self.algorithm!r}; there are {there}")
@@ -92,12 +80,17 @@ class CollectiveOptions:
                 f"{self.algorithm} does not add the workers' gradients in rank order, so its bits depend on how the "
                 f"tensor is cut: with deterministic=True use one of {ordered}"
             )
-        if self.network is not None:
-            self.network.require(workers)
+        if self.model is not None:
+            self.model.require(workers)
+
+    @property
+    def model(self) -> NetworkModel | None:
+        """The network model."""
+        return self.network if isinstance(self.network, NetworkModel) else None
 
     def wire_for(self, dtype: str) -> str | None:
         """Element type of the messages for tensors of a dtype, if another one."""
-        return self.wire if dtype in _NARROWED else None
+        return self.wire if dtype in NARROWED_DTYPES else None
 
 
 @dataclass(frozen=True)
@@ -131,19 +124,26 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
     """
     options.check_workers(workers)
     allowed = [name for name in (*ALGORITHMS, NATIVE) if _is_allowed(name, options, workers, dtype)]
+    if options.depth not in (None, 1) and options.algorithm is None:
+        allowed = [name for name in allowed if name != NATIVE]
     if options.algorithm is not None:
         if options.algorithm not in allowed:
             raise InputError(
                 f"the {options.algorithm} all-reduce cannot reduce {dtype}, only {', '.join(NATIVE_DTYPES)}"
             )
         allowed = [options.algorithm]
-    if options.network is None or workers == 1:
+    network = options.model
+    if network is None or workers == 1:
         algorithm = options.algorithm or DEFAULT_ALGORITHM
         why = "as asked for" if options.algorithm else "no network model was given"
         return Collective(algorithm, options.depth or 1, f"{algorithm}: {why}.")
+    if options.algorithm is not None and options.depth is not None:
+        return Collective(
+            options.algorithm, options.depth, f"{options.algorithm} at depth {options.depth}: as asked for."
+        )
     wire = options.wire_for(dtype)
     size_bytes = elements * ITEM_BYTES[wire or dtype]
-    choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=options.depth)
+    choice = network.choose(size_bytes, workers, allowed=allowed, depth=options.depth)
     return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s)
 
 

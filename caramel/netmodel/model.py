@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -157,6 +157,11 @@ class NetworkModel:
         """What does not fit."""
         return tuple(c.warning for c in self.curves if c.warning is not None)
 
+    def merged(self, other: NetworkModel) -> NetworkModel:
+        """This model with the measurements of another one of the same network, for other numbers of workers."""
+        gamma = min(self.gamma_s_per_byte, other.gamma_s_per_byte)
+        return NetworkModel(self.description, (*self.curves, *other.curves), gamma)
+
     def require(self, workers: int) -> None:
         """Check that a graph for so many workers may be built on this model.
 
@@ -253,7 +258,6 @@ class NetworkModel:
         *,
         allowed: Collection[str] | None = None,
         depth: int | None = None,
-        can_cut: bool = True,
     ) -> Choice:
         """The algorithm and depth with the least predicted time for one transfer.
 
@@ -262,7 +266,6 @@ class NetworkModel:
             workers: number of workers.
             allowed: names of algorithms; default: all that are known.
             depth: only this depth.
-            can_cut: False where the tensor cannot be cut in chunks at all.
 
         Returns:
             The choice; of equally fast ones the smallest depth, then the order of `ALGORITHMS`.
@@ -270,13 +273,14 @@ class NetworkModel:
         Raises:
             InputError: none of the allowed ones is known for so many workers.
         """
-        if not can_cut:
-            depth = 1
         candidates = [
             (prediction, name, chunks)
             for name, chunks, prediction in self._candidates(size_bytes, workers, depth)
-            if allowed is None or name in allowed
+            if (name != NATIVE or self.given is None if allowed is None else name in allowed)
         ]
+        if any(prediction.basis == "measured" for prediction, _, _ in candidates):
+            # What was given up at smaller sizes, far behind, must not come back as the extension of its line.
+            candidates = [c for c in candidates if c[0].basis == "measured"]
         if not candidates:
             wanted = "any algorithm" if allowed is None else " or ".join(allowed)
             known = self._known(workers) if self.given is None else [(name, 1) for name in ALGORITHMS]
@@ -311,19 +315,15 @@ class NetworkModel:
         self, size_bytes: float, workers: int, depth: int | None
     ) -> Iterator[tuple[str, int, Prediction]]:
         found = []
-        for name in ALGORITHMS:
-            if depth is not None:
-                depths: Sequence[int] = (depth,)
+        for name in (*ALGORITHMS, NATIVE):
+            if depth is not None or name == NATIVE:
+                depths: Sequence[int] = (depth or 1,)
             elif name in _PIPELINED:
                 depths = MEASURED_DEPTHS
             else:
                 depths = (default_depth(size_bytes, self._threshold(name, workers)) if workers > 1 else 1,)
             found += [(name, chunks, self.predict(name, chunks, workers, size_bytes)) for chunks in depths]
         yield from sorted(found, key=lambda item: item[1])  # a tie goes to the smaller depth
-
-    def time_function(self, workers: int, **options: object) -> Callable[[float], float]:
-        """Least predicted seconds as a function of bytes; options as for `choose`."""
-        return lambda size: self.choose(size, workers, **options).prediction.time_s  # type: ignore[arg-type]
 
 
 def _reason(candidates: Sequence[tuple[Prediction, str, int]], ranked: Sequence[int], size_bytes: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -138,6 +139,60 @@ class LocalProcesses:
         if self.hosts is not None and len(self.hosts) != len(tasks):
             raise InputError(f"there are {len(self.hosts)} hosts for {len(tasks)} workers: give one for each")
         return start_processes(graph_def, tasks, self, timeout_s)
+
+
+@dataclass(frozen=True)
+class Servers:
+    """TensorFlow servers that run already, on machines of a network: ``caramel worker`` starts one.
+
+    Servers run any graph for anyone who reaches them: use a network that only you can reach.
+
+    Attributes:
+        addresses: ``host:port`` of each worker, in order.
+        options: how TensorFlow runs the graph.
+    """
+
+    addresses: tuple[str, ...]
+    options: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "addresses", checked_addresses(self.addresses))
+
+    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
+        """Open a session; the first worker coordinates the steps."""
+        wanted = {Device.parse(text).worker for text in devices}
+        there = {(JOB, task) for task in range(len(self.addresses))}
+        if not wanted <= there:
+            raise InputError(
+                f"no server for {sorted(map(str, wanted - there))}, there are {len(self.addresses)} servers: "
+                f"give an address for each, and use devices /job:{JOB}/task:0 and so on"
+            )
+        leader = f"/job:{JOB}/replica:0/task:0" if has_native_collectives(graph_def) else ""
+        config = self.options.config(group_leader=leader)
+        config.isolate_session_state = True
+        config.operation_timeout_in_ms = int(timeout_s * 1000)
+        return SessionExecutor(graph_def, f"grpc://{self.addresses[0]}", config)
+
+
+JOB = "worker"
+
+
+def checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Addresses of servers.
+
+    Raises:
+        InputError: none, the same twice, or one that is no host:port.
+    """
+    found = tuple(addresses)
+    if isinstance(addresses, str) or not found:
+        raise InputError(f"servers need a list of one or more addresses host:port, got {addresses!r}")
+    for text in found:
+        host, colon, port = text.rpartition(":")
+        if not (host and colon and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
+            raise InputError(f"{text!r} is no address of a server: write host:port")
+    if len(set(found)) < len(found):
+        raise InputError(f"an address is there twice: {', '.join(found)}")
+    return found
 
 
 def placed_nodes(nodes: list[NodeDef]) -> bytes:

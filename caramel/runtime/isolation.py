@@ -48,6 +48,15 @@ def enter_network_namespace() -> str | None:
     return None
 
 
+def network_namespace(path: str) -> tuple[int, int] | None:
+    """What tells a network namespace from others; None if there is none at the path."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def join_network_namespace(path: str) -> None:
     """Move this thread to an existing network namespace.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from caramel.errors import CaramelError, ClusterError
-from caramel.runtime.isolation import enter_network_namespace, join_network_namespace
+from caramel.runtime.isolation import enter_network_namespace, join_network_namespace, network_namespace
 from caramel.runtime.server import READY, serve_worker
 
 _POLL_S = 0.2
@@ -67,6 +67,13 @@ class Launcher:
     def _isolate(settings: dict[str, Any]) -> None:
         """Enter the first host's namespace or a new one."""
         if settings["hosts"] is not None:
+            own = network_namespace("/proc/self/ns/net")
+            for namespace, _ in settings["hosts"]:
+                if network_namespace(namespace) == own and not settings["allow_open_ports"]:
+                    raise ClusterError(
+                        f"{namespace} is this machine's own network, where anyone may reach the servers: give each "
+                        "host a namespace of its own, or accept that with allow_open_ports=True"
+                    )
             _join(settings["hosts"][0][0])
             return
         refused = enter_network_namespace()

@@ -5,11 +5,43 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from caramel.errors import ClusterError
 from caramel.runtime.isolation import die_with_parent, join_network_namespace
 
 READY = "caramel server ready"
+
+
+def serve_forever(addresses: Sequence[str], task: int) -> None:
+    """Run one of several servers until the process is ended.
+
+    Args:
+        addresses: ``host:port`` of each worker, in order.
+        task: which of them this is.
+
+    Raises:
+        ClusterError: the port cannot be used.
+    """
+    import tensorflow as tf
+
+    from caramel.runtime.executor import RunOptions
+
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec({"worker": list(addresses)}),
+            job_name="worker",
+            task_index=task,
+            config=RunOptions().config(group_leader="/job:worker/replica:0/task:0"),
+            protocol="grpc",
+        )
+    except tf.errors.OpError as error:
+        raise ClusterError(f"the server cannot listen at {addresses[task]}: {error.message}") from error
+    sys.stdout.write(f"{READY} at {server.target}\n")
+    sys.stdout.flush()
+    while True:
+        time.sleep(3600)
 
 
 def serve_worker(settings: dict[str, Any], log: str) -> None:

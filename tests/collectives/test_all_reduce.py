@@ -224,6 +224,50 @@ def test_bad_options(options, message):
     fails(message, lambda r: tf.zeros([2]), workers=4, **options)
 
 
+def test_bad_weights():
+    fails("int32 tensors cannot be weighted", lambda r: tf.constant([1]), reduction="sum", weights=[1, 2])
+    fails("weight of rank 1 must be a scalar", lambda r: tf.zeros([2]), weights=[1.0, [1.0, 2.0]])
+
+
+def test_options_that_mean_nothing_for_sparse_tensors():
+    def slices(rank):
+        return tf.IndexedSlices(tf.zeros([1, 2]), tf.zeros([1], tf.int32), tf.constant([4 + rank, 2]))
+
+    fails("leave out algorithm= and depth=", slices, algorithm="ring")
+    fails("leave out algorithm= and depth=", slices, depth=2)
+    fails("rank 1 has the dense shape \\[5, 2\\], rank 0 has \\[4, 2\\]", slices)
+
+
+def test_native_groups_do_not_meet():
+    """Two pairs of workers, then all four, in one graph."""
+    with tf.Graph().as_default() as graph:
+        sources = on_ranks(lambda r: v1.placeholder(tf.float32, [3]), 4)
+        left = caramel.all_reduce(sources[:2], algorithm="native", reduction="sum")
+        right = caramel.all_reduce(sources[2:], algorithm="native", reduction="sum")
+        everything = caramel.all_reduce([*left, *right], algorithm="native", reduction="sum")
+        feeds = {source: np.full(3, float(rank)) for rank, source in enumerate(sources)}
+        got = run(graph, [*left, *right, *everything], 4, feeds)
+    assert [g[0] for g in got] == [1.0, 1.0, 5.0, 5.0, *[12.0] * 4]
+
+
+def test_the_work_goes_around():
+    """Several small all-reduces by star have different roots."""
+    with tf.Graph().as_default() as graph:
+        sources = on_ranks(lambda r: v1.placeholder(tf.float32, [3]), 3)
+        for _ in range(3):
+            caramel.all_reduce(sources, algorithm="star")
+    assert len({op.device for op in graph.get_operations() if op.type == "AddV2"}) == 3
+
+
+def test_a_file_of_a_network(tmp_path):
+    from caramel.netmodel.file import save
+
+    save(caramel.NetworkModel.from_costs(1e-3, 1e-9), tmp_path / "network.json")
+    with tf.Graph().as_default():
+        caramel.all_reduce(on_ranks(lambda r: tf.zeros([2]), 2), network=tmp_path / "network.json")
+    fails("cannot be read", lambda r: tf.zeros([2]), network=tmp_path / "missing.json")
+
+
 def test_native_does_not_reduce_complex_numbers():
     fails("native all-reduce cannot reduce complex64", lambda r: tf.zeros([2], tf.complex64), algorithm="native")
 

@@ -187,6 +187,29 @@ def test_a_narrow_wire_keeps_replicas_identical_within_the_bound(name, workers, 
     np.testing.assert_array_equal(results[0].astype(kind).astype(np.float32), results[0])
 
 
+@pytest.mark.parametrize("name", ["shuffle", "star", "chain"])
+@pytest.mark.parametrize("workers", [9, 12])
+def test_many_ranks_are_added_in_order(name, workers):
+    """TensorFlow's AddN adds eight at a time; its optimizers must not put one there."""
+    arrays = random_arrays(workers, 40, "float32")
+    fold = arrays[0]
+    for array in arrays[1:]:
+        fold = fold + array
+    for result in all_reduce(ALGORITHMS[name](workers, 40), arrays):
+        np.testing.assert_array_equal(result, fold)
+
+
+@pytest.mark.parametrize("size", [4 * 4096, 4 * 4096 + 5, 5 * 4096 + 64])
+def test_long_tensors_are_cut_without_copies(size):
+    """SplitV copies everything where the very end is not aligned; Slices copy only the last piece."""
+    made = lowered(ALGORITHMS["shuffle"](4, size), "float32", mean=False)
+    ops = {n.op for n, _ in made.nodes}
+    assert ("SplitV" in ops) == (size * 4 % 64 == 0)
+    arrays = random_arrays(4, size, "float64")
+    for result in all_reduce(ALGORITHMS["shuffle"](4, size), arrays):
+        np.testing.assert_allclose(result, sum(arrays), rtol=1e-13, atol=1e-12)
+
+
 def test_a_wire_of_the_same_type_is_no_wire():
     schedule = ALGORITHMS["ring"](3, 10)
     assert [n for n, _ in lowered(schedule, "float32", True, "float32").nodes] == [

@@ -291,3 +291,29 @@ def test_bad_depth_and_algorithm():
 def test_schedules_are_made_once():
     schedules = Schedules()
     assert schedules.proved("ring", 3, 10, 2) is schedules.proved("ring", 3, 10, 2)
+
+
+def test_no_number_of_additions_hides_a_missing_rank():
+    """Doubled 32 times and once more, a count of 32 bits would say that every rank is there once."""
+    builder = Builder(2, 1)
+    once = builder.take(0, 0, 1)
+    value = once
+    for _ in range(32):
+        value = builder.add(0, [value, value])
+    value = builder.add(0, [value, once])
+    schedule = builder.schedule("doubling", [[value], [builder.copy(1, value)]])
+    with pytest.raises(InvariantError, match="not of each of 2 once"):
+        check(schedule)
+
+
+@pytest.mark.parametrize("number", [-1, 99])
+def test_results_that_do_not_exist(number):
+    schedule = shuffle(3, 7)
+    with pytest.raises(InvariantError, match=f"instruction {number}, which does not exist"):
+        check(replace(schedule, results=((number,), *schedule.results[1:])))
+
+
+def test_another_order_is_refused_where_the_rank_order_is_promised():
+    assert Schedules().proved("chain", 4, 10, 2, in_rank_order=True)
+    with pytest.raises(InvariantError, match="ring of 10 elements over 4 ranks does not add in rank order"):
+        Schedules().proved("ring", 4, 10, 2, in_rank_order=True)

@@ -172,8 +172,11 @@ def test_residuals_and_predictions(times, random):
     assert curve.fits == (max(map(abs, curve.residuals)) <= 0.25)
     assert (curve.warning is None) == curve.fits
     for size in (0, 255, 256, 300, 1024, 5000.5, 16384, 16385, 10**6):
-        inside = 256 <= size <= 16384
-        expected = a + b * size if not inside else np.interp(size, [s.size_bytes for s in samples], times)
+        expected = np.interp(size, [s.size_bytes for s in samples], times)
+        if size > 16384:
+            expected = times[-1] + b * (size - 16384)
+        elif size < 256:
+            expected = min(times[0], max(times[0] - b * (256 - size), a + b * size))
         assert curve.time_s(size) == pytest.approx(expected)
 
 

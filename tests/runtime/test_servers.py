@@ -1,0 +1,131 @@
+"""Servers that run already, started by `caramel worker`, and workers on hosts of a testbed."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import caramel
+from caramel.errors import ClusterError, InputError
+from caramel.netbench import Settings, measure_network
+from caramel.runtime.cluster import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_ports(count):
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+@pytest.fixture
+def servers():
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    processes = []
+    try:
+        for task in range(2):
+            command = [
+                sys.executable,
+                "-m",
+                "caramel.cli",
+                "worker",
+                "--cluster",
+                ",".join(addresses),
+                "--task",
+                str(task),
+            ]
+            processes.append(
+                subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+                )
+            )
+        for process in processes:
+            assert "caramel server ready" in process.stdout.readline()
+        yield addresses
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+            assert "anyone who reaches" in process.stderr.read()
+            process.stdout.close()
+            process.stderr.close()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_measure_and_train_on_servers(servers):
+    settings = Settings(sizes=(64, 2**16), algorithms=("star", "native"), depths=(1,), rounds=2)
+    network = measure_network(caramel.Servers(servers), [2], settings)
+    assert {c.algorithm for c in network.curves} == {"star", "native"}
+    import tensorflow as tf
+
+    with caramel.capture() as context:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+        w = tf.compat.v1.get_variable("w", [2, 1], initializer=tf.compat.v1.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+        tf.compat.v1.train.GradientDescentOptimizer(0.01).minimize(loss)
+    with caramel.ARModel(context, 2, network=network).session(caramel.Servers(servers)) as session:
+        first = session.step({"x": [[1.0, 2.0], [3.0, 4.0]]})
+        second = session.step({"x": [[1.0, 2.0], [3.0, 4.0]]})
+    assert second.loss < first.loss
+    with pytest.raises(InputError, match="there are 2 servers"):
+        caramel.ARModel(context, 3).session(caramel.Servers(servers))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [
+        ([], "one or more addresses"),
+        ("a:1", "list of one or more addresses"),
+        (["host"], "'host' is no address"),
+        (["host:0"], "is no address"),
+        (["host:99999"], "is no address"),
+        ([":22"], "is no address"),
+        (["a:1", "a:1"], "an address is there twice"),
+    ],
+)
+def test_bad_addresses(addresses, message):
+    with pytest.raises(InputError, match=message):
+        caramel.Servers(addresses)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_workers_on_shaped_hosts():
+    """Through a link of 100 Mbit/s, 1 MiB each way takes at least 84 ms less what the burst lets through."""
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.testbed import Testbed, UnavailableError
+
+    try:
+        testbed = Testbed(2, 12.5e6)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    with testbed:
+        hosts = tuple(Host(h.namespace, h.address) for h in testbed.hosts)
+        settings = Settings(sizes=(64, 2**20), algorithms=("star",), depths=(1,), rounds=2)
+        network = measure_network(caramel.LocalProcesses(hosts=hosts), [2], settings)
+        small, large = network.curves[0].samples
+        assert small.time_s < 0.02
+        assert 0.16 < large.time_s < 0.4
+        with pytest.raises(InputError, match="2 hosts for 3 workers"):
+            measure_network(caramel.LocalProcesses(hosts=hosts), [3], settings)
+
+
+@pytest.mark.processes
+def test_hosts_must_not_be_the_machine_itself():
+    settings = Settings(sizes=(64, 128), algorithms=("star",), rounds=1)
+    here = tuple(Host("/proc/self/ns/net", f"127.0.0.{n}") for n in (2, 3))
+    with pytest.raises(ClusterError, match=re.escape("/proc/self/ns/net is this machine's own network")):
+        measure_network(caramel.LocalProcesses(hosts=here), [2], settings)
+    gone = tuple(Host("/proc/1/ns/nothing", "127.0.0.1") for _ in range(2))
+    with pytest.raises(ClusterError, match="cannot be entered"):
+        measure_network(caramel.LocalProcesses(hosts=gone), [2], settings)
