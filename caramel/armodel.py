@@ -207,7 +207,8 @@ def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer],
     if options.wire is not None and full:
         notes.append(f"wire={options.wire} has no effect on gradients of {', '.join(full)}, which travel as they are")
     if options.model is not None:
-        curves = [c for c in options.model.curves if c.workers == workers]
+        used = {(workers, t.algorithm, t.depth) for t in transfers}
+        curves = [c for c in options.model.curves if (c.workers, c.algorithm, c.depth) in used]
         notes += [f"network: {c.warning}" for c in curves if c.warning is not None]
     return notes
 

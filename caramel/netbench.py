@@ -55,7 +55,7 @@ Build = Callable[[int, str, Sequence[str]], Lowered]
 
 def repetitions(size_bytes: int) -> int:
     """How many all-reduces follow each other in a step: the shorter, the more."""
-    return 8 if size_bytes <= 2**16 else 4 if size_bytes <= 2**20 else 2
+    return next((count for most, count in ((2**16, 8), (2**20, 4), (2**24, 2)) if size_bytes <= most), 1)
 
 
 class AllReduceBench:

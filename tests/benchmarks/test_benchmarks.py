@@ -1,0 +1,115 @@
+"""The benchmarks: their arithmetic, and that they run and write what they promise."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.build import BUCKETS, buckets, graph_of, resnet50_sizes
+from benchmarks.statistics import geometric_mean, paired_ratio
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(module, *arguments, timeout=400):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+def test_the_bounds_of_a_ratio():
+    rng = np.random.default_rng(3)
+    theirs = rng.uniform(1.0, 1.2, 40)
+    ratio = paired_ratio(theirs * rng.normal(0.9, 0.02, 40), theirs)
+    assert 0.88 < ratio.low < ratio.median < ratio.high < 0.92
+    same = paired_ratio(theirs, theirs)
+    assert (same.low, same.median, same.high) == (1.0, 1.0, 1.0)
+    assert geometric_mean([0.5, 2.0, 1.0]) == pytest.approx(1.0)
+
+
+def test_bounds_hold_the_true_ratio_as_often_as_they_say():
+    rng = np.random.default_rng(4)
+    held = Counter()
+    for _ in range(300):
+        ratio = paired_ratio(rng.lognormal(np.log(1.1), 0.1, 21), np.ones(21))
+        held["low"] += ratio.low <= 1.1
+        held["high"] += ratio.high >= 1.1
+    assert all(0.90 < count / 300 <= 1.0 for count in held.values())
+
+
+def test_the_model_is_a_resnet50():
+    sizes = resnet50_sizes()
+    assert len(sizes) == 161
+    assert sum(sizes) == 25_557_032
+    found = buckets(sizes, BUCKETS)
+    assert [size for bucket in found for size in bucket] == sizes
+    assert len(found) == BUCKETS and min(map(len, found)) >= 1
+
+
+def test_the_nodes_of_the_graph_grow_as_the_ring_does():
+    """Some for each tensor and worker, and some for each shard and worker: a quadratic with known coefficients."""
+    counts = [len(graph_of(workers, "ring")[0].node) for workers in (4, 8, 16)]
+    per_square = (counts[2] - 2 * counts[1]) / (256 - 2 * 64)
+    per_worker = (counts[1] - 64 * per_square) / 8
+    assert counts[0] == pytest.approx(16 * per_square + 4 * per_worker, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_collectives_against_the_peers(tmp_path):
+    rows_file, plot = tmp_path / "rows.json", tmp_path / "plot.png"
+    done = run(
+        "collectives", "--workers", 2, "--size", 64, "--size", "64KiB", "--rounds", 3, "--fit-rounds", 2,
+        "--json", rows_file, "--plot", plot,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(rows_file.read_text())
+    assert all(set(row) == {"workers", "bytes", "contender", "algorithm", "depth", "time_s", "limit_s"} for row in rows)
+    contenders = {"caramel", "tf_shuffle", "tf_ring", "tf_recursive_hd", "mwms_ring"}
+    assert {(row["bytes"], row["contender"]) for row in rows} == {(b, c) for b in (64, 65536) for c in contenders}
+    assert all(row["time_s"] > 0 and row["limit_s"] is None for row in rows)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "of the best peer's time" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_collectives_on_shaped_hosts(tmp_path):
+    from benchmarks.testbed import Testbed, UnavailableError
+
+    try:
+        Testbed(1).close()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    rows_file = tmp_path / "rows.json"
+    done = run(
+        "collectives", "--workers", 2, "--size", 64, "--size", "1MiB", "--rounds", 3, "--fit-rounds", 2,
+        "--rate", "200mbit", "--json", rows_file,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    for row in json.loads(rows_file.read_text()):
+        assert row["limit_s"] == pytest.approx(row["bytes"] / (25e6 * 0.95), rel=0.05)
+        if row["bytes"] == 2**20:
+            assert 0.8 * row["limit_s"] < row["time_s"] < 4 * row["limit_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["collectives", "--rounds", "0"], "Invalid value for '--rounds'"),
+        (["collectives", "--size", "2"], "from 4 bytes and 2 workers on"),
+        (["collectives", "--workers", "1", "--size", "64"], "from 4 bytes and 2 workers on"),
+        (["collectives", "--rate", "quick"], "cannot read the rate 'quick'"),
+        (["collectives", "--network", "/nowhere.json", "--workers", "2"], "cannot be read"),
+        (["depths", "--algorithm", "tree"], "no all-reduce algorithm 'tree'"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    done = run(*arguments)
+    assert done.returncode != 0
+    assert message in done.stderr and "Traceback" not in done.stderr
