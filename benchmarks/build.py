@@ -46,8 +46,10 @@ def buckets(sizes: Sequence[int], count: int) -> list[list[int]]:
     target = sum(sizes) / count
     found: list[list[int]] = [[]]
     total = 0
-    for size in sizes:
-        if total >= target * len(found) and len(found) < count:
+    for number, size in enumerate(sizes):
+        is_full = total >= target * len(found)
+        are_few_left = len(sizes) - number <= count - len(found)
+        if found[-1] and len(found) < count and (is_full or are_few_left):
             found.append([])
         found[-1].append(size)
         total += size

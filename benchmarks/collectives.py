@@ -233,7 +233,10 @@ def run(
                 network = load(network_file)
                 network.require(workers)
             else:
-                network = measure_network(cluster(workers, testbed), [workers], Settings(rounds=fit_rounds))
+                # A line needs two sizes; otherwise the model knows just the sizes that are compared.
+                fitted = wanted if len(set(wanted)) > 1 else DEFAULT_SIZES
+                settings = Settings(fitted, rounds=fit_rounds)
+                network = measure_network(cluster(workers, testbed), [workers], settings)
                 networks.append(network)
             with progress_over(len(wanted) * rounds) as show:
                 found = measure(workers, wanted, rounds, network, testbed, show)
