@@ -34,6 +34,7 @@ def signature(workers, *feeds, reduction="mean", weighted=True):
         save_prefix="save:0",
         save_steps="",
         save="e",
+        group_leader="",
         flush=(),
         checkpoint_names=(),
         evaluation=None,
