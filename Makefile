@@ -1,14 +1,15 @@
 # Each target makes the environment that it needs in .venv; only Python 3.10 to 3.13 and make have to be there.
 VENV := .venv
 BIN := $(VENV)/bin
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test lint check bench-collectives clean
+.PHONY: demo test lint check soak bench-collectives clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
 
-test: $(VENV)/.dev  ## all tests, doctests included
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## all tests, doctests included; a file's tests stay in one process
+	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
@@ -16,6 +17,9 @@ lint: $(VENV)/.dev  ## style and types
 	$(BIN)/mypy
 
 check: lint test  ## the whole gate
+
+soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers; about an hour
+	$(BIN)/python -m pytest -m soak $(PARALLEL)
 
 bench-collectives: $(VENV)/.dev  ## all-reduces against TensorFlow's; as root also on hosts with shaped links
 	$(BIN)/python -m benchmarks.collectives --json collectives_local.json --plot collectives_local.png

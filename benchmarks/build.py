@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import click
 
-from benchmarks.output import write_json
+from benchmarks.output import markdown_row, markdown_table, write_json
 from caramel.errors import CaramelError
 
 BUCKETS = 25
@@ -63,13 +64,14 @@ def graph_of(workers: int, algorithm: str) -> tuple[Any, list[str], list[str]]:
         The GraphDef, the devices, and the last op of each worker.
     """
     from caramel.collectives.algorithms import Schedules
-    from caramel.collectives.lower import Emitter, lower
+    from caramel.collectives.emit import emit_all_reduce
+    from caramel.collectives.lower import Emitter
     from caramel.graph.devices import default_devices
     from caramel.graph.graph import Graph
-    from caramel.graph.nodes import constant, dtype_attribute, group, node, shape_attribute
+    from caramel.graph.nodes import assign, constant, dtype_attribute, group, variable
 
     devices = [f"{text}/device:CPU:0" for text in default_devices(workers)]
-    schedules = Schedules()
+    schedules, instances = Schedules(), count(1)
     float32 = dtype_attribute("float32")
     nodes = []
     done: list[list[str]] = [[] for _ in devices]
@@ -93,19 +95,26 @@ def graph_of(workers: int, algorithm: str) -> tuple[Any, list[str], list[str]]:
                     )
                 )
             packed.append(parts[0] if len(parts) == 1 else emitter.concat(rank, f"pack_{rank}", parts))
-        schedule = schedules.proved(algorithm, workers, sum(sizes), 1, number)
-        lowered = lower(
-            schedule, prefix=f"bucket_{number}/reduce", sources=packed, devices=devices, dtype="float32", mean=True
+        lowered = emit_all_reduce(
+            schedules,
+            algorithm,
+            1,
+            prefix=f"bucket_{number}/reduce",
+            size=sum(sizes),
+            sources=packed,
+            devices=devices,
+            dtype="float32",
+            mean=True,
+            turn=number,
+            instances=instances,
         )
         for rank, result in enumerate(lowered.results):
             pieces = [result] if len(sizes) == 1 else emitter.split(rank, f"unpack_{rank}", result, sizes)
             for index, (piece, size) in enumerate(zip(pieces, sizes)):
                 name = f"value_{number}_{index}_{rank}"
-                shared = {"shape": shape_attribute((size,)), "shared_name": name.encode()}
-                handle = node(name, "VarHandleOp", (), devices[rank], dtype=float32, **shared)
-                assign = node(f"{name}/assign", "AssignVariableOp", [name, piece], devices[rank], dtype=float32)
-                nodes += [handle, assign]
-                done[rank].append(assign.name)
+                nodes.append(variable(name, "float32", (size,), devices[rank]))
+                nodes.append(assign(f"{name}/assign", name, piece, "float32", devices[rank]))
+                done[rank].append(nodes[-1].name)
         nodes += [made for made, _ in (*emitter.out.nodes, *lowered.nodes)]
     last = [group(f"done_{rank}", names, devices[rank]) for rank, names in enumerate(done)]
     graph = Graph([*nodes, *last])
@@ -155,10 +164,8 @@ def main(numbers: tuple[int, ...], algorithm: str, most_run: int, json_file: str
             raise click.ClickException(str(error)) from error
         return
     rows = []
-    click.echo(
-        "| workers | nodes | build [s] | per node [us] | peak [MiB] | start [s] | first run [s] | second run [s] |"
-    )
-    click.echo("|---|---|---|---|---|---|---|---|")
+    head = ["workers", "nodes", "build [s]", "per node [us]", "peak [MiB]", "start [s]"]
+    click.echo(markdown_table([*head, "first run [s]", "second run [s]"]))
     for workers in numbers:
         command = [sys.executable, "-m", "benchmarks.build", "--one", "--workers", str(workers)]
         command += ["--algorithm", algorithm, "--most-run", str(most_run)]
@@ -176,7 +183,7 @@ def main(numbers: tuple[int, ...], algorithm: str, most_run: int, json_file: str
             per_node,
             f"{row['peak_bytes'] / 2**20:.0f}",
         ]
-        click.echo("| " + " | ".join([*fields, *runs]) + " |")
+        click.echo(markdown_row([*fields, *runs]))
     if json_file is not None:
         write_json(rows, json_file)
 

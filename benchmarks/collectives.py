@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from benchmarks.output import write_json
+from benchmarks.output import markdown_table, write_json
 from benchmarks.statistics import Ratio, geometric_mean, paired_ratio
 from benchmarks.testbed import Testbed
 from caramel.errors import CaramelError, ClusterError, InputError
@@ -78,7 +78,7 @@ def measure(
     """Time all contenders at all sizes."""
     from benchmarks.peers import MirroredWorkers, tensorflow_builds
     from caramel.collectives.algorithms import Schedules
-    from caramel.netbench import AllReduceBench, build_for, repetitions
+    from caramel.timing import AllReduceBench, build_for, per_all_reduce, repetitions
 
     limit = None
     if testbed is not None and testbed.rate_bytes_per_s is not None:
@@ -104,8 +104,7 @@ def measure(
                 show(position * rounds + done, f"{workers} workers, {format_size(size)}")
 
             times = bench.measure(rounds, after_round, prune=False)
-            base = statistics.median(empty)
-            times[MIRRORED] = [max(t - base, 1e-3 * t) / repeats for t in theirs]
+            times[MIRRORED] = per_all_reduce(theirs, empty, repeats)
             bench.unload()
             limit_s = None if limit is None else limit * size
             cells.append(Cell(workers, size, choice.algorithm, choice.depth, limit_s, times))
@@ -134,7 +133,7 @@ def table(cells: Sequence[Cell]) -> str:
         "95 % bounds",
         "of limit",
     ]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for cell in cells:
         ratio = cell.ratio()
         medians = [f"{statistics.median(cell.times[n]) * 1e3:.3f}" if n in cell.times else "-" for n in names]
@@ -142,8 +141,8 @@ def table(cells: Sequence[Cell]) -> str:
         choice = f"{cell.algorithm} {cell.depth}"
         interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
         fields = [str(cell.workers), format_size(cell.size_bytes), choice, *medians, cell.best_peer()]
-        lines.append("| " + " | ".join([*fields, f"{ratio.median:.2f}", interval, share]) + " |")
-    lines.append("")
+        rows.append([*fields, f"{ratio.median:.2f}", interval, share])
+    lines = [markdown_table(head, rows), ""]
     for workers in dict.fromkeys(c.workers for c in cells):
         ratios = [c.ratio() for c in cells if c.workers == workers]
         mean = geometric_mean([r.median for r in ratios])
@@ -226,7 +225,7 @@ def run(
         wanted = tuple(sorted(parse_size(s) for s in sizes)) or DEFAULT_SIZES
         if min(wanted) < 4 or min(numbers) < 2:
             raise InputError("all-reduces are compared from 4 bytes and 2 workers on")
-        networks: list[NetworkModel] = []
+        measured: NetworkModel | None = None
         cells: list[Cell] = []
         for workers in numbers:
             if network_file is not None:
@@ -236,8 +235,9 @@ def run(
                 # A line needs two sizes; otherwise the model knows just the sizes that are compared.
                 fitted = wanted if len(set(wanted)) > 1 else DEFAULT_SIZES
                 settings = Settings(fitted, rounds=fit_rounds)
-                network = measure_network(cluster(workers, testbed), [workers], settings)
-                networks.append(network)
+                where = f"benchmark, links of {rate or 'the loopback device'}"
+                network = measure_network(cluster(workers, testbed), [workers], settings, where)
+                measured = network if measured is None else measured.merged(network)
             with progress_over(len(wanted) * rounds) as show:
                 found = measure(workers, wanted, rounds, network, testbed, show)
             click.echo(table(found) + "\n")
@@ -250,10 +250,8 @@ def run(
             click.echo(table(cells))
         if plot_file is not None:
             plot(cells, plot_file)
-        if save_network is not None and networks:
-            curves = tuple(curve for network in networks for curve in network.curves)
-            gamma = min(network.gamma_s_per_byte for network in networks)
-            save(NetworkModel(f"benchmark, links of {rate or 'the loopback device'}", curves, gamma), save_network)
+        if save_network is not None and measured is not None:
+            save(measured, save_network)
 
 
 if __name__ == "__main__":

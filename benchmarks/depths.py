@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from benchmarks.collectives import cluster
-from benchmarks.output import write_json
+from benchmarks.output import markdown_table, write_json
 from benchmarks.statistics import Ratio, paired_ratio
 from benchmarks.testbed import Testbed
 from caramel.errors import CaramelError
@@ -57,7 +57,7 @@ def measure(
 ) -> list[Cell]:
     """Time the fixed depths and the adaptive one at every size of the selection."""
     from caramel.collectives.algorithms import Schedules
-    from caramel.netbench import AllReduceBench, build_for
+    from caramel.timing import AllReduceBench, build_for
 
     schedules, cells = Schedules(), []
     curves = {c.depth: c for c in selection.curves}
@@ -92,7 +92,7 @@ def table(cells: Sequence[Cell]) -> str:
         "ratio",
         "95 % bounds",
     ]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for cell in cells:
         medians = [f"{statistics.median(cell.times[d]) * 1e3:.3f}" for d in (*MEASURED_DEPTHS, 0)]
         ratio = cell.ratio
@@ -102,13 +102,11 @@ def table(cells: Sequence[Cell]) -> str:
             f"{ratio.median:.3f}",
             f"{ratio.low:.3f} to {ratio.high:.3f}",
         ]
-        lines.append("| " + " | ".join([format_size(cell.size_bytes), *medians, *ends]) + " |")
+        rows.append([format_size(cell.size_bytes), *medians, *ends])
     gains = [1 - statistics.median(c.times[0]) / statistics.median(c.times[1]) for c in cells]
-    lines.append(
-        f"\nmost that adaptive gains over depth 1: {max(gains):.0%}; worst lower bound of a ratio "
-        f"{max(c.ratio.low for c in cells):.3f}"
-    )
-    return "\n".join(lines)
+    worst = max(c.ratio.low for c in cells)
+    said = f"most that adaptive gains over depth 1: {max(gains):.0%}; worst lower bound of a ratio {worst:.3f}"
+    return f"{markdown_table(head, rows)}\n\n{said}"
 
 
 def plot(cells: Sequence[Cell], path: str, title: str) -> None:

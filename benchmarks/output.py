@@ -1,9 +1,10 @@
-"""Writing results."""
+"""Results: as JSON, and as tables in Markdown."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,3 +15,19 @@ def write_json(data: Any, path: str | os.PathLike[str]) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(data, indent=1) + "\n")
     temporary.replace(target)
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]] = ()) -> str:
+    """A table; without rows its head alone, for rows that follow one by one.
+
+    >>> print(markdown_table(["workers", "size"], [["2", "64 B"]]))
+    | workers | size |
+    |---|---|
+    | 2 | 64 B |
+    """
+    return "\n".join([markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)])

@@ -13,6 +13,8 @@ from caramel.errors import (
     CaramelError,
     CheckpointError,
     ClusterError,
+    DataError,
+    EndOfData,
     ExportError,
     FitError,
     InputError,
@@ -31,20 +33,23 @@ _LAZY = {
     "LocalProcesses": "caramel.runtime.cluster",
     "NetworkModel": "caramel.netmodel.model",
     "Plan": "caramel.plan",
-    "Servers": "caramel.runtime.cluster",
+    "Servers": "caramel.runtime.servers",
     "Session": "caramel.runtime.session",
     "StepResult": "caramel.runtime.session",
     "all_reduce": "caramel.allreduce",
     "capture": "caramel.frontend.context",
+    "fit": "caramel.fit",
 }
 
 if TYPE_CHECKING:
     from caramel.allreduce import all_reduce
     from caramel.armodel import ARModel
+    from caramel.fit import fit
     from caramel.frontend.context import Context, capture
     from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
-    from caramel.runtime.cluster import InProcess, LocalProcesses, Servers
+    from caramel.runtime.cluster import InProcess, LocalProcesses
+    from caramel.runtime.servers import Servers
     from caramel.runtime.session import Session, StepResult
 
 __all__ = [
@@ -54,6 +59,8 @@ __all__ = [
     "CheckpointError",
     "ClusterError",
     "Context",
+    "DataError",
+    "EndOfData",
     "ExportError",
     "FitError",
     "InProcess",
@@ -70,6 +77,7 @@ __all__ = [
     "UnsupportedError",
     "all_reduce",
     "capture",
+    "fit",
 ]
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from caramel.collectives.algorithms import NATIVE, Schedules
+from caramel.collectives.algorithms import Schedules
 from caramel.collectives.dtypes import ITEM_BYTES
-from caramel.collectives.lower import Lowered, lower
-from caramel.collectives.native import lower_native
-from caramel.collectives.sparse import lower_all_gather
+from caramel.collectives.emit import emit_all_reduce
+from caramel.collectives.lower import Lowered
+from caramel.collectives.sparse import LoweredGather, lower_all_gather
 from caramel.errors import InputError
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
+from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
 
 _INSTANCES = count(2**20)
@@ -68,51 +69,65 @@ def all_reduce(
     """
     if not tensors:
         raise InputError("an all-reduce needs at least one tensor")
+    is_sparse = _are_sparse(tensors)
+    values = [t.values for t in tensors] if is_sparse else list(tensors)
+    if reduction not in ("mean", "sum"):
+        raise InputError(f"the reduction must be 'mean' or 'sum', got {reduction!r}")
+    options = CollectiveOptions(algorithm, depth, deterministic, wire, as_network(network))
+    dtype = _common_dtype(values)
+    if reduction == "mean" and values[0].dtype.is_integer:
+        raise InputError(f"the mean of {dtype} tensors is no {dtype}: use reduction='sum', or cast them")
+    places = _devices(values, devices)
+    values = _weighted(values, weights, places)
+    if is_sparse:
+        return _gathered(tensors, values, places, dtype, reduction == "mean", options, name)
+    return _reduced(values, places, dtype, reduction == "mean", options, name)
+
+
+def _reduced(
+    values: Sequence[Any], devices: Sequence[str], dtype: str, mean: bool, options: CollectiveOptions, name: str
+) -> list[Any]:
+    """Dense tensors, reduced."""
+    shape = _common_shape(values)
+    size = shape.num_elements()
+    chosen = choose_collective(options, len(values), dtype, size)
+    graph = values[0].graph
+    prefix = graph.unique_name(name)
+    flat = [_on(device, tf.reshape, value, [-1]) for device, value in zip(devices, values)]
+    sources = [f"source_{rank}" for rank in range(len(flat))]
+    lowered = emit_all_reduce(
+        Schedules(),
+        chosen.algorithm,
+        chosen.depth,
+        prefix=prefix,
+        size=size,
+        sources=sources,
+        devices=devices,
+        dtype=dtype,
+        mean=mean,
+        turn=len(graph.get_collection(_CALLS)),
+        instances=_INSTANCES,
+        in_rank_order=options.deterministic,
+        wire=options.wire_for(dtype),
+    )
+    graph.add_to_collection(_CALLS, prefix)
+    results = _imported(graph, lowered, dict(zip(sources, flat)), lowered.results)
+    return [_on(device, tf.reshape, result, shape) for device, result in zip(devices, results)]
+
+
+def _on(device: str, function: Any, *args: Any) -> Any:
+    with tf.device(device):
+        return function(*args)
+
+
+def _are_sparse(tensors: Sequence[Any]) -> bool:
     sparse = [isinstance(t, tf.IndexedSlices) for t in tensors]
     if any(sparse) and not all(sparse):
         raise InputError(
             f"rank {sparse.index(not sparse[0])} has a {'dense' if sparse[0] else 'sparse'} tensor, rank 0 has not: "
             "convert them to one kind"
         )
-    values = [t.values for t in tensors] if sparse[0] else list(tensors)
-    if reduction not in ("mean", "sum"):
-        raise InputError(f"the reduction must be 'mean' or 'sum', got {reduction!r}")
-    options = CollectiveOptions(algorithm, depth, deterministic, wire, network)
-    dtype = _common_dtype(values)
-    if reduction == "mean" and values[0].dtype.is_integer:
-        raise InputError(f"the mean of {dtype} tensors is no {dtype}: use reduction='sum', or cast them")
-    places = _devices(values, devices)
-    values = _weighted(values, weights, places)
-    if sparse[0]:
-        _refuse_for_sparse(options)
-        return _gathered(tensors, values, places, dtype, reduction == "mean", options.wire_for(dtype), name)
-    shape = _common_shape(values)
-    size = shape.num_elements()
-    chosen = choose_collective(options, len(values), dtype, size)
-    graph = values[0].graph
-    prefix = graph.unique_name(name)
-    flat = [_on(place, tf.reshape, value, [-1]) for place, value in zip(places, values)]
-    common: dict[str, Any] = {
-        "prefix": prefix,
-        "sources": [f"source_{rank}" for rank in range(len(flat))],
-        "devices": places,
-        "dtype": dtype,
-        "mean": reduction == "mean" and len(flat) > 1,
-    }
-    if chosen.algorithm == NATIVE:
-        lowered = lower_native(**common, size=size, instance=next(_INSTANCES))
-    else:
-        turn = len(graph.get_collection(_CALLS))
-        schedule = Schedules().proved(chosen.algorithm, len(flat), size, chosen.depth, turn, deterministic)
-        lowered = lower(schedule, **common, wire=options.wire_for(dtype))
-    graph.add_to_collection(_CALLS, prefix)
-    results = _imported(graph, lowered, dict(zip(common["sources"], flat)), lowered.results)
-    return [_on(place, tf.reshape, result, shape) for place, result in zip(places, results)]
-
-
-def _on(device: str, function: Any, *args: Any) -> Any:
-    with tf.device(device):
-        return function(*args)
+    return sparse[0]
 
 
 def _common_dtype(values: Sequence[Any]) -> str:
@@ -166,31 +181,19 @@ def _weighted(values: Sequence[Any], weights: Sequence[Any] | None, devices: Seq
     return [_on(d, tf.multiply, v, tf.cast(w, v.dtype)) for v, w, d in zip(values, weights, devices)]
 
 
-def _refuse_for_sparse(options: CollectiveOptions) -> None:
-    if options.algorithm is not None or options.depth is not None:
-        raise InputError("sparse tensors are gathered from all ranks at once: leave out algorithm= and depth=")
-
-
 def _gathered(
     slices: Sequence[Any],
     values: Sequence[Any],
     devices: Sequence[str],
     dtype: str,
     mean: bool,
-    wire: str | None,
+    options: CollectiveOptions,
     name: str,
 ) -> list[Any]:
-    for rank, one in enumerate(slices):
-        if one.indices.dtype != slices[0].indices.dtype or not one.values.shape[1:].is_compatible_with(
-            slices[0].values.shape[1:]
-        ):
-            raise InputError(f"the slices of rank {rank} do not fit those of rank 0: {one} and {slices[0]}")
-        if (one.dense_shape is None) != (slices[0].dense_shape is None):
-            raise InputError(f"rank {rank} and rank 0 must both have a dense_shape, or neither")
-        if one.dense_shape is not None:
-            mine, first = (tf.get_static_value(x.dense_shape) for x in (one, slices[0]))
-            if mine is not None and first is not None and list(mine) != list(first):
-                raise InputError(f"rank {rank} has the dense shape {mine.tolist()}, rank 0 has {first.tolist()}")
+    """Sparse tensors, with the slices of all ranks."""
+    if options.algorithm is not None or options.depth is not None:
+        raise InputError("sparse tensors are gathered from all ranks at once: leave out algorithm= and depth=")
+    _check_slices(slices)
     graph = values[0].graph
     ranks = range(len(values))
     sources = {f"values_{r}": values[r] for r in ranks} | {f"indices_{r}": slices[r].indices for r in ranks}
@@ -202,13 +205,29 @@ def _gathered(
         dtype=dtype,
         index_dtype=slices[0].indices.dtype.name,
         mean=mean,
-        wire=wire,
+        wire=options.wire_for(dtype),
     )
     found = _imported(graph, lowered, sources, [*lowered.values, *lowered.indices])
     return [tf.IndexedSlices(found[r], found[len(values) + r], slices[r].dense_shape) for r in ranks]
 
 
-def _imported(graph: Any, lowered: Lowered | Any, sources: dict[str, Any], wanted: Sequence[str]) -> list[Any]:
+def _check_slices(slices: Sequence[Any]) -> None:
+    for rank, one in enumerate(slices):
+        if one.indices.dtype != slices[0].indices.dtype or not one.values.shape[1:].is_compatible_with(
+            slices[0].values.shape[1:]
+        ):
+            raise InputError(f"the slices of rank {rank} do not fit those of rank 0: {one} and {slices[0]}")
+        if (one.dense_shape is None) != (slices[0].dense_shape is None):
+            raise InputError(f"rank {rank} and rank 0 must both have a dense_shape, or neither")
+        if one.dense_shape is not None:
+            mine, first = (tf.get_static_value(x.dense_shape) for x in (one, slices[0]))
+            if mine is not None and first is not None and list(mine) != list(first):
+                raise InputError(f"rank {rank} has the dense shape {mine.tolist()}, rank 0 has {first.tolist()}")
+
+
+def _imported(
+    graph: Any, lowered: Lowered | LoweredGather, sources: dict[str, Any], wanted: Sequence[str]
+) -> list[Any]:
     """Add the nodes to the graph; tensors of the wanted names."""
     graph_def = tf.compat.v1.GraphDef()
     graph_def.node.extend(made for made, _ in lowered.nodes)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from caramel.analyzers.transfers import one_per_gradient
+from caramel.checks import positive_integer
 from caramel.collectives.algorithms import NATIVE
+from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import CaptureError, InputError, listed
 from caramel.frontend.context import Context
 from caramel.graph.bulk import many_objects
 from caramel.graph.devices import Device, default_devices
 from caramel.graph.graph import tensor_name
 from caramel.graph.verify import verify_structure
-from caramel.model import Evaluation, Model
+from caramel.model import Evaluation, Model, VariableClass
 from caramel.modifiers import state
 from caramel.modifiers.aggregate import aggregate, verify_aggregated
 from caramel.modifiers.distributed import DistributedGraph, own_name, replica_name
 from caramel.modifiers.evaluate import add_evaluation
+from caramel.modifiers.place_input import add_input_state, data_signature, place_input, saved_position
 from caramel.modifiers.replicate import parse_devices, replicate
 from caramel.modifiers.weigh import weigh
 from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan, Transfer
 from caramel.signature import EvaluationSignature, Feed, Signature
@@ -47,9 +50,15 @@ class ARModel:
         analyzers: a list of analyzers to use instead of the automatic ones (no effect yet).
         device_list: a device string for each worker; default ``/job:worker/task:r``. Parts such as
             ``/GPU:0`` are kept.
+        sharding: how a dataset given at capture is divided. ``"slice"``: every batch is split over the
+            workers, so a step is that of one device on the same dataset. ``"batches"``: a step takes N
+            batches, one for each worker, so it is that of one device on the N batches joined.
         uneven_batches: ``"weight"`` to weight gradients by each worker's share of the examples where
             a batch does not divide evenly, ``"refuse"`` to refuse such batches (saves one
             multiplication per gradient).
+        statistics: what checkpoints and evaluations have of the statistics that each worker keeps of its own
+            examples (of batch normalisation): ``"local"``, those of worker 0, or ``"mean"``, the mean over
+            all workers.
         network: a `caramel.NetworkModel`, or the file of one, to choose algorithms and depths by. It must
             have been measured with this number of workers, or given by hand.
         algorithm: one all-reduce algorithm for all gradients instead: ``"shuffle"``, ``"star"``,
@@ -61,6 +70,7 @@ class ARModel:
 
     Attributes:
         model: the single-device Model.
+        pipeline: the workers' input pipelines, if a dataset was given at capture.
         plan: the Plan.
         signature: names of what to feed, fetch and call.
 
@@ -83,7 +93,9 @@ class ARModel:
         analyzers: Sequence[Any] | None = None,
         device_list: Sequence[str] | None = None,
         *,
+        sharding: str = "slice",
         uneven_batches: str = "weight",
+        statistics: str = "local",
         network: NetworkModel | str | os.PathLike[str] | None = None,
         algorithm: str | None = None,
         depth: int | None = None,
@@ -92,19 +104,24 @@ class ARModel:
     ) -> None:
         if not isinstance(context, Context):
             raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
-        workers = _whole_number(number_of_workers)
+        workers = positive_integer(number_of_workers, "number_of_workers")
         if uneven_batches not in ("weight", "refuse"):
             raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {uneven_batches!r}")
-        collectives = CollectiveOptions(algorithm, depth, deterministic, wire, network)
+        if statistics not in ("local", "mean"):
+            raise InputError(f"statistics must be 'local' or 'mean', got {statistics!r}")
+        collectives = CollectiveOptions(algorithm, depth, deterministic, wire, as_network(network))
         collectives.check_workers(workers)
         self.context = context
         self.model: Model = context.model
         devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
         switches = {"serialization": serialization, "batching": batching, "scheduling": scheduling}
-        self.plan = make_plan(self.model, devices, switches, analyzers, uneven_batches, collectives)
+        self.pipeline = _pipeline(context, self.model, workers, sharding)
+        self.plan = make_plan(
+            self.model, devices, switches, analyzers, uneven_batches, collectives, statistics, self.pipeline
+        )
         self.evaluation: Evaluation | None = context.evaluation_for() if context.evaluation is not None else None
-        self._distributed = emit(self.model, self.plan, self.evaluation)
-        self.signature = make_signature(self.model, self.plan, self.evaluation)
+        self._distributed = emit(self.model, self.plan, self.evaluation, self.pipeline)
+        self.signature = make_signature(self.model, self.plan, self.evaluation, self.pipeline)
 
     @cached_property
     def graph_def(self) -> Any:
@@ -145,14 +162,12 @@ class ARModel:
         export(self, path)
 
 
-def _whole_number(number_of_workers: Any) -> int:
-    try:
-        number = 0 if isinstance(number_of_workers, bool) else operator.index(number_of_workers)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise InputError(f"number_of_workers must be a whole number of at least 1, got {number_of_workers!r}")
-    return number
+def _pipeline(context: Context, model: Model, workers: int, sharding: str) -> Pipeline | None:
+    if context.given is not None:
+        return make_pipeline(context.given, model, workers, sharding)
+    if sharding != "slice":
+        raise InputError(f"sharding={sharding!r} goes with a dataset: pass data= to caramel.capture")
+    return None
 
 
 def make_plan(
@@ -162,6 +177,8 @@ def make_plan(
     analyzers: Sequence[Any] | None,
     uneven_batches: str,
     collectives: CollectiveOptions | None = None,
+    statistics: str = "local",
+    pipeline: Pipeline | None = None,
 ) -> Plan:
     """Decide; nothing is rewritten here."""
     collectives = collectives or CollectiveOptions()
@@ -171,19 +188,12 @@ def make_plan(
         notes.append(f"{', '.join(idle)}: switched on, without effect yet")
     if analyzers is not None:
         notes.append("analyzers: a list was given, without effect yet")
-    split = [i for i in model.inputs if i.split]
-    always_even = bool(split) and all(i.shape is not None and i.shape[0] is not None for i in split)
-    weighted = uneven_batches == "weight" and model.reduction.kind == "mean" and bool(split) and not always_even
-    if len(devices) == 1:
-        weighted = False
+    weighted = uneven_batches == "weight" and len(devices) > 1 and not _always_even(model, pipeline)
     if weighted:
         notes.append("gradients are weighted by each worker's share of the examples, so batches need not divide evenly")
-    if any(v.kind.is_local for v in model.variables):
-        local = [v.name for v in model.variables if v.kind.is_local]
-        notes.append(
-            f"{len(local)} variables are local to each worker ({listed(local, 3)}); "
-            "checkpoints and evaluations use worker 0's"
-        )
+    notes += _local_notes(model, statistics, len(devices))
+    if pipeline is not None:
+        notes += pipeline.notes
     transfers = one_per_gradient(model, len(devices), collectives)
     notes += _collective_notes(collectives, transfers, len(devices))
     return Plan(
@@ -194,11 +204,40 @@ def make_plan(
         reduction_reason=model.reduction.reason,
         weighted=weighted,
         deterministic=collectives.deterministic,
-        network=None if collectives.model is None else collectives.model.description,
+        statistics=statistics,
+        network=None if collectives.network is None else collectives.network.description,
         transfers=transfers,
         variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
         notes=tuple(notes),
+        sharding=None if pipeline is None else pipeline.sharding.value,
     )
+
+
+def _always_even(model: Model, pipeline: Pipeline | None) -> bool:
+    """Whether no worker's gradients ever need another weight than 1."""
+    if pipeline is not None:
+        return pipeline.always_even
+    split = [i for i in model.inputs if i.split]
+    static = all(i.shape is not None and i.shape[0] is not None for i in split)
+    return static or model.reduction.kind != "mean"
+
+
+def _local_notes(model: Model, statistics: str, workers: int) -> list[str]:
+    accumulators = model.variables_of(VariableClass.ACCUMULATOR)
+    notes = []
+    local = [v.name for v in model.variables if v.kind.is_local and v not in accumulators]
+    if local:
+        used = "the mean over the workers" if statistics == "mean" and workers > 1 else "worker 0's"
+        notes.append(
+            f"{len(local)} variables are local to each worker ({listed(local, 3)}); "
+            f"checkpoints and evaluations use {used}"
+        )
+    if any(g.sources for g in model.gradients):
+        where = f" in variables ({listed([v.name for v in accumulators], 3)})" if accumulators else ""
+        notes.append(
+            f"gradients that the program adds up{where} are added up by each worker, and their sum is aggregated"
+        )
+    return notes
 
 
 def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer], workers: int) -> list[str]:
@@ -206,35 +245,45 @@ def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer],
     full = sorted({t.dtype for t in transfers if t.wire is None})
     if options.wire is not None and full:
         notes.append(f"wire={options.wire} has no effect on gradients of {', '.join(full)}, which travel as they are")
-    if options.model is not None:
+    if options.network is not None:
         used = {(workers, t.algorithm, t.depth) for t in transfers}
-        curves = [c for c in options.model.curves if (c.workers, c.algorithm, c.depth) in used]
+        curves = [c for c in options.network.curves if (c.workers, c.algorithm, c.depth) in used]
         notes += [f"network: {c.warning}" for c in curves if c.warning is not None]
     return notes
 
 
-def emit(model: Model, plan: Plan, evaluation: Evaluation | None) -> DistributedGraph:
+def emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipeline | None = None) -> DistributedGraph:
     """Apply the modifiers in their order and verify the result of each."""
     with many_objects():
-        return _emit(model, plan, evaluation)
+        return _emit(model, plan, evaluation, pipeline)
 
 
-def _emit(model: Model, plan: Plan, evaluation: Evaluation | None) -> DistributedGraph:
+def _emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipeline | None) -> DistributedGraph:
     distributed = replicate(model, plan.devices)
     verify_structure(distributed.graph, "replicate")
+    if pipeline is not None:
+        distributed = place_input(distributed, pipeline, plan.devices)
+        verify_structure(distributed.graph, "place_input")
     distributed, tensors = weigh(distributed, model, plan)
     verify_structure(distributed.graph, "weigh")
     distributed = aggregate(distributed, model, plan, tensors)
     verify_structure(distributed.graph, "aggregate")
     verify_aggregated(distributed, model, range(plan.workers))
-    distributed = state.add_state(distributed, model, plan.devices)
+    if pipeline is None:
+        distributed = state.add_state(distributed, model, plan)
+    else:
+        position, saved = saved_position(pipeline, plan.devices)
+        distributed = state.add_state(distributed.extended(position), model, plan, saved)
+        distributed = add_input_state(distributed, pipeline, plan.devices)
     if evaluation is not None:
-        distributed = add_evaluation(distributed, evaluation, model, plan.devices[0], EVALUATION_SCOPE)
+        distributed = add_evaluation(distributed, evaluation, model, plan, EVALUATION_SCOPE)
     verify_structure(distributed.graph, "add_state")
     return distributed
 
 
-def make_signature(model: Model, plan: Plan, evaluation: Evaluation | None) -> Signature:
+def make_signature(
+    model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipeline | None = None
+) -> Signature:
     """The names of what modifiers emitted."""
     ranks = range(plan.workers)
 
@@ -245,7 +294,11 @@ def make_signature(model: Model, plan: Plan, evaluation: Evaluation | None) -> S
         workers=plan.workers,
         devices=plan.devices,
         reduction=plan.reduction,
-        feeds=tuple(Feed(i.name, i.dtype, i.shape, i.split, i.optional, everywhere(i.node)) for i in model.inputs),
+        feeds=tuple(
+            Feed(i.name, i.dtype, i.shape, i.split, i.optional, everywhere(i.node))
+            for i in model.inputs
+            if i.component is None
+        ),
         weights=tuple(tensor_name(own_name(rank, "weight")) for rank in ranks) if plan.weighted else (),
         losses=everywhere(model.loss),
         outputs=tuple((name, everywhere(tensor)) for name, tensor in model.outputs),
@@ -261,6 +314,7 @@ def make_signature(model: Model, plan: Plan, evaluation: Evaluation | None) -> S
         flush=(),
         checkpoint_names=tuple(v.name for v in model.variables if v.saved),
         evaluation=None if evaluation is None else evaluation_signature(evaluation, EVALUATION_SCOPE),
+        data=None if pipeline is None else data_signature(pipeline, plan.workers),
     )
 
 

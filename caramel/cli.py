@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caramel import __version__
-from caramel.errors import CaramelError
+from caramel.errors import CaramelError, InputError
 from caramel.units import parse_rate, parse_size
 
 if TYPE_CHECKING:
     from caramel.netmodel.model import NetworkModel
     from caramel.program import Program
     from caramel.runtime.cluster import Cluster
+    from caramel.runtime.membership import Membership
     from caramel.runtime.session import Session, StepResult
+
+_TF_CONFIG = "tf-config"
 
 
 def _reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,11 +65,10 @@ def _with_cluster(default: str) -> Callable[..., Any]:
             default=default,
             show_default=True,
             help="in-process: virtual devices of this process. processes: a TensorFlow server process for each worker. "
-            "HOST:PORT,HOST:PORT,...: servers that run already (caramel worker).",
+            "HOST:PORT,HOST:PORT,...: servers that run already (caramel worker). tf-config: the servers that the "
+            "environment variable TF_CONFIG names; this must be its chief or worker 0.",
         ),
-        click.option(
-            "--base-port", type=int, help="processes: worker r listens on this port + r; default: free ports."
-        ),
+        click.option("--base-port", type=int, help="processes: task r listens on this port + r; default: free ports."),
         click.option(
             "--allow-open-ports",
             is_flag=True,
@@ -81,6 +83,11 @@ def _with_cluster(default: str) -> Callable[..., Any]:
         return command
 
     return decorate
+
+
+_with_devices = click.option(
+    "--device", "devices", multiple=True, help="Device of each worker, in order; default /job:worker/task:R."
+)
 
 
 def _with_collectives(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,6 +114,7 @@ def _with_collectives(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--workers", type=int, required=True, help="Number of workers.")
 @_with_collectives
 @_with_cluster("in-process")
+@_with_devices
 @click.option("--steps", type=click.IntRange(min=0), help="Steps to train; default: one pass over the data.")
 @click.option(
     "--checkpoint",
@@ -134,6 +142,7 @@ def run(
     step_timeout: float,
     base_port: int | None,
     allow_open_ports: bool,
+    devices: tuple[str, ...],
     **collectives: Any,
 ) -> None:
     """Train a program on N workers."""
@@ -143,7 +152,7 @@ def run(
     loaded = _load(program)
     from caramel.armodel import ARModel
 
-    armodel = ARModel(loaded.context, workers, **collectives)
+    armodel = ARModel(loaded.context, workers, device_list=devices or None, **collectives)
     click.echo(armodel.plan.table())
     with armodel.session(chosen, step_timeout_s=step_timeout) as session:
         _train(session, loaded, steps, checkpoint, save_every)
@@ -153,7 +162,7 @@ def run(
 @click.argument("program", metavar="FILE.py:ENTRY")
 @click.option("--workers", type=int, required=True, help="Number of workers.")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(file_okay=False), help="Directory to write.")
-@click.option("--device", "devices", multiple=True, help="Device of each worker, in order; default /job:worker/task:R.")
+@_with_devices
 @_with_collectives
 @_reporting_errors
 def export(program: str, workers: int, out: str, devices: tuple[str, ...], **collectives: Any) -> None:
@@ -199,6 +208,9 @@ def netbench(
     """
     if out is None:
         raise click.UsageError("say where to write the model: --out FILE.json")
+    for file in (out, plot):
+        if file is not None and not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
+            raise InputError(f"{file!r} cannot be written: there is no such directory, or it is not yours to write to")
     from caramel.netmodel.file import save
     from caramel.netmodel.text import as_text
 
@@ -233,13 +245,7 @@ def _measured_network(
     sizes = tuple(parse_size(text) for text in options.pop("sizes"))
     chosen = {"sizes": sizes, **options}
     settings = Settings(**{name: value for name, value in chosen.items() if value != ()})
-    first, *others = sorted(set(numbers))
-    network = measure_network(cluster, [first], settings, description)
-    save(network, out)
-    for number in others:
-        network = network.merged(measure_network(cluster, [number], settings, description))
-        save(network, out)
-    return network
+    return measure_network(cluster, numbers, settings, description, on_network=lambda network: save(network, out))
 
 
 def _given_network(
@@ -257,23 +263,47 @@ def _given_network(
 
 
 @main.command()
-@click.option("--cluster", required=True, metavar="HOST:PORT,...", help="Address of every worker, in order.")
-@click.option("--task", type=int, required=True, help="Which of them this is, from 0.")
+@click.option(
+    "--cluster", default="tf-config", metavar="HOST:PORT,...", help="Address of every worker, in order; see below."
+)
+@click.option("--task", type=int, help="Which of them this is, from 0.")
+@click.option(
+    "--devices",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of virtual CPU devices, for as many replicas in this process.",
+)
 @_reporting_errors
-def worker(cluster: str, task: int) -> None:
+def worker(cluster: str, task: int | None, devices: int) -> None:
     """Start the server of one worker, on the machine with that address, and keep it running.
+
+    Without --cluster and --task, the environment variable TF_CONFIG says both, as orchestrators set it.
 
     A TensorFlow server listens on every interface and runs any graph for anyone who reaches it: start it in a
     network that only you can reach.
     """
-    from caramel.runtime.cluster import checked_addresses
+    from caramel.runtime.membership import Membership, checked_addresses
+
+    if cluster == _TF_CONFIG:
+        if task is not None:
+            raise click.UsageError("--task belongs to --cluster HOST:PORT,...; without it, TF_CONFIG says the task")
+        there = _from_tf_config()
+    else:
+        there = Membership(checked_addresses(cluster.split(",")), task)
+    last = len(there.addresses) - 1
+    if there.task is None:
+        raise click.UsageError(
+            f"say which server this is: --task 0 to {last}"
+            if cluster != _TF_CONFIG
+            else "TF_CONFIG has no 'task', so which server this is is not known: add it, or give --cluster and --task"
+        )
+    if not 0 <= there.task <= last:
+        raise click.UsageError(f"--task must be between 0 and {last}, got {there.task}")
     from caramel.runtime.server import serve_forever
 
-    addresses = checked_addresses(cluster.split(","))
-    if not 0 <= task < len(addresses):
-        raise click.UsageError(f"--task must be between 0 and {len(addresses) - 1}, got {task}")
-    click.echo(f"anyone who reaches {addresses[task]} can run any graph here", err=True)
-    serve_forever(addresses, task)
+    click.echo(f"anyone who reaches {there.addresses[there.task]} can run any graph here", err=True)
+    serve_forever(there.addresses, there.task, devices)
 
 
 def _load(program: str) -> Program:
@@ -283,15 +313,34 @@ def _load(program: str) -> Program:
 
 
 def _cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluster:
-    if ":" not in kind and kind not in ("in-process", "processes"):
-        raise click.UsageError(f"--cluster takes in-process, processes or HOST:PORT,HOST:PORT,..., got {kind!r}")
-    from caramel.runtime.cluster import InProcess, LocalProcesses, Servers
+    if ":" not in kind and kind not in ("in-process", "processes", _TF_CONFIG):
+        raise click.UsageError(
+            f"--cluster takes in-process, processes, {_TF_CONFIG} or HOST:PORT,HOST:PORT,..., got {kind!r}"
+        )
+    there = _from_tf_config() if kind == _TF_CONFIG else None  # before TensorFlow is loaded, for it may be wrong
+    from caramel.runtime.cluster import InProcess, LocalProcesses
+    from caramel.runtime.servers import Servers
 
     if kind == "in-process":
         return InProcess()
     if kind == "processes":
         return LocalProcesses(allow_open_ports=allow_open_ports, base_port=base_port)
-    return Servers(tuple(kind.split(",")))
+    if there is None:
+        return Servers(tuple(kind.split(",")))
+    servers = Servers(there.addresses, task=there.task)
+    servers.check_drives()
+    if there.task == 0:
+        click.echo(f"anyone who reaches {there.addresses[0]} can run any graph there", err=True)
+    return servers
+
+
+def _from_tf_config() -> Membership:
+    from caramel.runtime.membership import from_tf_config
+
+    found = from_tf_config()
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
+    return found
 
 
 def _train(
@@ -309,7 +358,13 @@ def _train(
             directory.save(session)
 
     started = time.perf_counter()
-    results = session.run(program.batches(steps), on_step=on_step)
+    if program.why_here is not None:
+        click.echo(f"the data goes through this process: {program.why_here}", err=True)
+    results = (
+        session.run(steps=steps, on_step=on_step)
+        if program.on_workers
+        else session.run(program.batches(steps), on_step=on_step)
+    )
     elapsed = time.perf_counter() - started
     if results:
         click.echo(

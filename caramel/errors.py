@@ -45,6 +45,14 @@ class ClusterError(CaramelError):
     """A worker cannot be started or reached, or died, or does not answer in time."""
 
 
+class DataError(CaramelError):
+    """An input pipeline failed, or the workers' pipelines do not fit together. No step has run."""
+
+
+class EndOfData(CaramelError):
+    """The dataset has no further element in this pass. No step has run."""
+
+
 class StepError(CaramelError):
     """The program itself failed inside a training step or an evaluation."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from caramel.errors import ExportError
+from caramel.graph.devices import Device
 from caramel.runtime import checkpoint
 
 if TYPE_CHECKING:
@@ -63,15 +65,23 @@ def export(armodel: ARModel, path: str | os.PathLike[str]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _processes(devices: Sequence[str]) -> int:
+    """How many servers run the workers, which may share one."""
+    parsed = {text: Device.parse(text) for text in devices}
+    return len({text if device.task is None else device.worker for text, device in parsed.items()})
+
+
 def _write(armodel: ARModel, directory: Path) -> None:
     (directory / GRAPH).write_bytes(armodel.graph_def.SerializeToString(deterministic=True))
-    checkpoint.write_values(directory / VALUES, armodel.model.values.load())
+    arrays = {} if armodel.pipeline is None else armodel.pipeline.values
+    checkpoint.write_values(directory / VALUES, {**armodel.model.values.load(), **arrays})
     (directory / SIGNATURE).write_text(armodel.signature.to_json() + "\n")
     (directory / PLAN).write_text(armodel.plan.to_json() + "\n")
     templates = resources.files("caramel") / "templates"
     (directory / RUNNER).write_text((templates / "run.py").read_text())
     signature = armodel.signature
-    inputs = "\n".join(
+    inputs = "" if signature.data is None else f"The workers read {', '.join(signature.data.inputs)} from datasets.\n\n"
+    inputs += "\n".join(
         f"- `{f.name}`: {f.dtype} {'of any rank' if f.shape is None else list(f.shape)}"
         + (", split over the workers" if f.split else ", the same for every worker")
         for f in signature.feeds
@@ -79,10 +89,11 @@ def _write(armodel: ARModel, directory: Path) -> None:
     text = Template((templates / "README.md").read_text()).substitute(
         workers=signature.workers,
         devices="\n".join(f"- worker {rank}: `{device}`" for rank, device in enumerate(signature.devices)),
-        inputs=inputs or "- none",
+        inputs=inputs.strip() or "- none",
+        data="" if signature.data is not None else " --data batch.npz",
         reduction={"mean": "the mean", "sum": "the sum"}[signature.reduction],
         plan=armodel.plan.table(),
         version=tf.__version__,
-        cluster=",".join(f"HOST{rank}:2222" for rank in range(signature.workers)),
+        cluster=",".join(f"HOST{number}:2222" for number in range(_processes(signature.devices))),
     )
     (directory / README).write_text(text)

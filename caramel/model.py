@@ -34,10 +34,13 @@ class VariableClass(enum.Enum):
     RANDOM_STATE = "random state"
     """State of a random number generator; offset by rank so that workers draw differently."""
 
+    ACCUMULATOR = "gradient accumulator"
+    """Sum of a worker's own gradients over several steps, emptied when it is applied."""
+
     @property
     def is_local(self) -> bool:
         """Whether each worker has a value of its own."""
-        return self in (VariableClass.STATISTICS, VariableClass.RANDOM_STATE)
+        return self in (VariableClass.STATISTICS, VariableClass.RANDOM_STATE, VariableClass.ACCUMULATOR)
 
 
 @dataclass(frozen=True)
@@ -77,15 +80,23 @@ class Variable:
 class Gradient:
     """A gradient as it leaves the differentiation, before any clipping or scaling.
 
+    A sparse gradient (IndexedSlices, of an embedding table) is known for some rows only: ``tensor``
+    has their values, in any number and order, and a row may be there several times.
+
     Attributes:
         name: unique name, the parameter's name plus a suffix where it has several gradients.
         parameter: name of the Variable that was differentiated.
-        tensor: the tensor (``node:index``) that everything after the differentiation reads.
+        tensor: the tensor (``node:index``) that everything after the differentiation reads; the values
+            where the gradient is sparse.
         consumers: names of the nodes that read the gradient as a result; other readers of the
             same tensor belong to the differentiation itself. Empty means all readers.
         dtype: element type.
         shape: static shape, the parameter's.
         item_bytes: bytes per element.
+        indices: the tensor with the rows of the values, where the gradient is sparse.
+        index_dtype: its element type.
+        sources: what left the differentiation, as (tensor, consumers), where ``tensor`` is a sum of it
+            that the program makes (over micro-batches, or over steps); empty where ``tensor`` left it itself.
     """
 
     name: str
@@ -95,21 +106,29 @@ class Gradient:
     dtype: str
     shape: tuple[int, ...]
     item_bytes: int
+    indices: str | None = None
+    index_dtype: str | None = None
+    sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is known for some rows only."""
+        return self.indices is not None
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements of the whole parameter."""
         return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the gradient."""
+        """Bytes of a gradient for the whole parameter."""
         return self.size * self.item_bytes
 
 
 @dataclass(frozen=True)
 class Input:
-    """A placeholder that the driver feeds.
+    """A placeholder: the driver feeds it, or a dataset on the workers does.
 
     Attributes:
         name: the user's name for it.
@@ -119,6 +138,7 @@ class Input:
         split: whether the global array is split over the workers along axis 0; otherwise every
             worker gets the whole array.
         optional: whether the placeholder has a default and need not be fed.
+        component: for inputs from a dataset, which tensor of its (flattened) elements; else None.
     """
 
     name: str
@@ -127,6 +147,7 @@ class Input:
     shape: tuple[int | None, ...] | None
     split: bool
     optional: bool = False
+    component: int | None = None
 
 
 @dataclass(frozen=True)
@@ -187,6 +208,7 @@ class Model:
         notes: what was assumed or left out, for the plan.
         step_counter: name of the variable that counts steps, if the program has one.
         unused_inputs: names of the program's inputs that a step does not need; feeding them is allowed.
+        input_order: names of all inputs, those too, in the order of the user's arguments.
     """
 
     graph: Graph
@@ -203,6 +225,7 @@ class Model:
     notes: tuple[str, ...] = ()
     step_counter: str | None = None
     unused_inputs: tuple[str, ...] = ()
+    input_order: tuple[str, ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:
@@ -221,7 +244,7 @@ class Model:
             "loss": self.loss,
             "targets": self.targets,
             "variables": [(v.name, v.node, v.dtype, v.shape, v.kind.value) for v in self.variables],
-            "gradients": [(g.name, g.parameter, g.tensor, g.consumers) for g in self.gradients],
+            "gradients": [(g.name, g.parameter, g.tensor, g.consumers, g.indices, g.sources) for g in self.gradients],
             "reduction": self.reduction.kind,
         }
         hasher = hashlib.sha256(self.graph.to_bytes())

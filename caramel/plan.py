@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from caramel.errors import InputError, listed
+from caramel.tables import aligned
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Transfer:
     Attributes:
         gradients: names of the gradients that travel together.
         dtype: their element type.
-        elements: how many there are.
-        size_bytes: their size.
+        elements: how many there are; None for a sparse gradient, whose rows vary from step to step.
+        size_bytes: their size; None likewise.
         algorithm: the collective.
         depth: number of chunks in flight at once.
         window: ``"backward"`` (in the step that makes the gradients) or ``"forward"`` (in the next).
@@ -31,8 +32,8 @@ class Transfer:
 
     gradients: tuple[str, ...]
     dtype: str
-    elements: int
-    size_bytes: int
+    elements: int | None
+    size_bytes: int | None
     algorithm: str
     depth: int
     window: str
@@ -53,10 +54,13 @@ class Plan:
         reduction_reason: what that was concluded from.
         weighted: whether gradients are weighted by each worker's share of the examples.
         deterministic: whether gradients are added in rank order, so that no decision changes a bit.
+        statistics: ``"local"`` if checkpoints and evaluations have worker 0's statistics (of batch
+            normalisation), ``"mean"`` if they have the mean over the workers.
         network: description of the network model, if one was given.
         transfers: in the order in which all workers start them.
         variable_classes: class of each variable.
         notes: assumptions, and options that have no effect.
+        sharding: how a dataset on the workers is divided between them, if there is one.
     """
 
     model_digest: str
@@ -66,10 +70,12 @@ class Plan:
     reduction_reason: str
     weighted: bool
     deterministic: bool
+    statistics: str
     network: str | None
     transfers: tuple[Transfer, ...]
     variable_classes: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    sharding: str | None = None
 
     def to_json(self) -> str:
         """The plan as JSON; the same plan always gives the same text."""
@@ -107,8 +113,8 @@ class Plan:
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes of all gradients of one replica."""
-        return sum(t.size_bytes for t in self.transfers)
+        """Bytes of all dense gradients of one replica."""
+        return sum(t.size_bytes or 0 for t in self.transfers)
 
     def explain(self, gradient: str) -> str:
         """What happens to one gradient, and why.
@@ -121,9 +127,10 @@ class Plan:
         """
         for number, transfer in enumerate(self.transfers):
             if gradient in transfer.gradients:
+                size = "a number of" if transfer.size_bytes is None else str(transfer.size_bytes)
                 wire = f" ({transfer.wire} on the wire)" if transfer.wire else ""
                 return (
-                    f"{gradient}: transfer {number}, {transfer.size_bytes} bytes of {transfer.dtype}{wire}, "
+                    f"{gradient}: transfer {number}, {size} bytes of {transfer.dtype}{wire}, "
                     f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. {transfer.reason}"
                 )
         names = [g for t in self.transfers for g in t.gradients]
@@ -135,17 +142,9 @@ class Plan:
         rows = [("#", "gradients", "dtype", "bytes", "algorithm", "depth", "window", *(["ms"] if predicted else []))]
         for number, t in enumerate(self.transfers):
             names = ", ".join(t.gradients)
-            time = [] if t.predicted_s is None else [f"{t.predicted_s * 1e3:.3g}"]
-            rows.append((str(number), names, t.dtype, f"{t.size_bytes:,}", t.algorithm, str(t.depth), t.window, *time))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        right = {0, 3, 5, 7}
-        lines = [
-            "  ".join(
-                cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in enumerate(zip(row, widths))
-            ).rstrip()
-            for row in rows
-        ]
-        lines.insert(1, "  ".join("-" * w for w in widths))
+            time = ["-" if t.predicted_s is None else f"{t.predicted_s * 1e3:.3g}"] if predicted else []
+            size = "sparse" if t.size_bytes is None else f"{t.size_bytes:,}"
+            rows.append((str(number), names, t.dtype, size, t.algorithm, str(t.depth), t.window, *time))
         head = [
             f"plan {self.digest[:12]}: {self.workers} workers, {len(self.transfers)} transfers, "
             f"{self.bytes_per_step:,} bytes of gradients per worker and step",
@@ -159,4 +158,5 @@ class Plan:
         for _, kind in self.variable_classes:
             counts[kind] = counts.get(kind, 0) + 1
         head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
-        return "\n".join([*head, "", *lines, *(["", *(f"note: {n}" for n in self.notes)] if self.notes else [])])
+        notes = ["", *(f"note: {n}" for n in self.notes)] if self.notes else []
+        return "\n".join([*head, "", aligned(rows, right={0, 3, 5, 7}, rule=True), *notes])

@@ -4,8 +4,9 @@ ENTRY takes no arguments and either builds a TF1-style graph or returns the step
 specs. What it may return is a dict with some of these keys:
 
 - ``step``, ``inputs``: the training step and the tf.TensorSpec of each argument (not for graphs);
-- ``data``: the batches, an iterable or a function that makes one; each batch is a tuple of arrays
-  in the order of the inputs, or a dict from placeholders or names to arrays;
+- ``data``: the batches. A tf.data.Dataset runs on the workers (so do iterators in a graph, without
+  ``data``); ``inputs`` are then not needed. Or an iterable or a function that makes one; each batch is a
+  tuple of arrays in the order of the inputs, or a dict from placeholders or names to arrays;
 - ``evaluation``: a dict with ``function`` (a step program) or ``outputs`` (tensors of a graph), and
   ``data``, the arrays to evaluate on; ``inputs`` are the function's tf.TensorSpec;
 - ``loss``, ``train_op``, ``loss_reduction``, ``replicated``, ``checkpoint``: as for `caramel.capture`.
@@ -42,11 +43,18 @@ class Program:
         context: the captured program.
         data: its batches, or None.
         evaluation_data: arrays for its evaluation (a tuple or a dict), or None.
+        why_here: why a dataset is read in this process and not by the workers, or None.
     """
 
     context: Context
     data: Iterable[Any] | Callable[[], Iterable[Any]] | None
     evaluation_data: Any
+    why_here: str | None = None
+
+    @property
+    def on_workers(self) -> bool:
+        """Whether the workers read the data themselves."""
+        return self.context.given is not None
 
     def batches(self, steps: int | None) -> Iterator[Any]:
         """The batches of ``steps`` steps, starting the data over as often as needed; one pass if None.
@@ -207,7 +215,19 @@ def _graph_program(context: Context, result: Any, what: str) -> Program:
     if "function" in evaluation:
         raise ProgramError(f"{what} builds a graph: its 'evaluation' takes 'outputs' (tensors), not a 'function'")
     context.evaluation = evaluation.get("outputs")
-    return Program(context, given.get("data"), evaluation.get("data"))
+    data, why_here = _for_workers(given.get("data"))
+    context.data = data if why_here is None else None
+    return Program(context, given.get("data"), evaluation.get("data"), why_here)
+
+
+def _for_workers(data: Any) -> tuple[Any, str | None]:
+    """The data, if it is a dataset that the workers can run; otherwise why not."""
+    from caramel.data.components import is_dataset
+    from caramel.data.given import why_not_on_workers
+
+    if not is_dataset(data):
+        return None, None
+    return data, why_not_on_workers(data)
 
 
 def _step_program(result: Mapping[str, Any], what: str) -> Program:
@@ -219,6 +239,7 @@ def _step_program(result: Mapping[str, Any], what: str) -> Program:
     evaluation = given.get("evaluation") or {}
     if "outputs" in evaluation:
         raise ProgramError(f"{what} returns a step: its 'evaluation' takes a 'function', not 'outputs'")
+    data, why_here = _for_workers(given.get("data"))
     try:
         context = capture(
             given["step"],
@@ -229,7 +250,8 @@ def _step_program(result: Mapping[str, Any], what: str) -> Program:
             evaluation=evaluation.get("function"),
             evaluation_inputs=evaluation.get("inputs"),
             checkpoint=given.get("checkpoint"),
+            data=data if why_here is None else None,
         )
     except InputError as error:
         raise ProgramError(f"{what}: {error}") from error
-    return Program(context, given.get("data"), evaluation.get("data"))
+    return Program(context, given.get("data"), evaluation.get("data"), why_here)

@@ -40,6 +40,67 @@ class EvaluationSignature:
 
 
 @dataclass(frozen=True)
+class DataSignature:
+    """How the workers' input pipelines are run. What has one entry for each worker is run on all together.
+
+    Attributes:
+        sharding: ``"slice"`` (each worker takes its rows of every batch), ``"batches"`` (one of every N
+            batches) or ``"own"`` (each worker has a dataset of its own).
+        anew: whether the dataset is built anew for every pass, with another seed.
+        infinite: whether the dataset is known to have no end.
+        draws: how often a pass draws seeds for the dataset's shuffles: ``"never"``, ``"once"`` (when it
+            begins) or ``"often"`` (a shuffle is repeated within the dataset).
+        length: number of its elements if it is known (the greatest, if each worker has its own).
+        inputs: names of the inputs that come from it.
+        split: those of them that are split over the workers.
+        rows: how many examples of each split input a worker needs, None where any number will do.
+        seed: int64 to feed to ``build``: positive, the same for all workers.
+        skip: int64 to feed to ``begin``: elements to leave out at the start of the pass.
+        start: int64 to feed to ``advance``: elements with lower numbers are passed over.
+        load: op that reads the datasets' arrays from the initial values.
+        build: ops that make the datasets.
+        clear: ops that make the workers forget the element that they keep; once, before ``begin``.
+        begin: ops that begin a pass.
+        advance: ops that take the next element and keep the worker's part of it for the next step.
+        counts: to fetch with ``advance``: number of the element in the pass (-1 at the end), examples of
+            this worker, and examples in the element for each of ``split``.
+        snapshot: ops that put down the iterators' positions for the next ``save``.
+        forget: ops that drop them again; once before the first ``save``, too.
+        restore: op that puts the iterators where a checkpoint says, after ``begin``.
+        position: six numbers to feed to ``save``: seed, passes begun, elements taken in this pass, whether
+            it goes on, whether ``snapshot`` was run, number of workers.
+        position_key: their key in a checkpoint.
+        digest: of the pipelines; a position fits only the same.
+        digest_key: its key in a checkpoint.
+    """
+
+    sharding: str
+    anew: bool
+    infinite: bool
+    draws: str
+    length: int | None
+    inputs: tuple[str, ...]
+    split: tuple[str, ...]
+    rows: tuple[int | None, ...]
+    seed: tuple[str, ...]
+    skip: tuple[str, ...]
+    start: tuple[str, ...]
+    load: str
+    build: tuple[str, ...]
+    clear: tuple[str, ...]
+    begin: tuple[str, ...]
+    advance: tuple[str, ...]
+    counts: tuple[str, ...]
+    snapshot: tuple[str, ...]
+    forget: tuple[str, ...]
+    restore: str
+    position: str
+    position_key: str
+    digest: str
+    digest_key: str
+
+
+@dataclass(frozen=True)
 class Signature:
     """How to run a distributed graph with plain TensorFlow.
 
@@ -49,7 +110,8 @@ class Signature:
         reduction: ``"mean"`` or ``"sum"``: how the workers' losses combine.
         feeds: the inputs of a step.
         weights: scalar float64 tensor for each worker to feed N * b_r / B to where a batch of B
-            examples does not divide evenly; empty if uneven batches are not supported.
+            examples does not divide evenly (if the loss is a sum: 0 to that of a worker that has none);
+            empty if uneven batches are not supported.
         losses: the loss tensor of each worker.
         outputs: for each further result its name and the tensor of each worker.
         step: the op of each worker that does its part of a step; run all of them together.
@@ -66,6 +128,7 @@ class Signature:
         flush: ops that apply what is postponed; empty if nothing ever is.
         checkpoint_names: key of each variable in a checkpoint.
         evaluation: the declared evaluation, if any.
+        data: how the workers get their inputs from a dataset, if they do.
     """
 
     workers: int
@@ -87,6 +150,7 @@ class Signature:
     flush: tuple[str, ...]
     checkpoint_names: tuple[str, ...]
     evaluation: EvaluationSignature | None
+    data: DataSignature | None = None
 
     def to_json(self) -> str:
         """As JSON, with a version."""

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from sklearn.datasets import load_digits
 
-tf.disable_eager_execution()
+tf.disable_v2_behavior()  # reference variables and control flow as they were then
 
 BATCH = 96
 TEST = 360

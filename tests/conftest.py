@@ -1,10 +1,109 @@
-"""Shared by all tests: quiet TensorFlow, and one thread inside an op.
+"""Shared by all tests: quiet TensorFlow, one thread inside an op, and program files.
 
 TensorFlow has one pool of such threads for all sessions of a process, as large as the first session
 asks for. Results that are compared bit for bit need the same number in every process, so tests fix it here.
+Also here: a network for tests that start TensorFlow servers, which nobody else should reach.
 """
 
 import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_left():
+    """TensorFlow's seed is one for the process and changes even shuffles with a seed of their own."""
+    yield
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None:
+        tensorflow.random.set_seed(None)
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Function that writes a program file; modules and search path are as before afterwards."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+
+    def write_it(text, name="my_program.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    yield write_it
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+class Network:
+    """A network namespace that lives as long as a process in it; commands run there side by side."""
+
+    def __init__(self):
+        if shutil.which("unshare") is None or shutil.which("nsenter") is None:
+            pytest.skip("there is no unshare and nsenter here to make a network namespace")
+        is_root = os.geteuid() == 0
+        self._holder = subprocess.Popen(
+            ["unshare", "-n" if is_root else "-Urn", "sh", "-c", "echo made; exec sleep 3600"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if self._holder.stdout.readline() != "made\n":
+            reason = self._holder.communicate()[1].strip()
+            pytest.skip(f"the kernel allows no network namespace here: {reason}")
+        kinds = ["--net"] if is_root else ["--user", "--net", "--preserve-credentials"]
+        self.prefix = ["nsenter", f"--target={self._holder.pid}", *kinds]
+        loopback = "from caramel.runtime.isolation import _bring_up; _bring_up('lo')"
+        subprocess.run([*self.prefix, sys.executable, "-c", loopback], check=True)
+        self._started = []
+
+    def start(self, *arguments, environment=None, **options):
+        """Start Python in the namespace; its output is text. It ends with the test at the latest."""
+        process = subprocess.Popen(
+            [*self.prefix, sys.executable, *map(str, arguments)],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *arguments, timeout=180, **options):
+        """Run Python in the namespace to its end."""
+        process = self.start(*arguments, **options)
+        out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def serve(self, *arguments, **options):
+        """Start `caramel worker` and wait until it listens."""
+        process = self.start("-m", "caramel.cli", "worker", *arguments, **options)
+        line = process.stdout.readline()
+        assert "caramel server ready" in line, line + process.communicate()[1]
+        return process
+
+    def close(self):
+        """End everything in it."""
+        for process in (*self._started, self._holder):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
+
+
+@pytest.fixture
+def network():
+    """A network that only this test's processes reach."""
+    made = Network()
+    yield made
+    made.close()

@@ -9,9 +9,10 @@ ROOT = Path(caramel.__file__).parent
 
 # Each module may import only from its own layer's modules listed before it, and from lower layers.
 LAYERS = [
-    ["errors", "units"],
-    ["graph.bulk", "graph.graph", "graph.devices", "graph.ops", "graph.nodes", "graph.verify"],
+    ["errors", "checks", "units", "tables"],
+    ["graph.bulk", "graph.graph", "graph.devices", "graph.ops", "graph.nodes", "graph.functions", "graph.verify"],
     ["model", "signature"],
+    ["data"],
     ["frontend"],
     [
         "collectives.dtypes",
@@ -19,6 +20,7 @@ LAYERS = [
         "collectives.algorithms",
         "collectives.lower",
         "collectives.native",
+        "collectives.emit",
         "collectives.sparse",
     ],
     ["netmodel"],
@@ -28,7 +30,8 @@ LAYERS = [
     ["modifiers"],
     ["armodel"],
     ["runtime"],
-    ["export", "netbench"],
+    ["export", "fit", "timing"],
+    ["netbench"],
     ["program"],
     ["cli"],
 ]

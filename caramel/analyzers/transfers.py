@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from caramel.model import Model
+from caramel.collectives.algorithms import ALL_GATHER
+from caramel.model import Gradient, Model
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.plan import Transfer
 
@@ -20,6 +21,9 @@ def one_per_gradient(model: Model, workers: int, options: CollectiveOptions) -> 
     """
     transfers = []
     for gradient in model.gradients:
+        if gradient.is_sparse:
+            transfers.append(_sparse(gradient, options))
+            continue
         collective = choose_collective(options, workers, gradient.dtype, gradient.size)
         transfers.append(
             Transfer(
@@ -36,3 +40,18 @@ def one_per_gradient(model: Model, workers: int, options: CollectiveOptions) -> 
             )
         )
     return tuple(transfers)
+
+
+def _sparse(gradient: Gradient, options: CollectiveOptions) -> Transfer:
+    return Transfer(
+        gradients=(gradient.name,),
+        dtype=gradient.dtype,
+        elements=None,
+        size_bytes=None,
+        algorithm=ALL_GATHER,
+        depth=1,
+        window="backward",
+        wire=options.wire_for(gradient.dtype),
+        predicted_s=None,
+        reason="A sparse gradient: every worker gets the rows of all workers, in rank order; nothing is made dense.",
+    )

@@ -6,7 +6,7 @@ rank r (n / N if N divides n). All are proved by `caramel.collectives.schedule.c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from caramel.collectives.schedule import Algorithm, Builder, Proof, Schedule, check, cuts, in_chunks
 from caramel.errors import InputError, InvariantError
@@ -261,6 +261,26 @@ ALGORITHMS: dict[str, Algorithm] = {
 NATIVE = "native"
 """Name of the choice, beside those in `ALGORITHMS`: TensorFlow's own CollectiveReduceV2, which is no schedule."""
 
+ALL_GATHER = "all_gather"
+"""What sparse gradients travel by; there is no choice."""
+
+CHOICES = (*ALGORITHMS, NATIVE)
+"""Whatever can be chosen, in the order in which ties are broken."""
+
+
+def check_algorithm(name: object, among: Collection[str] = CHOICES) -> None:
+    """Check the name of an algorithm.
+
+    Args:
+        name: what was given.
+        among: those that there are.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if name not in tuple(among):
+        raise InputError(f"there is no all-reduce algorithm {name!r}; there are {', '.join(among)}")
+
 
 class Schedules:
     """Proved schedules, each made and checked once however many transfers use it."""
@@ -285,8 +305,7 @@ class Schedules:
             InputError: no such algorithm, or an argument is out of range.
             InvariantError: the schedule is wrong (a defect of this library), or does not add in rank order.
         """
-        if algorithm not in ALGORITHMS:
-            raise InputError(f"there is no all-reduce algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        check_algorithm(algorithm, ALGORITHMS)
         key = (algorithm, workers, size, depth, turn % max(workers, 1))
         if key not in self._made:
             made = in_chunks(ALGORITHMS[algorithm], workers, size, depth, turn)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend import dataflow, reduction
-from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
+from caramel.frontend.accumulation import accumulated
+from caramel.frontend.raw import RawGradient, RawProgram
+from caramel.frontend.recorder import GRADIENT_ATTRIBUTE
+from caramel.frontend.references import refuse_reference
 from caramel.graph import ops
+from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
 from caramel.model import Gradient, Input, Model, Reduction, Variable
 
@@ -22,11 +26,12 @@ def assemble(raw: RawProgram) -> Model:
         UnsupportedError: the step uses something that cannot be replicated.
     """
     notes = list(raw.notes)
+    _refuse_in_loops(raw)
     outer = _outer_gradients(raw)
     loss = _loss(raw, outer)
     roots = [*raw.targets, node_of(loss), *(node_of(t) for _, t in raw.outputs)]
     step = raw.graph.pruned(roots)
-    check_replicable(step, raw.variables)
+    check_replicable(step, raw)
     used = [g for g in outer if _is_used(step, g)]
     if not used:
         what, advice = (
@@ -37,8 +42,9 @@ def assemble(raw: RawProgram) -> Model:
         raise CaptureError(f"the {what} uses no gradient of the loss: nothing would be learned in common. {advice}")
     inputs = tuple(i for i in raw.inputs if i.node in step)
     _check_inputs(inputs)
-    gradients = _gradients(used, raw, step)
-    roles = dataflow.classify(step, raw.variables, gradients, inputs)
+    sums = accumulated(step, _gradients(used, raw, step), raw.variables)
+    gradients = sums.gradients
+    roles = dataflow.classify(step, raw.variables, gradients, inputs, sums.accumulators)
     kind, reason = _reduction(raw, used, inputs)
     variables = tuple(
         Variable(v.name, v.node, v.dtype, v.shape, roles.kinds[v.node], ops.item_bytes(v.dtype), v.saved)
@@ -61,84 +67,74 @@ def assemble(raw: RawProgram) -> Model:
         notes=(*notes, *_notes(raw, gradients), *_batch_wide(raw, used, inputs), *roles.notes),
         step_counter=_step_counter(variables, dict(roles.writes)),
         unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
+        input_order=tuple(i.name for i in raw.inputs),
     )
 
 
-def check_replicable(graph: Graph, variables: Iterable[RawVariable]) -> None:
+def check_replicable(graph: Graph, raw: RawProgram) -> None:
     """Refuse, by name, every op that a replica cannot have.
 
     Raises:
         UnsupportedError: for the first such op, with what to do instead.
     """
-    handles = {v.node for v in variables}
-    bodies = {f.signature.name: f for f in graph.library.function} if graph.library is not None else {}
+    handles = {v.node for v in raw.variables}
+    library = Library(graph)
     for node in graph:
-        if node.op in ops.LEGACY_CONTROL_FLOW:
+        if node.op in library:
             raise UnsupportedError(
-                f"op {node.name!r} ({node.op}) is control flow of TensorFlow 1, which cannot be replicated yet. "
-                "Call tf.compat.v1.enable_control_flow_v2() before building the graph"
+                f"op {node.name!r} calls function {node.op!r} by name, which cannot be replicated. "
+                "Make it a tf.function"
             )
-        if node.op in bodies:
-            raise UnsupportedError(
-                f"op {node.name!r} calls function {node.op!r} by name, which cannot be replicated yet"
-            )
-        if ops.is_reference_op(node):
-            raise UnsupportedError(
-                f"op {node.name!r} ({node.op}) uses a reference variable of TensorFlow 1, which cannot be replicated "
-                "yet. Call tf.compat.v1.enable_resource_variables() before building the graph"
-            )
+        _check_node(node, f"op {node.name!r} ({node.op})", library)
+        for producer in library.written(node):
+            if graph[producer].op != ops.VARIABLE:
+                raise UnsupportedError(
+                    f"op {node.name!r} ({node.op}) writes a variable whose handle comes from {producer!r} "
+                    f"({graph[producer].op}), so it cannot be told which variable it is. Write in each branch"
+                )
         if node.op == ops.VARIABLE and node.name not in handles:
             raise UnsupportedError(
                 f"variable {node.name!r} is in no collection of the graph, so its initial value cannot be found. "
                 "Create it without collections=[]"
             )
-        functions = _all_functions(node, bodies)
-        if functions and ops.is_call(node):
-            _check_call(node, functions, bodies)
-        elif not ops.is_replicable(node):
-            raise UnsupportedError(
-                f"op {node.name!r} ({node.op}) has state or effects that cannot be copied to every worker yet. "
-                "Move it out of the training step (feed its result, or run it between steps)"
-            )
+        for function, inner in library.inner_nodes(node):
+            where = f"op {inner.name!r} ({inner.op}) in function {function!r}, called by {node.name!r} ({node.op}),"
+            _check_inner(inner, where, library)
 
 
-def _all_functions(node: NodeDef, bodies: dict[str, object]) -> list[str]:
-    """The functions that the node calls, directly or not."""
-    found: dict[str, None] = {}
-    waiting = ops.functions_of(node)
-    while waiting:
-        name = waiting.pop(0)
-        if name in found or name not in bodies:
-            continue
-        found[name] = None
-        for inner in bodies[name].node_def:  # type: ignore[attr-defined]
-            waiting.extend(ops.functions_of(inner))
-            if inner.op in bodies:
-                waiting.append(inner.op)
-    return list(found)
-
-
-def _check_call(node: NodeDef, functions: Sequence[str], bodies: dict[str, object]) -> None:
-    from caramel.frontend.recorder import GRADIENT_ATTRIBUTE
-
-    if any(t == ops.DT_RESOURCE for _, t in ops.input_types(node)):
+def _check_node(node: NodeDef, what: str, library: Library) -> None:
+    """What holds in the graph and in functions alike."""
+    if node.op in ops.LEGACY_LOOPS:
         raise UnsupportedError(
-            f"op {node.name!r} ({node.op}) passes variables into function {functions[0]!r}; reads and writes inside a "
-            "function cannot be replicated yet. Call the Python function without tf.function (or read the "
-            "variables outside it)"
+            f"{what} is a loop of TensorFlow 1, which cannot be replicated yet. "
+            "Call tf.compat.v1.enable_control_flow_v2() before building the graph"
         )
-    for name in functions:
-        for inner in bodies[name].node_def:  # type: ignore[attr-defined]
-            where = f"op {inner.name!r} ({inner.op}) in function {name!r}, called by {node.name!r},"
-            if GRADIENT_ATTRIBUTE in inner.attr:
+    if ops.is_reference_op(node):
+        refuse_reference(node, what)
+    if not (library.called(node) and ops.is_call(node)) and not ops.is_replicable(node):
+        raise UnsupportedError(
+            f"{what} has state or effects that cannot be copied to every worker yet. "
+            "Move it out of the training step (feed its result, or run it between steps)"
+        )
+
+
+def _check_inner(inner: NodeDef, where: str, library: Library) -> None:
+    """What holds inside the functions of loops and branches."""
+    _check_node(inner, where, library)
+    if inner.op == ops.VARIABLE:
+        raise UnsupportedError(f"{where} makes a variable of its own. Make it outside the loop or branch")
+
+
+def _refuse_in_loops(raw: RawProgram) -> None:
+    """Gradients inside a loop are only of use where the loop just adds them up."""
+    library = Library(raw.graph)
+    for node in raw.graph:
+        for function, inner in library.inner_nodes(node):
+            if GRADIENT_ATTRIBUTE in inner.attr and inner.attr[GRADIENT_ATTRIBUTE].i not in raw.loop_marks:
                 raise UnsupportedError(
-                    f"{where} computes a gradient of a variable inside a function, where it cannot be aggregated "
-                    "yet. Call that Python function without tf.function"
-                )
-            if not ops.is_call(inner) and not ops.is_pure(inner):
-                raise UnsupportedError(
-                    f"{where} has state or effects; inside a function that cannot be replicated yet. "
-                    "Call that Python function without tf.function"
+                    f"op {node.name!r} ({node.op}) computes a gradient of a variable inside function {function!r} and "
+                    "does more with it than add it to a sum that starts from zeros, so it cannot be aggregated. Use "
+                    "the sum after the loop, or write the loop in Python so that it is unrolled"
                 )
 
 
@@ -189,16 +185,9 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
     names: dict[str, int] = {}
     for gradient in used:
         variable = by_node[gradient.variable]
-        if gradient.sparse:
-            raise UnsupportedError(
-                f"{gradient.location}: the gradient of {variable.name!r} is sparse (IndexedSlices, from an embedding "
-                "lookup); sparse gradients cannot be aggregated yet. Look up in the table times 1.0 instead of the "
-                "table: then its gradient is dense"
-            )
         names[variable.name] = names.get(variable.name, 0) + 1
         suffix = "" if names[variable.name] == 1 else f"#{names[variable.name]}"
-        name, index = parse_input(gradient.tensor)
-        dtype = ops.dtype_name(ops.output_types(step[name])[index])
+        dtype = _dtype(step, gradient.tensor)
         if None in variable.shape:
             raise UnsupportedError(
                 f"parameter {variable.name!r} has unknown shape {variable.shape}; give it a static shape"
@@ -212,9 +201,16 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
                 dtype,
                 variable.shape,
                 ops.item_bytes(dtype),
+                gradient.indices,
+                None if gradient.indices is None else _dtype(step, gradient.indices),
             )
         )
     return tuple(found)
+
+
+def _dtype(step: Graph, tensor: str) -> str:
+    name, index = parse_input(tensor)
+    return ops.dtype_name(ops.output_types(step[name])[index])
 
 
 def _check_inputs(inputs: Sequence[Input]) -> None:
@@ -245,6 +241,11 @@ def _reduction(raw: RawProgram, used: Sequence[RawGradient], inputs: Sequence[In
                 "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
             )
         found[kind] = reason
+    if not found:
+        raise CaptureError(
+            "cannot tell whether the loss is a mean or a sum over the batch: it is computed inside a loop. Say "
+            "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
+        )
     if len(found) != 1:
         raise CaptureError(
             "some losses are means over the batch and some are sums "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -13,13 +14,24 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.util import nest
 
+from caramel.data.components import (
+    are_arguments,
+    arguments_of,
+    by_name_or_order,
+    by_position,
+    check_arguments,
+    components_of,
+)
+from caramel.data.given import Given, given_data
 from caramel.errors import CaptureError, InputError
 from caramel.frontend.assemble import assemble, check_replicable
+from caramel.frontend.files import graph_from, is_graph_proto, read_file
 from caramel.frontend.function_program import Naming, capture_evaluation, capture_step
-from caramel.frontend.graph_program import capture_graph
+from caramel.frontend.graph_program import capture_graph, nodes_of
+from caramel.frontend.iterators import placeholder_of, with_placeholders
 from caramel.frontend.raw import RawProgram
 from caramel.frontend.recorder import Recorder, recording
-from caramel.graph.graph import Graph, node_of
+from caramel.graph.graph import node_of
 from caramel.model import Evaluation, Input, Model
 
 __all__ = ["Context", "capture"]
@@ -36,10 +48,13 @@ def capture(
     evaluation: Any = None,
     evaluation_inputs: Sequence[Any] | None = None,
     checkpoint: Any = None,
+    data: Any = None,
+    gradients: Any = None,
+    values: Any = None,
 ) -> Context:
     """Capture a single-device training program.
 
-    Three ways in::
+    Its ways in::
 
         with caramel.capture() as context:      # TF1-style code, unmodified
             build_graph()
@@ -47,11 +62,16 @@ def capture(
         context = caramel.capture(graph)        # a finished tf.Graph
 
         context = caramel.capture(step, inputs=[tf.TensorSpec([None, 8, 8, 1]), ...])
+        context = caramel.capture(step, data=dataset)
+
+        context = caramel.capture("training.meta")   # a MetaGraphDef or GraphDef in a file
 
     Args:
-        program: None to capture what the ``with`` block builds; a tf.Graph; or a training step, a
-            Python function or tf.function that differentiates with tf.GradientTape and updates.
-        inputs: tf.TensorSpec of each argument of a step (not needed with an input_signature).
+        program: None to capture what the ``with`` block builds; a tf.Graph; a training step, a Python
+            function or tf.function that differentiates with tf.GradientTape and updates; or the path of
+            a file with a MetaGraphDef or GraphDef (or that itself), binary or text. A GraphDef does not
+            say what is what: name its ``train_op`` and ``loss``.
+        inputs: tf.TensorSpec of each argument of a step (not needed with an input_signature, or data).
             Arguments of rank 1 or more are split over the workers along axis 0.
         loss: the tensor to report as the loss (a step: the name of the output); default: what is
             differentiated.
@@ -63,6 +83,16 @@ def capture(
         evaluation_inputs: tf.TensorSpec of the evaluation function's arguments.
         checkpoint: a tf.train.Checkpoint of the program's objects, to save and restore in the
             single-device program's own object-based format.
+        data: a tf.data.Dataset that the workers run themselves; nothing of it goes through this process.
+            An element is what one step of the single-device program takes: a tuple has the arguments of
+            the step (or the placeholders of a graph in their order), a dict the placeholders by name;
+            anything else is the only argument. Or a function (workers, rank) -> tf.data.Dataset that
+            makes each worker's own part of the data. A graph that reads from a tf.data iterator needs no
+            ``data``.
+        gradients: for a graph, the gradient of each parameter by the parameter's name: a tensor, or (values,
+            rows) where it is sparse. Default: found in the graph.
+        values: for a graph, the initial values: a dict of arrays by the variables' names, or the prefix of
+            a checkpoint. Default: what the graph's initialisers give.
 
     Returns:
         A Context; its Model is built when it is first needed.
@@ -74,14 +104,25 @@ def capture(
     if loss_reduction not in (None, "mean", "sum"):
         raise InputError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
     return Context(
-        program, inputs, loss, train_op, loss_reduction, tuple(replicated), evaluation, evaluation_inputs, checkpoint
+        program,
+        inputs,
+        loss,
+        train_op,
+        loss_reduction,
+        tuple(replicated),
+        evaluation,
+        evaluation_inputs,
+        checkpoint,
+        data,
+        gradients,
+        values,
     )
 
 
 class Context:
     """A captured program. Use as a context manager around TF1-style code, or as it is.
 
-    ``loss``, ``train_op``, ``replicated`` and ``evaluation`` may also be set as attributes, inside
+    ``loss``, ``train_op``, ``replicated``, ``evaluation`` and ``data`` may also be set as attributes, inside
     the ``with`` block or after it, until the Model is first used.
     """
 
@@ -96,8 +137,13 @@ class Context:
         evaluation: Any,
         evaluation_inputs: Sequence[Any] | None,
         checkpoint: Any,
+        data: Any = None,
+        gradients: Any = None,
+        values: Any = None,
     ) -> None:
-        self._program = program
+        self._program = program = read_file(program) if isinstance(program, (str, os.PathLike)) else program
+        self._gradients = gradients
+        self._values = values
         self._specs = inputs
         self.loss = loss
         self.train_op = train_op
@@ -106,16 +152,21 @@ class Context:
         self.evaluation = evaluation
         self.evaluation_inputs = evaluation_inputs
         self.checkpoint = checkpoint
+        self.data = data
         self._naming = Naming()
         self._recorder: Recorder | None = None
         self._stack: ExitStack | None = None
         self._block_graph: Any = None
         self._declared: Any = None
-        if program is not None and not isinstance(program, tf.Graph) and not callable(program):
+        self._by_name = False
+        is_graph = program is None or isinstance(program, tf.Graph) or is_graph_proto(program)
+        if not is_graph and not callable(program):
             raise InputError(
-                "capture takes nothing (as a 'with' block), a tf.Graph or a training step, "
+                "capture takes nothing (as a 'with' block), a tf.Graph, the path of a graph's file or a training step, "
                 f"got {type(program).__name__}"
             )
+        if not is_graph and (gradients is not None or values is not None):
+            raise InputError("gradients= and values= go with a graph; a step function has both itself")
 
     # -- the with block ----------------------------------------------------------------------
 
@@ -149,11 +200,14 @@ class Context:
         """The tf.Graph of TF1-style code; None for a step function."""
         if isinstance(self._program, tf.Graph):
             return self._program
+        if is_graph_proto(self._program):
+            needs = self._values is None
+            return graph_from(self._program, loss=self.loss, train_op=self.train_op, needs_initializers=needs)
         if self._program is not None:
             return None
         if self._recorder is None:
             raise CaptureError("nothing was captured: build the program inside 'with caramel.capture() as context:'")
-        owners: dict[int, Any] = {id(g): g for g, _, _ in self._recorder.targets}
+        owners: dict[int, Any] = {id(g): g for g in self._recorder.graphs}
         graphs = [g for g in owners.values() if not isinstance(g, FuncGraph)] or [self._block_graph]
         if graphs == [None]:
             raise CaptureError(
@@ -171,7 +225,24 @@ class Context:
         Raises:
             CaptureError: a role is missing or ambiguous, or something cannot be replicated.
         """
-        return assemble(self._raw)
+        model = assemble(self._raw)
+        if self.graph is None or self.given is None or self._raw.given is not None:
+            return model
+        return replace(model, inputs=by_name_or_order(model.inputs, model.unused_inputs, self.given.element_spec))
+
+    @cached_property
+    def given(self) -> Given | None:
+        """The dataset that the workers read their inputs from; None if inputs are fed.
+
+        Raises:
+            InputError: ``data`` is no dataset, or there are two.
+        """
+        read = self._raw.given if self.graph is not None else None
+        if self.data is None:
+            return read
+        if read is not None:
+            raise InputError("the graph reads its data from an iterator already: leave out data=")
+        return given_data(self.data)
 
     @cached_property
     def _raw(self) -> RawProgram:
@@ -183,13 +254,21 @@ class Context:
                 train_op=self.train_op,
                 loss_reduction=self.loss_reduction,
                 replicated=self.replicated,
+                gradients=self._gradients,
+                values=self._values,
             )
         if self.train_op is not None:
             raise InputError("train_op= goes with a graph; a step function is the training op itself")
         with recording() as recorder:
+            if not tf.executing_eagerly():
+                raise CaptureError(
+                    "a training step is captured with the values that its variables have, and TensorFlow does not run "
+                    "eagerly here (after disable_v2_behavior(), or in a tf.Graph): build a graph inside "
+                    "'with caramel.capture()' instead"
+                )
             raw = capture_step(
                 self._program,
-                self._specs,
+                self._step_specs(),
                 recorder,
                 self._naming,
                 loss=self.loss,
@@ -198,8 +277,29 @@ class Context:
             )
         if self.evaluation is not None:
             self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
+        if self.given is not None:
+            raw = replace(raw, inputs=self._bound(raw.inputs, self.given))
         # The evaluation may use variables that the step does not.
         return replace(raw, variables=self._naming.variables, values=self._naming.snapshot())
+
+    def _step_specs(self) -> Any:
+        """The specs of the step's arguments: the user's own, or those of the dataset's elements."""
+        if self.given is None:
+            return self._specs
+        specs = self._specs if self._specs is not None else getattr(self._program, "input_signature", None)
+        if specs is None:
+            components_of(self.given.element_spec)  # refuses what is no dense tensor
+            return arguments_of(self.given.element_spec)
+        given = [specs] if isinstance(specs, (tf.TensorSpec, Mapping)) else list(specs)
+        self._by_name = not are_arguments(given, self.given.element_spec)
+        if not self._by_name:
+            check_arguments(given, self.given.element_spec)
+        return specs
+
+    def _bound(self, inputs: Sequence[Input], given: Given) -> tuple[Input, ...]:
+        if self._by_name:
+            return by_name_or_order(inputs, (), given.element_spec)
+        return by_position(inputs, given.components)
 
     def evaluation_for(self, fetches: Any = None) -> Evaluation:
         """The evaluation of the given tensors, or the one that was declared.
@@ -244,8 +344,10 @@ def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
                 f"evaluation fetches {item!r}, which is not a tensor of the captured graph: {error}"
             ) from error
         outputs.append((path or element.op.name, element.name))
-    nodes = Graph.from_graph_def(graph.as_graph_def(add_shapes=True)).pruned([node_of(t) for _, t in outputs])
-    check_replicable(nodes, raw.variables)
+    nodes, values = nodes_of(graph, [tensor for _, tensor in outputs])
+    values = tuple(placeholder_of(t, raw.iterators) for t in values)
+    nodes = with_placeholders(nodes, raw.iterators).pruned([node_of(t) for t in values])
+    check_replicable(nodes, raw)
     inputs = tuple(
         Input(i.name, i.node, i.dtype, i.shape, split=False, optional=i.optional) for i in raw.inputs if i.node in nodes
     )
@@ -253,4 +355,4 @@ def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
     def pack(arrays: Sequence[Any]) -> Any:
         return tf.nest.pack_sequence_as(wanted, list(arrays))
 
-    return Evaluation(nodes, inputs, tuple(outputs), (), pack)
+    return Evaluation(nodes, inputs, tuple((name, value) for (name, _), value in zip(outputs, values)), (), pack)

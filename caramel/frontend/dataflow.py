@@ -3,7 +3,9 @@
 A forward pass over the step's graph marks every node whose value differs between workers: it comes
 from a split input, from a random op, or from a variable that is itself different on each worker.
 Aggregated gradients are equal everywhere, so the mark ends there. A parameter whose update still
-carries the mark would drift apart on the workers; such a program is refused.
+carries the mark would drift apart on the workers; such a program is refused. What a loop or function
+gives is taken to depend on all that it gets. A node in a branch (between Switch and Merge) that writes
+also depends on the condition.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import numpy as np
 from caramel.errors import UnsupportedError, listed
 from caramel.frontend.raw import RawVariable
 from caramel.graph import ops
-from caramel.graph.graph import Graph, node_of, parse_input
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
 from caramel.model import Gradient, Input, VariableClass
 
 
@@ -35,12 +38,20 @@ class Roles:
     notes: tuple[str, ...]
 
 
+_ALWAYS: frozenset[tuple[str, int]] = frozenset()
+
+
 class _State:
     """What is known of each node in one pass."""
 
     def __init__(self) -> None:
         self.origin: dict[str, str | None] = {}  # where its difference comes from, None if equal
         self.gradients: dict[str, int] = {}  # bit set of the gradients that it depends on
+        self.guards: dict[str, frozenset[tuple[str, int]]] = {}  # (condition, its value) for which it runs
+
+    def condition_origin(self, name: str) -> str | None:
+        """Where a difference comes from in whether a node runs."""
+        return next((o for c, _ in sorted(self.guards[name]) if (o := self.origin[c]) is not None), None)
 
 
 def classify(
@@ -48,6 +59,7 @@ def classify(
     variables: Sequence[RawVariable],
     gradients: Sequence[Gradient],
     inputs: Sequence[Input],
+    accumulators: frozenset[str] = frozenset(),
 ) -> Roles:
     """Give every variable its class.
 
@@ -56,30 +68,37 @@ def classify(
         variables: the program's variables.
         gradients: the gradients that will be aggregated; ``parameter`` is the variable's name.
         inputs: the program's inputs.
+        accumulators: handle nodes of the variables in which each worker adds up its own gradients.
 
     Raises:
         UnsupportedError: a parameter's update uses a value that differs between workers.
     """
     handles = {v.node: v for v in variables if v.node in graph}
-    writes = _writes(graph, handles)
+    library = Library(graph)
+    writes = _writes(graph, handles, library)
     differentiated = {g.parameter for g in gradients}
-    random_state = _random_states(graph, handles, writes)
+    random_state = _random_states(graph, handles, writes, library)
+    draws = _draws(graph, library)
     local: dict[str, str] = {node: f"random state {handles[node].name!r}" for node in sorted(random_state)}
     bits: dict[str, int] = {}
     while True:
-        state = _propagate(graph, handles, gradients, inputs, local, bits)
+        state = _propagate(graph, handles, gradients, inputs, local, bits, draws)
         before = (dict(local), dict(bits))
         for node, writers in writes.items():
             for writer in writers:
                 bits[node] = bits.get(node, 0) | state.gradients[writer]
-                if state.origin[writer] is not None and node not in local and handles[node].name not in differentiated:
-                    local[node] = f"variable {handles[node].name!r}, written from {state.origin[writer]}"
+                origin = state.origin[writer] or state.condition_origin(writer)
+                if origin is not None and node not in local and handles[node].name not in differentiated:
+                    local[node] = f"variable {handles[node].name!r}, written from {origin}"
         if before == (local, bits):
             break
     kinds = {
-        v.node: _kind(v, writes.get(v.node, ()), graph, differentiated, random_state, local, bits, handles)
+        v.node: VariableClass.ACCUMULATOR
+        if v.node in accumulators
+        else _kind(v, writes.get(v.node, ()), graph, differentiated, random_state, local, bits, handles)
         for v in variables
     }
+    _refuse_local_branches(gradients, state)
     _refuse_divergence(graph, handles, writes, kinds, state)
     return Roles(kinds, writes, _same_draws(graph, state))
 
@@ -98,18 +117,30 @@ def _same_draws(graph: Graph, state: _State) -> tuple[str, ...]:
     return (f"random ops draw the same numbers on every worker, because their seed is the same ({listed(found, 3)})",)
 
 
-def _writes(graph: Graph, handles: Mapping[str, RawVariable]) -> dict[str, tuple[str, ...]]:
+def _writes(graph: Graph, handles: Mapping[str, RawVariable], library: Library) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for node in graph:
-        if not ops.is_variable_write(node):
-            continue
-        for producer, _ in ops.data_inputs(node):
+        for producer in library.written(node):
             if producer in handles:
                 found.setdefault(producer, []).append(node.name)
     return {handle: tuple(found[handle]) for handle in handles if handle in found}
 
 
-def _random_states(graph: Graph, handles: Mapping[str, RawVariable], writes: Mapping[str, tuple[str, ...]]) -> set[str]:
+def _draws(graph: Graph, library: Library) -> dict[str, str]:
+    """Nodes that draw random numbers of their own, here or in a function, with what to call that."""
+    found: dict[str, str] = {}
+    for node in graph:
+        if ops.is_seeded_random(node):
+            found[node.name] = f"random op {node.name!r}"
+        for function, inner in library.inner_nodes(node):
+            if ops.is_seeded_random(inner):
+                found[node.name] = f"random op {inner.name!r} in function {function!r}"
+    return found
+
+
+def _random_states(
+    graph: Graph, handles: Mapping[str, RawVariable], writes: Mapping[str, tuple[str, ...]], library: Library
+) -> set[str]:
     """Variables of `tf.random.Generator`, and seeds of stateless random ops that the step advances."""
     states: set[str] = set()
     seeds: list[str] = []
@@ -120,9 +151,12 @@ def _random_states(graph: Graph, handles: Mapping[str, RawVariable], writes: Map
         elif ops.is_stateless_random(node):
             names = [name for name, _ in ops.input_types(node)]
             seeds.extend(p for name, p in zip(names, producers) if name in ("seed", "key", "counter"))
+        for _, inner in library.inner_nodes(node):
+            if ops.is_generator_op(inner) or ops.is_stateless_random(inner):
+                seeds.extend(p for p in producers if p in handles)
     behind = graph.ancestors(seeds, control=False)
     for handle, variable in handles.items():
-        is_seed = variable.shape == (2,) and np.dtype(_numpy_name(variable.dtype)).kind in "iu"
+        is_seed = variable.shape in ((2,), (3,)) and np.dtype(_numpy_name(variable.dtype)).kind in "iu"
         if is_seed and handle in behind and handle in writes:
             states.add(handle)
     return states
@@ -139,20 +173,19 @@ def _propagate(
     inputs: Sequence[Input],
     local: Mapping[str, str],
     bits: Mapping[str, int],
+    draws: Mapping[str, str],
 ) -> _State:
     split = {i.node for i in inputs if i.split}
     results: dict[tuple[str, int], list[tuple[int, Gradient]]] = {}
     for number, gradient in enumerate(gradients):
-        results.setdefault(parse_input(gradient.tensor), []).append((number, gradient))
+        for tensor in (gradient.tensor, gradient.indices):
+            if tensor is not None:
+                results.setdefault(parse_input(tensor), []).append((number, gradient))
     state = _State()
     for name in graph.order:
         node = graph[name]
-        origin: str | None = None
+        origin = f"input {name!r}" if name in split else draws.get(name)
         mask = 0
-        if name in split:
-            origin = f"input {name!r}"
-        elif ops.is_seeded_random(node):
-            origin = f"random op {name!r}"
         for producer, index in ops.data_inputs(node):
             aggregated = [n for n, g in results.get((producer, index), ()) if not g.consumers or name in g.consumers]
             if aggregated:
@@ -163,9 +196,41 @@ def _propagate(
             else:
                 origin = origin or state.origin[producer]
                 mask |= state.gradients[producer]
-        state.origin[name] = origin
         state.gradients[name] = mask
+        state.guards[name], decided = _guards(graph, node, state)
+        state.origin[name] = origin or next((o for c in decided if (o := state.origin[c]) is not None), None)
     return state
+
+
+def _guards(graph: Graph, node: NodeDef, state: _State) -> tuple[frozenset[tuple[str, int]], list[str]]:
+    """For which values of which conditions a node runs, and the conditions that chose its value (of a Merge)."""
+    each = []
+    for text in node.input:
+        producer, index = parse_input(text)
+        guards = state.guards[producer]
+        if graph[producer].op == "Switch" and index >= 0:
+            guards = guards | {(_condition(graph, producer), index)}
+        each.append((guards, index))
+    if not any(guards for guards, _ in each):
+        return _ALWAYS, []
+    together = frozenset().union(*(guards for guards, _ in each))
+    if node.op != "Merge":
+        return together, []
+    values: dict[str, set[int]] = {}
+    for guards, index in each:
+        if index >= 0:
+            for condition, value in guards:
+                values.setdefault(condition, set()).add(value)
+    decided = sorted(condition for condition, seen in values.items() if len(seen) > 1)
+    return frozenset(g for g in together if g[0] not in decided), decided
+
+
+def _condition(graph: Graph, switch: str) -> str:
+    """The node whose value decides a Switch."""
+    name = node_of(graph[switch].input[1])
+    while graph[name].op == "Identity":
+        name = node_of(graph[name].input[0])
+    return name
 
 
 def _kind(
@@ -221,10 +286,22 @@ def _refuse_divergence(
         if kinds[handle] is not VariableClass.PARAMETER:
             continue
         for writer in writers:
-            if state.origin[writer] is not None:
+            origin = state.origin[writer] or state.condition_origin(writer)
+            if origin is not None:
                 raise UnsupportedError(
                     f"op {writer!r} updates parameter {handles[handle].name!r} with a value that differs between "
-                    f"workers: it comes from {state.origin[writer]} and does not pass through a gradient of the "
+                    f"workers: it comes from {origin} and does not pass through a gradient of the "
                     "loss, so the replicas would drift apart. Compute it from the gradients (tf.gradients, "
                     "GradientTape.gradient), from other variables, or from an input listed in replicated="
                 )
+
+
+def _refuse_local_branches(gradients: Sequence[Gradient], state: _State) -> None:
+    """A gradient that exists on some workers only cannot be aggregated."""
+    for gradient in gradients:
+        origin = state.condition_origin(node_of(gradient.tensor))
+        if origin is not None:
+            raise UnsupportedError(
+                f"the gradient of {gradient.parameter!r} is computed in a branch whose condition differs between "
+                f"workers: it comes from {origin}. Differentiate outside the branch, and choose between values there"
+            )

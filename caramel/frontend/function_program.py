@@ -14,7 +14,9 @@ from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.util import nest
 
 from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
-from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
+from caramel.frontend.inline import inline
+from caramel.frontend.marks import marked
+from caramel.frontend.raw import RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder, is_library
 from caramel.graph import ops
 from caramel.graph.graph import Graph, format_input, node_of, parse_input
@@ -48,7 +50,8 @@ class Traced:
         self._arguments = [t for t in self.func_graph.inputs if t.op.name not in captured]
         graph_def = self.func_graph.as_graph_def(add_shapes=True)
         replacements = {name: self._capture(name, external) for name, external in captured.items()}
-        self.graph = _with_captures(graph_def, replacements)
+        self._inlined = inline(_with_captures(graph_def, replacements))
+        self.graph = self._inlined.graph
 
     def _capture(self, name: str, external: Any) -> list[Any]:
         """Nodes that stand for a captured value; the last one gives what the placeholder gave."""
@@ -89,7 +92,7 @@ class Traced:
     def outputs(self) -> list[tuple[str, str]]:
         """(name, tensor) of the results, flattened."""
         flat = nest.flatten_with_joined_string_paths(self.structured_outputs)
-        return [(path or "output", t.name) for path, t in flat if tf.is_tensor(t)]
+        return [(path or "output", self._inlined.tensor(t.name)) for path, t in flat if tf.is_tensor(t)]
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -125,8 +128,8 @@ class Naming:
             reader = _reader(func_graph, handle)
             raise UnsupportedError(
                 f"op {reader.name!r} ({reader.type}) uses a resource that is no variable (a lookup table, an iterator "
-                "or a queue), which cannot be copied to every worker yet. Look values up, or read the data, outside "
-                "the step and feed them"
+                "or a queue), which cannot be copied to every worker yet. Look values up outside the step and feed "
+                "them; pass a dataset as data= to caramel.capture, and let the step take its elements"
             )
         if found.shape.rank is None or None in found.shape.as_list():
             raise UnsupportedError(f"variable {found.name!r} has no static shape; create it with a fixed shape")
@@ -199,22 +202,18 @@ def capture_step(
         CaptureError: the step cannot be traced, or has no gradient.
     """
     traced = Traced(function, _specs(function, specs), "the training step", naming)
-    by_node = {v.node: v for v in naming.variables}
-    gradients = []
-    for marked in recorder.of_graph(traced.func_graph):
-        variable = naming.of_handle(marked.variable.handle)
-        if variable is None or variable.node not in by_node:
-            continue
-        sparse = isinstance(marked.tensor, tf.IndexedSlices)
-        name = marked.tensor.values.name if sparse else marked.tensor.name
-        gradients.append(RawGradient(variable.node, name, (), marked.call, sparse, marked.location))
-    differentiated = tuple((t.name, call) for t, call in recorder.targets_of(traced.func_graph))
-    chosen, others = _choose_loss(traced, loss, [t for t, _ in differentiated])
+
+    def handle_of(variable: Any) -> str | None:
+        known = naming.of_handle(variable.handle)
+        return None if known is None else known.node
+
+    marks = marked(traced.graph, recorder, handle_of)
+    chosen, others = _choose_loss(traced, loss, [t for t, _ in marks.differentiated])
     return RawProgram(
         graph=traced.graph,
         variables=naming.variables,
-        gradients=tuple(gradients),
-        differentiated=differentiated,
+        gradients=marks.gradients,
+        differentiated=marks.differentiated,
         inputs=traced.inputs(replicated),
         loss=chosen,
         outputs=tuple(others),
@@ -222,6 +221,7 @@ def capture_step(
         values=naming.snapshot(),
         reduction=loss_reduction,
         is_graph=False,
+        loop_marks=marks.loop_marks,
     )
 
 
@@ -353,8 +353,12 @@ def _choose_loss(
 
 
 def _scalar_float(traced: Traced, tensor: str) -> bool:
-    found = traced.func_graph.get_tensor_by_name(tensor)
-    return found.shape.rank == 0 and found.dtype.is_floating
+    name, index = parse_input(tensor)
+    node = traced.graph[name]
+    dtype = tf.as_dtype(ops.output_types(node)[index])
+    shapes = node.attr["_output_shapes"].list.shape
+    is_scalar = index < len(shapes) and not shapes[index].unknown_rank and not shapes[index].dim
+    return is_scalar and dtype.is_floating
 
 
 def _source(graph: Graph, tensor: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from caramel.errors import CaptureError, UnsupportedError, listed
-from caramel.frontend.inference import infer_differentiation
+from caramel.frontend.files import GivenValues
+from caramel.frontend.handles import direct_handles
+from caramel.frontend.inference import infer_differentiation, readers_outside
+from caramel.frontend.inline import inline
+from caramel.frontend.iterators import given_iterator, iterator_inputs, iterators_of, with_placeholders
+from caramel.frontend.marks import Marks, marked
 from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder
+from caramel.frontend.references import replace_references
 from caramel.graph import ops
-from caramel.graph.graph import Graph
+from caramel.graph.graph import Graph, node_of
 from caramel.model import Input
 
 v1 = tf.compat.v1
@@ -52,6 +58,8 @@ def capture_graph(
     train_op: Any,
     loss_reduction: str | None,
     replicated: Sequence[Any],
+    gradients: Mapping[str, Any] | None = None,
+    values: Any = None,
 ) -> RawProgram:
     """Read the roles of a tf.Graph.
 
@@ -62,36 +70,91 @@ def capture_graph(
         train_op: operation or name; None to take the one that an optimizer registered.
         loss_reduction: "mean", "sum" or None to find out.
         replicated: placeholders (or names) that every worker gets whole.
+        gradients: for the name of each parameter the tensor that is its gradient, or (values, rows); None to
+            find them.
+        values: initial values by variable name, or a checkpoint with them; None to run the initialisers.
 
     Raises:
         CaptureError: a role is missing or ambiguous.
     """
     objects = _variables(graph)
     variables = tuple(_raw_variable(v, graph) for v in objects)
-    target = _train_op(graph, train_op)
-    nodes = Graph.from_graph_def(graph.as_graph_def(add_shapes=True))
-    if recorder is None:
+    nodes, fetched = nodes_of(graph, [] if loss is None else [_tensor_name(graph, loss, "loss")])
+    target = _train_op(graph, nodes, train_op)
+    if gradients is not None:
+        named = _named_gradients(graph, nodes, variables, gradients, target)
+        marks = Marks(named, tuple((tensor, 1) for tensor in fetched))
+    elif recorder is None:
         inferred = infer_differentiation(graph, nodes, {v.node: v for v in variables}, target)
-        gradients, differentiated = inferred
+        marks = Marks(*inferred)
     else:
-        gradients = tuple(_raw_gradient(g.variable, g.tensor, g.call, g.location) for g in recorder.of_graph(graph))
-        differentiated = tuple((t.name, call) for t, call in recorder.targets_of(graph))
+        handles = {v.node for v in variables}
+        marks = marked(nodes, recorder, lambda v: _handle_of(v, handles))
+    reported = next(iter(fetched), None)
+    iterators = iterators_of(nodes, [target] if reported is None else [target, node_of(reported)])
+    inputs = _inputs(graph, replicated)
+    for get_next in iterators:
+        inputs += iterator_inputs(nodes, get_next, {_tensor_name(graph, t, "replicated input") for t in replicated})
     return RawProgram(
-        graph=nodes,
+        graph=with_placeholders(nodes, iterators),
         variables=variables,
-        gradients=gradients,
-        differentiated=differentiated,
-        inputs=_inputs(graph, replicated),
-        loss=None if loss is None else _tensor_name(graph, loss, "loss"),
+        gradients=marks.gradients,
+        differentiated=marks.differentiated,
+        inputs=inputs,
+        loss=reported,
         outputs=(),
         targets=(target,),
         values=GraphInitializers(
             graph, tuple((r.name, v.initializer.name, _read_tensor(v)) for r, v in zip(variables, objects))
-        ),
+        )
+        if values is None
+        else GivenValues(values, tuple(r.name for r in variables)),
         reduction=loss_reduction,
         is_graph=True,
         notes=_unreached_updates(graph, nodes, target),
+        loop_marks=marks.loop_marks,
+        given=given_iterator(nodes, iterators[0]) if iterators else None,
+        iterators=iterators,
     )
+
+
+def _named_gradients(
+    graph: Any, nodes: Graph, variables: Sequence[RawVariable], gradients: Mapping[str, Any], train_op: str
+) -> tuple[RawGradient, ...]:
+    """The gradients that the caller names."""
+    by_name = {v.name: v for v in variables}
+    step = nodes.ancestors([train_op])
+    found = []
+    for name, given in gradients.items():
+        if name not in by_name:
+            raise CaptureError(f"gradients= names {name!r}, which is no variable; there are {listed(list(by_name))}")
+        tensors = given if isinstance(given, (tuple, list)) else (given,)
+        if len(tensors) > 2:
+            raise CaptureError(f"the gradient of {name!r} must be a tensor, or (values, rows), got {given!r}")
+        checked = [_tensor_name(graph, t, f"the gradient of {name!r}") for t in tensors]
+        if node_of(checked[0]) not in step:
+            raise CaptureError(f"the gradient of {name!r}, {checked[0]!r}, is not used by the training op {train_op!r}")
+        indices = checked[1] if len(checked) == 2 else None
+        readers = readers_outside(graph, nodes, checked)
+        found.append(RawGradient(by_name[name].node, checked[0], readers, 1, "gradients=", indices))
+    if not found:
+        raise CaptureError("gradients= is empty: name the gradient of every parameter, or leave it out")
+    return tuple(found)
+
+
+def nodes_of(graph: Any, fetches: Sequence[str] = ()) -> tuple[Graph, tuple[str, ...]]:
+    """A graph's nodes, with no variables but resources and no calls that can be inlined.
+
+    Args:
+        graph: the tf.Graph.
+        fetches: tensors of it.
+
+    Returns:
+        The nodes, with ``_output_shapes`` attributes, and for each of the fetches the tensor that has its value.
+    """
+    nodes, values = replace_references(Graph.from_graph_def(graph.as_graph_def(add_shapes=True)), fetches)
+    flat = inline(direct_handles(nodes))
+    return flat.graph, tuple(flat.tensor(value) for value in values)
 
 
 def _variables(graph: Any) -> list[Any]:
@@ -110,11 +173,6 @@ def _variables(graph: Any) -> list[Any]:
 
 def _raw_variable(variable: Any, graph: Any) -> RawVariable:
     keys = v1.GraphKeys
-    if variable.op.type != ops.VARIABLE:
-        raise UnsupportedError(
-            f"variable {variable.op.name!r} is a reference variable of TensorFlow 1, which cannot be replicated yet. "
-            "Call tf.compat.v1.enable_resource_variables() before building the graph"
-        )
     shape = tuple(variable.shape.as_list()) if variable.shape.rank is not None else None
     if shape is None or None in shape:
         raise UnsupportedError(
@@ -135,13 +193,12 @@ def _read_tensor(variable: Any) -> str:
         return str(variable.to_proto().snapshot_name)
 
 
-def _raw_gradient(variable: Any, tensor: Any, call: int, location: str) -> RawGradient:
-    sparse = isinstance(tensor, tf.IndexedSlices)
-    name = tensor.values.name if sparse else tensor.name
-    return RawGradient(variable.handle.op.name, name, (), call, sparse, location)
+def _handle_of(variable: Any, handles: Collection[str]) -> str | None:
+    name = getattr(variable, "handle", variable).op.name  # a reference variable has the name of its node
+    return name if name in handles else None
 
 
-def _train_op(graph: Any, train_op: Any) -> str:
+def _train_op(graph: Any, nodes: Graph, train_op: Any) -> str:
     if train_op is not None:
         try:
             element = graph.as_graph_element(train_op, allow_tensor=True, allow_operation=True)
@@ -166,25 +223,22 @@ def _train_op(graph: Any, train_op: Any) -> str:
             f"{'two' if len(found) == 2 else len(found)} training ops were found ({', '.join(found)}): "
             "say with train_op= which one is the step"
         )
-    _refuse_later_updates(graph.get_operation_by_name(found[0]))
+    _refuse_later_updates(nodes, found[0])
     return found[0]
 
 
-def _refuse_later_updates(train_op: Any) -> None:
+def _refuse_later_updates(nodes: Graph, train_op: str) -> None:
     """What is made to run after the training op and writes variables may well be the real step."""
-    seen, waiting = {train_op.name}, [train_op]
+    seen, waiting = {train_op}, [train_op]
     while waiting:
-        current = waiting.pop()
-        readers = {r for output in current.outputs for r in output.consumers()} | set(current._control_outputs)
-        for reader in sorted(readers, key=lambda op: op.name):
-            if ops.is_variable_write(reader.node_def):
+        for reader in sorted({name for name, _ in nodes.consumers[waiting.pop()]} - seen):
+            if ops.is_variable_write(nodes[reader]):
                 raise CaptureError(
-                    f"op {reader.name!r} runs after the training op {train_op.name!r} and writes a variable (an "
+                    f"op {reader!r} runs after the training op {train_op!r} and writes a variable (an "
                     "average of the weights, for one): say with train_op= which op is the step"
                 )
-            if reader.name not in seen:
-                seen.add(reader.name)
-                waiting.append(reader)
+            seen.add(reader)
+            waiting.append(reader)
 
 
 def _operation_name(element: Any) -> str:

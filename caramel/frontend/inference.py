@@ -1,20 +1,24 @@
 """Finding the differentiation in a finished tf.Graph that was built before Caramel could watch.
 
-TensorFlow's gradient code records on each op that it makes which forward op it differentiates, and
-puts all ops of one differentiation under one name scope. That gives the region of ops that belong
-to it; tensors that leave the region towards a variable's update are the gradients.
+TensorFlow's gradient code puts all ops of one differentiation under one name scope, and in it those
+that differentiate op X under X_grad. (In the process that made the graph, ops also know what they
+differentiate; a file does not have that.) That gives the region of ops that belong to it; tensors
+that leave the region towards a variable's update are the gradients.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from caramel.errors import CaptureError
 from caramel.frontend.raw import RawGradient, RawVariable
 from caramel.graph import ops
 from caramel.graph.graph import Graph, format_input, node_of, parse_input, tensor_name
+
+_SUFFIX = "_grad/"
 
 
 def infer_differentiation(
@@ -31,11 +35,12 @@ def infer_differentiation(
     Raises:
         CaptureError: no differentiation can be found, or a gradient's variable is ambiguous.
     """
-    scopes = _scopes(graph)
+    forward = _forward_ops(graph)
+    scopes = _scopes(forward)
     if not scopes:
         raise CaptureError(
             "no differentiation was found in the finished graph (nothing was made by tf.gradients): "
-            "build the graph inside 'with caramel.capture()' instead"
+            "build the graph inside 'with caramel.capture()' instead, or name the gradients="
         )
     step = nodes.ancestors([train_op])
     gradients: list[RawGradient] = []
@@ -43,21 +48,36 @@ def infer_differentiation(
     for call, scope in enumerate(scopes, start=1):
         region = {name for name in step if name.startswith(scope)}
         gradients.extend(_gradients(nodes, variables, step, region, scope, call))
-        differentiated.extend((tensor, call) for tensor in _targets(graph, nodes, region, scope))
+        differentiated.extend((tensor, call) for tensor in _targets(forward, nodes, region, scope))
     return tuple(gradients), tuple(differentiated)
 
 
-def _scopes(graph: Any) -> list[str]:
+def _forward_ops(graph: Any) -> dict[str, str]:
+    """For each op that differentiates another the name of that."""
+    found: dict[str, str] = {}
+    operations = {op.name: op for op in graph.get_operations()}
+    for name, op in operations.items():
+        forward = getattr(op, "_original_op", None)
+        if forward is not None:
+            found[name] = forward.name
+            continue
+        end = name.rfind(_SUFFIX)
+        start = name.find("/") + 1
+        while 0 < start <= end:
+            if name[start:end] in operations:
+                found[name] = name[start:end]
+                break
+            start = name.find("/", start) + 1
+    return found
+
+
+def _scopes(forward: Mapping[str, str]) -> list[str]:
     """Name scopes of the differentiations, with a trailing slash, in the order of the graph."""
     found: dict[str, None] = {}
-    for op in graph.get_operations():
-        forward = getattr(op, "_original_op", None)
-        if forward is None:
-            continue
-        inner = f"{forward.name}_grad/"
-        position = op.name.rfind("/" + inner)
+    for name, differentiated in forward.items():
+        position = name.rfind(f"/{differentiated}{_SUFFIX}")
         if position >= 0:
-            found[op.name[: position + 1]] = None
+            found[name[: position + 1]] = None
     scopes = list(found)
     return [s for s in scopes if not any(s != other and s.startswith(other) for other in scopes)]
 
@@ -79,16 +99,87 @@ def _gradients(
             if reader in step and reader not in region and not text.startswith("^"):
                 leaving.setdefault(tensor_name(text), []).append(reader)
     found: list[RawGradient] = []
+    rows: dict[str, dict[str, list[str]]] = {}  # integers that leave towards a variable's update, with their readers
+    location = f"scope {scope!r} of the finished graph"
     for tensor, readers in leaving.items():
-        by_variable: dict[str, list[str]] = {}
-        for reader in readers:
-            variable = _nearest_update(nodes, variables, reader, _shape(nodes, tensor), scope)
-            if variable is not None:
-                by_variable.setdefault(variable, []).append(reader)
-        location = f"scope {scope!r} of the finished graph"
-        found.extend(RawGradient(v, tensor, tuple(r), call, False, location) for v, r in by_variable.items())
+        are_rows = _are_rows(nodes, tensor)
+        shape = None if are_rows else _shape(nodes, tensor)
+        for variable, of in _by_variable(nodes, variables, tensor, readers, shape, scope).items():
+            if are_rows:
+                rows.setdefault(variable, {})[tensor] = of
+            else:
+                found.append(RawGradient(variable, tensor, tuple(of), call, location))
     order = {handle: position for position, handle in enumerate(variables)}
-    return sorted(_joined(found), key=lambda g: (order[g.variable], g.tensor))
+    return sorted((_with_rows(g, rows) for g in _joined(found)), key=lambda g: (order[g.variable], g.tensor))
+
+
+def _by_variable(
+    nodes: Graph,
+    variables: Mapping[str, RawVariable],
+    tensor: str,
+    readers: Sequence[str],
+    shape: tuple[int, ...] | None,
+    scope: str,
+) -> dict[str, list[str]]:
+    """The readers of a tensor by the variable whose gradient it is to them.
+
+    A reader that is as near to several updates (a global norm, where shapes are not known) takes the
+    tensor for what the other readers take it for.
+    """
+    found: dict[str, list[str]] = {}
+    unclear: list[str] = []
+    rivals: list[str] = []
+    for reader in readers:
+        nearest = _nearest_updates(nodes, variables, reader, shape)
+        if len(nearest) == 1:
+            found.setdefault(nearest[0], []).append(reader)
+        elif nearest:
+            unclear.append(reader)
+            rivals = nearest
+    if unclear and not found:
+        raise CaptureError(
+            f"the gradient {tensor!r} (in {scope!r}) updates {variables[rivals[0]].name!r} and "
+            f"{variables[rivals[1]].name!r}: which one it belongs to cannot be told from a "
+            "finished graph; build it inside 'with caramel.capture()', or name the gradients="
+        )
+    if unclear:
+        next(iter(found.values())).extend(unclear)
+    return found
+
+
+def _are_rows(nodes: Graph, tensor: str) -> bool:
+    """Whether a tensor may say which rows of a table a sparse gradient is for."""
+    name, index = parse_input(tensor)
+    dtype = ops.dtype_name(ops.output_types(nodes[name])[index])
+    shape = _shape(nodes, tensor)
+    return dtype in ("int32", "int64") and (shape is None or len(shape) == 1)
+
+
+def _with_rows(gradient: RawGradient, rows: Mapping[str, Mapping[str, Sequence[str]]]) -> RawGradient:
+    """A gradient with the rows that leave the differentiation together with it: then it is sparse."""
+    own = rows.get(gradient.variable, {})
+    if len(own) > 1:
+        raise CaptureError(
+            f"{gradient.location} has several sparse gradients for {gradient.variable!r}: which rows belong to which "
+            "cannot be told from a finished graph; build it inside 'with caramel.capture()'"
+        )
+    for tensor, readers in own.items():
+        consumers = tuple(dict.fromkeys((*gradient.consumers, *readers)))
+        return replace(gradient, indices=tensor, consumers=consumers)
+    return gradient
+
+
+def readers_outside(graph: Any, nodes: Graph, tensors: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that read tensors of a differentiation and do not belong to it; all readers where it has no scope."""
+    scopes = _scopes(_forward_ops(graph))
+    found: dict[str, None] = {}
+    for tensor in tensors:
+        name, index = parse_input(tensor)
+        inside = tuple(scope for scope in scopes if name.startswith(scope))
+        for reader, position in nodes.consumers[name]:
+            if parse_input(nodes[reader].input[position])[1] == index and not (inside and reader.startswith(inside)):
+                found[reader] = None
+    return tuple(found)
 
 
 def _joined(gradients: list[RawGradient]) -> list[RawGradient]:
@@ -97,7 +188,7 @@ def _joined(gradients: list[RawGradient]) -> list[RawGradient]:
     for g in gradients:
         known = merged.get((g.variable, g.tensor))
         readers = (*known.consumers, *g.consumers) if known else g.consumers
-        merged[g.variable, g.tensor] = RawGradient(g.variable, g.tensor, readers, g.call, g.sparse, g.location)
+        merged[g.variable, g.tensor] = RawGradient(g.variable, g.tensor, readers, g.call, g.location, g.indices)
     return list(merged.values())
 
 
@@ -109,42 +200,35 @@ def _shape(nodes: Graph, tensor: str) -> tuple[int, ...] | None:
     return tuple(d.size for d in shapes[index].dim)
 
 
-def _nearest_update(
-    nodes: Graph,
-    variables: Mapping[str, RawVariable],
-    reader: str,
-    shape: tuple[int, ...] | None,
-    scope: str,
-) -> str | None:
-    """The variable whose write is the fewest ops away and that has the gradient's shape.
+def _nearest_updates(
+    nodes: Graph, variables: Mapping[str, RawVariable], reader: str, shape: tuple[int, ...] | None
+) -> list[str]:
+    """The variables whose writes are the fewest ops away and that have the gradient's shape.
 
     Clipping by a global norm links every gradient with every update; the direct way is shorter.
     """
     seen = {reader}
     waiting = deque([reader])
     while waiting:
-        level = len(waiting)
         candidates: list[str] = []
-        for _ in range(level):
+        for _ in range(len(waiting)):
             name = waiting.popleft()
-            node = nodes[name]
-            if ops.is_variable_write(node):
+            if ops.is_variable_write(nodes[name]):
                 candidates.extend(h for h in _written(nodes, name) if h in variables and _fits(variables[h], shape))
-                continue
             for following, position in nodes.consumers[name]:
-                if following not in seen and not nodes[following].input[position].startswith("^"):
+                is_flow = not nodes[following].input[position].startswith("^") or _reads_back(nodes, name, following)
+                if following not in seen and is_flow:
                     seen.add(following)
                     waiting.append(following)
         trainable = list(dict.fromkeys(h for h in candidates if variables[h].trainable))
-        if len(trainable) > 1:
-            raise CaptureError(
-                f"the gradient read by {reader!r} (in {scope!r}) updates {variables[trainable[0]].name!r} and "
-                f"{variables[trainable[1]].name!r}: which one it belongs to cannot be told from a "
-                "finished graph; build it inside 'with caramel.capture()'"
-            )
         if trainable:
-            return trainable[0]
-    return None
+            return trainable
+    return []
+
+
+def _reads_back(nodes: Graph, write: str, reader: str) -> bool:
+    """Whether a node reads a variable as an op has just written it: a slot, on the way to a sparse update."""
+    return nodes[reader].op == "ReadVariableOp" and node_of(nodes[reader].input[0]) in _written(nodes, write)
 
 
 def _written(nodes: Graph, name: str) -> list[str]:
@@ -157,7 +241,7 @@ def _fits(variable: RawVariable, shape: tuple[int, ...] | None) -> bool:
     return len(shape) == len(variable.shape) and all(a in (-1, b) for a, b in zip(shape, variable.shape))
 
 
-def _targets(graph: Any, nodes: Graph, region: set[str], scope: str) -> list[str]:
+def _targets(forward: Mapping[str, str], nodes: Graph, region: set[str], scope: str) -> list[str]:
     """The differentiated tensors: what the ops differentiate that take the initial gradient."""
     found: dict[str, None] = {}
     for name in nodes.nodes:
@@ -169,9 +253,8 @@ def _targets(graph: Any, nodes: Graph, region: set[str], scope: str) -> list[str
                 if reader not in region or reader in seen:
                     continue
                 seen.add(reader)
-                forward = getattr(graph.get_operation_by_name(reader), "_original_op", None)
-                if forward is not None and forward.outputs:
-                    found[tensor_name(format_input(node_of(forward.name), 0))] = None
+                if reader in forward:
+                    found[tensor_name(format_input(forward[reader], 0))] = None
                 elif reader.startswith(scope + "grad_ys_"):
                     waiting.append(reader)
     return _last(nodes, list(found))

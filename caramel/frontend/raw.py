@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from caramel.data.given import Given
 from caramel.graph.graph import Graph
 from caramel.model import Input, ValueSource
 
@@ -38,16 +39,16 @@ class RawGradient:
         tensor: tensor name; of the values where the gradient is sparse.
         consumers: readers for which the tensor is the result (empty: all).
         call: number of the differentiation, in program order.
-        sparse: whether this is an IndexedSlices.
         location: ``file:line`` of the call.
+        indices: tensor name of the rows that the values are for, where the gradient is sparse.
     """
 
     variable: str
     tensor: str
     consumers: tuple[str, ...]
     call: int
-    sparse: bool
     location: str
+    indices: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class RawProgram:
         reduction: the caller's word on the loss' reduction, or None.
         is_graph: whether this is TF1-style graph code rather than a step function.
         notes: what was assumed.
+        loop_marks: numbers of the gradients inside loops whose sums are among ``gradients``.
+        given: the dataset that a graph's iterator reads, if there is one.
+        iterators: ops that take elements of it, for which the graph has placeholders instead.
     """
 
     graph: Graph
@@ -81,3 +85,6 @@ class RawProgram:
     reduction: str | None
     is_graph: bool
     notes: tuple[str, ...] = ()
+    loop_marks: frozenset[int] = frozenset()
+    given: Given | None = None
+    iterators: tuple[str, ...] = ()

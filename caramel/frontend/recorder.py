@@ -23,9 +23,16 @@ from tensorflow.python.ops import gradients_util
 from tensorflow.python.util import tf_stack
 
 from caramel.errors import CaptureError
+from caramel.graph import ops
 
 GRADIENT_ATTRIBUTE = "_caramel_gradient"
-"""Attribute of the Identity that carries a gradient out of the differentiation."""
+"""Attribute of the Identity that carries a gradient out of the differentiation: its number."""
+
+INDICES_ATTRIBUTE = "_caramel_indices"
+"""The same for the indices of a sparse gradient."""
+
+TARGETS_ATTRIBUTE = "_caramel_targets"
+"""Attribute of an op that is differentiated: (number of the call, index of the output), one after the other."""
 
 _SESSION_RUNS = ("run", "_call_tf_sessionrun")
 """Ways to run a session: `run`, and what the functions of `make_callable` call."""
@@ -38,34 +45,31 @@ class MarkedGradient:
     """One gradient of one variable in one call.
 
     Attributes:
-        variable: the variable object, or its resource handle.
-        tensor: the marked tensor, or IndexedSlices where the gradient is sparse.
+        variable: the variable object; of a reference variable it may be the reference.
+        node: name of the Identity that carries it (its values, where it is sparse), as it was when made.
         call: number of the call, in program order.
         location: ``file:line`` of the user's call.
     """
 
     variable: Any
-    tensor: Any
+    node: str
     call: int
     location: str
 
 
 @dataclass
 class Recorder:
-    """What a program did while it was watched."""
+    """What a program did while it was watched.
+
+    What it saw is marked in the graph by attributes, which outlast whatever becomes of the functions
+    that the program is made of.
+    """
 
     gradients: list[MarkedGradient] = field(default_factory=list)
-    targets: list[tuple[Any, Any, int]] = field(default_factory=list)
-    """(graph, differentiated tensor, number of the call)"""
+    """By their number."""
+    graphs: list[Any] = field(default_factory=list)
+    """Where was differentiated, in program order."""
     calls: int = 0
-
-    def of_graph(self, graph: Any) -> list[MarkedGradient]:
-        """The gradients that were computed in ``graph``, in program order."""
-        return [g for g in self.gradients if _graph_of(g) is graph]
-
-    def targets_of(self, graph: Any) -> list[tuple[Any, int]]:
-        """The tensors that were differentiated in ``graph``, with the number of the call."""
-        return [(tensor, call) for owner, tensor, call in self.targets if owner is graph]
 
     def mark(self, target: Any, sources: list[Any], results: list[Any]) -> list[Any]:
         """Pass the gradients of variables through marked Identities; leave the others alone."""
@@ -76,26 +80,31 @@ class Recorder:
         location = user_location()
         marked = []
         for source, result, is_wanted in zip(sources, results, wanted):
-            if is_wanted:
-                result = self._marked(result)
-                self.gradients.append(MarkedGradient(source, result, self.calls, location))
-            marked.append(result)
+            marked.append(self._marked(source, result, location) if is_wanted else result)
         for tensor in tf.nest.flatten(target):
             if _is_symbolic(tensor):
-                self.targets.append((tensor.graph, tensor, self.calls))
+                self._mark_target(tensor)
         return marked
 
-    def _marked(self, result: Any) -> Any:
-        if isinstance(result, tf.IndexedSlices):
-            return result
-        tensor = tf.identity(result, name="caramel_gradient")
-        tensor.op._set_attr(GRADIENT_ATTRIBUTE, attr_value_pb2.AttrValue(i=self.calls))
-        return tensor
+    def _marked(self, source: Any, result: Any, location: str) -> Any:
+        number = attr_value_pb2.AttrValue(i=len(self.gradients))
+        is_sparse = isinstance(result, tf.IndexedSlices)
+        values = tf.identity(result.values if is_sparse else result, name="caramel_gradient")
+        values.op._set_attr(GRADIENT_ATTRIBUTE, number)
+        self.gradients.append(MarkedGradient(source, values.op.name, self.calls, location))
+        if not is_sparse:
+            return values
+        indices = tf.identity(result.indices, name="caramel_indices")
+        indices.op._set_attr(INDICES_ATTRIBUTE, number)
+        return tf.IndexedSlices(values, indices, result.dense_shape)
 
-
-def _graph_of(gradient: MarkedGradient) -> Any:
-    tensor = gradient.tensor
-    return tensor.values.graph if isinstance(tensor, tf.IndexedSlices) else tensor.graph
+    def _mark_target(self, tensor: Any) -> None:
+        self.graphs.append(tensor.graph)
+        marks = attr_value_pb2.AttrValue()
+        if TARGETS_ATTRIBUTE in tensor.op.node_def.attr:
+            marks.CopyFrom(tensor.op.node_def.attr[TARGETS_ATTRIBUTE])
+        marks.list.i.extend((self.calls, tensor.value_index))
+        tensor.op._set_attr(TARGETS_ATTRIBUTE, marks)
 
 
 def _is_symbolic(tensor: Any) -> bool:
@@ -107,7 +116,10 @@ def _is_symbolic(tensor: Any) -> bool:
 
 def _is_variable(source: Any) -> bool:
     handle = getattr(source, "handle", None)
-    return handle is not None and getattr(handle, "dtype", None) == tf.resource
+    if handle is not None and getattr(handle, "dtype", None) == tf.resource:
+        return True
+    # A reference variable, or the reference itself, which is what optimizers differentiate by.
+    return getattr(getattr(source, "op", None), "type", None) in ops.REFERENCE_VARIABLES
 
 
 def user_location() -> str:

@@ -101,6 +101,7 @@ class _Analysis:
     def __init__(self, graph: Graph, split: set[str]) -> None:
         self._graph = graph
         self._split = split
+        self._only_batch_is_open = all(self._is_open_in_front(name) for name in split if name in graph)
         self.batch_wide: dict[str, None] = {}
 
     def value_of(self, tensor: str) -> _Value:
@@ -111,6 +112,10 @@ class _Analysis:
         for current in order:
             values[current] = self._value(self._graph[current], values)
         return values[name]
+
+    def _is_open_in_front(self, name: str) -> bool:
+        shape = self._shape(name)
+        return shape is not None and shape[:1] == [None] and None not in shape[1:]
 
     # -- facts about nodes -------------------------------------------------------------------
 
@@ -227,7 +232,9 @@ class _Analysis:
         return _Value("total", value.power)
 
     def _per_example(self, node: NodeDef, inputs: Sequence[str], got: Sequence[_Value], rank: int) -> _Value:
-        axis = self._axis(node, inputs, got, rank)
+        axis = self._open_axis(node)
+        if axis is None:
+            axis = self._axis(node, inputs, got, rank)
         if rank == 0:
             return _unknown(node, "turns per-example values into a scalar in a way that is neither a mean nor a sum")
         form = "examples" if any(v.form in ("examples", "unknown", "total") for v in got) else "ones"
@@ -246,6 +253,13 @@ class _Analysis:
         if relevant == {0}:
             return _Value(form, 0, axis)
         return _unknown(node, "uses values divided by the batch size in a way that is not linear")
+
+    def _open_axis(self, node: NodeDef) -> int | None:
+        """The only axis of unknown size, where the number of examples is the only size that is unknown."""
+        if not self._only_batch_is_open:
+            return None
+        shape = self._shape(node.name)
+        return shape.index(None) if shape is not None and shape.count(None) == 1 else None
 
     def _axis(self, node: NodeDef, inputs: Sequence[str], got: Sequence[_Value], rank: int) -> int:
         """Where the batch axis goes; ops that are not known keep it in front."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from caramel.errors import InputError, UnsupportedError
 
@@ -90,42 +91,73 @@ def merge(user: str, replica: Device, node: str) -> str:
     return str(replace(replica, type=pinned.type, index=pinned.index))
 
 
+def host_of(device: Device) -> Device:
+    """The CPU of the process that a device belongs to."""
+    index = device.index or 0 if device.type == "CPU" else 0
+    return Device(device.job, device.replica, device.task, "CPU", index)
+
+
 def default_devices(number_of_workers: int) -> tuple[str, ...]:
     """One task of the job ``worker`` for each worker."""
     return tuple(f"/job:worker/task:{rank}" for rank in range(number_of_workers))
 
 
 def in_process_mapping(devices: Sequence[str], local_gpus: int) -> InProcessPlacement:
-    """Where each worker's process goes when all of them are virtual devices of this process.
+    """Where each worker goes when all of them are virtual devices of this process.
 
     Args:
         devices: one device string for each rank.
         local_gpus: number of GPUs that this process sees.
     """
     parsed = [Device.parse(text) for text in devices]
-    workers = list(dict.fromkeys(device.worker for device in parsed))
-    named = [worker for worker in workers if worker != (None, None)]
+    named = dict.fromkeys(
+        replace(device, replica=None)
+        for device in parsed
+        if device.worker != (None, None) or (device.type == "GPU" and not local_gpus)
+    )
     direct = max((d.index or 0 for d in parsed if d.worker == (None, None) and d.type == "CPU"), default=-1) + 1
-    slots = {worker: direct + position for position, worker in enumerate(named)}
+    slots = {device: direct + position for position, device in enumerate(named)}
     return InProcessPlacement(slots, max(direct + len(named), 1), local_gpus)
 
 
 @dataclass(frozen=True)
 class InProcessPlacement:
-    """Virtual CPU device of each worker's process, for a cluster inside one process."""
+    """Virtual CPU device of each worker, for a cluster inside one process."""
 
-    slots: Mapping[tuple[str | None, int | None], int]
+    slots: Mapping[Device, int]
     cpu_count: int
     local_gpus: int
+
+    @cached_property
+    def _first(self) -> Mapping[tuple[str | None, int | None], int]:
+        """The first slot of each worker's process."""
+        found: dict[tuple[str | None, int | None], int] = {}
+        for device, slot in self.slots.items():
+            found.setdefault(device.worker, slot)
+        return found
 
     def place(self, text: str) -> str:
         """The device in this process for a device string of the distributed graph."""
         device = Device.parse(text)
         kind, index = device.type or "CPU", device.index or 0
-        slot = self.slots.get(device.worker, 0)
+        own = self.slots.get(replace(device, replica=None))
+        slot = self._first.get(device.worker, 0) if own is None else own
         if kind == "GPU" and self.local_gpus:
-            return f"/device:GPU:{index if not self.slots else (slot + index) % self.local_gpus}"
+            if not self.slots:
+                return f"/device:GPU:{index}"
+            return f"/device:GPU:{(slot + index if own is None else own) % self.local_gpus}"
         if device.worker == (None, None) and kind == "CPU":
             return f"/device:CPU:{index}"
-        # Another kind of device that is not here: its worker's own virtual CPU does the work.
+        # Another device that no worker has, or that is not here: a virtual CPU of its process does the work.
         return f"/device:CPU:{slot}"
+
+
+def cpu_count(devices: Sequence[str], worker: tuple[str | None, int | None]) -> int:
+    """How many CPU devices a process needs, at least one.
+
+    Args:
+        devices: a device string for each rank.
+        worker: job and task of the process.
+    """
+    parsed = [Device.parse(text) for text in devices]
+    return max((d.index or 0 for d in parsed if d.worker == worker and d.type == "CPU"), default=0) + 1

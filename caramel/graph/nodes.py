@@ -76,3 +76,21 @@ def constant(name: str, value: object, dtype: str, device: str) -> NodeDef:
 def group(name: str, targets: Iterable[str], device: str) -> NodeDef:
     """A NoOp that is done when the targets are."""
     return node(name, "NoOp", ["^" + target for target in targets], device)
+
+
+def variable(name: str, dtype: str, shape: Sequence[int], device: str) -> NodeDef:
+    """The handle of a variable that is shared under its own name."""
+    attributes: dict[str, object] = {"shape": shape_attribute(shape), "shared_name": name.encode()}
+    return node(name, "VarHandleOp", (), device, dtype=dtype_attribute(dtype), **attributes)
+
+
+def read(name: str, handle: str, dtype: str, device: str, after: Iterable[str] = ()) -> NodeDef:
+    """The value of a variable, once the nodes of ``after`` have run."""
+    return node(
+        name, "ReadVariableOp", [handle, *("^" + other for other in after)], device, dtype=dtype_attribute(dtype)
+    )
+
+
+def assign(name: str, handle: str, value: str, dtype: str, device: str) -> NodeDef:
+    """Gives a variable a value."""
+    return node(name, "AssignVariableOp", [handle, value], device, dtype=dtype_attribute(dtype))

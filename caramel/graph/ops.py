@@ -16,6 +16,9 @@ DT_VARIANT = types_pb2.DT_VARIANT
 
 VARIABLE = "VarHandleOp"
 
+REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable"})
+"""Variables of TensorFlow 1 that hand out references to their buffer."""
+
 READS = frozenset(
     {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "DisableCopyOnRead"}
 )
@@ -23,9 +26,7 @@ READS = frozenset(
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
 
-LEGACY_CONTROL_FLOW = frozenset(
-    {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "LoopCond"}
-)
+LEGACY_LOOPS = frozenset({"Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration", "LoopCond"})
 
 CALLS = frozenset(
     {
@@ -40,6 +41,10 @@ CALLS = frozenset(
     }
 )
 """Ops that do what the functions do that they name."""
+
+INLINED_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+"""Calls whose first input says which function; the function gets the others."""
 
 _HARMLESS_STATEFUL = frozenset(
     {
@@ -71,6 +76,15 @@ _RANDOM_RESOURCE_OPS = frozenset(
     }
 )
 
+_WRITE_PREFIXES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceCountUpTo",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSlice",
+)
+
 _STATELESS_RANDOM_PREFIXES = (
     "StatelessRandom",
     "StatelessTruncated",
@@ -92,6 +106,11 @@ def op_def(op: str) -> Any:
     if found is None:
         raise InvariantError(f"op type {op!r} is not part of this TensorFlow")
     return found
+
+
+def is_known(op: str) -> bool:
+    """Whether this TensorFlow has an op of that name."""
+    return op_def_registry.get(op) is not None
 
 
 def is_stateful(node: NodeDef) -> bool:
@@ -135,18 +154,11 @@ def is_call(node: NodeDef) -> bool:
     return node.op in CALLS
 
 
-def is_pure(node: NodeDef) -> bool:
-    """Whether the op neither has state nor draws random numbers nor touches a variable."""
-    return not is_stateful(node) or node.op in _HARMLESS_STATEFUL - {VARIABLE}
-
-
 def is_variable_write(node: NodeDef) -> bool:
     """Whether the op writes the variables whose handles it takes."""
     if node.op in READS or not op_def(node.op).is_stateful:
         return False
-    return node.op.startswith(
-        ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStridedSlice")
-    ) or (node.op in _RANDOM_RESOURCE_OPS)
+    return node.op.startswith(_WRITE_PREFIXES) or node.op in _RANDOM_RESOURCE_OPS
 
 
 def functions_of(node: NodeDef) -> list[str]:
@@ -175,6 +187,11 @@ def _repeated(arguments: Any, node: NodeDef) -> list[tuple[str, int]]:
 def output_types(node: NodeDef) -> list[int]:
     """DataType of each output."""
     return [t for _, t in _repeated(op_def(node.op).output_arg, node)]
+
+
+def output_names(node: NodeDef) -> list[str]:
+    """Name of the output argument of each output."""
+    return [name for name, _ in _repeated(op_def(node.op).output_arg, node)]
 
 
 def input_types(node: NodeDef) -> list[tuple[str, int]]:

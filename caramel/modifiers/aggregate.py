@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 
-from caramel.collectives.algorithms import NATIVE, Schedules
-from caramel.collectives.lower import Emitter, Lowered, lower
-from caramel.collectives.native import is_on_gpus, lower_native
+from caramel.collectives.algorithms import ALL_GATHER, NATIVE, Schedules
+from caramel.collectives.emit import emit_all_reduce
+from caramel.collectives.lower import Emitter
+from caramel.collectives.sparse import lower_all_gather
 from caramel.errors import InvariantError
 from caramel.graph import ops
 from caramel.graph.devices import Device
 from caramel.graph.graph import NodeDef, parse_input
 from caramel.model import Gradient, Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
-from caramel.modifiers.weigh import replica_tensor
+from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan
 
 
@@ -43,58 +45,67 @@ def aggregate(
     after: Sequence[str] = ()
     for number, transfer in enumerate(plan.transfers):
         gradients = [by_name[name] for name in transfer.gradients]
+        if transfer.algorithm == ALL_GATHER:
+            (gradient,) = gradients
+            nodes = _gathered(distributed, plan, number, gradient, tensors, devices, changed)
+            added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
+            continue
         emitter = Emitter(f"caramel/transfer_{number}", devices, transfer.dtype)
         sources = [
             _packed(emitter, rank, [(tensors[rank, g.name], g) for g in gradients]) for rank in range(plan.workers)
         ]
-        lowered = _reduced(plan, number, schedules, sources, devices, after)
+        lowered = emit_all_reduce(
+            schedules,
+            transfer.algorithm,
+            transfer.depth,
+            prefix=f"caramel/transfer_{number}/reduce",
+            size=sum(g.size for g in gradients),
+            sources=sources,
+            devices=devices,
+            dtype=transfer.dtype,
+            mean=plan.reduction == "mean",
+            turn=number,
+            instances=count(number + 1),
+            in_rank_order=plan.deterministic,
+            wire=transfer.wire,
+            after=after,
+        )
         if transfer.algorithm == NATIVE:
             after = lowered.results
         for rank, result in enumerate(lowered.results):
             for gradient, tensor in zip(gradients, _unpacked(emitter, rank, result, gradients)):
-                _redirect(distributed, gradient, rank, tensor, changed)
+                _redirect(distributed, gradient, rank, gradient.tensor, tensor, changed)
         nodes = [*emitter.out.nodes, *lowered.nodes]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
 
 
-def _reduced(
+def _gathered(
+    distributed: DistributedGraph,
     plan: Plan,
     number: int,
-    schedules: Schedules,
-    sources: Sequence[str],
+    gradient: Gradient,
+    tensors: Mapping[tuple[int, str], str],
     devices: Sequence[str],
-    after: Sequence[str],
-) -> Lowered:
-    """The all-reduce of one transfer; ``after`` has the results of the last native one.
-
-    NCCL waits for ever if two workers start two of its collectives in different orders.
-    """
-    transfer = plan.transfers[number]
-    prefix = f"caramel/transfer_{number}/reduce"
-    mean = plan.reduction == "mean"
-    if transfer.algorithm == NATIVE:
-        return lower_native(
-            prefix=prefix,
-            size=transfer.elements,
-            sources=sources,
-            devices=devices,
-            dtype=transfer.dtype,
-            mean=mean,
-            instance=number + 1,
-            after=after if is_on_gpus(devices) else (),
-        )
-    return lower(
-        schedules.proved(
-            transfer.algorithm, plan.workers, transfer.elements, transfer.depth, number, plan.deterministic
-        ),
-        prefix=prefix,
-        sources=sources,
+    changed: dict[str, NodeDef],
+) -> Sequence[tuple[NodeDef, int]]:
+    """Give everybody everybody's slices of a sparse gradient."""
+    assert gradient.indices is not None and gradient.index_dtype is not None
+    ranks = range(plan.workers)
+    lowered = lower_all_gather(
+        prefix=f"caramel/transfer_{number}/gather",
+        values=[tensors[rank, gradient.name] for rank in ranks],
+        indices=[replica_tensor(rank, gradient.indices) for rank in ranks],
         devices=devices,
-        dtype=transfer.dtype,
-        mean=mean,
-        wire=transfer.wire,
+        dtype=gradient.dtype,
+        index_dtype=gradient.index_dtype,
+        mean=plan.reduction == "mean",
+        wire=plan.transfers[number].wire,
     )
+    for rank in ranks:
+        _redirect(distributed, gradient, rank, gradient.tensor, lowered.values[rank], changed)
+        _redirect(distributed, gradient, rank, gradient.indices, lowered.indices[rank], changed)
+    return lowered.nodes
 
 
 def _packed(emitter: Emitter, rank: int, gradients: Sequence[tuple[str, Gradient]]) -> str:
@@ -125,33 +136,19 @@ def _shaped(
 
 
 def _redirect(
-    distributed: DistributedGraph, gradient: Gradient, rank: int, result: str, changed: dict[str, NodeDef]
+    distributed: DistributedGraph,
+    gradient: Gradient,
+    rank: int,
+    tensor: str,
+    result: str,
+    changed: dict[str, NodeDef],
 ) -> None:
-    """Make the readers of the local gradient read the aggregated one."""
-    producer, index = parse_input(replica_tensor(rank, gradient.tensor))
-    readers = _readers(distributed, gradient, rank, producer, index)
-    if not readers:
+    """Make the readers of a tensor of the local gradient read the aggregated one."""
+    consumers = {replica_name(rank, c) for c in gradient.consumers}
+    # The weight of this worker goes on reading the local gradient.
+    found = redirect(distributed, replica_tensor(rank, tensor), consumers, result, changed, own_name(rank, ""))
+    if not found and tensor == gradient.tensor:
         raise InvariantError(f"aggregate: gradient {gradient.name!r} of worker {rank} has no reader")
-    for reader, positions in readers.items():
-        if reader not in changed:
-            changed[reader] = type(distributed.graph[reader])()
-            changed[reader].CopyFrom(distributed.graph[reader])
-        for position in positions:
-            changed[reader].input[position] = result
-
-
-def _readers(
-    distributed: DistributedGraph, gradient: Gradient, rank: int, producer: str, index: int
-) -> dict[str, list[int]]:
-    wanted = {replica_name(rank, c) for c in gradient.consumers}
-    found: dict[str, list[int]] = {}
-    for reader, position in distributed.graph.consumers[producer]:
-        if parse_input(distributed.graph[reader].input[position])[1] != index:
-            continue
-        own = reader.startswith(own_name(rank, ""))  # the weight of this worker reads the local gradient
-        if not own and (not wanted or reader in wanted):
-            found.setdefault(reader, []).append(position)
-    return found
 
 
 def verify_aggregated(distributed: DistributedGraph, model: Model, workers: Sequence[int]) -> None:
@@ -174,8 +171,10 @@ def verify_aggregated(distributed: DistributedGraph, model: Model, workers: Sequ
             if crossing and text.startswith("^") and role.purpose is Purpose.COLLECTIVE:
                 raise InvariantError(f"after aggregate: control edge {text!r} -> {current.name!r} crosses workers")
     local = {
-        (replica_name(rank, parse_input(g.tensor)[0]), parse_input(g.tensor)[1]): g
+        parse_input(replica_tensor(rank, tensor)): g
         for g in model.gradients
+        for tensor in (g.tensor, g.indices)
+        if tensor is not None
         for rank in workers
     }
     updates = {

@@ -13,6 +13,8 @@ class Purpose(enum.Enum):
     """Why a node is in the distributed graph."""
 
     REPLICA = "replica"
+    INPUT = "input"
+    """A worker's own input pipeline; runs between steps, and what it keeps is read in them."""
     COLLECTIVE = "collective"
     STATE = "state"
     """Initial values, broadcast, save and restore; runs between steps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from caramel.errors import InputError
 from caramel.graph import ops
@@ -11,11 +12,7 @@ from caramel.graph.graph import Graph, NodeDef, format_input, parse_input
 from caramel.graph.nodes import dtype_attribute, group, node, shape_attribute
 from caramel.model import Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
-
-GOLDEN_RATIO_32 = 0x9E3779B9
-"""2**32 divided by the golden ratio, odd: multiples of it are far apart modulo 2**32."""
-
-_SEED_BITS = 63
+from caramel.modifiers.seeds import DrawingFunctions, offset_seed
 
 
 def replicate(model: Model, devices: Sequence[str]) -> DistributedGraph:
@@ -37,15 +34,16 @@ def replicate(model: Model, devices: Sequence[str]) -> DistributedGraph:
     nodes: list[NodeDef] = []
     roles: dict[str, Role] = {}
     names = {v.node: v.name for v in model.variables}
+    drawing = DrawingFunctions(model.graph)
     for rank, text in enumerate(devices):
         device = Device.parse(text)
         role = Role(Purpose.REPLICA, rank)
-        copies = [copy_node(n, rank, device, names, model.graph) for n in model.graph]
+        copies = [drawing.renamed(copy_node(n, rank, device, names, model.graph), rank) for n in model.graph]
         copies += _missing_handles(model, rank, device)
         copies.append(group(own_name(rank, "step"), [replica_name(rank, t) for t in model.targets], str(device)))
         nodes += copies
         roles.update((n.name, role) for n in copies)
-    return DistributedGraph(Graph(nodes, model.graph.library, model.graph.versions), roles)
+    return DistributedGraph(Graph(nodes, drawing.library(len(devices)), model.graph.versions), roles)
 
 
 def copy_node(
@@ -80,7 +78,7 @@ def copy_node(
     if made.op == ops.VARIABLE:
         made.attr["shared_name"].s = shared_name(rank, variables[original.name]).encode()
     if ops.is_seeded_random(made):
-        _offset_seed(made, rank)
+        offset_seed(made, rank)
     return made
 
 
@@ -101,15 +99,6 @@ def _rename_colocation(made: NodeDef, renamed: object, graph: Graph) -> None:
         made.attr["_class"].list.s[:] = classes
     else:
         del made.attr["_class"]
-
-
-def _offset_seed(made: NodeDef, rank: int) -> None:
-    """Another stream for each rank; (0, 0) asks for a seed from the system and stays."""
-    seed, seed2 = made.attr["seed"].i, made.attr["seed2"].i
-    if rank == 0 or (seed == 0 and seed2 == 0):
-        return
-    shifted = (seed2 + rank * GOLDEN_RATIO_32) % (1 << _SEED_BITS)
-    made.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
 
 
 def _missing_handles(model: Model, rank: int, device: Device) -> list[NodeDef]:
@@ -137,6 +126,8 @@ def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[s
 
     Raises:
         InputError: wrong length, two ranks on one device, or not a device string.
+
+    Several ranks may be on one task, if each names a device of its own there.
     """
     if (
         isinstance(device_list, str)
@@ -156,4 +147,23 @@ def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[s
                 f"device_list names {device_list[rank]!r} for workers {canonical.index(text)} and {rank}: "
                 "give each worker its own"
             )
+    _check_shared_tasks(canonical)
     return tuple(canonical)
+
+
+def _check_shared_tasks(devices: Sequence[str]) -> None:
+    """Refuse a worker on "any" device of a process where another worker is, or two on the same one."""
+    seen: dict[Device, dict[Device, int]] = {}
+    for rank, text in enumerate(devices):
+        device = replace(Device.parse(text), replica=Device.parse(text).replica or 0)
+        others = seen.setdefault(replace(device, type=None, index=None), {})
+        first = next(iter(others), device)
+        is_any = others and (device.index is None or first.index is None)
+        clash = others.get(first if is_any else device)
+        if clash is not None:
+            examples = (str(replace(device, replica=None, type="CPU", index=n)) for n in range(2))
+            raise InputError(
+                f"device_list has workers {clash} and {rank} in one process, {devices[clash]!r} and {text!r}: "
+                f"give each a device of its own there, such as {' and '.join(examples)}"
+            )
+        others[device] = rank

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from caramel.graph.devices import Device
 from caramel.graph.graph import NodeDef, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
@@ -26,16 +28,65 @@ def weigh(
     Returns:
         The graph, and the tensor to aggregate for each (rank, gradient name).
     """
+    tensors = {
+        (rank, gradient.name): replica_tensor(rank, gradient.tensor)
+        for rank in range(plan.workers)
+        for gradient in model.gradients
+    }
+    if not plan.weighted:
+        return distributed, tensors
     added: list[tuple[NodeDef, Role]] = []
-    tensors: dict[tuple[int, str], str] = {}
+    changed: dict[str, NodeDef] = {}
     for rank, text in enumerate(plan.devices):
+        weights = _Weights(rank, str(Device.parse(text)))
         for gradient in model.gradients:
-            tensors[rank, gradient.name] = replica_tensor(rank, gradient.tensor)
-        if plan.weighted:
-            nodes, weighted = _weighted(model, rank, str(Device.parse(text)))
-            added += [(made, Role(Purpose.REPLICA, rank)) for made in nodes]
-            tensors.update(((rank, name), tensor) for name, tensor in weighted.items())
-    return distributed.extended(added), tensors
+            if not gradient.sources:
+                tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)
+            for tensor, consumers in gradient.sources:
+                result = weights.weighted(tensor, gradient.dtype)
+                redirect(distributed, replica_tensor(rank, tensor), _on(rank, consumers), result, changed)
+        added += [(made, Role(Purpose.REPLICA, rank)) for made in weights.nodes]
+    return distributed.extended(added, changed), tensors
+
+
+def _on(rank: int, consumers: Sequence[str]) -> list[str]:
+    return [replica_name(rank, name) for name in consumers]
+
+
+def redirect(
+    distributed: DistributedGraph,
+    tensor: str,
+    consumers: Collection[str],
+    result: str,
+    changed: dict[str, NodeDef],
+    own: str = "",
+) -> bool:
+    """Make readers of a tensor read another one.
+
+    Args:
+        distributed: the graph.
+        tensor: what they read.
+        consumers: names of the readers; empty for all.
+        result: what they are to read.
+        changed: the nodes that have been changed, by name; more are added.
+        own: readers whose names begin with this go on reading the tensor; "" for none.
+
+    Returns:
+        Whether there was any reader.
+    """
+    producer, index = parse_input(tensor)
+    found = False
+    for reader, position in distributed.graph.consumers[producer]:
+        if parse_input(distributed.graph[reader].input[position])[1] != index:
+            continue
+        if (own and reader.startswith(own)) or (consumers and reader not in consumers):
+            continue
+        if reader not in changed:
+            changed[reader] = type(distributed.graph[reader])()
+            changed[reader].CopyFrom(distributed.graph[reader])
+        changed[reader].input[position] = result
+        found = True
+    return found
 
 
 def replica_tensor(rank: int, tensor: str) -> str:
@@ -44,26 +95,28 @@ def replica_tensor(rank: int, tensor: str) -> str:
     return format_input(replica_name(rank, name), index)
 
 
-def _weighted(model: Model, rank: int, device: str) -> tuple[list[NodeDef], dict[str, str]]:
-    """Nodes that weigh the gradients of a worker, and the weighted tensors by gradient."""
-    default = constant(own_name(rank, "weight/one"), 1.0, "float64", device)
-    weight = node(
-        own_name(rank, "weight"),
-        "PlaceholderWithDefault",
-        [default.name],
-        device,
-        dtype=dtype_attribute("float64"),
-        shape=shape_attribute(()),
-    )
-    nodes, tensors = [default, weight], {}
-    casts: dict[str, str] = {}
-    for number, gradient in enumerate(model.gradients):
-        dtype = dtype_attribute(gradient.dtype)
-        if gradient.dtype not in casts:
-            casts[gradient.dtype] = own_name(rank, f"weight/{gradient.dtype}")
-            attributes = {"SrcT": dtype_attribute("float64"), "DstT": dtype}
-            nodes.append(node(casts[gradient.dtype], "Cast", [weight.name], device, **attributes))
-        tensors[gradient.name] = own_name(rank, f"weighted_{number}")
-        inputs = [replica_tensor(rank, gradient.tensor), casts[gradient.dtype]]
-        nodes.append(node(tensors[gradient.name], "Mul", inputs, device, T=dtype))
-    return nodes, tensors
+class _Weights:
+    """The nodes that weigh the gradients of one worker."""
+
+    def __init__(self, rank: int, device: str) -> None:
+        self._rank = rank
+        self._device = device
+        default = constant(own_name(rank, "weight/one"), 1.0, "float64", device)
+        attributes = {"dtype": dtype_attribute("float64"), "shape": shape_attribute(())}
+        weight = node(own_name(rank, "weight"), "PlaceholderWithDefault", [default.name], device, **attributes)
+        self.nodes = [default, weight]
+        self._casts: dict[str, str] = {}
+        self._done: dict[str, str] = {}
+
+    def weighted(self, tensor: str, dtype: str) -> str:
+        """A tensor of the Model, times the weight."""
+        if tensor not in self._done:
+            kind = dtype_attribute(dtype)
+            if dtype not in self._casts:
+                self._casts[dtype] = own_name(self._rank, f"weight/{dtype}")
+                attributes = {"SrcT": dtype_attribute("float64"), "DstT": kind}
+                self.nodes.append(node(self._casts[dtype], "Cast", [self.nodes[1].name], self._device, **attributes))
+            self._done[tensor] = own_name(self._rank, f"weighted_{len(self._done)}")
+            inputs = [replica_tensor(self._rank, tensor), self._casts[dtype]]
+            self.nodes.append(node(self._done[tensor], "Mul", inputs, self._device, T=kind))
+        return self._done[tensor]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import operator
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 
-from caramel.collectives.algorithms import ALGORITHMS, NATIVE
+from caramel.checks import positive_integer
+from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE, check_algorithm
 from caramel.collectives.dtypes import ITEM_BYTES, NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.collectives.schedule import check
 from caramel.errors import InputError
-from caramel.netmodel.file import load
 from caramel.netmodel.model import NetworkModel
 
 DEFAULT_ALGORITHM = "shuffle"
@@ -38,23 +36,20 @@ class CollectiveOptions:
         depth: one for all transfers; None to choose.
         deterministic: admit only algorithms that add in rank order.
         wire: element type of messages; None to send values as they are.
-        network: the model to choose by, or the file of one; a model, once made.
+        network: the model to choose by, if there is one.
     """
 
     algorithm: str | None = None
     depth: int | None = None
     deterministic: bool = False
     wire: str | None = None
-    network: NetworkModel | str | os.PathLike[str] | None = None
+    network: NetworkModel | None = None
 
     def __post_init__(self) -> None:
-        if self.network is not None and not isinstance(self.network, NetworkModel):
-            object.__setattr__(self, "network", load(self.network))
-        if self.algorithm is not None and self.algorithm not in (*ALGORITHMS, NATIVE):
-            there = ", ".join((*ALGORITHMS, NATIVE))
-            raise InputError(f"there is no all-reduce algorithm {self.algorithm!r}; there are {there}")
+        if self.algorithm is not None:
+            check_algorithm(self.algorithm)
         if self.depth is not None:
-            object.__setattr__(self, "depth", _whole_depth(self.depth))
+            object.__setattr__(self, "depth", positive_integer(self.depth, "the depth of a collective"))
         if self.wire is not None and self.wire not in WIRE_DTYPES:
             raise InputError(f"the wire can have {' or '.join(WIRE_DTYPES)}, got {self.wire!r}")
         if self.wire is not None and self.deterministic:
@@ -80,13 +75,8 @@ class CollectiveOptions:
                 f"{self.algorithm} does not add the workers' gradients in rank order, so its bits depend on how the "
                 f"tensor is cut: with deterministic=True use one of {ordered}"
             )
-        if self.model is not None:
-            self.model.require(workers)
-
-    @property
-    def model(self) -> NetworkModel | None:
-        """The network model."""
-        return self.network if isinstance(self.network, NetworkModel) else None
+        if self.network is not None:
+            self.network.require(workers)
 
     def wire_for(self, dtype: str) -> str | None:
         """Element type of the messages for tensors of a dtype, if another one."""
@@ -123,17 +113,14 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
         InputError: the options do not fit the number of workers or the dtype.
     """
     options.check_workers(workers)
-    allowed = [name for name in (*ALGORITHMS, NATIVE) if _is_allowed(name, options, workers, dtype)]
-    if options.depth not in (None, 1) and options.algorithm is None:
-        allowed = [name for name in allowed if name != NATIVE]
+    allowed = [name for name in CHOICES if _is_allowed(name, options, workers, dtype)]
     if options.algorithm is not None:
         if options.algorithm not in allowed:
             raise InputError(
                 f"the {options.algorithm} all-reduce cannot reduce {dtype}, only {', '.join(NATIVE_DTYPES)}"
             )
         allowed = [options.algorithm]
-    network = options.model
-    if network is None or workers == 1:
+    if options.network is None or workers == 1:
         algorithm = options.algorithm or DEFAULT_ALGORITHM
         why = "as asked for" if options.algorithm else "no network model was given"
         return Collective(algorithm, options.depth or 1, f"{algorithm}: {why}.")
@@ -143,21 +130,13 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
         )
     wire = options.wire_for(dtype)
     size_bytes = elements * ITEM_BYTES[wire or dtype]
-    choice = network.choose(size_bytes, workers, allowed=allowed, depth=options.depth)
+    choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=options.depth)
     return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s)
 
 
 def _is_allowed(name: str, options: CollectiveOptions, workers: int, dtype: str) -> bool:
-    if name == NATIVE and (options.wire_for(dtype) is not None or dtype not in NATIVE_DTYPES):
-        return False
+    if name == NATIVE:  # it neither cuts the tensor nor rounds what it sends
+        is_as_asked = options.depth in (None, 1) and options.wire_for(dtype) is None
+        if not is_as_asked or dtype not in NATIVE_DTYPES:
+            return False
     return not options.deterministic or is_in_rank_order(name, workers)
-
-
-def _whole_depth(depth: object) -> int:
-    try:
-        number = 0 if isinstance(depth, bool) else operator.index(depth)  # type: ignore[arg-type]
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise InputError(f"the depth of a collective must be a whole number of at least 1, got {depth!r}")
-    return number

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from caramel.collectives.algorithms import ALGORITHMS, NATIVE
+from caramel.collectives.algorithms import CHOICES
 from caramel.errors import FitError, InputError
 from caramel.netmodel.costs import Cost
 from caramel.netmodel.line import Curve, Sample
@@ -109,7 +109,7 @@ def _text(value: Any) -> str:
 def _curve(data: Any) -> Curve:
     samples = tuple(Sample(_whole(size, 0), _number(time)) for size, time in data["samples"])
     algorithm = _text(data["algorithm"])
-    if algorithm not in (*ALGORITHMS, NATIVE):
+    if algorithm not in CHOICES:
         raise ValueError(f"there is no all-reduce algorithm {algorithm!r}")
     return Curve.fitted(_whole(data["workers"], 1), algorithm, _whole(data["depth"], 1), samples)
 
@@ -158,3 +158,12 @@ def load(path: str | os.PathLike[str]) -> NetworkModel:
     except UnicodeDecodeError as error:
         raise InputError(f"the network model {path} is damaged: it is not text") from error
     return from_json(text, f"the network model {path}")
+
+
+def as_network(network: NetworkModel | str | os.PathLike[str] | None) -> NetworkModel | None:
+    """What a caller gave as a network: a model, or the file of one, which is read.
+
+    Raises:
+        InputError: no such file, or it is damaged, something else, or of another version.
+    """
+    return network if network is None or isinstance(network, NetworkModel) else load(network)

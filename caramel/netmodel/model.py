@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from caramel.collectives.algorithms import ALGORITHMS, NATIVE
+from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE
 from caramel.errors import InputError
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, threshold_bytes
@@ -214,8 +214,9 @@ class NetworkModel:
         """Measured pairs of algorithm and depth, in the order in which ties are broken."""
         measured = [(a, d) for n, a, d in self._by_key if n == workers]
         keys = measured or list(self.costs)
-        order = [*ALGORITHMS, NATIVE]
-        return sorted(keys, key=lambda key: (key[1], order.index(key[0]) if key[0] in order else len(order), key[0]))
+        return sorted(
+            keys, key=lambda key: (key[1], CHOICES.index(key[0]) if key[0] in CHOICES else len(CHOICES), key[0])
+        )
 
     def _listed(self, known: Sequence[tuple[str, int]]) -> str:
         text = ", ".join(f"{name} at depth {depth}" for name, depth in known)
@@ -315,7 +316,7 @@ class NetworkModel:
         self, size_bytes: float, workers: int, depth: int | None
     ) -> Iterator[tuple[str, int, Prediction]]:
         found = []
-        for name in (*ALGORITHMS, NATIVE):
+        for name in CHOICES:
             if depth is not None or name == NATIVE:
                 depths: Sequence[int] = (depth or 1,)
             elif name in _PIPELINED:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from caramel.errors import InputError
 from caramel.netmodel.model import NetworkModel
+from caramel.tables import aligned
 from caramel.units import format_size, format_time
 
 _SHOWN_SIZES = (64, 2**12, 2**16, 2**20, 2**22, 2**25)
@@ -20,13 +21,13 @@ def as_text(network: NetworkModel, workers: Sequence[int] = ()) -> str:
     """
     blocks = [f"network: {network.description}"]
     if network.curves:
-        blocks.append(_aligned([_HEAD, *(_row(network, n) for n in range(len(network.curves)))]))
+        blocks.append(aligned([_HEAD, *(_row(network, n) for n in range(len(network.curves)))]))
     if network.costs:
         rows = [("algorithm", "depth", "alpha", "beta", "gamma")]
         for (algorithm, depth), cost in network.costs.items():
             per_byte = (f"{cost.beta_s_per_byte * 1e9:.3g} ns/B", f"{cost.gamma_s_per_byte * 1e9:.3g} ns/B")
             rows.append((algorithm, str(depth), format_time(cost.alpha_s), *per_byte))
-        blocks.append("for other numbers of workers (extrapolated):\n" + _aligned(rows))
+        blocks.append("for other numbers of workers (extrapolated):\n" + aligned(rows))
     for number in sorted({*network.workers, *workers}):
         blocks.append(_choices(network, number))
     blocks += [f"warning: {w}" for w in network.warnings]
@@ -64,9 +65,4 @@ def _choices(network: NetworkModel, workers: int) -> str:
         choice = network.choose(size, workers)
         time = format_time(choice.prediction.time_s)
         rows.append((format_size(size), choice.algorithm, str(choice.depth), time, choice.prediction.basis))
-    return f"choices for {workers} workers (threshold {threshold}):\n" + _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return f"choices for {workers} workers (threshold {threshold}):\n" + aligned(rows)

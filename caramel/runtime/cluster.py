@@ -1,8 +1,7 @@
-"""Clusters: where a distributed graph runs. Two of them, behind one interface."""
+"""Clusters: where a distributed graph runs. Two of them, behind one interface; `Servers` is the third."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,8 +11,7 @@ from caramel.errors import ClusterError, InputError
 from caramel.graph.devices import Device, in_process_mapping
 from caramel.graph.graph import NodeDef
 from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
-
-_LAST_PORT = 65535
+from caramel.runtime.membership import LAST_PORT
 
 
 class Cluster(Protocol):
@@ -43,8 +41,14 @@ class InProcess:
     options: RunOptions = field(default_factory=RunOptions)
 
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
-        """Place each worker on a virtual CPU device (or a GPU that is here)."""
+        """Place each worker on a virtual CPU device of its own (or a GPU that is here)."""
         placement = in_process_mapping(devices, len(tf.config.list_physical_devices("GPU")))
+        is_native = has_native_collectives(graph_def)
+        if is_native and len({placement.place(text) for text in devices}) < len(devices):
+            raise InputError(
+                f"{len(devices)} workers take turns on the GPUs that are here, and TensorFlow's own all-reduce "
+                "('native') waits for ever unless each has a device of its own: use another algorithm"
+            )
         placed = type(graph_def)()
         placed.CopyFrom(graph_def)
         cache: dict[str, str] = {"": ""}
@@ -52,7 +56,7 @@ class InProcess:
             if node.device not in cache:
                 cache[node.device] = placement.place(node.device)
             node.device = cache[node.device]
-        leader = "/job:localhost/replica:0/task:0" if has_native_collectives(graph_def) else ""
+        leader = "/job:localhost/replica:0/task:0" if is_native else ""
         config = self.options.config(placement.cpu_count, leader)
         return InProcessExecutor(SessionExecutor(placed, "", config), cache, placement)
 
@@ -62,6 +66,7 @@ class InProcessExecutor:
 
     def __init__(self, inner: SessionExecutor, cache: dict[str, str], placement: Any) -> None:
         self.run = inner.run
+        self.run_each = inner.run_each
         self.close = inner.close
         self._inner = inner
         self._cache = cache
@@ -90,16 +95,19 @@ class Host:
 
 @dataclass(frozen=True)
 class LocalProcesses:
-    """Each worker is a TensorFlow server in a process of its own on this machine, over gRPC.
+    """Each task is a TensorFlow server in a process of its own on this machine, over gRPC.
+
+    A task's process has as many virtual CPU devices as the workers' device strings name: with
+    ``/job:worker/task:0/device:CPU:0`` and ``/job:worker/task:0/device:CPU:1``, two workers share it.
 
     TensorFlow servers listen on every interface and run any graph for anyone who reaches them, so
     the processes live in a network namespace of their own, which nothing else can reach.
 
     Attributes:
         allow_open_ports: start without a namespace where the kernel allows none.
-        base_port: worker r listens on ``base_port + r``; default: free ports.
-        hosts: namespaces that exist already, one for each worker, to emulate a network between
-            them; needs root. The driver runs beside worker 0.
+        base_port: the first task listens on it, the next on ``base_port + 1``; default: free ports.
+        hosts: namespaces that exist already, one for each task, to emulate a network between
+            them; needs root. The driver runs beside the first.
         start_timeout_s: how long the servers may take to start.
         options: how TensorFlow runs the graph.
     """
@@ -111,8 +119,8 @@ class LocalProcesses:
     options: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        if self.base_port is not None and not 1 <= self.base_port <= _LAST_PORT:
-            raise InputError(f"base_port must be between 1 and {_LAST_PORT}, got {self.base_port}")
+        if self.base_port is not None and not 1 <= self.base_port <= LAST_PORT:
+            raise InputError(f"base_port must be between 1 and {LAST_PORT}, got {self.base_port}")
         if self.start_timeout_s <= 0:
             raise InputError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
 
@@ -130,69 +138,15 @@ class LocalProcesses:
                 )
             if (device.job, device.task) not in tasks:
                 tasks.append((device.job, device.task))
-        if self.base_port is not None and self.base_port + len(tasks) - 1 > _LAST_PORT:
-            first = _LAST_PORT + 1 - self.base_port
+        if self.base_port is not None and self.base_port + len(tasks) - 1 > LAST_PORT:
+            first = LAST_PORT + 1 - self.base_port
             raise InputError(
-                f"port {_LAST_PORT + 1} for worker {first} does not exist: choose a base_port of at most "
-                f"{_LAST_PORT + 1 - len(tasks)} for {len(tasks)} workers"
+                f"port {LAST_PORT + 1} for worker {first} does not exist: choose a base_port of at most "
+                f"{LAST_PORT + 1 - len(tasks)} for {len(tasks)} workers"
             )
         if self.hosts is not None and len(self.hosts) != len(tasks):
             raise InputError(f"there are {len(self.hosts)} hosts for {len(tasks)} workers: give one for each")
-        return start_processes(graph_def, tasks, self, timeout_s)
-
-
-@dataclass(frozen=True)
-class Servers:
-    """TensorFlow servers that run already, on machines of a network: ``caramel worker`` starts one.
-
-    Servers run any graph for anyone who reaches them: use a network that only you can reach.
-
-    Attributes:
-        addresses: ``host:port`` of each worker, in order.
-        options: how TensorFlow runs the graph.
-    """
-
-    addresses: tuple[str, ...]
-    options: RunOptions = field(default_factory=RunOptions)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "addresses", checked_addresses(self.addresses))
-
-    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
-        """Open a session; the first worker coordinates the steps."""
-        wanted = {Device.parse(text).worker for text in devices}
-        there = {(JOB, task) for task in range(len(self.addresses))}
-        if not wanted <= there:
-            raise InputError(
-                f"no server for {sorted(map(str, wanted - there))}, there are {len(self.addresses)} servers: "
-                f"give an address for each, and use devices /job:{JOB}/task:0 and so on"
-            )
-        leader = f"/job:{JOB}/replica:0/task:0" if has_native_collectives(graph_def) else ""
-        config = self.options.config(group_leader=leader)
-        config.isolate_session_state = True
-        config.operation_timeout_in_ms = int(timeout_s * 1000)
-        return SessionExecutor(graph_def, f"grpc://{self.addresses[0]}", config)
-
-
-JOB = "worker"
-
-
-def checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Addresses of servers.
-
-    Raises:
-        InputError: none, the same twice, or one that is no host:port.
-    """
-    found = tuple(addresses)
-    if isinstance(addresses, str) or not found:
-        raise InputError(f"servers need a list of one or more addresses host:port, got {addresses!r}")
-    for text in found:
-        host, colon, port = text.rpartition(":")
-        if not (host and colon and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
-            raise InputError(f"{text!r} is no address of a server: write host:port")
-    if len(set(found)) < len(found):
-        raise InputError(f"an address is there twice: {', '.join(found)}")
-    return found
+        return start_processes(graph_def, devices, tasks, self, timeout_s)
 
 
 def placed_nodes(nodes: list[NodeDef]) -> bytes:

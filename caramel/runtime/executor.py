@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from caramel.errors import CaramelError, ClusterError, StepError
+from caramel.errors import CaramelError, ClusterError, InputError, StepError, listed
+from caramel.graph.devices import Device
 
 v1 = tf.compat.v1
 
@@ -55,6 +57,10 @@ def has_native_collectives(graph_def: Any) -> bool:
     return any(node.op == "CollectiveReduceV2" for node in graph_def.node)
 
 
+Run = tuple[Sequence[str], Sequence[str], Mapping[str, np.ndarray]]
+"""What to fetch, what else to run, and what to feed."""
+
+
 class Executor(Protocol):
     """What a cluster gives to a Session."""
 
@@ -62,6 +68,13 @@ class Executor(Protocol):
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
     ) -> list[np.ndarray]:
         """Run once; values of ``fetches`` in order."""
+
+    def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
+        """Run several times at once; the values of each, or what it failed with. The others go on then.
+
+        Raises:
+            ClusterError: a worker is gone or too slow.
+        """
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes; they may read nodes that are there already."""
@@ -91,6 +104,7 @@ class SessionExecutor:
         except tf.errors.OpError as error:
             raise translated(error, "while opening the session") from error
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], Any] = {}
+        self._pool: ThreadPoolExecutor | None = None
 
     def run(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
@@ -101,15 +115,40 @@ class SessionExecutor:
             ClusterError: a worker is gone or too slow.
             StepError: an op failed.
         """
-        key = (tuple(fetches), tuple(targets), tuple(feeds))
-        if key not in self._callables:
-            self._callables[key] = self._make(*key)
+        call = self._callable(fetches, targets, feeds)
         options = v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
         try:
-            results = self._callables[key](*feeds.values(), options=options)
+            results = call(*feeds.values(), options=options)
         except tf.errors.OpError as error:
             raise translated(error, f"after at most {timeout_s:g} s") from error
         return list(results[: len(fetches)])
+
+    def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
+        """Run several times at once; see `Executor.run_each`."""
+
+        def one(run: Run) -> list[np.ndarray] | StepError | ClusterError:
+            try:
+                return self.run(*run, timeout_s)
+            except (StepError, ClusterError) as error:
+                return error
+
+        for run in runs:
+            self._callable(*run)  # making one changes the graph, which two threads must not do
+        if self._pool is None and len(runs) > 1:
+            self._pool = ThreadPoolExecutor(len(runs))
+        results = [one(runs[0])] if self._pool is None else list(self._pool.map(one, runs))
+        found: list[list[np.ndarray] | StepError] = []
+        for result in results:
+            if isinstance(result, ClusterError):
+                raise result
+            found.append(result)
+        return found
+
+    def _callable(self, fetches: Sequence[str], targets: Sequence[str], feeds: Iterable[str]) -> Any:
+        key = (tuple(fetches), tuple(targets), tuple(feeds))
+        if key not in self._callables:
+            self._callables[key] = self._make(*key)
+        return self._callables[key]
 
     def _make(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> Any:
         graph = self._graph
@@ -117,6 +156,32 @@ class SessionExecutor:
         return self._session.make_callable(
             wanted, feed_list=[graph.get_tensor_by_name(n) for n in feeds], accept_options=True
         )
+
+    def require(self, devices: Sequence[str]) -> None:
+        """See that the workers' devices are there; TensorFlow would silently use others instead.
+
+        Args:
+            devices: device string of each worker, with job and task.
+
+        Raises:
+            InputError: a device is not there.
+            ClusterError: the servers do not answer.
+        """
+        try:
+            found = [Device.parse(device.name) for device in self._session.list_devices()]
+        except tf.errors.OpError as error:
+            raise translated(error, "while opening the session") from error
+        for text in devices:
+            wanted = Device.parse(text)
+            there = [device for device in found if device.worker == wanted.worker]
+            if any(wanted.type in (None, d.type) and wanted.index in (None, d.index) for d in there):
+                continue
+            has = listed(f"{d.type}:{d.index}" for d in there) or "no device, or runs under another name"
+            more = f" --devices {wanted.index + 1}" if wanted.type == "CPU" and wanted.index else ""
+            raise InputError(
+                f"there is no device {text!r}: the server of that task has {has}. "
+                f"Name a device that is there, or start the server with `caramel worker{more}`"
+            )
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes whose inputs may be nodes of the session's graph."""
@@ -133,8 +198,13 @@ class SessionExecutor:
 
     def close(self) -> None:
         """Close the session; its variables are gone."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
         self._session.close()
 
+
+_ABORTED_FOR_GOOD = "Collective ops is aborted"
+"""TensorFlow's servers say so, of every later collective op, too, once one of them failed."""
 
 _CLUSTER_CODES = (tf.errors.UNAVAILABLE, tf.errors.DEADLINE_EXCEEDED, tf.errors.ABORTED, tf.errors.CANCELLED)
 
@@ -142,6 +212,12 @@ _CLUSTER_CODES = (tf.errors.UNAVAILABLE, tf.errors.DEADLINE_EXCEEDED, tf.errors.
 def translated(error: Any, when: str) -> CaramelError:
     """The CaramelError for an error of TensorFlow."""
     node, first = _what_failed(error)
+    if _ABORTED_FOR_GOOD in str(error.message):
+        return ClusterError(
+            f"TensorFlow's own all-reduce ('native') was interrupted, or a server was restarted since the last one, "
+            f"and the other servers run none any more ({first}). Restart all servers, and restore the last "
+            "checkpoint; or use another algorithm"
+        )
     if error.error_code == tf.errors.DEADLINE_EXCEEDED:
         return ClusterError(
             f"a worker did not answer {when} ({first}). Check that all workers run and reach each other; "
@@ -154,7 +230,7 @@ def translated(error: Any, when: str) -> CaramelError:
     return StepError(f"the program failed{f' in op {node!r}' if node else ''}: {first}")
 
 
-_SAYS_NOTHING = re.compile(r"\[\[\{\{|From /job:|\d+ root error\(s\) found")
+_SAYS_NOTHING = re.compile(r"\[\[\{\{|([A-Z_]+: )?From /job:|\d+ root error\(s\) found")
 
 
 def _what_failed(error: Any) -> tuple[str, str]:

@@ -20,22 +20,34 @@ class Batch:
     Attributes:
         feeds: array by tensor name.
         shares: number of examples of each worker; all 0 where no input is split.
+        reduction: how the loss reduces over the batch.
     """
 
     feeds: Mapping[str, np.ndarray]
     shares: tuple[int, ...]
+    reduction: str = "mean"
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """N * b_r / B for each worker; 1 where no input is split."""
+        """What each worker's gradients and loss count: N * b_r / B for means, 1 for sums.
+
+        1 where no input is split; 0 for a worker without an example, which computes with one that is
+        not its own.
+        """
         total = sum(self.shares)
         if total == 0:
             return (1.0,) * len(self.shares)
+        if self.reduction == "sum":
+            return tuple(float(share > 0) for share in self.shares)
         return tuple(len(self.shares) * share / total for share in self.shares)
 
 
 def bind(
-    feeds: Sequence[Feed], args: Sequence[Any], kwargs: Mapping[str, Any], unused: Collection[str] = ()
+    feeds: Sequence[Feed],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    unused: Collection[str] = (),
+    order: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """Match the user's arguments with the inputs.
 
@@ -45,6 +57,7 @@ def bind(
             placeholders to arrays.
         kwargs: arrays by name.
         unused: names that may be fed and are ignored, as a Session ignores what a fetch does not need.
+        order: names of all inputs in the user's order, those too; positions may be meant in it.
 
     Returns:
         An array of the right dtype for each input that is fed.
@@ -55,17 +68,22 @@ def bind(
     by_name = {feed.name: feed for feed in feeds}
     given: dict[str, Any] = {}
     known = {*by_name, *unused}
-    if len(args) == 1 and isinstance(args[0], Mapping) and known & {_key(k) for k in args[0]}:
-        given.update((_key(key), value) for key, value in args[0].items())
+    if len(args) == 1 and isinstance(args[0], Mapping) and known & {_key(k, known) for k in args[0]}:
+        given.update((_key(key, known), value) for key, value in args[0].items())
     elif args:
         flat = _flatten(args)
         by_position = list(feeds)
         if len(flat) < sum(1 for f in feeds if not f.optional):
             by_position = [f for f in feeds if f.name not in kwargs]
         required = [f for f in by_position if not f.optional]
-        if len(flat) not in (len(required), len(by_position)):
+        if len(flat) not in (len(required), len(by_position), len(order)):
             raise InputError(f"{len(flat)} arrays were given for the inputs {_list(by_position)}")
-        given.update((f.name, v) for f, v in zip(by_position if len(flat) == len(by_position) else required, flat))
+        names = {
+            len(order): order,
+            len(required): [f.name for f in required],
+            len(by_position): [f.name for f in by_position],
+        }
+        given.update(zip(names[len(flat)], flat))
     for name, value in kwargs.items():
         if name in given:
             raise InputError(f"input {name!r} was given twice")
@@ -108,7 +126,7 @@ def split(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch:
             feeds[placeholder] = array[start : start + size]
         _check_static(feed, len(array), workers)
     if examples is None:
-        return Batch(feeds, (0,) * workers)
+        return Batch(feeds, (0,) * workers, signature.reduction)
     shares = tuple(size for _, size in balanced(examples, workers))
     if min(shares) == 0:
         raise InputError(
@@ -120,7 +138,7 @@ def split(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch:
             f"a batch of {examples} examples does not divide evenly over {workers} workers. "
             f"Feed a multiple of {workers}, or make the model with uneven_batches='weight'"
         )
-    return Batch(feeds, shares)
+    return Batch(feeds, shares, signature.reduction)
 
 
 def _check_static(feed: Feed, examples: int, workers: int) -> None:
@@ -133,9 +151,10 @@ def _check_static(feed: Feed, examples: int, workers: int) -> None:
         )
 
 
-def _key(key: Any) -> str:
-    name = key if isinstance(key, str) else getattr(key, "name", str(key))
-    return str(name).partition(":")[0]
+def _key(key: Any, known: Collection[str]) -> str:
+    """The input that a name or a tensor means; placeholders go by their op, an iterator's outputs by tensor."""
+    name = str(key if isinstance(key, str) else getattr(key, "name", str(key)))
+    return name if name in known else name.partition(":")[0]
 
 
 def _flatten(values: Any) -> list[Any]:

@@ -55,7 +55,8 @@ class Launcher:
         deadline = time.monotonic() + settings["start_timeout_s"]
         context = _process_context()
         for number, (job, task) in enumerate(settings["tasks"]):
-            server = {"job": job, "task": task, "jobs": jobs, "config": settings["config"], "parent": os.getpid()}
+            server = {"job": job, "task": task, "jobs": jobs, "config": settings["configs"][number]}
+            server["parent"] = os.getpid()
             server["namespace"] = None if settings["hosts"] is None else settings["hosts"][number][0]
             self._spawn(context, server)
         for number, (name, process) in enumerate(self._servers):
@@ -134,14 +135,22 @@ class Launcher:
 
         from caramel.runtime.executor import SessionExecutor
 
-        config = tf.compat.v1.ConfigProto.FromString(self._settings["config"])
+        config = tf.compat.v1.ConfigProto.FromString(self._settings["configs"][0])
         config.isolate_session_state = True
         config.operation_timeout_in_ms = int(self._settings["timeout_s"] * 1000)
         self._executor = SessionExecutor(tf.compat.v1.GraphDef.FromString(graph_def), self._target, config)
+        self._executor.require(self._settings["devices"])
 
     def run(self, payload: Any) -> Any:
         """One run of the session; a failure also says which server died."""
-        running = self._runner.submit(self._executor.run, *payload)
+        return self._supervised(self._executor.run, payload)
+
+    def run_each(self, payload: Any) -> Any:
+        """Several runs at once."""
+        return self._supervised(self._executor.run_each, payload)
+
+    def _supervised(self, function: Any, payload: Any) -> Any:
+        running = self._runner.submit(function, *payload)
         while not wait([running], _POLL_S).done:
             # TensorFlow notices in its own time, or not at all, that the server died that coordinates a step.
             if self._unwell(dead_only=True):
@@ -242,6 +251,8 @@ def serve(connection: Connection, launcher: Launcher) -> None:
                 launcher.load(payload)
             elif kind == "run":
                 answer = launcher.run(payload)
+            elif kind == "run_each":
+                answer = launcher.run_each(payload)
             elif kind == "extend":
                 launcher.extend(payload)
             elif kind == "pids":

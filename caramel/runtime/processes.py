@@ -19,8 +19,9 @@ import numpy as np
 
 import caramel
 from caramel import errors
-from caramel.errors import CaramelError, ClusterError
-from caramel.runtime.executor import has_native_collectives
+from caramel.errors import CaramelError, ClusterError, StepError
+from caramel.graph.devices import cpu_count
+from caramel.runtime.executor import Run, has_native_collectives
 
 if TYPE_CHECKING:
     from caramel.runtime.cluster import LocalProcesses
@@ -34,7 +35,11 @@ _PROXIES = [case(name) for name in ("grpc_proxy", "https_proxy", "http_proxy") f
 
 
 def start_processes(
-    graph_def: Any, tasks: Sequence[tuple[str, int]], cluster: LocalProcesses, timeout_s: float
+    graph_def: Any,
+    devices: Sequence[str],
+    tasks: Sequence[tuple[str, int]],
+    cluster: LocalProcesses,
+    timeout_s: float,
 ) -> ProcessExecutor:
     """Start servers for the tasks and load the graph.
 
@@ -43,14 +48,16 @@ def start_processes(
     """
     job, task = tasks[0]
     leader = f"/job:{job}/replica:0/task:{task}" if has_native_collectives(graph_def) else ""
+    configs = [cluster.options.config(cpu_count(devices, worker), leader).SerializeToString() for worker in tasks]
     settings = {
+        "devices": list(devices),
+        "configs": configs,
         "tasks": list(tasks),
         "hosts": None if cluster.hosts is None else [(h.namespace, h.address) for h in cluster.hosts],
         "allow_open_ports": cluster.allow_open_ports,
         "base_port": cluster.base_port,
         "start_timeout_s": cluster.start_timeout_s,
         "timeout_s": timeout_s,
-        "config": cluster.options.config(group_leader=leader).SerializeToString(),
     }
     executor = ProcessExecutor()
     try:
@@ -149,6 +156,11 @@ class ProcessExecutor:
         """Run once; see `Executor.run`."""
         payload = (list(fetches), list(targets), dict(feeds), timeout_s)
         return list(self.request("run", payload, timeout_s + _GRACE_S))
+
+    def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
+        """Run several times at once; see `Executor.run_each`."""
+        payload = [(list(fetches), list(targets), dict(feeds)) for fetches, targets, feeds in runs]
+        return list(self.request("run_each", (payload, timeout_s), timeout_s + _GRACE_S))
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes; see `Executor.extend`."""

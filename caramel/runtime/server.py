@@ -1,47 +1,70 @@
-"""One worker: a TensorFlow server that lives as long as the launcher that started it."""
+"""One worker: a TensorFlow server, run by hand or for as long as the process that started it lives."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from caramel.errors import ClusterError
 from caramel.runtime.isolation import die_with_parent, join_network_namespace
+from caramel.runtime.membership import JOB
 
 READY = "caramel server ready"
+GROUP_LEADER = f"/job:{JOB}/replica:0/task:0"
+"""Who coordinates TensorFlow's own collective ops; a server knows it even if no graph has any yet."""
 
 
-def serve_forever(addresses: Sequence[str], task: int) -> None:
+def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoReturn:
     """Run one of several servers until the process is ended.
 
     Args:
         addresses: ``host:port`` of each worker, in order.
         task: which of them this is.
+        devices: number of virtual CPU devices, for as many replicas in this process.
+
+    Raises:
+        ClusterError: the port cannot be used.
+    """
+    from caramel.runtime.executor import RunOptions
+
+    _start({JOB: dict(enumerate(addresses))}, JOB, task, RunOptions().config(devices, GROUP_LEADER))
+    while True:
+        time.sleep(3600)
+
+
+def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: Any) -> None:
+    """Start a server and say so; it lives as long as the process.
 
     Raises:
         ClusterError: the port cannot be used.
     """
     import tensorflow as tf
 
-    from caramel.runtime.executor import RunOptions
-
     try:
         server = tf.distribute.Server(
-            tf.train.ClusterSpec({"worker": list(addresses)}),
-            job_name="worker",
+            tf.train.ClusterSpec({name: dict(tasks) for name, tasks in jobs.items()}),
+            job_name=job,
             task_index=task,
-            config=RunOptions().config(group_leader="/job:worker/replica:0/task:0"),
+            config=config,
             protocol="grpc",
         )
     except tf.errors.OpError as error:
-        raise ClusterError(f"the server cannot listen at {addresses[task]}: {error.message}") from error
+        raise ClusterError(f"the server cannot listen at {jobs[job][task]}: {error.message}") from error
     sys.stdout.write(f"{READY} at {server.target}\n")
     sys.stdout.flush()
-    while True:
-        time.sleep(3600)
+
+
+def _serve_until_left(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: bytes, parent: int) -> None:
+    import tensorflow as tf
+
+    _start(jobs, job, task, tf.compat.v1.ConfigProto.FromString(config))
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
 
 
 def serve_worker(settings: dict[str, Any], log: str) -> None:
@@ -58,17 +81,20 @@ def serve_worker(settings: dict[str, Any], log: str) -> None:
         os.dup2(file.fileno(), 2)
     if settings["namespace"] is not None:
         join_network_namespace(settings["namespace"])
-    import tensorflow as tf
+    _serve_until_left(settings["jobs"], settings["job"], settings["task"], settings["config"], settings["parent"])
 
-    server = tf.distribute.Server(
-        tf.train.ClusterSpec(settings["jobs"]),
-        job_name=settings["job"],
-        task_index=settings["task"],
-        config=tf.compat.v1.ConfigProto.FromString(settings["config"]),
-        protocol="grpc",
-    )
-    sys.stdout.write(f"{READY} at {server.target}\n")
-    sys.stdout.flush()
-    while os.getppid() == settings["parent"]:
-        time.sleep(0.5)
-    os._exit(0)
+
+def main() -> None:
+    """``python -m caramel.runtime.server``: the server of task 0, until its driver is gone.
+
+    Settings come over standard input: addresses, config and the driver's process id.
+    """
+    settings = pickle.load(sys.stdin.buffer)
+    try:
+        _serve_until_left({JOB: dict(enumerate(settings["addresses"]))}, JOB, 0, settings["config"], settings["parent"])
+    except ClusterError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caramel.armodel import evaluation_signature
-from caramel.errors import ClusterError, InputError, StepError
+from caramel.errors import ClusterError, EndOfData, InputError, StepError, listed
 from caramel.modifiers.evaluate import evaluation_nodes
 from caramel.runtime.cluster import Cluster, placed_nodes
+from caramel.runtime.executor import Run
 from caramel.runtime.feeds import Batch, bind, split
 from caramel.runtime.progress import progress_over
 from caramel.runtime.state import State
+from caramel.runtime.worker_data import WorkerData
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -33,6 +35,7 @@ class StepResult:
         loss: over all workers: the weighted mean of their losses, or their sum.
         worker_losses: of each worker.
         examples: number of examples in the step (0 where no input is split).
+        worker_examples: of each worker.
         outputs: further results of the step function: the values of each worker, by name.
     """
 
@@ -40,6 +43,7 @@ class StepResult:
     loss: float
     worker_losses: tuple[float, ...]
     examples: int
+    worker_examples: tuple[int, ...]
     outputs: Mapping[str, tuple[np.ndarray, ...]]
 
 
@@ -72,6 +76,7 @@ class Session:
         try:
             self._state = State(armodel, self._run_op)
             self._step_count = self._state.initialise()
+            self._data = None if self._signature.data is None else WorkerData(self._signature, self._run_each)
         except BaseException:
             self._executor.close()
             raise
@@ -89,6 +94,9 @@ class Session:
         self._closed = True
         self._executor.close()
 
+    def _run_each(self, runs: Sequence[Run]) -> list[list[np.ndarray] | StepError]:
+        return self._executor.run_each(runs, self._timeout_s)
+
     def _run_op(self, target: str, feeds: Mapping[str, np.ndarray]) -> None:
         self._executor.run([], [target], feeds, self._timeout_s)
 
@@ -103,7 +111,8 @@ class Session:
         """One training step on a global batch, split over the workers.
 
         Args:
-            args: arrays in the order of the program's inputs, or a dict from placeholders or names.
+            args: arrays in the order of the program's inputs, or a dict from placeholders or names. What
+                the workers take from a dataset of their own is not fed.
             kwargs: arrays by the inputs' names.
 
         Returns:
@@ -111,11 +120,13 @@ class Session:
 
         Raises:
             InputError: the batch does not fit; nothing has run.
+            EndOfData: the workers' dataset has ended; nothing has run, and the next step begins it again.
+            DataError: an input pipeline failed; nothing has run, and the next step takes the next batch.
             StepError: the program failed; restore a checkpoint before going on.
             ClusterError: a worker is lost.
         """
         self._refuse_after_failure()
-        batch = split(self._signature, bind(self._signature.feeds, args, kwargs, self._model.unused_inputs))
+        batch = self._batch(args, kwargs)
         feeds = dict(batch.feeds)
         feeds.update((name, np.float64(w)) for name, w in zip(self._signature.weights, batch.weights))
         names = [name for name, _ in self._signature.outputs]
@@ -130,16 +141,33 @@ class Session:
         losses = tuple(float(np.sum(v, dtype=_sum_dtype(v))) for v in values[:workers])
         rest = values[workers:]
         outputs = {name: tuple(rest[n * workers : (n + 1) * workers]) for n, name in enumerate(names)}
-        return StepResult(self._step_count, self._combined(losses, batch), losses, sum(batch.shares), outputs)
+        return StepResult(
+            self._step_count, self._combined(losses, batch), losses, sum(batch.shares), batch.shares, outputs
+        )
+
+    def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
+        """What to feed; with a dataset, the workers take its next element."""
+        if self._data is None or self._signature.data is None:
+            return split(self._signature, self._bound(args, kwargs))
+        if (args and not self._signature.feeds) or set(kwargs) & set(self._signature.data.inputs):
+            raise InputError(
+                f"the workers read the inputs {listed(self._signature.data.inputs)} from the dataset that was given at "
+                "capture, so they cannot be fed: call step() without arrays, or capture the program without data="
+            )
+        fed = split(self._signature, self._bound(args, kwargs))
+        return Batch(fed.feeds, self._data.advance(), self._signature.reduction)
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        order = () if self._data is not None else self._model.input_order
+        return bind(self._signature.feeds, args, kwargs, self._model.unused_inputs, order)
 
     def _combined(self, losses: Sequence[float], batch: Batch) -> float:
-        if self._signature.reduction == "sum":
-            return float(sum(losses))
-        return sum(w * value for w, value in zip(batch.weights, losses)) / len(losses)
+        counted = [weight * value for weight, value in zip(batch.weights, losses) if weight]
+        return sum(counted) if self._signature.reduction == "sum" else sum(counted) / len(losses)
 
     def run(
         self,
-        batches: Iterable[Any],
+        batches: Iterable[Any] | None = None,
         steps: int | None = None,
         *,
         progress: bool = True,
@@ -148,8 +176,9 @@ class Session:
         """Train on many batches.
 
         Args:
-            batches: each a tuple of arrays, or a dict; see `step`.
-            steps: how many at most; None for all.
+            batches: each a tuple of arrays, or a dict; see `step`. None if the workers have a dataset.
+            steps: how many at most; None for all. With a dataset, None ends with its present pass, and a
+                number goes on over as many passes as it takes.
             progress: whether to show a progress bar (on a terminal only).
             on_step: called after every step.
 
@@ -157,17 +186,58 @@ class Session:
             The result of each step.
 
         Raises:
-            InputError: fewer batches than steps, or a batch that does not fit.
+            InputError: fewer batches than steps, or a batch that does not fit; no number of steps for a
+                dataset without end.
+            DataError: an input pipeline failed.
         """
+        taken = self._elements(batches, steps)
         results: list[StepResult] = []
         with progress_over(steps, progress) as report:
-            for batch in _limited(batches, steps):
-                result = self.step(*batch) if isinstance(batch, tuple) else self.step(batch)
+            for result in taken:
                 results.append(result)
                 report(len(results), f"loss {result.loss:.4g}")
                 if on_step is not None:
                     on_step(result)
         return results
+
+    def _elements(self, batches: Iterable[Any] | None, steps: int | None) -> Iterator[StepResult]:
+        """Steps on arrays, or on the workers' dataset."""
+        if self._data is None or self._signature.data is None:
+            if batches is None:
+                raise InputError("there is no dataset on the workers: give the batches, or data= to caramel.capture")
+            return (self.step(*b) if isinstance(b, tuple) else self.step(b) for b in _limited(batches, steps))
+        if batches is not None:
+            raise InputError(
+                "the workers read the dataset that was given at capture: call run(steps=...) without batches, or "
+                "capture the program without data="
+            )
+        if steps is None and self._signature.data.infinite:
+            raise InputError("the dataset has no end: say how many steps, run(steps=...) or --steps")
+        _check_steps(steps)
+        return self._steps_on_data(self._data, steps)
+
+    def _steps_on_data(self, data: WorkerData, steps: int | None) -> Iterator[StepResult]:
+        done = 0
+        while steps is None or done < steps:
+            try:
+                result = self.step()
+            except EndOfData:
+                if steps is None and done > 0:
+                    return
+                continue  # the present pass had ended already
+            done += 1
+            yield result
+
+    def restart_data(self) -> None:
+        """Let the next step take the first batch of a new pass over the workers' dataset.
+
+        Raises:
+            InputError: there is no such dataset.
+        """
+        self._refuse_when_closed()
+        if self._data is None:
+            raise InputError("there is no dataset on the workers: it is given as data= to caramel.capture")
+        self._data.restart()
 
     def flush(self) -> None:
         """Apply updates that are postponed to the next step. Nothing is ever postponed yet."""
@@ -206,7 +276,7 @@ class Session:
         if key not in self._evaluations:
             evaluation = self._armodel.context.evaluation_for(fetches)
             scope = f"caramel/evaluation_{len(self._evaluations) + 1}/"
-            nodes = evaluation_nodes(evaluation, self._model, self._signature.devices[0], scope)
+            nodes = evaluation_nodes(evaluation, self._model, self._armodel.plan, scope)
             self._executor.extend(placed_nodes(nodes))
             self._evaluations[key] = (evaluation, evaluation_signature(evaluation, scope), fetches)
         return self._evaluations[key][:2]
@@ -217,6 +287,19 @@ class Session:
         """The value of every saved variable on worker 0, by the user's name."""
         self._refuse_after_failure()
         return self._state.values(self._step_count)
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Give some variables new values, on every worker.
+
+        Args:
+            values: arrays by the user's names of the variables; a learning rate, for one. Random states
+                are offset by rank, so that workers go on drawing differently.
+
+        Raises:
+            InputError: there is no such variable, or a value does not fit it; nothing has changed.
+        """
+        self._refuse_after_failure()
+        self._state.assign(values, lambda nodes: self._executor.extend(placed_nodes(nodes)))
 
     def write_back(self) -> None:
         """Give the trained values to the user's own variables (a Keras model and its optimizer).
@@ -230,7 +313,8 @@ class Session:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint that the single-device program can restore, too.
 
-        It has the program's own variable names; with ``checkpoint=`` given at capture it has that
+        It also has the position in the workers' dataset, if they have one. It has the program's own
+        variable names; with ``checkpoint=`` given at capture it has that
         object's format. What is local to the other workers is kept beside it under other names.
 
         Args:
@@ -241,7 +325,11 @@ class Session:
             CheckpointError: it cannot be written; what was there is untouched.
         """
         self._refuse_after_failure()
-        self._state.save(path, self._step_count)
+        if self._data is None:
+            self._state.save(path, self._step_count)
+            return
+        with self._data.saved_position() as position:
+            self._state.save(path, self._step_count, position)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint of this program, distributed or single-device, by any number of workers.
@@ -255,6 +343,8 @@ class Session:
         """
         self._refuse_when_closed()
         self._step_count = self._state.restore(path)
+        if self._data is not None:
+            self._data.restore(self._state.last_read)
         self._failure = None
 
     def _refuse_when_closed(self) -> None:
@@ -270,9 +360,13 @@ class Session:
             )
 
 
-def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
+def _check_steps(steps: int | None) -> None:
     if steps is not None and steps < 0:
         raise InputError(f"steps must be at least 0, got {steps}")
+
+
+def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
+    _check_steps(steps)
     count = 0
     if not isinstance(batches, Iterable):
         raise InputError(f"batches must be an iterable of batches, got {type(batches).__name__}")

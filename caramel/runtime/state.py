@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
-from caramel.errors import CheckpointError, InputError, StepError
-from caramel.model import Variable
-from caramel.modifiers.state import STEPS_KEY, local_key, on_worker
+from caramel.errors import CheckpointError, InputError, StepError, listed
+from caramel.graph.graph import NodeDef
+from caramel.model import Model, Variable
+from caramel.modifiers.state import STEPS_KEY, assignment_nodes, kept_apart, local_key
 from caramel.runtime import checkpoint
 
 if TYPE_CHECKING:
@@ -32,14 +34,23 @@ class State:
     def __init__(self, armodel: ARModel, run: Run) -> None:
         self._context = armodel.context
         self._model = armodel.model
+        self._plan = armodel.plan
+        self._assignments: dict[tuple[str, ...], str] = {}  # op that assigns the variables of these names
         self._signature = armodel.signature
         self._run = run
+        self._pipeline = armodel.pipeline
+        self.last_read: str | None = None
+        """Checkpoint of this library's that `restore` read; None after one that only holds the program's objects."""
 
     # -- to the workers ----------------------------------------------------------------------
 
     def initialise(self) -> int:
         """Give every worker the program's initial values; returns the number of steps in them."""
-        return self._push(self._model.values.load())
+        values = self._model.values.load()
+        if self._pipeline is None:
+            return self._push(values)
+        assert self._signature.data is not None
+        return self._push({**values, **self._pipeline.values}, self._signature.data.load)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Restore a checkpoint, named or object-based; returns the number of steps in it.
@@ -48,7 +59,7 @@ class State:
             InputError: the path is no prefix.
             CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
         """
-        prefix = _prefix(path)
+        prefix = self.last_read = _prefix(path)
         reader = checkpoint.open_checkpoint(prefix)
         if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
             return self._restore_objects(prefix)
@@ -74,6 +85,7 @@ class State:
             raise CheckpointError(f"checkpoint {prefix!r} does not fit the program's objects: {error}") from error
         values = {**self._model.values.load(), **{n: v.numpy() for n, v in live.items()}}
         beside = self._written_together(prefix, values)
+        self.last_read = None if beside is None else checkpoint.beside(prefix)
         if beside is None:
             return self._push(values)
         # The objects need not hold all: Keras leaves the state of its random generators out.
@@ -101,25 +113,51 @@ class State:
     def _restore_local(self, prefix: str, reader: Any) -> None:
         """What is local to the other workers, if the checkpoint has it for this number of workers."""
         shapes = reader.get_variable_to_shape_map()
-        workers = self._signature.workers
-        wanted = {
-            local_key(rank, v.name): v.shape
-            for rank in range(1, workers)
-            for v in on_worker(self._model, rank)
-            if v.kind.is_local
-        }
-        further = any(key.startswith(local_key(workers, "")) for key in shapes)
-        if wanted and not further and all(tuple(shapes.get(key, (-1,))) == shape for key, shape in wanted.items()):
+        wanted = {key: v.shape for _, v, key in kept_apart(self._model, self._plan)}
+        names = [v.name for v in self._model.variables if v.kind.is_local]
+        kept = {key for r in (0, self._plan.workers) for n in names if (key := local_key(r, n)) in shapes}
+        # Of more workers, or of a plan that averaged what this one does not: then all go on with what is shared.
+        if not kept <= wanted.keys():
+            return
+        if wanted and all(tuple(shapes.get(key, (-1,))) == shape for key, shape in wanted.items()):
             self._read(prefix, [self._signature.restore_local])
 
-    def _push(self, values: Mapping[str, np.ndarray]) -> int:
-        """Give every worker these values, through a checkpoint that only exists meanwhile."""
+    def _push(self, values: Mapping[str, np.ndarray], *further: str) -> int:
+        """Give every worker these values, through a checkpoint that only exists meanwhile.
+
+        Args:
+            values: by key.
+            further: other ops that read it.
+        """
         with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
             prefix = os.path.join(directory, "values")
             checkpoint.write_values(prefix, values)
             first, *others = self._signature.restore
-            self._read(prefix, [first, self._signature.restore_unsaved, *others])
+            self._read(prefix, [first, self._signature.restore_unsaved, *others, *further])
             return self._steps(checkpoint.open_checkpoint(prefix))
+
+    def assign(self, values: Mapping[str, np.ndarray], extend: Callable[[list[NodeDef]], None]) -> None:
+        """Give every worker new values of some variables.
+
+        Args:
+            values: by the user's names.
+            extend: adds nodes to the distributed graph.
+
+        Raises:
+            InputError: there is no such variable, or a value does not fit it.
+        """
+        arrays = {name: _fitting(self._model, name, value) for name, value in values.items()}
+        names = tuple(arrays)
+        if not names:
+            return
+        if names not in self._assignments:
+            scope = f"caramel/assign_{len(self._assignments) + 1}"
+            extend(assignment_nodes(self._model, self._plan, names, scope))
+            self._assignments[names] = scope
+        with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
+            prefix = os.path.join(directory, "values")
+            checkpoint.write_values(prefix, arrays)
+            self._read(prefix, [self._assignments[names]])
 
     def _read(self, prefix: str, targets: Sequence[str]) -> None:
         """Run ops that read a checkpoint, one after the other."""
@@ -157,8 +195,13 @@ class State:
         for name, variable in live.items():
             variable.assign(values[name])
 
-    def save(self, path: str | os.PathLike[str], steps: int) -> None:
+    def save(self, path: str | os.PathLike[str], steps: int, position: Mapping[str, np.ndarray] | None = None) -> None:
         """Write a checkpoint, in the format of the user's tf.train.Checkpoint if there is one.
+
+        Args:
+            path: its prefix.
+            steps: number of steps so far.
+            position: what to feed about the position in the data.
 
         Raises:
             InputError: the path is no prefix.
@@ -168,15 +211,16 @@ class State:
         objects = self._context.checkpoint
         writers: dict[str, Callable[[str], object]] = {}
         if objects is None:
-            writers[prefix] = lambda temporary: self._write(temporary, steps)
+            writers[prefix] = lambda temporary: self._write(temporary, steps, position)
         else:
             self.write_back(steps)
-            writers[checkpoint.beside(prefix)] = lambda temporary: self._write(temporary, steps)
+            writers[checkpoint.beside(prefix)] = lambda temporary: self._write(temporary, steps, position)
             writers[prefix] = objects.write
         checkpoint.write_atomically(writers)
 
-    def _write(self, prefix: str, steps: int) -> None:
+    def _write(self, prefix: str, steps: int, position: Mapping[str, np.ndarray] | None = None) -> None:
         feeds = {self._signature.save_prefix: _text(prefix), self._signature.save_steps: np.int64(steps)}
+        feeds.update(position or {})
         try:
             self._run(self._signature.save, feeds)
         except StepError as error:
@@ -191,3 +235,17 @@ def _prefix(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)) or not os.path.basename(os.fspath(path)):
         raise InputError(f"a checkpoint's path must be a file name prefix, got {path!r}")
     return os.fspath(path)
+
+
+def _fitting(model: Model, name: str, value: Any) -> np.ndarray:
+    variable = model.variable_by_name.get(name)
+    if variable is None:
+        raise InputError(f"there is no variable {name!r}; there are {listed([v.name for v in model.variables])}")
+    array = np.asarray(value)
+    wanted = tf.as_dtype(variable.dtype).as_numpy_dtype
+    if array.shape != variable.shape or not np.can_cast(array.dtype, wanted, "same_kind"):
+        raise InputError(
+            f"variable {name!r} has dtype {variable.dtype} and shape {variable.shape}, "
+            f"the value {array.dtype} and {array.shape}"
+        )
+    return array.astype(wanted)

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import secrets
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +21,11 @@ def load(in_process):
     with open(os.path.join(HERE, "graph.pb"), "rb") as file:
         graph_def.ParseFromString(file.read())
     if in_process:
-        workers = list(dict.fromkeys(worker_of(device) for device in signature["devices"]))
+        places = virtual_cpus(signature)
         for node in graph_def.node:
             if node.device:
-                node.device = "/device:CPU:%d" % workers.index(worker_of(node.device))
+                own = places.get(node.device)
+                node.device = places.get(worker_of(node.device), "/device:CPU:0") if own is None else own
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
@@ -36,8 +38,23 @@ def worker_of(device):
     return (job.group(1), int(task.group(1))) if job and task else device
 
 
+def virtual_cpus(signature):
+    """A virtual CPU of this process for each worker's device, and for whatever else is in a worker's process."""
+    places = {}
+    for number, device in enumerate(signature["devices"]):
+        places[device] = "/device:CPU:%d" % number
+        places.setdefault(worker_of(device), places[device])
+    return places
+
+
+def cpu_devices(signature, worker):
+    """How many CPU devices a server needs for the workers in it."""
+    named = [re.search(r"/device:CPU:(\d+)", d) for d in signature["devices"] if worker_of(d) == worker]
+    return 1 + max(int(found.group(1)) if found else 0 for found in named)
+
+
 def cluster_spec(signature, addresses):
-    """Addresses by job and task, in the order of the workers."""
+    """Addresses by job and task, in the order of the workers; several workers may be in one task."""
     workers = list(dict.fromkeys(worker_of(device) for device in signature["devices"]))
     if len(workers) != len(addresses):
         raise SystemExit("--cluster needs %d addresses, got %d" % (len(workers), len(addresses)))
@@ -48,7 +65,7 @@ def cluster_spec(signature, addresses):
 
 
 def feeds_for(signature, arrays):
-    """Feeds of one step: each worker's part of a global batch, and its weight."""
+    """Feeds of one step: each worker's part of a global batch; and the parts' sizes, if there are any."""
     workers, feeds, shares = signature["workers"], {}, None
     for feed in signature["feeds"]:
         if feed["name"] not in arrays:
@@ -62,25 +79,99 @@ def feeds_for(signature, arrays):
                 raise SystemExit("array %r has %d examples, another has %d" % (feed["name"], len(array), sum(shares)))
             shares = [len(part) for part in parts]
         feeds.update(zip(feed["placeholders"], parts))
-    if shares is not None:
-        if min(shares) == 0 or (
-            max(shares) != min(shares) and not signature["weights"] and signature["reduction"] == "mean"
-        ):
-            raise SystemExit("a batch of %d examples cannot be split over %d workers" % (sum(shares), workers))
-        feeds.update((name, workers * share / sum(shares)) for name, share in zip(signature["weights"], shares))
+    if shares is not None and min(shares) == 0:
+        raise SystemExit("a batch of %d examples cannot be split over %d workers" % (sum(shares), workers))
     return feeds, shares
+
+
+def weights_for(signature, shares):
+    """What each worker's loss counts, 1 on average (for a sum: 0 without examples); and the feeds that say so."""
+    workers = signature["workers"]
+    if not shares or sum(shares) == 0:
+        return [1.0] * workers, {}
+    if signature["reduction"] == "sum":
+        weights = [float(share > 0) for share in shares]
+    else:
+        weights = [workers * share / sum(shares) for share in shares]
+    if any(weight != 1 for weight in weights) and not signature["weights"]:
+        raise SystemExit("a batch of %d examples cannot be split over %d workers" % (sum(shares), workers))
+    return weights, dict(zip(signature["weights"], weights))
+
+
+class WorkerData:
+    """The workers' own input pipelines; what their parts are for, the signature's keys say."""
+
+    def __init__(self, session, signature, restore_from):
+        self.session, self.signature, self.data = session, signature, signature["data"]
+        self.seed, self.passes, self.taken, self.going = 1 + secrets.randbelow(2**62), 0, 0, False
+        position = self.position(restore_from) if restore_from else None
+        if position is not None:
+            self.seed, self.passes = position[0], position[1] - 1
+        session.run([self.data["clear"], self.data["forget"]])
+        self.build()
+        if position is not None:
+            self.begin()
+            session.run(self.data["restore"], {signature["restore_prefix"]: os.path.abspath(restore_from)})
+            self.taken = position[2]
+
+    def position(self, prefix):
+        """Where a checkpoint's data was, if it is that of these pipelines."""
+        reader = tf.train.load_checkpoint(prefix)
+        if reader.has_tensor(self.data["position_key"]):
+            position = [int(number) for number in reader.get_tensor(self.data["position_key"])]
+            same = reader.get_tensor(self.data["digest_key"]).decode() == self.data["digest"]
+            if position[4] and same and position[5] == self.signature["workers"]:
+                return position
+        print("the data starts from its beginning", flush=True)
+        return None
+
+    def build(self):
+        """Make the datasets."""
+        seed = self.seed + (self.passes if self.data["anew"] else 0)
+        self.session.run(self.data["build"], dict.fromkeys(self.data["seed"], seed))
+
+    def begin(self):
+        """Begin a pass."""
+        if self.data["anew"]:
+            self.build()
+        self.session.run(self.data["begin"])
+        self.passes, self.taken, self.going = self.passes + 1, 0, True
+
+    def shares(self):
+        """Take the next elements: the number of examples of each worker."""
+        for _ in range(2):
+            if not self.going:
+                self.begin()
+            counts, _ = self.session.run([self.data["counts"], self.data["advance"]])
+            indices = [int(count[0]) for count in counts]
+            self.going = max(indices) >= 0
+            if self.going:
+                if self.data["sharding"] != "own" and len(set(indices)) > 1:
+                    raise SystemExit("the workers read different data: elements %s" % indices)
+                self.taken = max(indices) + (len(counts) if self.data["sharding"] == "batches" else 1)
+                return [int(count[1]) for count in counts]
+        raise SystemExit("the dataset is empty")
+
+    def saved(self):
+        """Put down the position for `save`; what to feed to it."""
+        if not self.going:
+            self.begin()
+        self.session.run(self.data["snapshot"])
+        numbers = [self.seed, self.passes, self.taken, 1, 1, self.signature["workers"]]
+        return {self.data["position"]: np.array(numbers, np.int64)}
 
 
 def restore(session, signature, prefix, initial):
     """Start from a checkpoint: worker 0 reads it, the others get its values."""
     feeds = {signature["restore_prefix"]: os.path.abspath(prefix)}
     first, *others = signature["restore"]
-    for op in [first, *([signature["restore_unsaved"]] if initial else []), *others]:
+    load = [signature["data"]["load"]] if initial and signature["data"] else []
+    for op in [first, *([signature["restore_unsaved"]] if initial else []), *others, *load]:
         session.run(op, feeds)
 
 
 def train(arguments):
-    """Train on one global batch for some steps and print the losses."""
+    """Train for some steps and print the losses."""
     addresses = arguments.cluster.split(",") if arguments.cluster else None
     graph, signature = load(in_process=addresses is None)
     config = v1.ConfigProto(allow_soft_placement=True, isolate_session_state=True)
@@ -89,16 +180,21 @@ def train(arguments):
         here = "/job:localhost/replica:0/task:0"
         config.experimental.collective_group_leader = here if addresses is None else signature["group_leader"]
     target = "" if addresses is None else "grpc://" + addresses[0]
-    with np.load(arguments.data) as data:
-        feeds, shares = feeds_for(signature, dict(data))
+    arrays = {}
+    if arguments.data:
+        with np.load(arguments.data) as data:
+            arrays = dict(data)
+    fed, shares = feeds_for(signature, arrays)
     with v1.Session(target, graph=graph, config=config) as session:
         restore(session, signature, os.path.join(HERE, "initial"), initial=True)
         if arguments.restore:
             restore(session, signature, arguments.restore, initial=False)
+        data = WorkerData(session, signature, arguments.restore) if signature["data"] else None
         for step in range(1, arguments.steps + 1):
-            losses, _ = session.run([signature["losses"], signature["step"]], feeds)
-            losses = [float(np.sum(loss)) for loss in losses]
-            loss = sum(losses) if signature["reduction"] == "sum" else float(np.average(losses, weights=shares))
+            weights, feeds = weights_for(signature, shares if data is None else data.shares())
+            losses, _ = session.run([signature["losses"], signature["step"]], {**fed, **feeds})
+            losses = [weight * float(np.sum(loss)) for weight, loss in zip(weights, losses) if weight]
+            loss = sum(losses) / (1 if signature["reduction"] == "sum" else len(weights))
             print("step %d loss %.9g" % (step, loss), flush=True)
         for op in signature["flush"]:
             session.run(op)
@@ -106,6 +202,7 @@ def train(arguments):
             saved = {
                 signature["save_prefix"]: os.path.abspath(arguments.save),
                 signature["save_steps"]: arguments.steps,
+                **({} if data is None else data.saved()),
             }
             session.run(signature["save"], saved)
 
@@ -116,7 +213,7 @@ def serve(arguments):
         signature = json.load(file)
     workers, spec = cluster_spec(signature, arguments.cluster.split(","))
     job, task = workers[arguments.task]
-    config = v1.ConfigProto()
+    config = v1.ConfigProto(device_count={"CPU": cpu_devices(signature, (job, task))})
     config.experimental.collective_group_leader = signature["group_leader"]
     server = tf.distribute.Server(spec, job_name=job, task_index=task, protocol="grpc", config=config)
     print("serving", server.target, flush=True)
@@ -131,9 +228,9 @@ def main():
     serving.add_argument("--cluster", required=True, help="host:port of every worker, with commas")
     serving.add_argument("--task", type=int, required=True, help="which of them this is")
     serving.set_defaults(run=serve)
-    training = commands.add_parser("train", help="train on one global batch")
+    training = commands.add_parser("train", help="train on the workers' datasets, or on one global batch")
     training.add_argument("--cluster", help="host:port of every worker; default: all in this process")
-    training.add_argument("--data", required=True, help=".npz file with an array for each input")
+    training.add_argument("--data", help=".npz file with an array for each input that is fed")
     training.add_argument("--steps", type=int, default=1)
     training.add_argument("--restore", help="checkpoint to start from instead of the initial values")
     training.add_argument("--save", help="checkpoint to write at the end")

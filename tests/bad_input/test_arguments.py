@@ -39,6 +39,32 @@ def test_device_list_with_one_device_twice(context, refused, devices):
 
 
 @pytest.mark.parametrize(
+    "devices, clash",
+    [
+        (["/job:w/task:0", "/job:w/task:1", "/job:w/task:0/CPU:0"], (0, 2)),
+        (["/job:w/task:0/CPU:0", "/job:w/task:0/CPU:1", "/job:w/task:0"], (0, 2)),
+        (["/job:w/task:0/CPU:*", "/job:w/task:1/CPU:0", "/job:w/task:0/CPU:1"], (0, 2)),
+        (["/job:w/task:0", "/job:w/replica:0/task:0", "/job:w/task:1"], (0, 1)),
+        (["/job:w/task:1", "/job:w/task:0/CPU:0", "/job:w/replica:0/task:0/CPU:0"], (1, 2)),
+    ],
+)
+def test_workers_in_one_process_that_do_not_say_where(context, refused, devices, clash):
+    first, second = clash
+    task = devices[second].replace("/replica:0", "").partition("/CPU")[0]
+    words = [f"workers {first} and {second} in one process", f"{task}/device:CPU:0 and {task}/device:CPU:1"]
+    with refused(caramel.InputError, "device_list", *words):
+        caramel.ARModel(context, 3, device_list=devices)
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [["/CPU:0", "/CPU:1"], ["/job:w/task:0/CPU:0", "/job:w/task:0/GPU:0"], ["/job:a/task:0", "/job:b/task:0"]],
+)
+def test_workers_that_say_where(context, devices):
+    assert len(caramel.ARModel(context, 2, device_list=devices).plan.devices) == 2
+
+
+@pytest.mark.parametrize(
     "bad, part",
     [
         ("worker 1", "worker 1"),
@@ -74,7 +100,7 @@ def test_loss_reduction(refused):
         caramel.capture(loss_reduction="average")
 
 
-@pytest.mark.parametrize("program", ["train.py", 7, np.zeros(3)], ids=["path", "number", "array"])
+@pytest.mark.parametrize("program", [7, np.zeros(3)], ids=["number", "array"])
 def test_capture_of_something_else(refused, program):
     with refused(caramel.InputError, "capture", "tf.Graph", type(program).__name__):
         caramel.capture(program)

@@ -1,8 +1,5 @@
 """Program files that cannot be loaded, raise, exit, or break the contract of their entry."""
 
-import sys
-import textwrap
-
 import pytest
 
 import caramel
@@ -34,23 +31,6 @@ GRAPH = """
         train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
         return {"loss": loss, "train_op": train}
 """
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Function that writes a program file; modules and search path are as before afterwards."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    modules = set(sys.modules)
-
-    def write_it(text, name="my_program.py"):
-        path = tmp_path / name
-        path.write_text(textwrap.dedent(text))
-        return path
-
-    yield write_it
-    for name in set(sys.modules) - modules:
-        if getattr(sys.modules[name], "__file__", "").startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 def line_of(path, text):

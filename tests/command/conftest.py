@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -61,23 +60,6 @@ def command():
         )
 
     return run
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Function that writes a program file; modules and search path are as before afterwards."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    modules = set(sys.modules)
-
-    def write_it(text, name="my_program.py"):
-        path = tmp_path / name
-        path.write_text(textwrap.dedent(text))
-        return path
-
-    yield write_it
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

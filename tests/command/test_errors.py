@@ -164,12 +164,51 @@ def test_step_timeout(call, write, timeout):
         (["--workers", 2, "--steps", -1], ["--steps", "-1"]),
         (["--workers", 2, "--save-every", 0, "--checkpoint", "x"], ["--save-every"]),
         (["--workers", 2, "--save-every", 2], ["--save-every", "--checkpoint"]),
-        (["--workers", 2, "--cluster", "cloud"], ["--cluster", "in-process", "processes"]),
+        (["--workers", 2, "--cluster", "cloud"], ["--cluster", "in-process", "processes", "tf-config", "HOST:PORT"]),
         (["--workers", 2, "--epochs", 3], ["--epochs"]),
     ],
 )
 def test_wrong_usage(call, write, arguments, words):
     check(call("run", f"{write(STEP)}:build", *arguments), *words, code=2)
+
+
+ONE = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+
+
+@pytest.mark.parametrize("verb", [["run", "nothing.py:build"], ["netbench", "--out", "network.json"]])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (None, ["TF_CONFIG is not set", "host0:2222"]),
+        ("{", ["TF_CONFIG is no JSON", "line 1"]),
+        (ONE, ["task 1 of the cluster", "`caramel worker`"]),
+    ],
+)
+def test_tf_config(call, monkeypatch, verb, text, words):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if text is not None:
+        monkeypatch.setenv("TF_CONFIG", text)
+    check(call(*verb, "--workers", 2, "--cluster", "tf-config"), *words)
+
+
+@pytest.mark.parametrize(
+    "arguments, text, words, code",
+    [
+        ([], None, ["TF_CONFIG is not set"], 1),
+        ([], "[1", ["TF_CONFIG is no JSON"], 1),
+        ([], ONE.partition(', "task"')[0] + "}", ["no 'task'", "--cluster and --task"], 2),
+        (["--task", 0], ONE, ["--task", "--cluster HOST:PORT"], 2),
+        (["--cluster", "a:1,b:1"], ONE, ["--task 0 to 1"], 2),
+        (["--cluster", "a:1,b:1", "--task", 2], ONE, ["between 0 and 1"], 2),
+        (["--cluster", "a:1,a:1", "--task", 0], ONE, ["twice"], 1),
+        (["--devices", 0], ONE, ["--devices"], 2),
+    ],
+)
+def test_a_worker_that_cannot_be_started(call, monkeypatch, arguments, text, words, code):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if text is not None:
+        monkeypatch.setenv("TF_CONFIG", text)
+    check(call("worker", *arguments), *words, code=code)
 
 
 def test_a_checkpoint_directory_that_is_a_file(call, write, tmp_path):

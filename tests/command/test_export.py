@@ -379,3 +379,45 @@ def command_in_process():
     from caramel.cli import main
 
     return lambda *arguments: CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+SHARED = [f"/job:worker/task:{task}/device:CPU:{index}" for task in (0, 1) for index in (0, 1)]
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """Four workers on two tasks, with TensorFlow's own all-reduce, which needs a device for each; and its losses."""
+    with caramel.capture() as context:
+        x = v1.placeholder(tf.float32, [None, 3], "x")
+        w = v1.get_variable("w", [3], initializer=tf.ones_initializer())
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.linalg.matvec(x, w) ** 2))
+    armodel = caramel.ARModel(context, 4, device_list=SHARED, algorithm="native")
+    armodel.export(tmp_path / "out")
+    batch = {"x": np.random.default_rng(0).normal(size=[10, 3]).astype(np.float32)}
+    np.savez(tmp_path / "batch.npz", **batch)
+    with armodel.session() as session:
+        expected = [session.step(batch).loss for _ in range(STEPS)]
+    return tmp_path / "out", ["--data", tmp_path / "batch.npz", "--steps", STEPS], expected
+
+
+@pytest.mark.slow
+def test_workers_that_share_a_task_in_one_process(shared, python):
+    directory, options, expected = shared
+    result = python("-c", WITHOUT_CARAMEL, directory / "run.py", "train", *options)
+    assert result.returncode == 0, result.stderr
+    assert losses(result.stdout) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_workers_that_share_a_server(shared, network):
+    directory, options, expected = shared
+    assert "HOST0:2222,HOST1:2222 " in (directory / "README.md").read_text()
+    cluster = ["--cluster", "127.0.0.1:2222,127.0.0.1:2223"]
+    runner = ["-c", WITHOUT_CARAMEL, directory / "run.py"]
+    servers = [network.start(*runner, "serve", *cluster, "--task", task) for task in (0, 1)]
+    for server in servers:
+        assert server.stdout.readline().startswith("serving")
+    result = network.run(*runner, "train", *cluster, *options)
+    assert result.returncode == 0, result.stderr
+    assert losses(result.stdout) == pytest.approx(expected, rel=1e-5)

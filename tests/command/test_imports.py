@@ -18,13 +18,17 @@ LIGHT = [
     "caramel.netmodel.choice",
     "caramel.netmodel.plot",
     "caramel.netmodel.text",
+    "caramel.checks",
     "caramel.units",
+    "caramel.tables",
     "caramel.analyzers.transfers",
     "caramel.cli",
     "caramel.program",
     "caramel.runtime.feeds",
     "caramel.runtime.progress",
     "caramel.runtime.isolation",
+    "caramel.runtime.membership",
+    "caramel.runtime.server",
 ]
 
 HELP_LIMIT_S = 0.5

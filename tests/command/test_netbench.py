@@ -44,6 +44,7 @@ def test_by_hand(command, tmp_path):
     ("arguments", "code", "message"),
     [
         (["--workers", 2], 2, "--out FILE.json"),
+        (["--workers", 2, "--out", "{}/nowhere/n.json"], 1, "cannot be written"),
         (["--out", "{}/n.json"], 2, "--workers N"),
         (["--out", "{}/n.json", "--alpha", "1e-5"], 2, "--alpha and --beta belong together"),
         (["--out", "{}/n.json", "--alpha", "1e-5", "--beta", "1", "--link-rate", "1mbit"], 2, "either --link-rate or"),
@@ -52,7 +53,11 @@ def test_by_hand(command, tmp_path):
         (["--out", "{}/n.json", "--link-rate", "1mbit", "--gamma", "1e-5"], 2, "either --link-rate or"),
         (["--out", "{}/n.json", "--link-rate", "1mbit", "--plot", "{}/n.png"], 2, "leave out --plot"),
         (["--out", "{}/n.json", "--link-rate", "1mbit", "--workers", "0"], 1, "at least 1 worker"),
-        (["--out", "{}/n.json", "--workers", "2", "--cluster", "cloud"], 2, "takes in-process, processes or HOST:PORT"),
+        (
+            ["--out", "{}/n.json", "--workers", "2", "--cluster", "cloud"],
+            2,
+            "takes in-process, processes, tf-config or HOST:PORT",
+        ),
         (["--out", "{}/n.json", "--workers", "2", "--cluster", "a:b"], 1, "no address of a server"),
         (["--out", "{}/n.json", "--link-rate", "1mbit", "--latency", "-1"], 1, "alpha of a network must be"),
         (["--out", "{}/no/n.json", "--link-rate", "1mbit"], 1, "cannot be written"),

@@ -1,4 +1,4 @@
-"""What both oracles share: how a batch is split, how gradients are combined, and how results are compared.
+"""What both oracles share: the cases, how a batch is split, how gradients are combined and results compared.
 
 Written from the promised semantics alone. With N workers, a global batch of B examples of which worker r has b_r,
 and g_r the gradient of worker r's loss on its own examples:
@@ -28,6 +28,10 @@ CLASSES = 3
 RTOL = 1e-8  # float64: what may differ between one large batch and the same batch in parts
 GOLDEN = 0x9E3779B9  # from rank to rank, added to the seed of random state
 
+# Features for which one large batch is the same mathematics, and those for which it is not.
+SAME = ("schedule", "clip", "decay", "tied", "unused", "convolution")
+LOCAL = ("norm", "dropout")
+
 # Kernels and their order as written: no grappler, one thread in an op, one op at a time.
 SERIAL = RunOptions(optimize_graph=False, intra_op_threads=1, inter_op_threads=1)
 
@@ -48,6 +52,19 @@ def serial_functions():
         yield
     finally:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
+@dataclass(frozen=True)
+class Case:
+    """Which program."""
+
+    optimizer: str = "momentum"
+    features: tuple[str, ...] = ()
+    dtype: str = "float64"
+    reduction: str = "mean"
+    clip: float = 0.75  # global norm, where "clip" is one of the features
+    seed: int = 11  # of dropout
+    references: bool = False  # whether the variables of a TensorFlow 1 program are reference variables
 
 
 @dataclass(frozen=True)
@@ -127,7 +144,7 @@ def global_norm(gradients: Sequence[np.ndarray]) -> float:
     return float(np.sqrt(sum(np.sum(np.square(gradient, dtype=np.float64)) for gradient in gradients)))
 
 
-def assert_clipped_in_some_steps(norms: Sequence[float], case: Any) -> None:
+def assert_clipped_in_some_steps(norms: Sequence[float], case: Case) -> None:
     """A case with clipping tests it, and, in other steps, the scale of the gradients, which clipping hides."""
     if "clip" in case.features:
         assert min(norms) < case.clip < max(norms)

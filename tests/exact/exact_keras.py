@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -13,6 +12,7 @@ from exact_common import (
     CLASSES,
     GOLDEN,
     INPUTS,
+    Case,
     Trained,
     assert_clipped_in_some_steps,
     combine,
@@ -33,22 +33,6 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "adam": lambda rate, **options: keras.optimizers.Adam(rate, **options),
 }
 RATES = {"sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "adam": 0.01}
-
-# Features for which one large batch is the same mathematics, and those for which it is not.
-SAME = ("schedule", "clip", "decay", "tied", "unused", "convolution")
-LOCAL = ("norm", "dropout")
-
-
-@dataclass(frozen=True)
-class Case:
-    """Which program."""
-
-    optimizer: str = "momentum"
-    features: tuple[str, ...] = ()
-    dtype: str = "float64"
-    reduction: str = "mean"
-    clip: float = 0.75  # global norm, where "clip" is one of the features
-    seed: int = 11  # of dropout
 
 
 class Program:

@@ -12,6 +12,7 @@ from exact_common import (
     CLASSES,
     GOLDEN,
     INPUTS,
+    Case,
     Trained,
     assert_clipped_in_some_steps,
     combine,
@@ -36,20 +37,28 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 RATES = {"gradient descent": 0.1, "momentum": 0.02, "nesterov": 0.02, "adam": 0.01}
 
-# Features for which one large batch is the same mathematics, and those for which it is not.
-SAME = ("schedule", "clip", "decay", "tied", "unused", "convolution")
-LOCAL = ("norm", "dropout")
+
+def own(value: Any) -> tf.Tensor:
+    """A number in the type of the variables, for optimizers that do not convert it themselves."""
+    return tf.cast(value, v1.trainable_variables()[0].dtype.base_dtype)
 
 
-@dataclass(frozen=True)
-class Case:
-    """Which program."""
+FURTHER_OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "rmsprop": lambda rate: v1.train.RMSPropOptimizer(rate, 0.9, 0.5),
+    "centered rmsprop": lambda rate: v1.train.RMSPropOptimizer(rate, 0.9, 0.5, centered=True),
+    "adagrad": lambda rate: v1.train.AdagradOptimizer(rate),
+    "adadelta": lambda rate: v1.train.AdadeltaOptimizer(rate, 0.9, 1e-3),
+    "ftrl": lambda rate: v1.train.FtrlOptimizer(rate, l1_regularization_strength=1e-3, l2_regularization_strength=1e-3),
+    "proximal gradient descent": lambda rate: v1.train.ProximalGradientDescentOptimizer(
+        own(rate), own(1e-3), own(1e-3)
+    ),
+    "proximal adagrad": lambda rate: v1.train.ProximalAdagradOptimizer(own(rate), 0.1, own(1e-3), own(1e-3)),
+    "adagrad da": lambda rate: v1.train.AdagradDAOptimizer(rate, v1.train.get_global_step(), 0.1, 1e-3, 1e-3),
+}
+RATES |= {"rmsprop": 0.005, "centered rmsprop": 0.005, "adagrad": 0.1, "adadelta": 0.5, "ftrl": 0.1}
+RATES |= {"proximal gradient descent": 0.1, "proximal adagrad": 0.1, "adagrad da": 0.1}
 
-    optimizer: str = "momentum"
-    features: tuple[str, ...] = ()
-    dtype: str = "float64"
-    reduction: str = "mean"
-    clip: float = 0.75  # global norm, where "clip" is one of the features
+AVERAGE = "average"  # of the weights after each step; TensorFlow can only initialise it with the old control flow
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,11 @@ def build(case: Case, joined: bool = True) -> Program:
         joined: the train_op includes the batch norm's updates, as programs have it. The oracle runs them with the
             forward pass instead, since it runs the train_op by itself.
     """
+    with v1.variable_scope(v1.get_variable_scope(), use_resource=not case.references, auxiliary_name_scope=False):
+        return _build(case, joined)
+
+
+def _build(case: Case, joined: bool) -> Program:
     features, dtype = case.features, tf.as_dtype(case.dtype)
     v1.set_random_seed(7)
     matrix = v1.glorot_uniform_initializer()
@@ -84,7 +98,7 @@ def build(case: Case, joined: bool = True) -> Program:
 
     def variable(name, shape, initializer=None, **options):
         initializer = initializer or (vector if len(shape) == 1 else matrix)
-        return v1.get_variable(name, shape, dtype, initializer, use_resource=True, **options)
+        return v1.get_variable(name, shape, dtype, initializer, **options)
 
     x = v1.placeholder(dtype, [None, INPUTS], name="x")
     y = v1.placeholder(tf.int64, [None], name="y")
@@ -102,7 +116,7 @@ def build(case: Case, joined: bool = True) -> Program:
         tied = variable("tied/kernel", [8, 8])
         hidden = tf.tanh(tf.matmul(tf.tanh(tf.matmul(hidden, tied)), tied, transpose_b=True))
     if "dropout" in features:
-        hidden = v1.nn.dropout(hidden, rate=0.3, seed=11)
+        hidden = v1.nn.dropout(hidden, rate=0.3, seed=case.seed)
     if "unused" in features:
         variable("unused", [3])
     logits = tf.matmul(hidden, variable("last/kernel", [8, CLASSES])) + variable("last/bias", [CLASSES])
@@ -116,7 +130,7 @@ def build(case: Case, joined: bool = True) -> Program:
     rate = RATES[case.optimizer] / (1 if case.reduction == "mean" else 10)
     if "schedule" in features:
         rate = v1.train.exponential_decay(rate, step, decay_steps=4, decay_rate=0.8, staircase=True)
-    optimizer = OPTIMIZERS[case.optimizer](rate)
+    optimizer = (OPTIMIZERS | FURTHER_OPTIMIZERS)[case.optimizer](rate)
     pairs = [(gradient, of) for gradient, of in optimizer.compute_gradients(loss) if gradient is not None]
     gradients, variables = (list(each) for each in zip(*pairs))
     applied = gradients
@@ -124,6 +138,9 @@ def build(case: Case, joined: bool = True) -> Program:
         applied, _ = tf.clip_by_global_norm(gradients, case.clip)
     with tf.control_dependencies(updates if joined else []):
         train_op = optimizer.apply_gradients(zip(applied, variables), global_step=step)
+    if AVERAGE in features:
+        with tf.control_dependencies([train_op]):
+            train_op = tf.train.ExponentialMovingAverage(0.9, step).apply(v1.trainable_variables())
     return Program(x, y, loss, logits, gradients, updates, train_op)
 
 
@@ -244,6 +261,8 @@ def capture(case: Case, **options: Any) -> tuple[caramel.Context, Program]:
     """Capture the program as it is built."""
     with caramel.capture(**options) as context:
         program = build(case)
+        if AVERAGE in case.features:
+            context.train_op = program.train_op
     return context, program
 
 

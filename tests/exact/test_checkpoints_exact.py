@@ -7,7 +7,9 @@ import pytest
 import tensorflow as tf
 from exact_common import (
     BATCH,
+    LOCAL,
     STEPS,
+    Case,
     assert_bits,
     assert_close,
     assert_equivalent,
@@ -22,7 +24,6 @@ import caramel
 
 HALF = STEPS // 2
 SAME = ("schedule", "clip", "decay", "tied")
-LOCAL = ("norm", "dropout")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def keras_session(case, workers):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_savers_checkpoint_goes_on_with_n_workers(workers, tmp_path):
-    case = v1.Case("adam", (*SAME, "unused"))
+    case = Case("adam", (*SAME, "unused"))
     first, second = halves(case.dtype)
     device = v1.OneDevice(case)
     device.train(first)
@@ -75,7 +76,7 @@ def test_a_savers_checkpoint_goes_on_with_n_workers(workers, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_session_saves_for_a_saver(workers, tmp_path):
-    case = v1.Case("adam", (*SAME, "unused", "norm"))
+    case = Case("adam", (*SAME, "unused", "norm"))
     first, second = halves(case.dtype)
     session, program = v1_session(case, workers)
     with session:
@@ -93,7 +94,7 @@ def test_a_session_saves_for_a_saver(workers, tmp_path):
 
 
 def test_one_device_goes_on_from_n_workers_on_the_same_trajectory(tmp_path):
-    case = v1.Case("nesterov", SAME)
+    case = Case("nesterov", SAME)
     first, second = halves(case.dtype)
     session, program = v1_session(case, 4)
     with session:
@@ -108,7 +109,7 @@ def test_one_device_goes_on_from_n_workers_on_the_same_trajectory(tmp_path):
 
 
 def test_a_checkpoint_of_two_workers_goes_on_with_four(tmp_path):
-    case = v1.Case("momentum", SAME)
+    case = Case("momentum", SAME)
     first, second = halves(case.dtype)
     session, program = v1_session(case, 2)
     with session:
@@ -125,7 +126,7 @@ def test_a_checkpoint_of_two_workers_goes_on_with_four(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_fresh_session_goes_on_with_the_same_bits(workers, tmp_path):
-    case = v1.Case("adam", (*SAME, "norm"), "float32")
+    case = Case("adam", (*SAME, "norm"), "float32")
     first, second = halves(case.dtype)
     session, program = v1_session(case, workers)
     with session:
@@ -139,7 +140,7 @@ def test_a_fresh_session_goes_on_with_the_same_bits(workers, tmp_path):
 
 
 def test_all_workers_take_the_statistics_of_a_savers_checkpoint(tmp_path):
-    case = v1.Case("adam", (*SAME, "norm"), "float32")
+    case = Case("adam", (*SAME, "norm"), "float32")
     first, second = halves(case.dtype)
     device = v1.OneDevice(case)
     device.train(first)
@@ -153,7 +154,7 @@ def test_all_workers_take_the_statistics_of_a_savers_checkpoint(tmp_path):
 
 
 def test_restoring_takes_a_session_back(tmp_path):
-    case = v1.Case("adam", (*SAME, "norm"), "float32")
+    case = Case("adam", (*SAME, "norm"), "float32")
     first, second = halves(case.dtype)
     session, program = v1_session(case, 3)
     with session:
@@ -167,7 +168,7 @@ def test_restoring_takes_a_session_back(tmp_path):
 
 def test_random_ops_start_anew_in_a_fresh_session_as_on_one_device(tmp_path):
     """The state of a stateful random op is in no checkpoint, TensorFlow's own included."""
-    case = v1.Case("adam", (*SAME, *LOCAL), "float32", clip=1.1)
+    case = Case("adam", (*SAME, *LOCAL), "float32", clip=1.1)
     first, second = halves(case.dtype)
     session, program = v1_session(case, 3)
     with session:
@@ -189,7 +190,7 @@ def test_random_ops_start_anew_in_a_fresh_session_as_on_one_device(tmp_path):
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_a_keras_checkpoint_goes_on_with_n_workers(numbered, tmp_path):
-    case = k.Case("adam", (*SAME, "unused"))
+    case = Case("adam", (*SAME, "unused"))
     first, second = halves(case.dtype)
     device = k.OneDevice(case)
     device.train(first)
@@ -205,7 +206,7 @@ def test_a_keras_checkpoint_goes_on_with_n_workers(numbered, tmp_path):
 
 
 def test_a_session_saves_for_a_keras_checkpoint(tmp_path):
-    case = k.Case("adam", (*SAME, "unused"))
+    case = Case("adam", (*SAME, "unused"))
     first, second = halves(case.dtype)
     session, _ = keras_session(case, 3)
     with session:
@@ -223,7 +224,7 @@ def test_a_session_saves_for_a_keras_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_fresh_keras_session_goes_on_with_the_same_bits(workers, tmp_path):
-    case = k.Case("adam", (*SAME, *LOCAL, "convolution"), "float32", clip=1.9)
+    case = Case("adam", (*SAME, *LOCAL, "convolution"), "float32", clip=1.9)
     first, second = halves(case.dtype)
     session, _ = keras_session(case, workers)
     with session:
@@ -241,7 +242,7 @@ def test_a_fresh_keras_session_goes_on_with_the_same_bits(workers, tmp_path):
 
 
 def test_all_workers_take_the_statistics_of_a_keras_checkpoint(tmp_path):
-    case = k.Case("adam", (*SAME, "norm"), "float32", clip=1.0)
+    case = Case("adam", (*SAME, "norm"), "float32", clip=1.0)
     first, second = halves(case.dtype)
     device = k.OneDevice(case)
     device.train(first)
@@ -256,7 +257,7 @@ def test_all_workers_take_the_statistics_of_a_keras_checkpoint(tmp_path):
 
 
 def test_more_workers_take_the_random_state_of_one_with_their_offsets(tmp_path):
-    case = k.Case("adam", (*SAME, *LOCAL), "float32", clip=1.25)
+    case = Case("adam", (*SAME, *LOCAL), "float32", clip=1.25)
     first, second = halves(case.dtype)
     with caramel.ARModel(k.capture(case)[0], 1).session(in_process()) as session:
         values = train(session, first).values
@@ -272,7 +273,7 @@ def test_more_workers_take_the_random_state_of_one_with_their_offsets(tmp_path):
 
 @pytest.mark.parametrize("features", [SAME, (*SAME, *LOCAL, "unused")])
 def test_write_back_gives_the_model_the_trained_values(features):
-    case = k.Case("momentum", features, "float32")
+    case = Case("momentum", features, "float32")
     first, second = halves(case.dtype)
     session, program = keras_session(case, 3)
     x, _ = first[0]
@@ -289,7 +290,7 @@ def test_write_back_gives_the_model_the_trained_values(features):
 
 
 def test_one_device_goes_on_after_write_back():
-    case = k.Case("adam", SAME)
+    case = Case("adam", SAME)
     first, second = halves(case.dtype)
     session, program = keras_session(case, 3)
     with session:
@@ -306,7 +307,7 @@ def test_one_device_goes_on_after_write_back():
 
 def test_a_named_checkpoint_of_a_keras_step_goes_on_with_the_same_bits(tmp_path):
     """Without checkpoint= the variables go by their names."""
-    case = k.Case("adam", (*SAME, *LOCAL), "float32")
+    case = Case("adam", (*SAME, *LOCAL), "float32")
     first, second = halves(case.dtype)
 
     def fresh():

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exact_common import BATCH, SERIAL, assert_equivalent, assert_same, batches
-from exact_tf1 import SAME, Case, MicroBatches, OneDevice, capture, distributed, in_process, train
+from exact_common import BATCH, SAME, SERIAL, Case, assert_equivalent, assert_same, batches, in_process, train
+from exact_tf1 import MicroBatches, OneDevice, capture, distributed
 
 import caramel
 from caramel.armodel import emit, make_signature

@@ -3,7 +3,7 @@
 import exact_keras as k
 import exact_tf1 as v1
 import pytest
-from exact_common import SERIAL, assert_same, batches
+from exact_common import LOCAL, SAME, SERIAL, Case, assert_same, batches
 
 import caramel
 
@@ -16,19 +16,19 @@ def processes():
 
 
 def test_a_tf1_program(processes):
-    case = v1.Case("adam", (*v1.SAME, *v1.LOCAL), "float32", clip=1.4)
+    case = Case("adam", (*SAME, *LOCAL), "float32", clip=1.4)
     data = batches(12, case.dtype)
     assert_same(v1.distributed(case, 2, data, processes), v1.distributed(case, 2, data))
 
 
 def test_a_tf1_program_with_uneven_batches_and_default_options():
-    case = v1.Case("momentum", ("clip", "tied"), "float32")
+    case = Case("momentum", ("clip", "tied"), "float32")
     data = batches(7, case.dtype)
     got = v1.distributed(case, 3, data, caramel.LocalProcesses())
     assert_same(got, v1.distributed(case, 3, data, caramel.InProcess()))
 
 
 def test_a_keras_step(processes):
-    case = k.Case("adam", (*k.SAME, *k.LOCAL), "float32", clip=1.9)
+    case = Case("adam", (*SAME, *LOCAL), "float32", clip=1.9)
     data = batches(12, case.dtype)
     assert_same(k.distributed(case, 2, data, processes), k.distributed(case, 2, data))

@@ -166,3 +166,28 @@ def test_gradients_inside_the_loss_are_not_aggregated():
     model = graph_context(build, loss_reduction="mean").model
     assert [g.name for g in model.gradients] == ["w"]
     assert model.loss == "add:0"
+
+
+@pytest.mark.parametrize("resource", [False, True], ids=["references", "resources"])
+def test_what_a_branch_of_tensorflow_1_writes(resource):
+    """It gets the variables through Switches."""
+
+    def build(x):
+        seen, rounds = (
+            v1.get_variable(name, [], initializer=v1.zeros_initializer(), trainable=False, use_resource=resource)
+            for name in ("seen", "rounds")
+        )
+
+        def written():
+            with tf.control_dependencies([v1.assign_add(seen, tf.reduce_sum(x)), v1.assign_add(rounds, 1.0)]):
+                return tf.constant(1.0)
+
+        one = v1.cond(v1.placeholder(tf.bool, [], "wanted"), written, lambda: tf.constant(1.0))
+        loss = tf.reduce_mean(tf.matmul(x, weights()) * one)
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    v1.disable_control_flow_v2()
+    try:
+        assert classes(graph_context(build)) == {"w": PARAMETER, "seen": STATISTICS, "rounds": HYPER}
+    finally:
+        v1.enable_control_flow_v2()

@@ -3,7 +3,7 @@
 import pytest
 
 from caramel.errors import InputError, UnsupportedError
-from caramel.graph.devices import Device, default_devices, in_process_mapping, merge
+from caramel.graph.devices import Device, cpu_count, default_devices, in_process_mapping, merge
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,28 @@ def test_devices_without_a_task_are_taken_as_they_are():
     placement = in_process_mapping(["/CPU:0", "/CPU:1"], local_gpus=0)
     assert placement.cpu_count == 2
     assert placement.place("/device:CPU:1") == "/device:CPU:1"
+
+
+def test_workers_that_share_a_task_have_a_virtual_cpu_each():
+    devices = [f"/job:worker/task:{task}/device:CPU:{index}" for task in (0, 1) for index in (0, 1)]
+    placement = in_process_mapping(devices, local_gpus=0)
+    assert placement.cpu_count == 4
+    assert [placement.place(d) for d in devices] == [f"/device:CPU:{n}" for n in range(4)]
+    assert placement.place("/job:worker/replica:0/task:1/device:CPU:1") == "/device:CPU:3"
+    assert placement.place("/job:worker/task:1/device:GPU:0") == "/device:CPU:2"  # the first of its process
+
+
+def test_gpus_that_share_a_task():
+    devices = [f"/job:worker/task:{task}/device:GPU:{index}" for task in (0, 1) for index in (0, 1)]
+    there = in_process_mapping(devices, local_gpus=4)
+    assert [there.place(d) for d in devices] == [f"/device:GPU:{n}" for n in range(4)]
+    elsewhere = in_process_mapping(devices, local_gpus=0)
+    assert [elsewhere.place(d) for d in devices] == [f"/device:CPU:{n}" for n in range(4)]
+    bare = in_process_mapping(["/GPU:0", "/GPU:1"], local_gpus=0)
+    assert [bare.place(d) for d in ("/device:GPU:0", "/device:GPU:1")] == ["/device:CPU:0", "/device:CPU:1"]
+
+
+@pytest.mark.parametrize(("task", "count"), [(0, 3), (1, 1), (2, 1), (3, 1)])
+def test_cpu_devices_of_a_process(task, count):
+    devices = ["/job:w/task:0/CPU:2", "/job:w/task:0/CPU:0", "/job:w/task:1", "/job:w/task:2/GPU:5"]
+    assert cpu_count(devices, ("w", task)) == count

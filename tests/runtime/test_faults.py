@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.runtime import processes as processes_module
+from caramel.runtime.executor import translated
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("namespaces", "scratch")]
 
@@ -176,3 +177,21 @@ def test_a_new_session_after_a_lost_one(compiled, batch, bounded, tmp_path):
     with armodel.session() as again:
         again.restore(tmp_path / "saved")
         assert again.step(*batch).step == 2
+
+
+def test_an_error_of_two_workers_at_once():
+    """TensorFlow lists the ops first, then each worker's error with its code and place on a line before."""
+    message = """Graph execution error:
+
+Detected at node 'worker_1/Assert' defined at (most recent call last):
+Node: 'worker_1/Assert'
+Detected at node 'worker_0/Assert' defined at (most recent call last):
+Node: 'worker_0/Assert'
+=====================
+INVALID_ARGUMENT: From /job:worker/replica:0/task:1:
+the data is too large
+\t [[{{node worker_1/Assert}}]]
+"""
+    error = translated(tf.errors.InvalidArgumentError(None, None, message), "in a test")
+    assert type(error) is caramel.StepError
+    assert str(error) == "the program failed in op 'worker_1/Assert': the data is too large"

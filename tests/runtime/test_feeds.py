@@ -99,6 +99,17 @@ def test_bind_an_optional_input():
     assert "rate" not in bind(FEEDS, (ARRAY, NUMBERS), {})
 
 
+def test_bind_by_position_with_inputs_that_the_step_does_not_use():
+    order = ("before", "x", "between", "labels")
+    unused = ("before", "between")
+    bound = bind(FEEDS, (NUMBERS, ARRAY, None, NUMBERS), {}, unused, order)
+    assert bound.keys() == {"x", "labels"}
+    np.testing.assert_array_equal(bound["x"], ARRAY)
+    assert bind(FEEDS, (ARRAY, NUMBERS), {}, unused, order).keys() == {"x", "labels"}
+    with pytest.raises(InputError, match="3 arrays"):
+        bind(FEEDS[:1], (NUMBERS, ARRAY, NUMBERS), {}, unused, order)
+
+
 def test_bind_a_nest_in_tensorflow_s_order():
     """A dict argument of a step is flattened by sorted keys, wherever it was made."""
     feeds = (feed("inputs", (None,)), feed("inputs_1", (None,)), feed("y", (None,)))

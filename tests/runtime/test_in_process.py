@@ -154,6 +154,13 @@ def test_gpus_that_are_here_are_used():
     assert [one.place(f"/job:worker/task:0/device:GPU:{n}") for n in range(2)] == ["/device:GPU:0", "/device:GPU:1"]
 
 
+def test_native_all_reduces_need_a_device_for_each_worker(compiled, monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["the only GPU"])
+    armodel = compiled(device_list=GPUS, algorithm="native")
+    with pytest.raises(caramel.InputError, match="2 workers take turns on the GPUs .* another algorithm"):
+        armodel.session()
+
+
 def sockets():
     found = set()
     for name in os.listdir("/proc/self/fd"):

@@ -3,12 +3,13 @@
 import pytest
 
 import caramel
-from caramel.collectives.algorithms import ALGORITHMS
-from caramel.errors import InputError, InvariantError
-from caramel.netbench import AllReduceBench, Settings, build_for, measure_network
+from caramel.collectives.algorithms import ALGORITHMS, Schedules
+from caramel.errors import ClusterError, InputError, InvariantError
+from caramel.netbench import Settings, measure_network
 from caramel.netmodel.file import load, save
+from caramel.timing import AllReduceBench, build_for
 
-SIZES = (64, 2**16, 2**20)
+SIZES = (64, 2**16, 2**23)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_it_can_be_used(network, tmp_path):
     for workers in (2, 3):
         assert network.choose(2**18, workers).prediction.basis == "measured"
     assert network.choose(2**18, 6).prediction.basis == "extrapolated"
-    assert network.choose(2**18, 2).prediction.time_s < network.choose(2**20, 2).prediction.time_s
+    assert network.choose(2**18, 2).prediction.time_s < network.choose(2**22, 2).prediction.time_s
 
 
 def test_a_larger_tensor_takes_longer(network):
@@ -45,9 +46,30 @@ def test_a_larger_tensor_takes_longer(network):
         assert curve.samples[-1].time_s > 2 * curve.samples[0].time_s, curve
 
 
-def test_wrong_results_are_noticed():
-    from caramel.collectives.algorithms import Schedules
+class TwoAtMost(caramel.InProcess):
+    """A cluster on which no more than two workers start."""
 
+    def start(self, graph_def, devices, timeout_s):
+        if len(devices) > 2:
+            raise ClusterError("no third worker")
+        return super().start(graph_def, devices, timeout_s)
+
+
+def test_what_is_done_is_handed_out_whatever_happens_to_the_next():
+    seen = []
+    settings = Settings(sizes=(64, 256), algorithms=("star",), depths=(1,), rounds=1)
+    with pytest.raises(ClusterError, match="no third worker"):
+        measure_network(TwoAtMost(), [3, 2], settings, on_network=seen.append)
+    assert [each.workers for each in seen] == [(2,)]
+
+
+def test_what_has_no_rival_is_not_timed_again():
+    with AllReduceBench(caramel.InProcess(), 2) as bench:
+        bench.load(64, {"alone": build_for(Schedules(), bench, "ring", 1, 64)})
+        assert len(bench.measure(3)["alone"]) == 3
+
+
+def test_wrong_results_are_noticed():
     with AllReduceBench(caramel.InProcess(), 2) as bench:
         right = build_for(Schedules(), bench, "ring", 1, 64)
 

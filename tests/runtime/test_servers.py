@@ -129,3 +129,46 @@ def test_hosts_must_not_be_the_machine_itself():
     gone = tuple(Host("/proc/1/ns/nothing", "127.0.0.1") for _ in range(2))
     with pytest.raises(ClusterError, match="cannot be entered"):
         measure_network(caramel.LocalProcesses(hosts=gone), [2], settings)
+
+
+SAME_PROGRAM = """
+import sys
+import numpy as np
+import tensorflow as tf
+import caramel
+
+resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+    port_base=2222, gpus_per_node=2, gpus_per_task=1, auto_set_gpu=False
+)
+cluster = caramel.Servers.from_resolver(resolver)
+if cluster.task != 0:
+    cluster.serve()
+with caramel.capture() as context:
+    x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+    w = tf.compat.v1.get_variable("w", [2, 1], initializer=tf.compat.v1.ones_initializer())
+    tf.compat.v1.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_mean(tf.square(tf.matmul(x, w))))
+model = caramel.ARModel(context, 2)
+for _ in range(2):
+    with model.session(cluster) as session, model.session(cluster) as other:
+        print([session.step({"x": np.ones([4, 2])}).loss for _ in range(2)], other.step({"x": np.ones([4, 2])}).loss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_one_program_on_every_task_of_slurm(network):
+    """Task 0 drives, the other serves; a second session uses the first one's server, and shares nothing else."""
+    common = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
+    other = network.start("-c", SAME_PROGRAM, environment={**common, "SLURM_PROCID": "1"})
+    assert "caramel server ready" in other.stdout.readline()
+    result = network.run("-c", SAME_PROGRAM, environment={**common, "SLURM_PROCID": "0"})
+    assert result.returncode == 0, result.stderr
+    losses = [float(text) for text in re.findall(r"[0-9.]+", result.stdout)]
+    gradient = 2 * 2.0  # of each weight: mean of 2 * (w0 + w1)
+    second = (2.0 - 0.01 * 2 * gradient) ** 2
+    assert losses == pytest.approx([4.0, second, 4.0] * 2, rel=1e-6)
+    assert other.poll() is None

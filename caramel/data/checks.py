@@ -1,0 +1,209 @@
+"""What a dataset's ops mean for workers in other processes that must see the same elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from caramel.errors import UnsupportedError
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+
+_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+
+_OWN_RESOURCES = {"seed_generator": "DummySeedGenerator", "cache": "DummyMemoryCache"}
+"""Inputs of dataset ops that take a resource, and the op that stands for one of the dataset's own."""
+
+_DECIDING = frozenset(
+    {
+        "FilterDataset",
+        "ParallelFilterDataset",
+        "TakeWhileDataset",
+        "GroupByWindowDataset",
+        "GroupByReducerDataset",
+        "UniqueDataset",
+        "DirectedInterleaveDataset",
+    }
+)
+"""Dataset ops for which the values of their elements decide which elements there are."""
+
+_EXPANDING = frozenset(
+    {
+        "FlatMapDataset",
+        "InterleaveDataset",
+        "ParallelInterleaveDataset",
+        "ParallelInterleaveDatasetV2",
+        "ParallelInterleaveDatasetV3",
+        "ParallelInterleaveDatasetV4",
+        "LegacyParallelInterleaveDatasetV2",
+    }
+)
+"""Dataset ops whose function makes a dataset of each element."""
+
+_CHANCE = ("ChooseFastest", "DataServiceDataset")
+"""Dataset ops that give what is ready first."""
+
+
+def refuse_foreign(graph_def: Any) -> None:
+    """Refuse, by name, what cannot run in another process.
+
+    Raises:
+        UnsupportedError: for the first such op, with what to do instead.
+    """
+    handles = resource_makers(graph_def.node)
+    for node, where in _everywhere(graph_def):
+        if node.op in _PYTHON:
+            raise UnsupportedError(
+                f"op {node.name!r} ({node.op}){where} of the dataset runs Python (from_generator, py_function or "
+                "numpy_function), which the workers' processes do not have. Write it with TensorFlow's ops, or feed "
+                "the batches as arrays instead (Session.run(batches))"
+            )
+        if node.op in _OWN_RESOURCES.values() or node.name in handles:
+            continue
+        makes = node.op == "Const" and node.attr["dtype"].type == ops.DT_RESOURCE
+        if makes or _makes_resource(node):
+            raise UnsupportedError(
+                f"op {node.name!r} ({node.op}){where} of the dataset holds something of this process (a lookup table, "
+                "a variable, a generator), which cannot be sent to the workers. Look values up with a constant "
+                "(tf.gather), or feed the batches as arrays instead (Session.run(batches))"
+            )
+
+
+def _makes_resource(node: NodeDef) -> bool:
+    definition = ops.op_def(node.op)
+    return bool(
+        definition.is_stateful
+        and any(a.type == ops.DT_RESOURCE or a.is_ref for a in definition.output_arg)
+        and not definition.input_arg
+    )
+
+
+def _everywhere(graph_def: Any) -> Iterator[tuple[NodeDef, str]]:
+    """Every node that is not a call of a function by name, with the function that it is in."""
+    bodies = {f.signature.name for f in graph_def.library.function}
+    for node in graph_def.node:
+        if node.op != "_Retval":
+            yield node, ""
+    for function in graph_def.library.function:
+        for node in function.node_def:
+            if node.op not in bodies:
+                yield node, f" in function {function.signature.name!r}"
+
+
+def resource_makers(nodes: Iterable[NodeDef]) -> Mapping[str, str]:
+    """For each constant that is a handle of a dataset's own resource, the op that stands for a new one."""
+    found = list(nodes)
+    handles = {n.name for n in found if n.op == "Const" and n.attr["dtype"].type == ops.DT_RESOURCE}
+    wanted: dict[str, str] = {}
+    foreign: set[str] = set()
+    for node in found:
+        for name, text in _named_inputs(node):
+            if text in handles:
+                if name in _OWN_RESOURCES:
+                    wanted[text] = _OWN_RESOURCES[name]
+                else:
+                    foreign.add(text)
+    return {name: op for name, op in wanted.items() if name not in foreign}
+
+
+def _named_inputs(node: NodeDef) -> Iterator[tuple[str, str]]:
+    """(argument name, producer) of each data input of a node of a graph."""
+    if node.op == "_Retval":
+        return
+    for (name, _), text in zip(ops.input_types(node), node.input):
+        yield name, node_of(text)
+
+
+def unset_seeds(graph: Graph, node: NodeDef) -> tuple[int, int] | None:
+    """Positions of the inputs ``seed`` and ``seed2`` if both are the constant 0: left to chance."""
+    positions = _seed_inputs(node)
+    if positions is None:
+        return None
+    producers = [graph[parse_input(node.input[p])[0]] for p in positions]
+    return positions if all(_is_zero(p) for p in producers) else None
+
+
+def _seed_inputs(node: NodeDef) -> tuple[int, int] | None:
+    if node.op == "_Retval" or not {"seed", "seed2"} <= {a.name for a in ops.op_def(node.op).input_arg}:
+        return None
+    names = [name for name, _ in ops.input_types(node)]
+    return names.index("seed"), names.index("seed2")
+
+
+def _is_zero(node: NodeDef) -> bool:
+    tensor = node.attr["value"].tensor if node.op == "Const" else None
+    return tensor is not None and not any(tensor.int64_val) and not any(tensor.tensor_content)
+
+
+def draws(nodes: Iterable[NodeDef]) -> str:
+    """How often one pass over a dataset draws seeds: ``"never"``, ``"once"`` or ``"often"``.
+
+    A dataset that is iterated again and again draws another seed each time; one that is repeated does
+    so within a pass.
+    """
+    graph = Graph(n for n in nodes if n.op != "_Retval")
+    drawing = {n.name for n in graph if _seed_inputs(n) is not None}
+    if not drawing:
+        return "never"
+    for node in graph:
+        if "Repeat" in node.op and drawing & graph.ancestors([node.name]):
+            return "often"
+    return "once"
+
+
+def unseeded_random(graph_def: Any) -> str | None:
+    """The first random op without a seed, for messages; it draws other numbers in every process."""
+    for node, where in _everywhere(graph_def):
+        if _draws_by_chance(node):
+            return f"op {node.name!r} ({node.op}){where}"
+    return None
+
+
+def _draws_by_chance(node: NodeDef) -> bool:
+    return ops.is_seeded_random(node) and node.attr["seed"].i == 0 and node.attr["seed2"].i == 0
+
+
+def why_different(graph_def: Any) -> str | None:
+    """Why two processes that run the dataset may see other elements, in another order; None if they do not.
+
+    Values that random ops without a seed compute may differ, as long as they decide nothing.
+    """
+    graph = Graph((n for n in graph_def.node if n.op != "_Retval"), graph_def.library)
+    library = Library(graph)
+    random = {n.name for n in graph if any(_draws_by_chance(inner) for _, inner in library.inner_nodes(n))}
+    for node in graph:
+        if node.op in _DECIDING and random & graph.ancestors([node.name]):
+            return _decides(node)
+        if node.name in random and (node.op in _EXPANDING or _decides_inside(library, node)):
+            return _decides(node)
+        if node.op.startswith(_CHANCE):
+            return f"{node.name!r} ({node.op}) gives what is ready first"
+        if node.op in ("CacheDataset", "CacheDatasetV2") and not _is_empty_text(graph[node_of(node.input[1])]):
+            return (
+                f"{node.name!r} ({node.op}) caches in a file, which several workers on one file system would write at "
+                "once: cache in memory, or give each worker a file of its own"
+            )
+        for function, inner in library.inner_nodes(node):
+            if unset_seeds(library.body(function).graph, inner) is not None:
+                return (
+                    f"op {inner.name!r} ({inner.op}) in function {function!r} has no seed: give it one, as in "
+                    "dataset.shuffle(1000, seed=1)"
+                )
+    return None
+
+
+def _decides_inside(library: Library, node: NodeDef) -> bool:
+    return any(inner.op in _DECIDING for _, inner in library.inner_nodes(node))
+
+
+def _decides(node: NodeDef) -> str:
+    return (
+        f"which elements {node.name!r} ({node.op}) gives depends on random numbers that are drawn without a seed: give "
+        "the random op a seed"
+    )
+
+
+def _is_empty_text(node: NodeDef) -> bool:
+    tensor = node.attr["value"].tensor
+    return node.op == "Const" and not tensor.tensor_content and not any(tensor.string_val)

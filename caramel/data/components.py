@@ -1,0 +1,194 @@
+"""The tensors of a dataset's elements, and which of the program's inputs takes which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.util import nest
+
+from caramel.errors import InputError, UnsupportedError, listed
+from caramel.model import Input
+
+
+@dataclass(frozen=True)
+class Component:
+    """One tensor of a dataset's elements.
+
+    Attributes:
+        path: where it is in the element, such as ``0`` or ``images``; empty if it is the element.
+        dtype: TensorFlow's name of the element type.
+        shape: static shape with None where unknown; None if the rank is unknown.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def shown(self) -> str:
+        """For messages."""
+        name = f"component {self.path!r}" if self.path else "the element"
+        return f"{name} ({self.dtype}{'' if self.shape is None else list(self.shape)})"
+
+
+def is_dataset(value: Any) -> bool:
+    """Whether a value is a tf.data.Dataset."""
+    return isinstance(value, tf.data.Dataset)
+
+
+def components_of(element_spec: Any) -> tuple[Component, ...]:
+    """The tensors of a dataset's elements, flattened as TensorFlow does.
+
+    Raises:
+        UnsupportedError: one is no dense tensor.
+        InputError: there is none.
+    """
+    found = []
+    for path, spec in nest.flatten_with_joined_string_paths(element_spec):
+        if not isinstance(spec, tf.TensorSpec):
+            kind = type(spec).__name__.removesuffix("Spec")
+            raise UnsupportedError(
+                f"component {path or 'of the element'!r} of the dataset's elements is a {kind}: only dense tensors can "
+                "be split over the workers. Convert it in the pipeline, as in dataset.map(lambda x: x.to_tensor())"
+            )
+        found.append(Component(path, spec.dtype.name, _dimensions(spec.shape)))
+    if not found:
+        raise InputError("the dataset's elements have no tensor")
+    return tuple(found)
+
+
+def _dimensions(shape: tf.TensorShape) -> tuple[int | None, ...] | None:
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
+def arguments_of(element_spec: Any) -> list[Any]:
+    """The specs of a step's arguments for a dataset's elements: a tuple is the list of arguments.
+
+    The number of examples is left open, because a worker gets a part of them.
+    """
+    arguments = list(element_spec) if _is_arguments(element_spec) else [element_spec]
+    return tf.nest.map_structure(_open_batch, arguments)  # type: ignore[no-any-return]
+
+
+def _is_arguments(element_spec: Any) -> bool:
+    return isinstance(element_spec, tuple) and not hasattr(element_spec, "_fields")
+
+
+def _open_batch(spec: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([None, *spec.shape.as_list()[1:]], spec.dtype, spec.name)
+
+
+def are_arguments(given: Sequence[Any], element_spec: Any) -> bool:
+    """Whether a dataset's elements have the structure of a step's arguments; if not, a dict may name them."""
+    if not isinstance(element_spec, Mapping):
+        return True
+    try:
+        tf.nest.assert_same_structure(list(given), [element_spec])
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def check_arguments(given: Sequence[Any], element_spec: Any) -> None:
+    """The input specs that a user gave must take the dataset's elements.
+
+    Raises:
+        InputError: naming what does not fit.
+    """
+    arguments = list(element_spec) if _is_arguments(element_spec) else [element_spec]
+    try:
+        tf.nest.assert_same_structure(list(given), arguments)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the dataset's elements have the structure {_structure(arguments)}, inputs= has "
+            f"{_structure(list(given))}: give them the same structure, or leave out inputs="
+        ) from error
+    for component, spec in zip(components_of(element_spec), tf.nest.flatten(list(given))):
+        _check_fits(component, spec.name or component.path, spec.dtype.name, _dimensions(spec.shape))
+
+
+def _structure(value: Any) -> Any:
+    return tf.nest.map_structure(lambda spec: getattr(getattr(spec, "dtype", None), "name", "?"), value)
+
+
+def by_position(inputs: Sequence[Input], components: Sequence[Component]) -> tuple[Input, ...]:
+    """A step's arguments, in the order of its flattened inputs, each from the component at its place."""
+    return tuple(replace(item, component=number) for number, item in enumerate(inputs[: len(components)]))
+
+
+def by_name_or_order(inputs: Sequence[Input], unused: Sequence[str], element_spec: Any) -> tuple[Input, ...]:
+    """The placeholders of a graph, from a dict by their names or from a tuple in their order.
+
+    Args:
+        inputs: the placeholders that a step needs.
+        unused: names of others, which a dict may have.
+        element_spec: of the dataset.
+
+    Raises:
+        InputError: a placeholder has no component, or a component no placeholder.
+    """
+    components = components_of(element_spec)
+    if isinstance(element_spec, Mapping):
+        names = {c.path: number for number, c in enumerate(components)}
+        strange = [name for name in names if name not in {i.name for i in inputs} and name not in unused]
+        if strange:
+            raise InputError(
+                f"the dataset's elements have {strange[0]!r}, which is no input of the program; "
+                f"its inputs are {listed((i.name for i in inputs), 8)}"
+            )
+    else:
+        chosen = [i.name for i in inputs if not i.optional]
+        if len(components) != len(chosen):
+            chosen = [i.name for i in inputs]
+        if len(components) != len(chosen):
+            raise InputError(
+                f"the dataset's elements have {len(components)} tensors for the inputs {listed(chosen, 8)}: "
+                "give as many, or a dict by the inputs' names"
+            )
+        names = {name: number for number, name in enumerate(chosen)}
+    bound = tuple(replace(i, component=names.get(i.name)) for i in inputs)
+    check_inputs(bound, components)
+    return bound
+
+
+def check_inputs(inputs: Sequence[Input], components: Sequence[Component]) -> None:
+    """Inputs from a dataset must take its components.
+
+    Raises:
+        InputError: naming what does not fit.
+        UnsupportedError: strings would go into the step.
+    """
+    for item in inputs:
+        if item.component is None:
+            if item.split and not item.optional:
+                raise InputError(
+                    f"input {item.name!r} is split over the workers but not in the dataset's elements: put it there, "
+                    "or list it in replicated= if every worker gets the same array"
+                )
+            continue
+        component = components[item.component]
+        _check_fits(component, item.name, item.dtype, item.shape, first=0 if not item.split else 1)
+        if component.dtype == "string":
+            raise UnsupportedError(
+                f"input {item.name!r} takes strings from the dataset: turn them into numbers in the pipeline "
+                "(dataset.map), not in the step"
+            )
+
+
+def _check_fits(
+    component: Component, name: str, dtype: str, shape: tuple[int | None, ...] | None, first: int = 1
+) -> None:
+    """Dtype and dimensions from ``first`` on; the number of examples is compared when the sharding is known."""
+    if component.dtype != dtype:
+        raise InputError(f"input {name!r} takes {dtype}, but the dataset gives {component.shown}: cast it in a map")
+    theirs, ours = component.shape, shape
+    if theirs is None or ours is None:
+        return
+    pairs = zip(theirs[first:], ours[first:])
+    if len(theirs) != len(ours) or any(None not in (a, b) and a != b for a, b in pairs):
+        raise InputError(f"input {name!r} takes shape {list(ours)}, but the dataset gives {component.shown}")

@@ -1,0 +1,111 @@
+"""What the user gave as data: one dataset for all workers, or a function that makes one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.data.checks import refuse_foreign
+from caramel.data.components import Component, components_of, is_dataset
+from caramel.data.serialise import Serialised, serialise
+from caramel.data.source import Source, make_source
+from caramel.errors import CaptureError, CaramelError, InputError, in_one_line
+
+
+@dataclass(frozen=True)
+class Given:
+    """A dataset to train on, before it is known how many workers there are.
+
+    Attributes:
+        element_spec: of its elements.
+        serialised: the dataset's graph for each of N workers, or a list of one if all run the same.
+        own: whether each worker has a dataset of its own.
+        anew: whether every pass makes the dataset anew.
+    """
+
+    element_spec: Any
+    serialised: Callable[[int], list[Serialised]] = field(repr=False)
+    own: bool = False
+    anew: bool = False
+
+    @cached_property
+    def components(self) -> tuple[Component, ...]:
+        """The tensors of an element."""
+        return components_of(self.element_spec)
+
+    def sources(self, workers: int) -> tuple[Source, ...]:
+        """The dataset of each worker, or the one of all.
+
+        Raises:
+            UnsupportedError: it cannot go to another process.
+            CaptureError: it cannot be written as a graph.
+        """
+        found = self.serialised(workers)
+        return tuple(make_source(s, self.components, self.anew, shared=not self.own and workers > 1) for s in found)
+
+
+def given_data(data: Any) -> Given:
+    """What the user passed as ``data``: a tf.data.Dataset or a function (workers, rank) -> tf.data.Dataset.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if is_dataset(data):
+        return Given(data.element_spec, lambda workers: [serialise(data)])
+    if isinstance(data, tf.data.Iterator) or not callable(data):
+        raise InputError(
+            "data must be a tf.data.Dataset, or a function (workers, rank) -> tf.data.Dataset that makes each worker's "
+            f"own, got {type(data).__name__}. (Arrays are fed in Session.run(batches) or Session.step(...))"
+        )
+    first = _called(data, 1, 0)
+
+    def serialised(workers: int) -> list[Serialised]:
+        found = []
+        for rank in range(workers):
+            dataset = _called(data, workers, rank)
+            _check_same(dataset.element_spec, first.element_spec, workers, rank)
+            found.append(serialise(dataset))
+        return found
+
+    return Given(first.element_spec, serialised, own=True)
+
+
+def _called(function: Callable[[int, int], Any], workers: int, rank: int) -> Any:
+    what = f"the function data({workers}, {rank})"
+    try:
+        with tf.init_scope():
+            dataset = function(workers, rank)
+    except CaramelError:
+        raise
+    except Exception as error:  # the user's code raises what it likes
+        raise CaptureError(f"{what} raises {type(error).__name__}: {in_one_line(error)}") from error
+    if not is_dataset(dataset):
+        raise InputError(f"{what} must return the tf.data.Dataset of worker {rank}, got {type(dataset).__name__}")
+    return dataset
+
+
+def _check_same(spec: Any, first: Any, workers: int, rank: int) -> None:
+    mine, theirs = components_of(spec), components_of(first)
+    if len(mine) != len(theirs) or any(
+        a.dtype != b.dtype or (a.shape or ())[1:] != (b.shape or ())[1:] for a, b in zip(mine, theirs)
+    ):
+        raise InputError(
+            f"the dataset of worker {rank} of {workers} has elements {spec}, that of a single worker has {first}: "
+            "they must be alike"
+        )
+
+
+def why_not_on_workers(data: Any) -> str | None:
+    """Why a dataset must be read in this process; None if the workers can run it."""
+    try:
+        given = given_data(data)
+        (serialised,) = given.serialised(1)
+        refuse_foreign(serialised.graph_def)
+        source = make_source(serialised, given.components, anew=False, shared=True)
+    except CaptureError as error:
+        return str(error)
+    return source.differs

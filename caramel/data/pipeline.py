@@ -1,0 +1,158 @@
+"""The input pipelines of all workers, and whether they fit the model and each other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from caramel.data.components import check_inputs
+from caramel.data.given import Given
+from caramel.data.source import Source
+from caramel.data.template import Sharding, Template, make_template
+from caramel.errors import InputError, UnsupportedError
+from caramel.model import Input, Model
+
+SHARDINGS = ("slice", "batches")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How the workers get their inputs.
+
+    Attributes:
+        sharding: which part a worker takes.
+        sources: the dataset of all workers, or one for each.
+        templates: what to do with each source.
+        inputs: the inputs of the step that come from it.
+        always_even: whether all workers always have equally many examples.
+    """
+
+    sharding: Sharding
+    sources: tuple[Source, ...]
+    templates: tuple[Template, ...]
+    inputs: tuple[Input, ...]
+    always_even: bool
+
+    def source(self, rank: int) -> Source:
+        """A worker's dataset."""
+        return self.sources[rank if len(self.sources) > 1 else 0]
+
+    def template(self, rank: int) -> Template:
+        """A worker's pipeline."""
+        return self.templates[rank if len(self.templates) > 1 else 0]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all workers run the same pipeline, and so are at the same position in it."""
+        return self.sharding is not Sharding.OWN
+
+    @property
+    def values(self) -> Mapping[str, np.ndarray]:
+        """What must be loaded before the datasets are made, by key."""
+        return {c.key: c.value for source in self.sources for c in source.constants}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the pipelines; a position in one fits another only if these are equal."""
+        return hashlib.sha256("".join(s.digest for s in self.sources).encode()).hexdigest()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For the plan."""
+        what = {
+            Sharding.SLICE: "every worker runs the pipeline and takes its rows of each batch",
+            Sharding.BATCHES: "every worker runs the pipeline and takes one of every N batches",
+            Sharding.OWN: "every worker runs a pipeline of its own",
+        }[self.sharding]
+        return (f"input: {what}", *dict.fromkeys(note for source in self.sources for note in source.notes))
+
+
+def make_pipeline(given: Given, model: Model, workers: int, sharding: str) -> Pipeline:
+    """Fit a dataset to a model and a number of workers.
+
+    Args:
+        given: what the user gave.
+        model: the single-device step; its inputs say what they take from the dataset.
+        workers: number of workers.
+        sharding: ``"slice"`` or ``"batches"``; of no effect where each worker has a dataset of its own.
+
+    Raises:
+        InputError: the dataset is empty, or does not fit the model or the number of workers.
+        UnsupportedError: it cannot run on the workers.
+    """
+    if sharding not in SHARDINGS:
+        raise InputError(f"sharding must be 'slice' or 'batches', got {sharding!r}")
+    kind = Sharding.OWN if given.own else Sharding(sharding)
+    check_inputs(model.inputs, given.components)
+    inputs = tuple(i for i in model.inputs if i.component is not None)
+    if not inputs:
+        raise InputError("the step uses nothing of the dataset's elements: leave out data=")
+    sources = given.sources(workers)
+    for rank, source in enumerate(sources):
+        if source.cardinality == 0:
+            raise InputError(f"the dataset{f' of worker {rank}' if given.own else ''} is empty: it has no element")
+    if workers > 1:
+        _check_sharding(sources, inputs, kind)
+    _check_static(given, inputs, workers, kind)
+    even = workers == 1 or not any(i.split for i in inputs) or _always_even(given, sources, inputs, workers, kind)
+    return Pipeline(kind, sources, tuple(make_template(s, inputs, kind) for s in sources), inputs, even)
+
+
+def _check_sharding(sources: tuple[Source, ...], inputs: tuple[Input, ...], kind: Sharding) -> None:
+    whole = next((i for i in inputs if not i.split), None)
+    if kind is not Sharding.OWN and sources[0].differs is not None:
+        raise UnsupportedError(
+            f"the workers would not see the same batches: {sources[0].differs}. (Or give each worker a dataset of its "
+            "own: data=function of (workers, rank))"
+        )
+    if whole is None:
+        return
+    if kind is not Sharding.SLICE:
+        raise UnsupportedError(
+            f"input {whole.name!r} is the same for every worker, but the workers take different elements of the "
+            "dataset: use sharding='slice', or feed this input"
+        )
+    if sources[0].random is not None:
+        raise UnsupportedError(
+            f"input {whole.name!r} must be the same for every worker, but {sources[0].random} has no seed: give it one"
+        )
+
+
+def _check_static(given: Given, inputs: tuple[Input, ...], workers: int, kind: Sharding) -> None:
+    """Where the step is made for a fixed number of examples, the dataset must be able to give it to each worker."""
+    for item in inputs:
+        size = item.shape[0] if item.split and item.shape else None
+        batch = _static_batch(given, item)
+        if size is None or batch is None:
+            continue
+        wanted = size * workers if kind is Sharding.SLICE else size
+        if batch != wanted:
+            raise InputError(
+                f"input {item.name!r} takes exactly {size} examples on each worker, so the batches of the dataset must "
+                f"have {wanted}, not {batch}. Build the program for batches of any size (batch without "
+                "drop_remainder, or inputs of shape [None, ...])"
+                + (", or use sharding='batches'" if kind is Sharding.SLICE and batch == size else "")
+            )
+
+
+def _static_batch(given: Given, item: Input) -> int | None:
+    assert item.component is not None
+    shape = given.components[item.component].shape
+    return shape[0] if item.split and shape else None
+
+
+def _always_even(
+    given: Given, sources: tuple[Source, ...], inputs: tuple[Input, ...], workers: int, kind: Sharding
+) -> bool:
+    sizes = {_static_batch(given, i) for i in inputs if i.split}
+    if len(sizes) != 1 or None in sizes:
+        return False
+    if kind is Sharding.SLICE:
+        return all(size is not None and size % workers == 0 for size in sizes)
+    return all(
+        s.is_infinite or (kind is Sharding.BATCHES and s.cardinality > 0 and s.cardinality % workers == 0)
+        for s in sources
+    )

@@ -1,0 +1,221 @@
+"""A dataset made ready for the workers: no values in its graph, no handles of this process, one seed for all.
+
+What TensorFlow writes for a dataset names resources of the process that wrote it, holds arrays as
+constants, and leaves shuffles without a seed to chance. Here the resources become ones of the
+worker's own, large constants become variables of the worker, and shuffles without a seed take one
+that all workers are fed, so that all see the same batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from caramel.data import checks
+from caramel.data.components import Component
+from caramel.data.functions import canonical
+from caramel.data.serialise import Serialised
+from caramel.errors import listed
+from caramel.graph import ops
+from caramel.graph.graph import Graph, NodeDef, node_of
+from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
+
+SEED = "seed"
+"""The placeholder of the seed that all workers share, a positive int64."""
+
+_CONSTANT_BYTES = 1024
+"""As for captured tensors: larger constants travel beside the graph."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A large constant of a pipeline, kept in a variable of each worker.
+
+    Attributes:
+        node: its VarHandleOp in the source's graph.
+        dtype: TensorFlow's name of the element type.
+        value: the array.
+        key: its key among the initial values; the same for equal values.
+    """
+
+    node: str
+    dtype: str
+    value: np.ndarray = field(compare=False, repr=False)
+    key: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset's graph, as it can run on any worker.
+
+    Attributes:
+        graph: its nodes.
+        dataset: the node that is the dataset.
+        components: the tensors of its elements.
+        cardinality: number of elements, or tf.data's INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
+        constants: what must be loaded into variables before the dataset is made.
+        anew: whether every pass makes the dataset anew, as running an iterator's initializer does.
+        draws: how often a pass draws seeds for its shuffles: ``"never"``, ``"once"`` or ``"often"``.
+        differs: why two workers that run it would see different elements; None if they see the same.
+        random: an op that draws other numbers on each worker, or None.
+        notes: what was changed.
+    """
+
+    graph: Graph
+    dataset: str
+    components: tuple[Component, ...]
+    cardinality: int
+    constants: tuple[Constant, ...]
+    anew: bool
+    draws: str
+    differs: str | None
+    random: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the graph; equal for equal pipelines, whatever their data."""
+        return hashlib.sha256(self.graph.to_bytes()).hexdigest()
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether it is known to have no end."""
+        return bool(self.cardinality == tf.data.INFINITE_CARDINALITY)
+
+
+def make_source(serialised: Serialised, components: tuple[Component, ...], anew: bool, shared: bool) -> Source:
+    """Make a serialised dataset ready for the workers.
+
+    Args:
+        serialised: what TensorFlow wrote.
+        components: the tensors of its elements.
+        anew: see `Source`.
+        shared: whether all workers must see the same elements, so that order must not be left to chance.
+
+    Raises:
+        UnsupportedError: an op runs Python or holds something of this process.
+    """
+    graph_def = serialised.graph_def
+    checks.refuse_foreign(graph_def)
+    notes = []
+    if shared:
+        loose = list(_made_deterministic(graph_def))
+        if loose:
+            notes.append(
+                f"input: deterministic=False has no effect ({listed(loose, 3)}), because all workers must see the "
+                "same batches"
+            )
+    result = next(n for n in graph_def.node if n.op == "_Retval")
+    nodes = _with_own_resources([n for n in graph_def.node if n is not result])
+    nodes = _with_seed(nodes)
+    nodes, constants = _without_values(nodes)
+    nodes, library = canonical(nodes, graph_def.library)
+    random = checks.unseeded_random(graph_def)
+    if random is not None:
+        notes.append(f"input: {random} has no seed, so it draws other numbers on each worker")
+    return Source(
+        graph=Graph(nodes, library, graph_def.versions),
+        dataset=node_of(result.input[0]),
+        components=components,
+        cardinality=serialised.cardinality,
+        constants=constants,
+        anew=anew,
+        draws=checks.draws(graph_def.node),
+        differs=checks.why_different(graph_def),
+        random=random,
+        notes=tuple(notes),
+    )
+
+
+def _made_deterministic(graph_def: tf.compat.v1.GraphDef) -> Iterator[str]:
+    """Change, in place, what lets elements come out in any order; names of the ops."""
+    from tensorflow.core.framework import dataset_options_pb2
+
+    for current in _all_nodes(graph_def):
+        changed = False
+        if current.attr["deterministic"].s == b"false" if "deterministic" in current.attr else False:
+            current.attr["deterministic"].s = b"true"
+            changed = True
+        if "sloppy" in current.attr and current.attr["sloppy"].b:
+            current.attr["sloppy"].b = False
+            changed = True
+        if current.op == "OptionsDataset":
+            options = dataset_options_pb2.Options.FromString(current.attr["serialized_options"].s)
+            if options.WhichOneof("optional_deterministic") and not options.deterministic:
+                options.deterministic = True
+                current.attr["serialized_options"].s = options.SerializeToString(deterministic=True)
+                changed = True
+        if changed:
+            yield current.name
+
+
+def _all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[NodeDef]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _with_own_resources(nodes: Iterable[NodeDef]) -> list[NodeDef]:
+    """Handles of this process become requests for a resource of the worker's own."""
+    found = list(nodes)
+    wanted = checks.resource_makers(found)
+    return [node(n.name, wanted[n.name]) if n.name in wanted else n for n in found]
+
+
+def _with_seed(nodes: list[NodeDef]) -> list[NodeDef]:
+    """What shuffles, or draws, without a seed takes the common one, and its own number as the second seed."""
+    graph = Graph(nodes)
+    made = [node(SEED, "Placeholder", dtype=dtype_attribute("int64"), shape=shape_attribute(()))]
+    number = 0
+    for current in nodes:
+        positions = checks.unset_seeds(graph, current)
+        if positions is not None:
+            number += 1
+            second = constant(f"{SEED}_{number}", number, "int64", "")
+            made.append(second)
+            copy = type(current)()
+            copy.CopyFrom(current)
+            copy.input[positions[0]], copy.input[positions[1]] = SEED, second.name
+            current = copy
+        made.append(current)
+    kept = {node_of(text) for n in made for text in n.input}
+    return [n for n in made if n.op != "Const" or n.name in kept]
+
+
+def _without_values(nodes: Iterable[NodeDef]) -> tuple[list[NodeDef], tuple[Constant, ...]]:
+    """Large constants become reads of variables."""
+    made: list[NodeDef] = []
+    constants: list[Constant] = []
+    for current in nodes:
+        tensor = current.attr["value"].tensor if current.op == "Const" else None
+        if tensor is None or tensor.ByteSize() <= _CONSTANT_BYTES:
+            made.append(current)
+            continue
+        value = _array(tensor)
+        dtype = ops.dtype_name(tensor.dtype)
+        handle = f"{current.name}/variable"
+        shape = attr_value_pb2.AttrValue(shape=tensor.tensor_shape)
+        kind = dtype_attribute(dtype)
+        made.append(node(handle, ops.VARIABLE, dtype=kind, shape=shape, container=b"", shared_name=handle.encode()))
+        made.append(node(current.name, "ReadVariableOp", [handle], dtype=kind))
+        constants.append(Constant(handle, dtype, value, f"caramel/input/{_content(tensor)}"))
+    return made, tuple(constants)
+
+
+def _array(tensor: tf.compat.v1.TensorProto) -> np.ndarray:
+    """The value; TensorFlow packs strings in a way that its own `make_ndarray` does not read."""
+    if tensor.dtype != tf.string.as_datatype_enum:
+        return np.asarray(tf.make_ndarray(tensor))
+    with tf.Graph().as_default():
+        parsed = tf.io.parse_tensor(tensor.SerializeToString(), tf.string)
+        with tf.compat.v1.Session() as session:
+            return np.asarray(session.run(parsed))
+
+
+def _content(tensor: tf.compat.v1.TensorProto) -> str:
+    return hashlib.sha256(tensor.SerializeToString(deterministic=True)).hexdigest()[:16]

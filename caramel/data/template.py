@@ -1,0 +1,218 @@
+"""What one worker does with its dataset, as a graph that is copied to each worker.
+
+A worker makes the dataset once (``build``) and keeps it, so that what belongs to it (a cache, the
+state of its shuffles) lasts from pass to pass as on one device. Each pass has an iterator of its own
+(``begin``). ``advance`` takes the next element, cuts out the worker's part and keeps it in a
+variable, from which the step reads: the end of the data, or an error, arises there and never in a
+step, and a worker without data goes on with what it had. Every element carries its number in the
+pass, by which workers find to each other again after an error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.data.components import Component
+from caramel.data.functions import canonical
+from caramel.data.source import Source
+from caramel.graph.graph import Graph
+from caramel.model import Input
+
+v1 = tf.compat.v1
+raw = tf.raw_ops
+
+RANK, WORKERS = "rank", "workers"
+"""Constants that differ from worker to worker, or with the number of workers."""
+
+SOURCE = "source"
+SKIP, START, ELEMENT = "skip", "start", "element"
+BUILD, BEGIN, ADVANCE, COUNTS, CLEAR = "build", "begin", "advance", "counts", "clear"
+SNAPSHOT, FORGET, STATE, ITERATOR = "snapshot", "forget", "state", "iterator"
+"""Names of nodes in the template."""
+
+INDEX, OWN, FIRST_ROWS = 0, 1, 2
+"""Places in ``counts``: number of the element in its pass (-1 at the end), examples of this worker, and
+then for each split input the number of examples in the element that the worker read."""
+
+_IGNORE_STATE = 1
+
+
+class Sharding(enum.Enum):
+    """Which part of the dataset a worker takes."""
+
+    SLICE = "slice"
+    """Its rows of every element."""
+    BATCHES = "batches"
+    """One of every N elements."""
+    OWN = "own"
+    """Every element of a dataset of its own."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A worker's input pipeline.
+
+    Attributes:
+        graph: its nodes, devices and ranks still open.
+        order: the inputs of the step, in the order of the outputs of the node ``element``.
+    """
+
+    graph: Graph
+    order: tuple[Input, ...]
+
+
+def make_template(source: Source, inputs: Sequence[Input], sharding: Sharding) -> Template:
+    """Build a worker's pipeline.
+
+    Args:
+        source: the dataset.
+        inputs: the inputs of the step that come from it.
+        sharding: what a worker takes.
+    """
+    graph = tf.Graph()
+    with graph.as_default():
+        _Builder(source, inputs, sharding).build()
+    graph_def = graph.as_graph_def()
+    nodes, library = canonical(graph_def.node, graph_def.library)
+    return Template(Graph(nodes, library, graph_def.versions), tuple(inputs))
+
+
+class _Builder:
+    def __init__(self, source: Source, inputs: Sequence[Input], sharding: Sharding) -> None:
+        self._source = source
+        self._inputs = inputs
+        self._sharding = sharding
+        spec = [_spec(c) for c in source.components]
+        self._spec = tuple(spec)
+        flat = [tf.TensorSpec([], tf.int64), *spec]
+        self._element = {"output_types": [s.dtype for s in flat], "output_shapes": [s.shape for s in flat]}
+        self._counts = FIRST_ROWS + sum(1 for i in inputs if i.split)
+
+    def build(self) -> None:
+        """Add the nodes to the default graph."""
+        rank = tf.constant(0, tf.int64, name=RANK)
+        workers = tf.constant(1, tf.int64, name=WORKERS)
+        # With a shared_name its functions could use no device but the iterator's own, not even to look up "CPU:0".
+        iterator = raw.IteratorV2(shared_name="", container="", name=ITERATOR, **self._element)
+        self._passes(iterator)
+        held = _variable("held", [])
+        raw.AssignVariableOp(resource=held, value=raw.OptionalNone(), name=CLEAR)
+        start = v1.placeholder_with_default(tf.constant(0, tf.int64), [], name=START)
+        specs = [tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.variant)] + [tf.TensorSpec([], tf.int64)] * 3
+        take = tf.function(self._take, autograph=False).get_concrete_function(*specs)
+        new, counts = take(iterator, _read(held), rank, workers, start)
+        raw.AssignVariableOp(resource=held, value=new, name=ADVANCE)
+        tf.identity(counts, name=COUNTS)
+        raw.OptionalGetValue(optional=_read(held), name=ELEMENT, **self._kept_types())
+        state = _variable(STATE, None)
+        saved = raw.SerializeIterator(resource_handle=iterator, external_state_policy=_IGNORE_STATE)
+        raw.AssignVariableOp(resource=state, value=saved, name=SNAPSHOT)
+        raw.AssignVariableOp(resource=state, value=raw.OptionalNone(), name=FORGET)
+        raw.ReadVariableOp(resource=state, dtype=tf.variant, name=f"{STATE}/read")
+
+    def _passes(self, iterator: Any) -> None:
+        (made,) = tf.import_graph_def(
+            self._source.graph.to_graph_def(), return_elements=[f"{self._source.dataset}:0"], name=SOURCE
+        )
+        kept = _variable("dataset", [])
+        raw.AssignVariableOp(resource=kept, value=made, name=BUILD)
+        skip = v1.placeholder_with_default(tf.constant(0, tf.int64), [], name=SKIP)
+        dataset = tf.data.experimental.from_variant(_read(kept), self._spec)
+        dataset = dataset.skip(skip).enumerate(skip).prefetch(tf.data.AUTOTUNE)
+        raw.MakeIterator(dataset=tf.data.experimental.to_variant(dataset), iterator=iterator, name=BEGIN)
+
+    def _kept_types(self) -> dict[str, Any]:
+        kept = [self._spec[i.component] for i in self._inputs if i.component is not None]
+        return {
+            "output_types": [s.dtype for s in kept],
+            "output_shapes": [_open(s.shape) if i.split else s.shape for i, s in zip(self._inputs, kept)],
+        }
+
+    # -- taking elements ---------------------------------------------------------------------
+
+    def _take(self, iterator: Any, held: Any, rank: Any, workers: Any, start: Any) -> tuple[Any, Any]:
+        """The next element from number ``start`` on: what to keep, and the counts."""
+        first, index = tf.while_loop(
+            lambda _, index: (index >= 0) & (index < start),
+            lambda *_: self._next(iterator),
+            self._next(iterator),
+        )
+        none = tf.concat([[tf.constant(-1, tf.int64)], tf.zeros([self._counts - 1], tf.int64)], 0)
+        if self._sharding is Sharding.BATCHES:
+            mine, is_own = self._rank_th(iterator, first, index, rank, workers)
+        else:
+            mine, is_own = first, tf.constant(True)
+        return tf.cond(  # type: ignore[no-any-return]
+            index >= 0, lambda: self._part(mine, index, is_own, rank, workers), lambda: (tf.identity(held), none)
+        )
+
+    def _next(self, iterator: Any) -> tuple[Any, Any]:
+        """The next element, and its number or -1."""
+        found = raw.IteratorGetNextAsOptional(iterator=iterator, **self._element)
+        index = tf.cond(
+            raw.OptionalHasValue(optional=found),
+            lambda: raw.OptionalGetValue(optional=found, **self._element)[0],
+            lambda: tf.constant(-1, tf.int64),
+        )
+        return found, index
+
+    def _rank_th(self, iterator: Any, first: Any, index: Any, rank: Any, workers: Any) -> tuple[Any, Any]:
+        """Of this element and the N - 1 that follow the one of this worker; the last one if there are fewer."""
+
+        def body(number: Any, mine: Any, is_own: Any, last: Any) -> tuple[Any, Any, Any, Any]:
+            found, index = self._next(iterator)
+            take = (index >= 0) & (number <= rank)
+            mine = tf.cond(take, lambda: tf.identity(found), lambda: tf.identity(mine))
+            return number + 1, mine, is_own | (take & tf.equal(number, rank)), index
+
+        _, mine, is_own, _ = tf.while_loop(
+            lambda number, mine, is_own, last: (last >= 0) & (number < workers),
+            body,
+            (tf.constant(1, tf.int64), first, tf.equal(rank, 0), index),
+        )
+        return mine, is_own
+
+    def _part(self, optional: Any, index: Any, is_own: Any, rank: Any, workers: Any) -> tuple[Any, Any]:
+        _, *components = raw.OptionalGetValue(optional=optional, **self._element)
+        chosen = [(i, components[i.component]) for i in self._inputs if i.component is not None]
+        rows = [tf.shape(tensor, tf.int64)[0] for item, tensor in chosen if item.split]
+        if not rows:
+            return raw.OptionalFromValue(components=[t for _, t in chosen]), tf.stack([index, tf.constant(0, tf.int64)])
+        if self._sharding is Sharding.SLICE:
+            share = rows[0] // workers + tf.cast(rank < rows[0] % workers, tf.int64)
+            begin = rank * (rows[0] // workers) + tf.minimum(rank, rows[0] % workers)
+            kept = [_rows(tensor, begin, share) if item.split else tensor for item, tensor in chosen]
+        else:
+            share = tf.where(is_own, rows[0], tf.constant(0, tf.int64))
+            kept = [tensor for _, tensor in chosen]
+        return raw.OptionalFromValue(components=kept), tf.stack([index, share, *rows])
+
+
+def _rows(tensor: Any, begin: Any, size: Any) -> Any:
+    """A worker's rows; a worker without any gets one that is there, to be weighted by 0."""
+    available = tf.shape(tensor, tf.int64)[0]
+    size = tf.minimum(tf.maximum(size, 1), available)
+    begin = tf.minimum(begin, available - size)
+    return tensor[begin : begin + size]
+
+
+def _spec(component: Component) -> tf.TensorSpec:
+    return tf.TensorSpec(component.shape, tf.as_dtype(component.dtype))
+
+
+def _open(shape: tf.TensorShape) -> tf.TensorShape:
+    """The shape of some of the rows."""
+    return shape if not shape.rank else tf.TensorShape([None, *shape.as_list()[1:]])
+
+
+def _variable(name: str, shape: list[int] | None) -> Any:
+    return raw.VarHandleOp(dtype=tf.variant, shape=tf.TensorShape(shape), shared_name=name, name=f"{name}/variable")
+
+
+def _read(handle: Any) -> Any:
+    return raw.ReadVariableOp(resource=handle, dtype=tf.variant)

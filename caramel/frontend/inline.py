@@ -1,0 +1,280 @@
+"""Inline: the functions that a step calls become part of its graph, so that everything in it has one place.
+
+Calls are replaced by the nodes of their functions. An ``If`` that touches variables becomes both of
+its branches, between Switch and Merge: only the nodes of the branch that is taken run. Loops, and
+branches that only compute, stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from caramel.frontend.recorder import TARGETS_ATTRIBUTE
+from caramel.graph import ops
+from caramel.graph.functions import Body, Library
+from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input, tensor_name
+from caramel.graph.nodes import dtype_attribute, node
+
+_SHAPES = "_output_shapes"
+
+SCOPE_ATTRIBUTE = "_caramel_scope"
+"""Attribute of a node that came out of a function: the prefix of its name."""
+
+
+@dataclass(frozen=True)
+class Inlined:
+    """A graph without calls that can be inlined.
+
+    Attributes:
+        graph: the same computation. A call's name is that of a node that is done when the call is.
+        outputs: for each output ``node:index`` of a call the tensor that has its value.
+    """
+
+    graph: Graph
+    outputs: Mapping[str, str]
+
+    def tensor(self, name: str) -> str:
+        """The tensor that has the value of one of the graph before."""
+        return self.outputs.get(tensor_name(name), name)
+
+
+def inline(graph: Graph) -> Inlined:
+    """Inline calls.
+
+    Args:
+        graph: nodes and the library of the functions that they call.
+    """
+    if not any(_is_inlined(n) for n in graph):
+        return Inlined(graph, {})
+    inliner = _Inliner(graph, Library(graph))
+    for each in graph:
+        inliner.emit(each, "")
+    nodes = inliner.finished()
+    return Inlined(_with_shapes(Graph(nodes, graph.library, graph.versions)), inliner.outputs())
+
+
+def _with_shapes(graph: Graph) -> Graph:
+    """The graph with the static shapes that follow now that arguments are known."""
+    bare = graph.to_graph_def()
+    for each in bare.node:
+        each.attr.pop(_SHAPES, None)
+    with tf.Graph().as_default() as inferred:
+        tf.import_graph_def(bare, name="")
+    known = {n.name: n.attr[_SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if _SHAPES in n.attr}
+    changed = {}
+    for each in graph:
+        if each.name in known:
+            changed[each.name] = type(each)()
+            changed[each.name].CopyFrom(each)
+            changed[each.name].attr[_SHAPES].CopyFrom(known[each.name])
+    return graph.replaced(changed)
+
+
+def _is_inlined(call: NodeDef) -> bool:
+    if call.op in ops.INLINED_CALLS:
+        return True
+    return call.op in ("If", "StatelessIf") and _is_on_bool(call) and _touches_variables(call)
+
+
+def _is_on_bool(branch: NodeDef) -> bool:
+    return ops.dtype_name(branch.attr["Tcond"].type) == "bool"
+
+
+def _touches_variables(call: NodeDef) -> bool:
+    """Whether it takes handles; where it also returns some, they cannot be told apart any more."""
+    takes = any(t == ops.DT_RESOURCE for _, t in ops.input_types(call))
+    return takes and ops.DT_RESOURCE not in ops.output_types(call)
+
+
+class _Inliner:
+    def __init__(self, graph: Graph, library: Library) -> None:
+        self._library = library
+        self._taken = set(graph.nodes)
+        self._nodes: list[NodeDef] = []
+        self._replaced: dict[tuple[str, int], str] = {}  # (call, output) -> tensor
+        self._guards: dict[str, str] = {}  # of nodes in a branch: what must run for them to run
+
+    def emit(self, each: NodeDef, guard: str) -> None:
+        """Add a node, or what it calls.
+
+        Args:
+            each: with inputs as in the new graph, outputs of calls apart.
+            guard: the node without which it must not run; "" for none.
+        """
+        if not _is_inlined(each):
+            self._add(each, guard)
+        elif each.op in ops.INLINED_CALLS:
+            self._call(each, guard)
+        else:
+            self._branch(each, guard)
+
+    def _add(self, each: NodeDef, guard: str) -> str:
+        self._nodes.append(each)
+        if guard:
+            self._guards[each.name] = guard
+        return str(each.name)
+
+    def finished(self) -> list[NodeDef]:
+        """The nodes, with the outputs of calls replaced, and what is in a branch bound to it."""
+        return [self._resolved(each) for each in self._nodes]
+
+    def outputs(self) -> dict[str, str]:
+        """See `Inlined`."""
+        return {tensor_name(format_input(*key)): tensor_name(self._source(*key)) for key in self._replaced}
+
+    def _source(self, name: str, index: int) -> str:
+        while (name, index) in self._replaced:
+            name, index = parse_input(self._replaced[name, index])
+        return format_input(name, index)
+
+    def _resolved(self, each: NodeDef) -> NodeDef:
+        texts = [self._source(*parse_input(text)) for text in each.input]
+        guard = self._guards.get(each.name)
+        if guard is not None and not any(node_of(text) in self._guards or node_of(text) == guard for text in texts):
+            texts.append("^" + guard)
+        if texts == list(each.input):
+            return each
+        copy = type(each)()
+        copy.CopyFrom(each)
+        copy.input[:] = texts
+        return copy
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def _call(self, call: NodeDef, guard: str) -> None:
+        body = self._library.body(call.attr["f"].func.name)
+        scope = self._scope(call.name)
+        controls = [text for text in call.input if text.startswith("^")]
+        if len(controls) > 1:
+            controls = ["^" + self._add(node(scope + "caramel_start", "NoOp", controls, call.device), guard)]
+        arguments = _data(call)
+        self._copy(body, scope, arguments, controls, guard, call.device)
+        results = [_renamed(body, scope, arguments, text) for text in body.results]
+        for index, (text, dtype) in enumerate(zip(results, ops.output_types(call))):
+            self._replaced[call.name, index] = self._with_marks(call, index, scope, text, dtype, guard)
+        after = dict.fromkeys([*(scope + name for name in body.effects), *map(node_of, results)])
+        self._add(node(call.name, "NoOp", [*("^" + name for name in after), *controls], call.device), guard)
+
+    def _with_marks(self, call: NodeDef, index: int, scope: str, text: str, dtype: int, guard: str) -> str:
+        """The result of a call; where it was differentiated, by a node that says so."""
+        marks = _marks_of(call, index)
+        if not marks:
+            return text
+        kind = dtype_attribute(ops.dtype_name(dtype))
+        result = node(f"{scope}caramel_result_{index}", "Identity", [text], call.device, T=kind)
+        result.attr[TARGETS_ATTRIBUTE].list.i.extend(marks)
+        return self._add(result, guard)
+
+    def _scope(self, name: str) -> str:
+        """A prefix that no node has."""
+        scope, number = name + "/", 1
+        while any(taken.startswith(scope) for taken in self._taken):
+            scope, number = f"{name}_{number}/", number + 1
+        self._taken.add(scope)
+        return scope
+
+    def _copy(
+        self, body: Body, scope: str, arguments: Sequence[str], controls: Sequence[str], guard: str, device: str
+    ) -> None:
+        """The nodes of a function under a scope.
+
+        Args:
+            body: the function.
+            scope: prefix of their names.
+            arguments: the tensors that it gets.
+            controls: what those wait for that wait for no other node of the function.
+            guard: the node without which none of them must run; "" for none.
+            device: of those that have none.
+        """
+        passed = set(body.arguments)
+        for inner in body.inner:
+            copy = type(inner)()
+            copy.CopyFrom(inner)
+            copy.name = scope + inner.name
+            copy.device = inner.device or device
+            copy.attr[SCOPE_ATTRIBUTE].s = scope.encode()
+            copy.input[:] = [_renamed(body, scope, arguments, text) for text in inner.input]
+            if all(node_of(text) in passed for text in inner.input):
+                copy.input.extend(text for text in controls if text not in copy.input)
+            _rename_colocation(copy, scope, passed)
+            self.emit(copy, guard)
+
+    # -- branches ----------------------------------------------------------------------------
+
+    def _branch(self, branch: NodeDef, guard: str) -> None:
+        scope = self._scope(branch.name)
+        condition, *arguments = _data(branch)
+        controls = [text for text in branch.input if text.startswith("^")]
+        device = branch.device
+        boolean = dtype_attribute("bool")
+        switch = node(scope + "caramel/switch", "Switch", [condition, condition, *controls], device, T=boolean)
+        self._add(switch, guard)
+        sides, ends = [], []
+        for number, key in enumerate(("else", "then")):
+            inside, own = f"{scope}{key}/", f"{scope}caramel/{key}/"
+            chosen = format_input(switch.name, number)
+            pivot = self._add(node(own + "pivot", "Identity", [chosen], device, T=boolean), guard)
+            body = self._library.body(branch.attr[f"{key}_branch"].func.name)
+            self._copy(body, inside, arguments, (), pivot, device)
+            sides.append((own, pivot, [_renamed(body, inside, arguments, text) for text in body.results]))
+            after = ["^" + inside + name for name in body.effects]
+            ends.append(self._add(node(own + "done", "Identity", [pivot, *after], device, T=boolean), pivot))
+        for index, dtype in enumerate(ops.output_types(branch)):
+            self._replaced[branch.name, index] = self._merged(scope, index, ops.dtype_name(dtype), sides, branch, guard)
+        self._add(node(branch.name, "Merge", ends, device, T=boolean, N=2), guard)
+
+    def _merged(
+        self,
+        scope: str,
+        index: int,
+        dtype: str,
+        sides: Sequence[tuple[str, str, Sequence[str]]],
+        branch: NodeDef,
+        guard: str,
+    ) -> str:
+        """The result of the branch that was taken."""
+        kind = dtype_attribute(dtype)
+        # A result may come from outside the branch, so it is bound to the branch by a node of its own.
+        ends = [
+            self._add(node(f"{own}result_{index}", "Identity", [results[index]], branch.device, T=kind), pivot)
+            for own, pivot, results in sides
+        ]
+        merge = node(f"{scope}caramel/result_{index}", "Merge", ends, branch.device, T=kind, N=len(ends))
+        if marks := _marks_of(branch, index):
+            merge.attr[TARGETS_ATTRIBUTE].list.i.extend(marks)
+        return self._add(merge, guard)
+
+
+def _marks_of(call: NodeDef, index: int) -> list[int]:
+    """Marks of an output of a call, for a node whose only output it becomes."""
+    if TARGETS_ATTRIBUTE not in call.attr:
+        return []
+    marks = list(call.attr[TARGETS_ATTRIBUTE].list.i)
+    return [value for number, output in zip(marks[::2], marks[1::2]) if output == index for value in (number, 0)]
+
+
+def _data(call: NodeDef) -> list[str]:
+    return [text for text in call.input if not text.startswith("^")]
+
+
+def _renamed(body: Body, scope: str, arguments: Sequence[str], text: str) -> str:
+    """The tensor or control input of the new graph for one of the function."""
+    name, index = parse_input(text)
+    if name not in body.arguments:
+        return format_input(scope + name, index)
+    given = arguments[body.arguments.index(name)]
+    return given if index >= 0 else "^" + node_of(given)
+
+
+def _rename_colocation(copy: NodeDef, scope: str, passed: set[str]) -> None:
+    if "_class" not in copy.attr:
+        return
+    targets = [value.decode().removeprefix("loc:@") for value in copy.attr["_class"].list.s]
+    kept = [f"loc:@{scope}{target}".encode() for target in targets if target not in passed]
+    if kept:
+        copy.attr["_class"].list.s[:] = kept
+    else:
+        del copy.attr["_class"]

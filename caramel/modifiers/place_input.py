@@ -1,0 +1,180 @@
+"""Place input: each worker's pipeline on its host, and the step's inputs read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from caramel.data import template as names
+from caramel.data.functions import merged
+from caramel.data.pipeline import Pipeline
+from caramel.data.source import SEED
+from caramel.graph.devices import Device, host_of
+from caramel.graph.graph import Graph, NodeDef, format_input, parse_input
+from caramel.graph.nodes import constant, dtype_attribute, dtypes_attribute, group, node, shape_attribute
+from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.state import RESTORE_PREFIX, Saved
+from caramel.signature import DataSignature
+
+LOAD = "caramel/input/load"
+RESTORE = "caramel/input/restore"
+POSITION = "caramel/input/position"
+"""Also the checkpoint key of where the data was; what the numbers are: `caramel.runtime.worker_data`."""
+
+POSITION_SIZE = 6
+DIGEST = "caramel/input/digest"
+
+
+def input_name(rank: int, name: str) -> str:
+    """Name of a node of a worker's pipeline."""
+    return own_name(rank, f"input/{name}")
+
+
+def state_key(rank: int) -> str:
+    """Checkpoint key of the state of a worker's iterator."""
+    return own_name(rank, "input")
+
+
+def place_input(distributed: DistributedGraph, pipeline: Pipeline, devices: Sequence[str]) -> DistributedGraph:
+    """Copy the pipelines to the workers' hosts and let the steps' inputs read what they keep.
+
+    Args:
+        distributed: the replicas, with placeholders.
+        pipeline: the pipelines.
+        devices: device of each rank.
+
+    Returns:
+        The graph in which no placeholder is left for what comes from the dataset.
+    """
+    added: list[tuple[NodeDef, Role]] = []
+    changed: dict[str, NodeDef] = {}
+    for rank, text in enumerate(devices):
+        template = pipeline.template(rank)
+        host = str(host_of(Device.parse(text)))
+        role = Role(Purpose.INPUT, rank)
+        added += [(_copy(n, rank, len(devices), host), role) for n in template.graph]
+        for position, item in enumerate(template.order):
+            name = replica_name(rank, item.node)
+            source = format_input(input_name(rank, names.ELEMENT), position)
+            device = distributed.graph[name].device
+            changed[name] = node(name, "Identity", [source], device, T=dtype_attribute(item.dtype))
+    placed = distributed.extended(added, changed)
+    library = merged(placed.graph.library, *(t.graph.library for t in pipeline.templates))
+    return DistributedGraph(Graph(placed.graph, library, placed.graph.versions), placed.roles)
+
+
+def _copy(original: NodeDef, rank: int, workers: int, host: str) -> NodeDef:
+    name = input_name(rank, original.name)
+    if original.name in (names.RANK, names.WORKERS):
+        return constant(name, rank if original.name == names.RANK else workers, "int64", host)
+    made = type(original)()
+    made.CopyFrom(original)
+    made.name = name
+    made.device = host
+    del made.input[:]
+    for text in original.input:
+        producer, index = parse_input(text)
+        made.input.append(format_input(input_name(rank, producer), index))
+    for key in ("_class", "_output_shapes"):
+        made.attr.pop(key, None)
+    if "shared_name" in made.attr and made.attr["shared_name"].s:  # without one a resource has the node's own name
+        made.attr["shared_name"].s = name.encode()
+    return made
+
+
+def saved_position(pipeline: Pipeline, devices: Sequence[str]) -> tuple[Sequence[tuple[NodeDef, Role]], list[Saved]]:
+    """What a checkpoint keeps of the position in the data: nodes to add, and what to save under which key."""
+    host = str(host_of(Device.parse(devices[0])))
+    zeros = constant(f"{POSITION}/none", [0] * POSITION_SIZE, "int64", host)
+    attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute([POSITION_SIZE])}
+    position = node(POSITION, "PlaceholderWithDefault", [zeros.name], host, **attributes)
+    digest = constant(DIGEST, pipeline.digest.encode(), "string", host)
+    ranks = [0] if pipeline.shared else range(len(devices))
+    saved = [Saved(POSITION, position.name, "int64"), Saved(DIGEST, digest.name, "string")]
+    saved += [Saved(state_key(rank), input_name(rank, f"{names.STATE}/read"), "variant") for rank in ranks]
+    return [(made, Role(Purpose.STATE, 0)) for made in (zeros, position, digest)], saved
+
+
+def add_input_state(distributed: DistributedGraph, pipeline: Pipeline, devices: Sequence[str]) -> DistributedGraph:
+    """Add the ops that load the pipelines' constants and that put iterators where a checkpoint says.
+
+    Args:
+        distributed: the graph with pipelines and state.
+        pipeline: the pipelines.
+        devices: device of each rank.
+    """
+    hosts = [str(host_of(Device.parse(d))) for d in devices]
+    added: list[tuple[NodeDef, Role]] = []
+    wanted = [(rank, c) for rank in range(len(devices)) for c in pipeline.source(rank).constants]
+    keys = {c.key: c.dtype for _, c in wanted}
+    read = _read_checkpoint(added, LOAD, keys, hosts[0])
+    done = []
+    for number, (rank, c) in enumerate(wanted):
+        handle = input_name(rank, f"{names.SOURCE}/{c.node}")
+        name, kind = f"{LOAD}_ops/assign_{number}", dtype_attribute(c.dtype)
+        made = node(name, "AssignVariableOp", [handle, read[c.key]], hosts[rank], dtype=kind)
+        added.append((made, Role(Purpose.STATE, rank)))
+        done.append(name)
+    added.append((group(LOAD, done, hosts[0]), Role(Purpose.STATE, 0)))
+    states = {state_key(rank): "variant" for rank in ([0] if pipeline.shared else range(len(devices)))}
+    read = _read_checkpoint(added, RESTORE, states, hosts[0])
+    done = []
+    for rank, host in enumerate(hosts):
+        inputs = [input_name(rank, names.ITERATOR), read[state_key(0 if pipeline.shared else rank)]]
+        done.append(f"{RESTORE}_ops/iterator_{rank}")
+        added.append((node(done[-1], "DeserializeIterator", inputs, host), Role(Purpose.STATE, rank)))
+    added.append((group(RESTORE, done, hosts[0]), Role(Purpose.STATE, 0)))
+    return distributed.extended(added)
+
+
+def _read_checkpoint(
+    added: list[tuple[NodeDef, Role]], scope: str, dtypes: dict[str, str], host: str
+) -> dict[str, str]:
+    """Nodes on worker 0 that read the keys; the tensor of each."""
+    if not dtypes:
+        return {}
+    keys = constant(f"{scope}_ops/keys", np.array([k.encode() for k in dtypes], dtype=object), "string", host)
+    slices = constant(f"{scope}_ops/slices", np.array([b""] * len(dtypes), dtype=object), "string", host)
+    inputs = [RESTORE_PREFIX, keys.name, slices.name]
+    read = node(f"{scope}_ops/read", "RestoreV2", inputs, host, dtypes=dtypes_attribute(dtypes.values()))
+    added += [(made, Role(Purpose.STATE, 0)) for made in (keys, slices, read)]
+    return {key: format_input(read.name, position) for position, key in enumerate(dtypes)}
+
+
+def data_signature(pipeline: Pipeline, workers: int) -> DataSignature:
+    """The names of what `place_input` and `add_input_state` emitted."""
+    ranks = range(workers)
+
+    def everywhere(name: str, suffix: str = "") -> tuple[str, ...]:
+        return tuple(input_name(rank, name) + suffix for rank in ranks)
+
+    split = [i for i in pipeline.inputs if i.split]
+    return DataSignature(
+        sharding=pipeline.sharding.value,
+        anew=any(s.anew for s in pipeline.sources),
+        infinite=any(s.is_infinite for s in pipeline.sources),
+        draws=max((s.draws for s in pipeline.sources), key=("never", "once", "often").index),
+        length=max(s.cardinality for s in pipeline.sources)
+        if all(s.cardinality >= 0 for s in pipeline.sources)
+        else None,
+        inputs=tuple(i.name for i in pipeline.inputs),
+        split=tuple(i.name for i in split),
+        rows=tuple(i.shape[0] if i.shape else None for i in split),
+        seed=everywhere(f"{names.SOURCE}/{SEED}", ":0"),
+        skip=everywhere(names.SKIP, ":0"),
+        start=everywhere(names.START, ":0"),
+        load=LOAD,
+        build=everywhere(names.BUILD),
+        clear=everywhere(names.CLEAR),
+        begin=everywhere(names.BEGIN),
+        advance=everywhere(names.ADVANCE),
+        counts=everywhere(names.COUNTS, ":0"),
+        snapshot=everywhere(names.SNAPSHOT)[: 1 if pipeline.shared else workers],
+        forget=everywhere(names.FORGET)[: 1 if pipeline.shared else workers],
+        restore=RESTORE,
+        position=f"{POSITION}:0",
+        position_key=POSITION,
+        digest=pipeline.digest,
+        digest_key=DIGEST,
+    )

@@ -1,0 +1,78 @@
+"""Seeds: each worker draws random numbers of its own, inside functions, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef
+
+GOLDEN_RATIO_32 = 0x9E3779B9
+"""2**32 divided by the golden ratio, odd: multiples of it are far apart modulo 2**32."""
+
+_SEED_BITS = 63
+
+
+def offset_seed(made: NodeDef, rank: int) -> None:
+    """Another stream for each rank; (0, 0) asks for a seed from the system and stays."""
+    seed, seed2 = made.attr["seed"].i, made.attr["seed2"].i
+    if rank == 0 or (seed == 0 and seed2 == 0):
+        return
+    shifted = (seed2 + rank * GOLDEN_RATIO_32) % (1 << _SEED_BITS)
+    made.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
+
+
+class DrawingFunctions:
+    """The functions of a graph in which random numbers are drawn.
+
+    Workers share all other functions. Of these every worker but the first has copies, with seeds of
+    its own.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._library = Library(graph)
+        self._names = frozenset(name for name in self._library.names if self._draws(name))
+
+    def _draws(self, name: str) -> bool:
+        inner = self._library.body(name).inner
+        nested = (called for node in inner for called in self._library.all_called(node))
+        everything = [*inner, *(n for called in nested for n in self._library.body(called).inner)]
+        return any(ops.is_seeded_random(n) for n in everything if n.op not in self._library)
+
+    def renamed(self, node: NodeDef, rank: int) -> NodeDef:
+        """Let a worker's node, which is changed, call that worker's functions."""
+        if rank > 0 and self._names:
+            for value in node.attr.values():
+                for function in [value.func] if value.HasField("func") else value.list.func:
+                    if function.name in self._names:
+                        function.name = _copy_name(function.name, rank)
+        return node
+
+    def library(self, workers: int) -> Any:
+        """The graph's functions, and the copies."""
+        if not self._names:
+            return self._graph.library
+        library = type(self._graph.library)()
+        library.CopyFrom(self._graph.library)
+        for rank in range(1, workers):
+            for name in self._library.names:
+                if name in self._names:
+                    library.function.append(self._copied(name, rank))
+        return library
+
+    def _copied(self, name: str, rank: int) -> Any:
+        original = self._library.definition(name)
+        copy = type(original)()
+        copy.CopyFrom(original)
+        copy.signature.name = _copy_name(name, rank)
+        for node in copy.node_def:
+            self.renamed(node, rank)
+            if node.op not in self._library and ops.is_seeded_random(node):
+                offset_seed(node, rank)
+        return copy
+
+
+def _copy_name(name: str, rank: int) -> str:
+    return f"{name}_worker_{rank}"

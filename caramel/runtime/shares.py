@@ -1,0 +1,56 @@
+"""What the workers' pipelines say of an element: does the step take it, and how many examples has each worker?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from caramel.data.template import FIRST_ROWS, INDEX, OWN
+from caramel.errors import DataError
+from caramel.signature import Signature
+
+
+def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: str) -> tuple[int, ...]:
+    """The number of examples of each worker; all 0 where no input is split.
+
+    Args:
+        signature: what the step takes.
+        counts: what each worker says of its element.
+        batch: the element, for messages.
+
+    Raises:
+        DataError: the step cannot take it.
+    """
+    data = signature.data
+    assert data is not None
+    if not data.split:
+        return (0,) * signature.workers
+    for rank, found in enumerate(counts):
+        if found[INDEX] >= 0 and len(set(found[FIRST_ROWS:].tolist())) > 1:
+            sizes = ", ".join(f"{name!r} {rows}" for name, rows in zip(data.split, found[FIRST_ROWS:].tolist()))
+            raise DataError(f"{batch} has different numbers of examples on worker {rank}: {sizes}")
+    shares = tuple(int(found[OWN]) for found in counts)
+    rows = {int(found[FIRST_ROWS]) for found in counts}
+    if data.sharding == "slice" and len(rows) > 1:
+        raise DataError(f"the workers read different data: {batch} has {sorted(rows)} examples on different workers")
+    if sum(shares) == 0:
+        raise DataError(f"{batch} has no example")
+    for name, wanted in zip(data.split, data.rows):
+        if wanted is not None and any(share != wanted for share in shares):
+            raise DataError(
+                f"input {name!r} takes exactly {wanted} examples on each worker, but {batch} gives {list(shares)}: "
+                "use batches of one size (drop_remainder=True)"
+            )
+    _check_weights(signature, shares, batch)
+    return shares
+
+
+def _check_weights(signature: Signature, shares: Sequence[int], batch: str) -> None:
+    if signature.weights or signature.workers == 1:
+        return
+    if min(shares) == 0 or (signature.reduction == "mean" and len(set(shares)) > 1):
+        raise DataError(
+            f"{batch} gives the workers {list(shares)} examples: use batches of one size that divide evenly "
+            "(drop_remainder=True), or make the model with uneven_batches='weight'"
+        )

@@ -1,0 +1,322 @@
+"""The workers' input pipelines while they run: passes, the end of data, errors, and the position in the input.
+
+Everything here runs between steps, and each worker takes its elements in a run of its own, at the
+same time as the others: where one fails, TensorFlow cancels what else is in the same run, and an
+iterator that was cancelled is of no use any more. Elements carry their number, so that workers find
+to each other again after an error.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from caramel.data.template import INDEX
+from caramel.errors import DataError, EndOfData, StepError
+from caramel.runtime.checkpoint import open_checkpoint
+from caramel.runtime.executor import Run
+from caramel.runtime.shares import checked_shares
+from caramel.signature import DataSignature, Signature
+
+RunEach = Callable[[Sequence[Run]], list[list[np.ndarray] | StepError]]
+"""See `Executor.run_each`."""
+
+_SEEDS = 2**62
+_FAR = 2**62
+_MOST_FAILURES = 1000
+"""Elements that may fail in a pass that is only read to get at the next one."""
+
+_ENDED, _GOING, _AFTER_ERROR = 0, 1, 2
+"""What a pass is doing, in the saved position."""
+
+
+class WorkerData:
+    """The position of all workers in their data.
+
+    Args:
+        signature: names in the distributed graph.
+        run_each: runs it, for several workers at once.
+    """
+
+    def __init__(self, signature: Signature, run_each: RunEach) -> None:
+        assert signature.data is not None
+        self._signature = signature
+        self._names: DataSignature = signature.data
+        self._workers = signature.workers
+        self._stride = self._workers if self._names.sharding == "batches" else 1
+        self._shared = self._names.sharding != "own"
+        self._run_each = run_each
+        self._seed = 1 + secrets.randbelow(_SEEDS)
+        self._built = False
+        self._passes = 0
+        self._taken = 0
+        self._state = _ENDED
+        self._found: dict[int, np.ndarray] = {}  # after an error: what a worker has that is ahead of the others
+        self._must_replay = False
+        self._has_element = [False] * self._workers
+        self._run([*self._names.clear, *self._names.forget], {})
+
+    # -- going on ----------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Let the next element be the first of a new pass."""
+        self._state = _ENDED
+
+    def advance(self) -> tuple[int, ...]:
+        """Take the next element, for the next step.
+
+        Returns:
+            The number of examples of each worker; all 0 where no input is split.
+
+        Raises:
+            EndOfData: this pass has no further element; the next one begins a new pass.
+            DataError: a pipeline failed, or gave what the step cannot take.
+        """
+        if self._state == _ENDED:
+            self._begin()
+        counts = self._take_after_error() if self._state == _AFTER_ERROR else self._take_together()
+        self._check_position(counts)
+        return checked_shares(self._signature, counts, f"batch {self._taken - self._stride} of the data")
+
+    def _build(self) -> None:
+        seed = self._seed + (self._passes if self._names.anew else 0)
+        with self._explaining("cannot be made"):
+            self._run(self._names.build, {name: np.int64(seed) for name in self._names.seed})
+        self._built = True
+
+    def _begin(self, skip: int = 0) -> None:
+        """Begin a pass."""
+        if self._must_replay:
+            self._skipped_to(self._passes, 0, _ENDED)
+        if not self._built or self._names.anew:
+            self._build()
+        self._must_replay = self._passes > 0 and not self._names.anew  # if it fails, some workers may have begun
+        with self._explaining("cannot begin a pass"):
+            self._run(self._names.begin, {name: np.int64(skip) for name in self._names.skip} if skip else {})
+        self._must_replay = False
+        self._passes += 1
+        self._taken = skip
+        self._state = _GOING
+        self._found = {}
+
+    def _run(self, targets: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
+        """Run ops of all workers together."""
+        (result,) = self._run_each([([], targets, feeds)])
+        if isinstance(result, StepError):
+            raise result
+
+    def _take(self, ranks: Sequence[int], start: int = 0) -> list[np.ndarray | StepError]:
+        """The counts of some workers' next elements from number ``start`` on, or why there are none."""
+        names = self._names
+        runs = [
+            ([names.counts[r]], [names.advance[r]], {names.start[r]: np.int64(start)} if start else {}) for r in ranks
+        ]
+        return [r if isinstance(r, StepError) else r[0] for r in self._run_each(runs)]
+
+    def _take_together(self) -> list[np.ndarray]:
+        try:
+            results = self._take(range(self._workers))
+        except BaseException:  # interrupted, or a worker is silent: who took what is not known
+            self._taken += self._stride
+            self._state = _AFTER_ERROR
+            raise
+        counts = []
+        for result in results:
+            if isinstance(result, StepError):
+                raise self._missed(result, _GOING if self._stride == 1 else _AFTER_ERROR) from result
+            counts.append(result)
+        return counts
+
+    def _missed(self, error: StepError, state: int) -> DataError:
+        """Leave out what failed; the pass goes on after it.
+
+        Every worker has tried the same element then; of N elements it is not known how far each has come.
+        """
+        failed = self._failed(error)
+        self._taken += self._stride
+        self._state = state
+        return failed
+
+    def _failed(self, error: StepError) -> DataError:
+        last = self._taken + self._stride - 1
+        which = f"batch {self._taken}" if self._stride == 1 else f"one of the batches {self._taken} to {last}"
+        return DataError(
+            f"the input pipeline failed at {which} of pass {self._passes - 1}: {error}. No step has run and no "
+            "variable has changed; the next step goes on with what follows"
+        )
+
+    def _take_after_error(self) -> list[np.ndarray]:
+        """Move each worker to the first element that follows what failed, and all to the same one."""
+        start, errors = self._taken, []
+        while True:
+            for rank in range(self._workers):
+                if rank not in self._found or self._found[rank][INDEX] < start:
+                    errors += self._search(rank, start)
+            positions = [_position(self._found[rank]) for rank in range(self._workers)]
+            if not self._shared or len(set(positions)) == 1:
+                break
+            start = max(positions)
+        if errors and max(positions) > self._taken:  # not only what had failed already; what was found stays
+            raise self._failed(errors[-1]) from errors[-1]
+        counts = [self._found[rank] for rank in range(self._workers)]
+        self._found, self._state = {}, _GOING
+        return counts
+
+    def _search(self, rank: int, start: int) -> list[StepError]:
+        """Find one worker's next element from number ``start`` on; what failed on the way."""
+        errors: list[StepError] = []
+        while len(errors) <= self._stride:
+            (result,) = self._take([rank], start)
+            if not isinstance(result, StepError):
+                self._found[rank] = _ended(result) if result[INDEX] < 0 else result
+                return errors
+            errors.append(result)
+        raise self._missed(errors[-1], _AFTER_ERROR) from errors[-1]
+
+    # -- what was taken ----------------------------------------------------------------------
+
+    def _check_position(self, counts: Sequence[np.ndarray]) -> None:
+        """Whether there is an element, and the same one for all."""
+        positions = [_position(c) for c in counts]
+        if self._shared and len(set(positions)) > 1:
+            shown = ", ".join(f"worker {r} " + _where(p) for r, p in enumerate(positions))
+            self._state = _ENDED
+            raise DataError(
+                f"the workers read different data: {shown}. Their pipelines must give the same batches: do all see the "
+                "same files?"
+            )
+        going = [p for p in positions if p < _FAR]
+        if not going:
+            self._state = _ENDED
+            if self._taken == 0:
+                raise DataError("the dataset is empty: a pass over it gives no element")
+            raise EndOfData(f"pass {self._passes - 1} over the data has ended; the next step begins another")
+        self._taken = max(going) + self._stride
+        for rank, position in enumerate(positions):
+            self._has_element[rank] = self._has_element[rank] or position < _FAR
+            if not self._has_element[rank]:
+                raise DataError(f"the dataset of worker {rank} is empty: each worker needs at least one element")
+
+    # -- saving and restoring ----------------------------------------------------------------
+
+    @contextmanager
+    def saved_position(self) -> Iterator[Mapping[str, np.ndarray]]:
+        """What to feed to `save`, with the iterators' positions put down for it meanwhile.
+
+        At the end of a pass the next one begins first, because iterators at their end do not say how far
+        their shuffles' seeds have come.
+        """
+        has_state = self._passes > 0 and not self._found
+        if has_state:
+            try:
+                if self._state == _ENDED or (self._names.length is not None and self._taken >= self._names.length):
+                    self._begin()
+                self._run(self._names.snapshot, {})
+            except (StepError, DataError) as error:
+                has_state = False
+                warnings.warn(
+                    f"the pipeline's position cannot be saved as it is ({error}); restoring will pass over the batches "
+                    "that were taken",
+                    stacklevel=4,
+                )
+        numbers = [self._seed, self._passes, self._taken, self._state, int(has_state), self._workers]
+        try:
+            yield {self._names.position: np.array(numbers, np.int64)}
+        finally:
+            if has_state:
+                self._run(self._names.forget, {})
+
+    def restore(self, prefix: str | None) -> None:
+        """Go on where a checkpoint was written, or start the data anew if it does not say.
+
+        Args:
+            prefix: the checkpoint; None if it holds the program's objects only.
+        """
+        self._built, self._passes, self._taken, self._state = False, 0, 0, _ENDED
+        self._found, self._must_replay = {}, False
+        reader = None if prefix is None else open_checkpoint(prefix)
+        if reader is None or prefix is None or not reader.has_tensor(self._names.position_key):
+            return
+        seed, passes, taken, state, has_state, workers = reader.get_tensor(self._names.position_key).tolist()
+        self._seed = seed
+        if passes == 0:
+            return
+        fits = has_state and reader.get_tensor(self._names.digest_key).decode() == self._names.digest
+        if not self._shared:
+            self._keep_something()
+            if workers != self._workers:  # other datasets: each worker passes over its share of what was seen
+                fits, taken = False, taken * workers // self._workers
+        if fits and self._restored_iterators(prefix, passes):
+            # An iterator that has read its dataset to the end, some elements ahead, does not say any more how far
+            # the seeds of its shuffles have come.
+            self._must_replay = taken > 0 and not self._names.anew and self._names.draws != "never"
+        else:
+            self._skipped_to(passes, taken, state)
+        self._passes, self._taken, self._state = passes, taken, state
+
+    def _keep_something(self) -> None:
+        """Let workers have an element, in case theirs end before the others'."""
+        self._begin()
+        for rank, result in enumerate(self._take(range(self._workers))):
+            self._has_element[rank] = not isinstance(result, StepError) and bool(result[INDEX] >= 0)
+        self._built, self._passes = False, 0
+
+    def _restored_iterators(self, prefix: str, passes: int) -> bool:
+        self._passes = passes - 1
+        self._begin()
+        try:
+            path = np.array(os.path.abspath(prefix).encode(), dtype=object)
+            self._run([self._names.restore], {self._signature.restore_prefix: path})
+        except StepError as error:
+            warnings.warn(f"the pipeline's position cannot be restored as it was ({error}); passing over", stacklevel=5)
+            return False
+        return True
+
+    def _skipped_to(self, passes: int, taken: int, state: int) -> None:
+        """Begin as many passes, because the seeds of shuffles go on from one to the next; leave out what was taken."""
+        self._built, self._must_replay = False, False
+        same = self._names.anew or self._names.draws == "never"
+        for number in range(passes - 1 if same else 0, passes):
+            self._passes = number
+            is_over = number < passes - 1 or state == _ENDED
+            self._begin(0 if is_over else taken)
+            if is_over and self._names.draws == "often" and not same:
+                for rank in range(self._workers):
+                    self._read_to_end(rank)
+        self._state = state
+
+    def _read_to_end(self, rank: int) -> None:
+        """One worker's pass to its end, elements that fail included."""
+        for _ in range(_MOST_FAILURES):
+            (result,) = self._take([rank], _FAR)
+            if not isinstance(result, StepError):
+                return
+        raise DataError(f"the input pipeline of worker {rank} fails again and again")
+
+    @contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except StepError as error:
+            raise DataError(f"the input pipeline {what}: {error}. No step has run") from error
+
+
+def _position(counts: np.ndarray) -> int:
+    """Number of the element; far away at the end."""
+    return int(counts[INDEX]) if counts[INDEX] >= 0 else _FAR
+
+
+def _ended(counts: np.ndarray) -> np.ndarray:
+    """Counts of a worker at its end, which no search can pass."""
+    found = counts.copy()
+    found[INDEX] = _FAR
+    return found
+
+
+def _where(position: int) -> str:
+    return "is at the end" if position >= _FAR else f"is at batch {position}"

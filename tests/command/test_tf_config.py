@@ -1,0 +1,208 @@
+"""The command on a cluster that TF_CONFIG describes, with real processes in a network of their own."""
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+ADDRESSES = ["127.0.0.1:2222", "127.0.0.1:2223"]
+CHIEF = {"chief": ADDRESSES[:1], "worker": ADDRESSES[1:]}
+PLAIN = {"worker": ADDRESSES}
+
+PROGRAM = """
+    import time
+    import numpy as np
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+
+    def batches():
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            x = rng.normal(size=(6, 3)).astype(np.float32)
+            yield x, x @ np.array([1, 2, 3], np.float32)
+
+    def slow():
+        while True:
+            yield from batches()
+            time.sleep(0.05)
+
+    def program(data=batches):
+        w = tf.Variable(tf.zeros([3]), name="w")
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        specs = [tf.TensorSpec([None, 3], name="x"), tf.TensorSpec([None], name="y")]
+        return {"step": step, "inputs": specs, "data": data()}
+
+    def endless():
+        return program(slow)
+"""
+
+
+def tf_config(cluster, task):
+    kind, index = task
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+def caramel(network, *arguments, task=("chief", 0), cluster=CHIEF, **options):
+    return network.run("-m", "caramel.cli", *arguments, environment=tf_config(cluster, task), **options)
+
+
+@pytest.fixture
+def program(write):
+    return write(PROGRAM)
+
+
+def run(program, *options, entry="program"):
+    return ["run", f"{program}:{entry}", "--workers", 2, "--cluster", "tf-config", *options]
+
+
+def losses(result):
+    assert result.returncode == 0, result.stderr
+    return re.search(r"loss (\S+ -> \S+)", result.stdout)[1]
+
+
+def listeners(network):
+    """TCP ports on which something listens in the network."""
+    out = network.run("-c", "print(open('/proc/net/tcp').read() + open('/proc/net/tcp6').read())").stdout
+    rows = [line.split() for line in out.splitlines()]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == "0A"}
+
+
+@pytest.mark.parametrize(("cluster", "tasks"), [(CHIEF, ["chief", "worker"]), (PLAIN, ["worker", "worker"])])
+def test_the_driver_brings_the_server_of_task_0(network, program, command, cluster, tasks):
+    index = 0 if cluster is CHIEF else 1
+    worker = network.serve(environment=tf_config(cluster, (tasks[1], index)))
+    described = {"cluster": {**cluster, "ps": ["127.0.0.1:9"]}, "task": {"type": tasks[0], "index": 0}}
+    results = [
+        network.run("-m", "caramel.cli", *run(program), environment={"TF_CONFIG": json.dumps(described)})
+        for _ in range(2)  # the worker's server stays for the next
+    ]
+    expected = losses(command("run", f"{program}:program", "--workers", 2))
+    assert [losses(result) for result in results] == [expected, expected]
+    assert "note: TF_CONFIG: the job 'ps' (127.0.0.1:9) takes no part" in results[0].stderr
+    assert "anyone who reaches 127.0.0.1:2222 can run any graph" in results[0].stderr
+    assert worker.poll() is None
+    assert 2223 in listeners(network)
+    assert 2222 not in listeners(network)
+
+
+def test_a_server_of_task_0_that_runs_already_is_used_and_stays(network, program):
+    servers = [
+        network.serve(environment=tf_config(CHIEF, ("chief", 0))),
+        network.serve("--cluster", ",".join(ADDRESSES), "--task", 1),
+    ]
+    assert losses(caramel(network, *run(program)))
+    assert [server.poll() for server in servers] == [None, None]
+    assert {2222, 2223} <= listeners(network)
+
+
+def test_another_task_does_not_drive(network, program):
+    result = caramel(network, *run(program), task=("worker", 0))
+    assert result.returncode == 1
+    assert "task 1 of the cluster (127.0.0.1:2223), and task 0 (127.0.0.1:2222) drives it" in result.stderr
+    assert "run `caramel worker` here" in result.stderr
+
+
+def wait_for(condition, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return condition()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_server_ends_with_the_driver(network, program, number):
+    worker = network.serve(environment=tf_config(CHIEF, ("worker", 0)))
+    arguments = run(program, entry="endless")
+    driver = network.start("-m", "caramel.cli", *arguments, environment=tf_config(CHIEF, ("chief", 0)))
+    assert wait_for(lambda: 2222 in listeners(network)), driver.communicate()
+    time.sleep(2.0)  # into the first steps
+    assert driver.poll() is None
+    driver.send_signal(number)
+    driver.wait(20)
+    assert wait_for(lambda: 2222 not in listeners(network), 20)
+    assert worker.poll() is None
+
+
+def test_a_worker_that_is_not_there_is_named(network, program):
+    result = caramel(network, *run(program, "--step-timeout", 8))
+    assert result.returncode == 1
+    assert "From here nothing listens at 127.0.0.1:2223" in result.stderr
+    assert 2222 not in listeners(network)
+
+
+def test_a_worker_may_come_later(network, program):
+    driver = network.start("-m", "caramel.cli", *run(program), environment=tf_config(CHIEF, ("chief", 0)))
+    assert wait_for(lambda: 2222 in listeners(network)), driver.communicate()
+    network.serve(environment=tf_config(CHIEF, ("worker", 0)))
+    out, err = driver.communicate(timeout=120)
+    assert driver.returncode == 0, err
+    assert "4 steps" in out
+
+
+def test_what_listens_is_no_server(network, program):
+    code = "import socket, time; s = socket.create_server(('', 2222)); print('up', flush=True); time.sleep(600)"
+    other = network.start("-c", code)
+    assert other.stdout.readline() == "up\n"
+    result = caramel(network, *run(program, "--step-timeout", 5, "--workers", 1), cluster={"chief": ADDRESSES[:1]})
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "while opening the session" in result.stderr
+
+
+def test_a_port_that_cannot_be_used(network, program):
+    code = "import socket, time; s = socket.socket(); s.bind(('', 2222)); print('up', flush=True); time.sleep(600)"
+    assert network.start("-c", code).stdout.readline() == "up\n"
+    result = caramel(network, *run(program))
+    assert result.returncode == 1
+    assert "the server of task 0, 127.0.0.1:2222, did not start beside this process (exit code 1)" in result.stderr
+    assert "cannot listen" in result.stderr
+
+
+def test_netbench_and_native_all_reduces(network, program, tmp_path):
+    """One server for all that is measured; a later driver's is another, which native all-reduces do not survive."""
+    cluster = {"chief": ADDRESSES[:1], "worker": [ADDRESSES[1], "127.0.0.1:2224"]}
+    workers = [tf_config(cluster, ("worker", task)) for task in (0, 1)]
+    servers = [network.serve(environment=worker) for worker in workers]
+    settings = ["--size", "64", "--size", "64KiB", "--rounds", 1, "--algorithm", "star", "--algorithm", "native"]
+    arguments = ["--workers", 2, "--workers", 3, "--depth", 1, "--out", tmp_path / "network.json", *settings]
+    measured = caramel(network, "netbench", "--cluster", "tf-config", *arguments, cluster=cluster)
+    assert measured.returncode == 0, measured.stderr
+    curves = json.loads((tmp_path / "network.json").read_text())["curves"]
+    assert {(c["workers"], c["algorithm"]) for c in curves} == {(n, a) for n in (2, 3) for a in ("star", "native")}
+    refused = caramel(network, *run(program, "--algorithm", "native"), cluster=cluster)
+    assert refused.returncode == 1
+    assert "a server was restarted" in refused.stderr and "Restart all servers" in refused.stderr
+    assert losses(caramel(network, *run(program), cluster=cluster))  # others do
+    for server, worker in zip(servers, workers):
+        server.kill()
+        server.wait()
+        network.serve(environment=worker)
+    assert losses(caramel(network, *run(program, "--algorithm", "native"), cluster=cluster))
+
+
+def test_two_workers_in_one_server(network, program, command):
+    network.serve("--devices", 2, environment=tf_config(CHIEF, ("worker", 0)))
+    devices = [f"/job:worker/task:{task}/device:CPU:{index}" for task in (0, 1) for index in (0, 1)]
+    options = [part for device in devices for part in ("--device", device)]
+    four = ["run", f"{program}:program", "--workers", 4, *options]
+    expected = losses(command(*four))
+    assert losses(caramel(network, *four, "--cluster", "tf-config")) == expected
+    three = [
+        part for device in ("0/CPU:0", "1/CPU:0", "1/CPU:2") for part in ("--device", f"/job:worker/task:{device}")
+    ]
+    result = caramel(network, "run", f"{program}:program", "--workers", 3, *three, "--cluster", "tf-config")
+    assert result.returncode == 1
+    assert "no device '/job:worker/task:1/device:CPU:2'" in result.stderr
+    assert "has CPU:0, CPU:1" in result.stderr and "caramel worker --devices 3" in result.stderr

@@ -1,0 +1,40 @@
+"""Keras optimizers and features: N workers equal one device with the whole batch.
+
+Here every optimizer on one model, and every feature with SGD and with Adam; `make soak` runs the cross product.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact_matrix import FEATURE, OPTIMIZERS, batches, program
+from exact_steps import check, fresh
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizer(optimizer):
+    check(program(optimizer, "uneven"), batches(FEATURE["uneven"]), [2, 3], unmoved=None)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("feature", FEATURE)
+def test_feature(feature, optimizer):
+    check(program(optimizer, feature), batches(FEATURE[feature]), [2, 3], unmoved=None)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("feature", FEATURE)
+def test_all(feature, optimizer):
+    check(program(optimizer, feature), batches(FEATURE[feature]), [1, 2, 3, 4, 5], unmoved=None)
+
+
+def test_the_feature_loss_scaling_skips():
+    feature = FEATURE["loss_scaling"]
+    made = fresh(program("sgd", "loss_scaling"))
+    skipped = []
+    for batch in batches(feature):
+        before = {k: v.numpy() for k, v in made.variables.items()}
+        tf.function(made.step)(*batch)
+        changed = {k for k, v in made.variables.items() if not np.array_equal(before[k], v.numpy())}
+        skipped.append(not any("kernel" in name for name in changed))
+    assert [n for n, skip in enumerate(skipped) if skip] == [step for step, _ in feature.overflows]

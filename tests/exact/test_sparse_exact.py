@@ -1,0 +1,193 @@
+"""Sparse gradients: N workers equal one device, and nothing is made dense."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact_steps import Program, check
+
+v1 = tf.compat.v1
+ROWS, WIDTH = 11, 3
+SPECS = [tf.TensorSpec([None, 2], tf.int32, "rows"), tf.TensorSpec([None], tf.float64, "y")]
+
+
+def examples(count=12, steps=6, seed=3):
+    """Few rows, so that examples of one worker, and of several, share them."""
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(0, ROWS - 1, (count, 2)).astype(np.int32), rng.normal(size=count)) for _ in range(steps)]
+
+
+def table_of(shape=(ROWS, WIDTH), name="table"):
+    return tf.Variable(np.random.default_rng(1).normal(size=shape), name=name, dtype=tf.float64)
+
+
+def loss_of(table, rows, y):
+    return tf.reduce_mean(tf.square(tf.reduce_sum(tf.gather(table, rows), [1, 2]) - y))
+
+
+def scattered():
+    table = table_of()
+
+    def step(rows, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(table, rows, y)
+        g = tape.gradient(loss, table)
+        table.scatter_sub(tf.IndexedSlices(0.1 * g.values, g.indices))
+        return loss
+
+    return Program(step, SPECS, {"table": table})
+
+
+def made_dense_by_the_user():
+    table = table_of()
+
+    def step(rows, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(table, rows, y)
+        table.assign_sub(0.1 * tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    return Program(step, SPECS, {"table": table})
+
+
+def clipped():
+    table, w = table_of(), tf.Variable(1.5, dtype=tf.float64, name="w")
+
+    def step(rows, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(table, rows, w * y)
+        (g, h), _ = tf.clip_by_global_norm(tape.gradient(loss, (table, w)), 1.0)
+        table.scatter_sub(tf.IndexedSlices(0.1 * g.values, g.indices))
+        w.assign_sub(0.1 * h)
+        return loss
+
+    return Program(step, SPECS, {"table": table, "w": w})
+
+
+def sparse_and_dense():
+    """One parameter that is looked up and multiplied by: TensorFlow adds both gradients up."""
+    table = table_of()
+
+    def step(rows, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(table, rows, y) + 0.01 * tf.reduce_mean(tf.square(y[:, None, None] * table))
+        g = tape.gradient(loss, table)
+        table.assign_sub(0.1 * tf.convert_to_tensor(g))
+        return loss
+
+    return Program(step, SPECS, {"table": table})
+
+
+def sparse_and_dense_apart():
+    """Two losses, two gradients of one parameter: one sparse, one dense."""
+    table = table_of()
+
+    def step(rows, y):
+        with tf.GradientTape(persistent=True) as tape:
+            first = loss_of(table, rows, y)
+            second = 0.01 * tf.reduce_mean(tf.square(y[:, None, None] * table))
+        g, h = tape.gradient(first, table), tape.gradient(second, table)
+        table.scatter_sub(tf.IndexedSlices(0.1 * g.values, g.indices))
+        table.assign_sub(0.1 * h)
+        return first
+
+    return Program(step, SPECS, {"table": table}, {"loss": "output"})
+
+
+def in_a_function():
+    table = table_of()
+
+    @tf.function
+    def differentiate(rows, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(table, rows, y)
+        return loss, tape.gradient(loss, table)
+
+    def step(rows, y):
+        loss, g = differentiate(rows, y)
+        table.scatter_sub(tf.IndexedSlices(0.1 * g.values, g.indices))
+        return loss
+
+    return Program(step, SPECS, {"table": table})
+
+
+def looked_up_in_a_function():
+    table = table_of()
+    look_up = tf.function(lambda rows: tf.gather(table, rows))
+
+    def step(rows, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.reduce_sum(look_up(rows), [1, 2]) - y))
+        g = tape.gradient(loss, table)
+        table.assign_sub(0.1 * tf.convert_to_tensor(g))
+        return loss
+
+    return Program(step, SPECS, {"table": table})
+
+
+def keras_with(optimizer):
+    def make():
+        layers = keras.layers
+        rows = keras.Input([2], dtype="int32")
+        hidden = layers.Embedding(ROWS, WIDTH, dtype="float64", name="embedding")(rows)
+        hidden = layers.Flatten(dtype="float64")(hidden)
+        outputs = layers.Dense(1, dtype="float64", name="dense")(hidden)
+        model = keras.Model(rows, outputs)
+        chosen = optimizer()
+        chosen.build(model.trainable_variables)
+
+        def step(rows, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(rows, training=True)[:, 0] - y))
+            chosen.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            return loss
+
+        return Program(step, SPECS, {v.path: v for v in [*model.variables, *chosen.variables]})
+
+    return make
+
+
+PROGRAMS = {
+    f.__name__: f
+    for f in (
+        scattered,
+        made_dense_by_the_user,
+        clipped,
+        sparse_and_dense,
+        sparse_and_dense_apart,
+        in_a_function,
+        looked_up_in_a_function,
+    )
+}
+KERAS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "clipped": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.5),
+}
+
+
+@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_step_with(make):
+    check(make, examples(), [1, 2, 3])
+
+
+@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
+def test_uneven_batches_with(make):
+    check(make, examples(count=7), 3)
+
+
+@pytest.mark.parametrize("optimizer", KERAS.values(), ids=KERAS)
+def test_an_embedding_in_keras_with(optimizer):
+    check(keras_with(optimizer), examples(), [2, 3])
+
+
+def test_nothing_is_made_dense():
+    armodel = check(scattered, examples(), 3)
+    (transfer,) = armodel.plan.transfers
+    assert (transfer.algorithm, transfer.size_bytes) == ("all_gather", None)
+    assert "all_gather" in armodel.plan.table() and "sparse" in armodel.plan.table()
+    assert "rows of all workers" in armodel.plan.explain("table")
+    made = [n.op for n in armodel.graph_def.node if n.name.startswith("caramel/transfer")]
+    assert set(made) <= {"ConcatV2", "Const", "RealDiv", "Identity", "PlaceholderWithDefault"}

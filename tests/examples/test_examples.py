@@ -1,0 +1,75 @@
+"""The examples on real data: on several workers they learn what they learn on one device."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Function that imports an example by name."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def load(name):
+        sys.modules.pop(name, None)
+        return importlib.import_module(name)
+
+    return load
+
+
+def batches_of(parts, steps):
+    data = parts["data"]
+    taken = data.take(steps) if isinstance(data, tf.data.Dataset) else (b for b, _ in zip(data(), range(steps)))
+    return [tuple(np.asarray(part) for part in batch) for batch in taken]
+
+
+@pytest.mark.parametrize("name", ["digits_keras", "transformer", "word_vectors"])
+def test_a_step_function(example, name):
+    """Losses of three workers and of one device on the same batches."""
+    parts = example(name).program()
+    batches = batches_of(parts, 5)
+    context = caramel.capture(parts["step"], parts["inputs"])
+    assert context.model.digest  # before anything changes
+    alone = [float(parts["step"](*batch)) for batch in batches]
+    armodel = caramel.ARModel(context, 3)
+    with armodel.session() as session:
+        losses = [session.step(*batch).loss for batch in batches]
+    np.testing.assert_allclose(losses, alone, rtol=2e-4)
+    assert losses[-1] < losses[0]
+    sparse = {t.gradients[0] for t in armodel.plan.transfers if t.algorithm == "all_gather"}
+    if name == "word_vectors":
+        assert sparse == {"vectors", "meanings"}
+    if name == "transformer":
+        assert len(sparse) == 1  # the table of characters; that of positions is looked up by all examples alike
+
+
+def test_the_transformers_own_data(example):
+    """The workers run the pipeline; five steps on it are five steps of one device on its batches."""
+    parts = example("transformer").program()
+    context = caramel.capture(parts["step"], data=parts["data"])
+    with caramel.ARModel(context, 2).session() as session:
+        losses = [result.loss for result in session.run(steps=5)]
+    alone = example("transformer").main(5)[0]
+    np.testing.assert_allclose(losses, alone, rtol=2e-4)
+
+
+@pytest.mark.slow
+def test_word_vectors_learn(example):
+    losses, found = example("word_vectors").main(300)
+    assert losses[-1] < 0.6 * losses[0] and found > 0.05
+
+
+def test_mixed_precision_by_fit(example):
+    module = example("digits_mixed")
+    history = module.main(workers=3, epochs=3, verbose=0)
+    assert history["loss"][-1] < 0.3 and history["val_accuracy"][-1] > 0.5
+    model = module.compiled()
+    assert type(model.optimizer).__name__ == "LossScaleOptimizer"

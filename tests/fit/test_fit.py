@@ -1,0 +1,298 @@
+"""`caramel.fit` against Keras' own fit on one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+
+FEATURES, CLASSES = 5, 3
+
+
+def arrays(count=60, seed=2):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, FEATURES))
+    return x, np.argmax(x[:, :CLASSES] + 0.1 * rng.normal(size=(count, CLASSES)), 1)
+
+
+def dataset(count=60, batch=12, seed=2):
+    return tf.data.Dataset.from_tensor_slices(arrays(count, seed)).batch(batch)
+
+
+def compiled(optimizer=lambda: keras.optimizers.Adam(0.02), metrics=("accuracy",), weighted=(), **options):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(4)
+    keras.config.set_floatx("float64")
+    try:
+        inputs = keras.Input([FEATURES])
+        hidden = keras.layers.Dense(6, "tanh")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(CLASSES)(hidden))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer(), loss, metrics=list(metrics), weighted_metrics=list(weighted), **options)
+    finally:
+        keras.config.set_floatx("float32")
+    return model
+
+
+def both(data, make=compiled, workers=3, callbacks=list, **options):
+    """Histories and models of Keras' fit and of ours."""
+    mine = [k for k in ("statistics", "cluster") if k in options]
+    alone = make()
+    want = alone.fit(data, verbose=0, callbacks=callbacks(), **{k: v for k, v in options.items() if k not in mine})
+    distributed = make()
+    got = caramel.fit(distributed, data, workers=workers, verbose=0, callbacks=callbacks(), **options)
+    return (want, alone), (got, distributed)
+
+
+def same(first, second, rtol=1e-8):
+    (want, alone), (got, distributed) = first, second
+    assert list(got.history) == list(want.history)
+    for name, values in want.history.items():
+        np.testing.assert_allclose(got.history[name], values, rtol=1e-6, err_msg=name)
+    for mine, theirs in zip(distributed.variables, alone.variables):
+        np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=1e-12, err_msg=mine.path)
+    for mine, theirs in zip(distributed.optimizer.variables, alone.optimizer.variables):
+        np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=1e-12, err_msg=mine.path)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_it_trains_as_keras_does(workers):
+    first, second = both(dataset(), workers=workers, epochs=3, validation_data=dataset(20, seed=8))
+    same(first, second)
+    assert first[0].history["loss"][-1] < first[0].history["loss"][0]
+    assert set(first[0].history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+
+
+def test_a_last_batch_that_is_smaller_than_the_number_of_workers():
+    """61 examples: the last batch has one, so two workers of three repeat one that counts for nothing."""
+    same(*both(dataset(61), epochs=2))
+
+
+def test_a_last_batch_that_does_not_divide():
+    same(*both(dataset(58), epochs=2))
+
+
+def test_metrics_of_many_kinds():
+    def make():
+        one_hot = [
+            keras.metrics.SparseCategoricalAccuracy("hits"),
+            keras.metrics.SparseCategoricalCrossentropy("entropy", from_logits=True),
+        ]
+        return compiled(metrics=one_hot, weighted=["accuracy"])
+
+    same(*both(dataset(), make=make, epochs=2))
+
+
+def test_sample_weights():
+    x, y = arrays()
+    weights = np.random.default_rng(1).uniform(0.2, 2.0, len(y))
+    data = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(10)
+    same(*both(data, make=lambda: compiled(weighted=["accuracy"]), epochs=2))
+
+
+def test_steps_per_epoch_go_on_in_the_dataset():
+    same(*both(dataset().repeat(), epochs=4, steps_per_epoch=3))
+
+
+def test_schedules_and_other_callbacks():
+    def callbacks():
+        return [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.03 / (1 + epoch)),
+            keras.callbacks.EarlyStopping("loss", patience=0, min_delta=0.2, restore_best_weights=True),
+        ]
+
+    first, second = both(dataset(), epochs=8, callbacks=callbacks)
+    same(first, second)
+    assert len(first[0].history["loss"]) < 8
+    assert len(set(first[0].history["learning_rate"])) > 1
+
+
+def test_reducing_the_rate_on_a_plateau():
+    def callbacks():
+        return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.3)]
+
+    first, second = both(dataset(), epochs=5, callbacks=callbacks)
+    same(first, second)
+    assert first[0].history["learning_rate"][-1] < 0.02
+
+
+def test_checkpoints_of_keras(tmp_path):
+    histories = []
+
+    def callbacks():
+        histories.append(len(histories))
+        name = str(tmp_path / f"{len(histories)}-{{epoch}}.weights.h5")
+        return [keras.callbacks.ModelCheckpoint(name, save_weights_only=True)]
+
+    both(dataset(), epochs=2, callbacks=callbacks)
+    for epoch in (1, 2):
+        models = []
+        for kind in (1, 2):
+            model = compiled()
+            model.load_weights(tmp_path / f"{kind}-{epoch}.weights.h5")
+            models.append(model)
+        for mine, theirs in zip(models[1].variables, models[0].variables):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-8)
+
+
+def test_an_interrupted_training_goes_on(tmp_path):
+    """Keras' own BackupAndRestore: what it has loaded before training is what the workers begin with."""
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    def callbacks(interrupted):
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        return [backup, *([Interrupt()] if interrupted else [])]
+
+    with pytest.raises(KeyboardInterrupt):
+        caramel.fit(compiled(), dataset(), workers=2, epochs=4, verbose=0, callbacks=callbacks(True))
+    second = compiled()
+    history = caramel.fit(second, dataset(), workers=2, epochs=4, verbose=0, callbacks=callbacks(False))
+    whole = compiled()
+    whole.fit(dataset(), epochs=4, verbose=0)
+    assert len(history.history["loss"]) in (2, 3)
+    for mine, theirs in zip(second.variables, whole.variables):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8)
+
+
+def test_logs(tmp_path):
+    callbacks = [keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), keras.callbacks.TerminateOnNaN()]
+    caramel.fit(compiled(), dataset(), workers=2, epochs=2, verbose=0, callbacks=callbacks)
+    assert (tmp_path / "log.csv").read_text().count("\n") == 3
+
+
+def test_a_callback_after_every_batch_sees_and_changes_values():
+    seen = []
+
+    class Shrinking(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            kernel = self.model.trainable_variables[0]
+            seen[-1].append((float(logs["loss"]), float(np.sum(kernel))))
+            if batch == 1:
+                kernel.assign(kernel * 0.5)
+
+    def callbacks():
+        seen.append([])
+        return [Shrinking()]
+
+    same(*both(dataset(), epochs=2, callbacks=callbacks))
+    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-7)
+    assert len(seen[0]) == 10
+
+
+def test_a_callback_that_stops_in_an_epoch():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 2
+
+    same(*both(dataset(), epochs=2, callbacks=lambda: [Stop()]))
+
+
+def test_a_training_step_of_the_users_own():
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.cast(self.compute_loss(x, y, self(x, training=True)), tf.float64)
+                loss += tf.reduce_mean(tf.square(self(2.0 * x)))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply([0.5 * g for g in gradients], self.trainable_variables)
+            for metric in self.metrics:
+                metric.update_state(tf.cast(loss, tf.float32)) if metric.name == "loss" else metric.update_state(
+                    y, self(x)
+                )
+            return {m.name: m.result() for m in self.metrics}
+
+    def make():
+        base = compiled()
+        model = Own(base.inputs, base.outputs)
+        model.compile(keras.optimizers.SGD(0.1), base.loss, metrics=["accuracy"])
+        return model
+
+    (want, alone), (got, distributed) = both(dataset(), make=make, epochs=2)
+    for mine, theirs in zip(distributed.variables, alone.variables):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-12)
+
+
+def test_options_of_the_optimizer():
+    def make():
+        return compiled(lambda: keras.optimizers.AdamW(0.02, gradient_accumulation_steps=2, use_ema=True, clipnorm=0.5))
+
+    same(*both(dataset(), make=make, epochs=3))
+
+
+def test_on_processes():
+    with_processes = caramel.LocalProcesses(allow_open_ports=True)
+    same(*both(dataset(), workers=2, epochs=2, cluster=with_processes))
+
+
+test_on_processes = pytest.mark.processes(test_on_processes)
+
+
+# -- bad input -------------------------------------------------------------------------------
+
+
+def refused(words, *args, **options):
+    with pytest.raises(caramel.InputError) as caught:
+        caramel.fit(*args, **{"workers": 2, "verbose": 0, **options})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_model_that_is_not_compiled():
+    refused(["not compiled", "model.compile"], keras.Sequential([keras.layers.Dense(1)]), dataset())
+
+
+def test_something_else_than_a_model():
+    refused(["keras.Model", "str"], "model", dataset())
+
+
+def test_a_model_that_runs_eagerly():
+    refused(["run_eagerly"], compiled(run_eagerly=True), dataset())
+
+
+def test_arrays_for_a_dataset():
+    refused(["tf.data.Dataset", "from_tensor_slices"], compiled(), arrays())
+
+
+def test_an_infinite_dataset():
+    refused(["no end", "steps_per_epoch"], compiled(), dataset().repeat())
+
+
+@pytest.mark.parametrize("empty", [lambda: dataset().take(0), lambda: dataset().filter(lambda x, y: False)])
+def test_an_empty_dataset(empty):
+    refused(["empty"], compiled(), empty())
+
+
+def test_elements_that_do_not_fit():
+    data = tf.data.Dataset.from_tensor_slices((np.zeros([4, 2]), np.zeros(4))).batch(2)
+    refused(["cannot take", "TensorSpec"], compiled(), data)
+
+
+def test_elements_with_too_many_parts():
+    data = tf.data.Dataset.from_tensors((np.zeros([4, FEATURES]), np.zeros(4), np.zeros(4), np.zeros(4)))
+    refused(["4 parts", "sample_weight"], compiled(), data)
+
+
+@pytest.mark.parametrize(
+    "option", [{"workers": 0}, {"workers": 1.5}, {"epochs": -1}, {"steps_per_epoch": 0}, {"validation_freq": 0}]
+)
+def test_numbers_that_are_none(option):
+    refused(list(option), compiled(), dataset(), **option)
+
+
+@pytest.mark.parametrize(
+    "callback, words",
+    [
+        (keras.callbacks.EarlyStopping("val_loss"), ["EarlyStopping", "'val_loss'", "validation_data="]),
+        (keras.callbacks.ReduceLROnPlateau("accurasy"), ["ReduceLROnPlateau", "'accurasy'", "loss, accuracy"]),
+        (keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True), ["ModelCheckpoint", "validation_data="]),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+def test_a_callback_that_waits_for_what_never_comes(callback, words):
+    refused(words, compiled(), dataset(), callbacks=[callback])

@@ -1,0 +1,379 @@
+"""The workers' pipelines between steps: errors, passes, and what goes through the driver."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import caramel
+from caramel.errors import DataError, EndOfData, StepError
+from caramel.runtime.executor import SessionExecutor
+from caramel.runtime.worker_data import WorkerData
+from caramel.signature import DataSignature, Signature
+
+FAILS = "good_number"
+
+
+def numbers(count, bad=()):
+    """(number, number as float32) one by one; those in `bad` fail."""
+
+    forbidden = tf.constant([*bad, -1], tf.int64)
+
+    def check(number):
+        good = tf.debugging.Assert(tf.reduce_all(number != forbidden), [number], name="good_number")
+        with tf.control_dependencies([good]):
+            return tf.identity(number), tf.cast(number, tf.float32)
+
+    return tf.data.Dataset.range(count).map(check)
+
+
+def model(data, workers=2, **options):
+    """A model that says which examples it saw."""
+    variable = tf.Variable(0.0, name="w")
+
+    def step(number, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(variable - x))
+        variable.assign_sub(0.1 * tape.gradient(loss, variable))
+        return {"loss": loss, "seen": tf.identity(number)}
+
+    return caramel.ARModel(caramel.capture(step, data=data), workers, **options)
+
+
+def seen(result):
+    """The examples of each worker; a worker without any computes with one that is not its own."""
+    shares = [len(numbers) for numbers in result.outputs["seen"]]
+    return np.concatenate(result.outputs["seen"]).tolist() if sum(shares) == result.examples else None
+
+
+# -- passes ----------------------------------------------------------------------------------
+
+
+def test_passes():
+    with model(numbers(10).batch(4)).session() as session:
+        assert [seen(r) for r in session.run()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert [seen(r) for r in session.run(steps=2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert [seen(r) for r in session.run()] == [[8, 9]]  # the rest of the pass
+        assert [seen(r) for r in session.run(steps=4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
+        session.restart_data()
+        assert seen(session.step()) == [0, 1, 2, 3]
+        assert len(session.run(steps=2)) == 2
+        assert len(session.run()) == 3  # the pass had ended: a whole new one
+        assert session.run(steps=0) == []
+
+
+def test_the_end_of_a_pass_is_raised_once():
+    with model(numbers(4).batch(2)).session() as session:
+        for _ in range(2):
+            session.step()
+            session.step()
+            count = session.step_count
+            with pytest.raises(EndOfData, match="the next step begins another"):
+                session.step()
+            assert session.step_count == count
+
+
+def test_sum_and_on_step():
+    found = []
+    with model(numbers(10).batch(4)).session() as session:
+        session.run(on_step=lambda result: found.append(result.examples), progress=False)
+    assert found == [4, 4, 2]
+
+
+# -- errors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_batch_that_fails(workers, parallel, tmp_path):
+    """The error arises before the step; variables are untouched, and training can go on with what follows."""
+    data = numbers(15, bad=[7]).batch(3)
+    if parallel:
+        data = data.map(lambda *each: each, num_parallel_calls=4).prefetch(2)
+    with model(data, workers).session() as session:
+        assert [seen(session.step()) for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+        before = session.values()["w"]
+        session.save(tmp_path / "saved")
+        with pytest.raises(DataError, match=f"(?s)batch 2 of pass 0.*{FAILS}.*No step has run"):
+            session.step()
+        assert session.step_count == 2
+        np.testing.assert_array_equal(session.values()["w"], before)
+        assert [seen(r) for r in session.run()] == [[9, 10, 11], [12, 13, 14]]
+        session.restore(tmp_path / "saved")
+        with pytest.raises(DataError, match="batch 2 of pass 0"):
+            session.run()
+        assert [seen(r) for r in session.run()] == [[9, 10, 11], [12, 13, 14]]
+
+
+@pytest.mark.parametrize("bad", [[3, 4, 5, 9], [4], [4, 7], [0, 11], list(range(12))])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_several_batches_that_fail(bad, workers):
+    """The batches and errors that iterating over the dataset in Python gives."""
+    want, iterator = [], iter(numbers(12, bad).batch(3))
+    while True:
+        try:
+            want.append(next(iterator)[0].numpy().tolist())
+        except StopIteration:
+            break
+        except tf.errors.InvalidArgumentError:
+            want.append("failed")
+    got = []
+    with model(numbers(12, bad).batch(3), workers).session() as session:
+        while True:
+            try:
+                got.append(seen(session.step()))
+            except DataError as error:
+                got.append("failed")
+                assert f"batch {len(got) - 1} of pass 0" in str(error)
+            except EndOfData:
+                break
+    assert got == want
+
+
+def test_a_pipeline_that_always_fails(tmp_path):
+    """Never hangs, never runs a step."""
+    data = tf.data.TextLineDataset(str(tmp_path / "missing")).map(
+        lambda line: (tf.cast(tf.strings.length(line), tf.int64), tf.cast(tf.strings.length(line), tf.float32))
+    )
+    with model(data.batch(3), 2).session() as session:
+        for number in range(3):
+            with pytest.raises(DataError, match=f"batch {number} of pass 0.*missing"):
+                session.step()
+        assert session.step_count == 0
+        (tmp_path / "missing").write_text("a\nbb\nccc\n")
+        session.restart_data()
+        assert seen(session.step()) == [1, 2, 3]
+
+
+def test_a_batch_of_a_group_that_fails():
+    """With batches, a step takes a group; what is left of one that failed is left out."""
+    with model(numbers(24, bad=[7]).batch(3), 2, sharding="batches").session() as session:
+        assert seen(session.step()) == list(range(6))
+        with pytest.raises(DataError, match="one of the batches 2 to 3 of pass 0"):
+            session.step()
+        assert [seen(r) for r in session.run()] == [list(range(12, 18)), list(range(18, 24))]
+
+
+def test_one_worker_that_fails():
+    data = lambda workers, rank: numbers(8, bad=[3] if rank == 1 else []).batch(2)  # noqa: E731
+    with model(data, 2).session() as session:
+        assert seen(session.step()) == [0, 1, 0, 1]
+        with pytest.raises(DataError, match="batch 1 of pass 0"):
+            session.step()
+        assert [seen(r) for r in session.run()] == [[4, 5, 4, 5], [6, 7, 6, 7]]
+
+
+def test_workers_that_read_different_data(tmp_path):
+    """Different lengths, or sizes, are found before the step."""
+    with model(numbers(8).batch(4), 2).session() as session:
+        session.step()
+        for name in session._data._names.advance[1:]:
+            session._run_op(name, {})  # behind the session's back
+        with pytest.raises(DataError, match="different data.*worker 0 is at batch 1, worker 1 is at the end"):
+            session.step()
+        assert len(session.run()) == 2  # a new pass
+
+
+class Workers:
+    """Iterators over numbers as a distributed graph would run them; the user interrupts now and then."""
+
+    def __init__(self, count, length, stride, bad, random):
+        self.count, self.length, self.stride, self.bad, self.random = count, length, stride, bad, random
+        self.next = [0] * count
+        self.held = [None] * count
+
+    def run_each(self, runs):
+        results = []
+        for _, targets, feeds in runs:
+            if any(t.startswith("begin") for t in targets):
+                self.next = [0] * self.count
+            ranks = [int(t.rpartition("_")[2]) for t in targets if t.startswith("advance")]
+            if len(runs) > 1 and self.random.random() < 0.1:
+                raise KeyboardInterrupt
+            good = [self.take(rank, int(feeds.get(f"start_{rank}", 0))) for rank in ranks]
+            results.append([self.counts(rank) for rank in ranks] if all(good) else StepError("broken"))
+        return results
+
+    def take(self, rank, start):
+        """One element (or group) from number `start` on; False if it fails on the way."""
+        self.held[rank] = None
+        try:
+            while (first := self.pull(rank)) is not None and first < start:
+                pass
+            for _ in range(self.stride - 1):
+                self.pull(rank)
+        except ValueError:
+            return False
+        self.held[rank] = first
+        return True
+
+    def pull(self, rank):
+        number = self.next[rank]
+        if number >= self.length:
+            return None
+        self.next[rank] += 1
+        if (rank, number) in self.bad:
+            raise ValueError
+        return number
+
+    def counts(self, rank):
+        held = self.held[rank]
+        return np.array([-1, 0, 0] if held is None else [held, 1, self.count], np.int64)
+
+
+def driver(workers):
+    ranks = range(workers.count)
+    names = {
+        field: tuple(f"{field}_{rank}" for rank in ranks)
+        for field in ("seed", "skip", "start", "build", "clear", "begin", "advance", "counts", "snapshot", "forget")
+    }
+    sharding = "slice" if workers.stride == 1 else "batches"
+    data = DataSignature(
+        sharding=sharding, anew=False, infinite=False, draws="never", length=None, inputs=("x",), split=("x",),
+        rows=(None,), load="load", restore="restore", position="position", position_key="position", digest="",
+        digest_key="digest", **names,
+    )  # fmt: skip
+    empty = {field: () for field in Signature.__dataclass_fields__ if field not in ("workers", "data")}
+    signature = Signature(**{**empty, "workers": workers.count, "weights": ("w",) * workers.count, "data": data})
+    return WorkerData(signature, workers.run_each)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    count=st.integers(1, 4),
+    length=st.integers(1, 12),
+    grouped=st.booleans(),
+    bad=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 11)), max_size=8),
+    random=st.randoms(use_true_random=False),
+)
+def test_workers_find_to_each_other_again(count, length, grouped, bad, random):
+    """Whatever fails where, and whoever was interrupted: steps run on one element, in order, each at most once."""
+    workers = Workers(count, length, count if grouped else 1, bad, random)
+    data = driver(workers)
+    used, errors, interrupts = [], 0, 0
+    while True:
+        try:
+            data.advance()
+        except KeyboardInterrupt:
+            interrupts += 1
+            continue
+        except DataError as error:
+            assert "broken" in str(error) or (interrupts and "empty" in str(error))
+            errors += 1
+            assert errors <= 2 * length + 1
+            continue
+        except EndOfData:
+            break
+        assert len(set(workers.held)) == 1, workers.held
+        used.append(workers.held[0])
+    assert used == sorted(set(used))
+    failing = {number for rank, number in bad if rank < count and number < length}
+    assert not set(used) & failing
+    lost = set(range(length)) - {n + k for n in used for k in range(workers.stride)}
+    assert errors or interrupts or not lost  # nothing is left out in silence
+    if not failing and not interrupts:
+        assert used == list(range(0, length, workers.stride))
+        assert errors == 0
+
+
+# -- nothing goes through the driver ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharding", ["slice", "batches"])
+def test_no_data_goes_through_the_driver(sharding, monkeypatch):
+    """Neither fed nor fetched: what passes is a few numbers for each worker."""
+    examples = np.random.default_rng(0).normal(size=(64, 1000)).astype(np.float32)
+    variable = tf.Variable(tf.zeros([1000]), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, variable) - 1.0))
+        variable.assign_sub(0.01 * tape.gradient(loss, variable))
+        return loss
+
+    data = tf.data.Dataset.from_tensor_slices(examples).shuffle(64).batch(16)
+    compiled = caramel.ARModel(caramel.capture(step, data=data), 2, sharding=sharding)
+    assert compiled.signature.feeds == ()
+    runs = []
+    run = SessionExecutor.run
+
+    def spy(self, fetches, targets, feeds, timeout_s):
+        values = run(self, fetches, targets, feeds, timeout_s)
+        runs.append((sum(np.asarray(v).nbytes for v in values), sum(np.asarray(v).nbytes for v in feeds.values())))
+        return values
+
+    monkeypatch.setattr(SessionExecutor, "run", spy)
+    with compiled.session() as session:
+        assert len(session.run(steps=8)) == 8
+    assert len(runs) > 8 + 8 * 2  # a step, and two workers that take an element before it
+    assert max(fetched + fed for fetched, fed in runs) < 200
+
+
+def test_no_edge_crosses_workers_but_for_collectives_and_state():
+    compiled = model(numbers(10).batch(4), 3)
+    purposes = set()
+    for node in compiled.graph_def.node:
+        role = compiled.roles[node.name]
+        for text in node.input:
+            other = compiled.roles[text.removeprefix("^").partition(":")[0]]
+            if other.rank != role.rank:
+                purposes.add(role.purpose.value)
+    assert purposes == {"collective", "state"}
+    placeholders = {n.name for n in compiled.graph_def.node if n.op == "Placeholder"}
+    assert {name for name in placeholders if "worker_" in name} == {
+        f"caramel/worker_{rank}/input/source/seed" for rank in range(3)
+    }
+
+
+def test_arrays_do_not_travel_in_the_graph():
+    """50 MB of examples, 8 workers: the graph stays small, and every worker gets them once at the start."""
+    examples = np.random.default_rng(0).integers(0, 255, (50_000, 1024), np.uint8)
+    data = tf.data.Dataset.from_tensor_slices(examples).batch(40).map(lambda x: tf.cast(x, tf.float32))
+    variable = tf.Variable(tf.zeros([1024]), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, variable))
+        variable.assign_sub(0.01 * tape.gradient(loss, variable))
+        return loss
+
+    compiled = caramel.ARModel(caramel.capture(step, data=data), 8)
+    assert compiled.graph_def.ByteSize() < 500_000
+    with compiled.session() as session:
+        session.step()
+        got = session.values()["w"]
+    np.testing.assert_allclose(got, -0.01 * examples[:40].mean(axis=0), rtol=1e-5)
+
+
+def test_arrays_are_not_saved(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices(
+        (np.arange(30_000, dtype=np.int64), np.arange(30_000, dtype=np.float32))
+    ).batch(10)
+    with model(data).session() as session:
+        session.step()
+        session.save(tmp_path / "saved")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 50_000
+    names = set(tf.train.load_checkpoint(str(tmp_path / "saved")).get_variable_to_shape_map())
+    assert names == {"w", "caramel/steps", "caramel/input/position", "caramel/input/digest", "caramel/worker_0/input"}
+
+
+def test_the_graph_grows_with_the_workers_alone():
+    """Functions are there once, whatever the number of workers."""
+    few, many = (model(numbers(10).batch(4), n).graph_def for n in (2, 8))
+    assert len(few.library.function) == len(many.library.function)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_batch_that_fails_in_processes():
+    with model(numbers(15, bad=[7]).batch(3), 3).session(caramel.LocalProcesses()) as session:
+        results, errors = [], []
+        while len(results) < 4:
+            try:
+                results.append(seen(session.step()))
+            except DataError as error:
+                errors.append(str(error))
+    assert results == [[0, 1, 2], [3, 4, 5], [9, 10, 11], [12, 13, 14]]
+    assert len(errors) == 1
+    assert FAILS in errors[0]
