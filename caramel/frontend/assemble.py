@@ -243,7 +243,8 @@ def _reduction(raw: RawProgram, used: Sequence[RawGradient], inputs: Sequence[In
         found[kind] = reason
     if not found:
         raise CaptureError(
-            "cannot tell whether the loss is a mean or a sum over the batch: it is computed inside a loop. Say "
+            "cannot tell whether the loss is a mean or a sum over the batch: it is computed inside a loop, or the "
+            "program gave the gradient to start from (grad_ys). Say "
             "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
         )
     if len(found) != 1:

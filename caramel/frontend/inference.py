@@ -242,8 +242,13 @@ def _fits(variable: RawVariable, shape: tuple[int, ...] | None) -> bool:
 
 
 def _targets(forward: Mapping[str, str], nodes: Graph, region: set[str], scope: str) -> list[str]:
-    """The differentiated tensors: what the ops differentiate that take the initial gradient."""
+    """The differentiated tensors: what the ops differentiate that take the initial gradient.
+
+    None where the program gave that gradient: then it is not these tensors alone that say what is reduced.
+    """
     found: dict[str, None] = {}
+    if any(nodes[name].op == "Identity" for name in region if name.startswith(scope + "grad_ys_")):
+        return []
     for name in nodes.nodes:
         if name not in region or not name.startswith(scope + "grad_ys_"):
             continue

@@ -71,8 +71,15 @@ class Recorder:
     """Where was differentiated, in program order."""
     calls: int = 0
 
-    def mark(self, target: Any, sources: list[Any], results: list[Any]) -> list[Any]:
-        """Pass the gradients of variables through marked Identities; leave the others alone."""
+    def mark(self, target: Any, sources: list[Any], results: list[Any], weights: Any = None) -> list[Any]:
+        """Pass the gradients of variables through marked Identities; leave the others alone.
+
+        Args:
+            target: what is differentiated.
+            sources: by what.
+            results: the gradients.
+            weights: the gradients that the caller gave for the target (``grad_ys``, ``output_gradients``).
+        """
         wanted = [_is_variable(s) and _is_symbolic(r) for s, r in zip(sources, results)]
         if not any(wanted):
             return results
@@ -81,9 +88,11 @@ class Recorder:
         marked = []
         for source, result, is_wanted in zip(sources, results, wanted):
             marked.append(self._marked(source, result, location) if is_wanted else result)
-        for tensor in tf.nest.flatten(target):
+        targets = tf.nest.flatten(target)
+        given = [None] * len(targets) if weights is None else tf.nest.flatten(weights)
+        for tensor, weight in zip(targets, given):
             if _is_symbolic(tensor):
-                self._mark_target(tensor)
+                self._mark_target(tensor if weight is None else _weighted(tensor, weight))
         return marked
 
     def _marked(self, source: Any, result: Any, location: str) -> Any:
@@ -105,6 +114,12 @@ class Recorder:
             marks.CopyFrom(tensor.op.node_def.attr[TARGETS_ATTRIBUTE])
         marks.list.i.extend((self.calls, tensor.value_index))
         tensor.op._set_attr(TARGETS_ATTRIBUTE, marks)
+
+
+def _weighted(tensor: Any, weight: Any) -> Any:
+    """What is really differentiated where the gradient of the target was given: their product."""
+    with tensor.graph.as_default():
+        return tf.multiply(tensor, tf.cast(weight, tensor.dtype), name="caramel_weighted")
 
 
 def _is_symbolic(tensor: Any) -> bool:
@@ -156,12 +171,14 @@ def recording() -> Iterator[Recorder]:
 
     def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         results = original_helper(ys, xs, *args, **kwargs)
-        return recorder.mark(ys, list(xs) if isinstance(xs, (list, tuple)) else [xs], results)
+        weights = args[0] if args else kwargs.get("grad_ys")
+        return recorder.mark(ys, list(xs) if isinstance(xs, (list, tuple)) else [xs], results, weights)
 
     def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         results = original_tape(tape, target, sources, *args, **kwargs)
         flat = tf.nest.flatten(results, expand_composites=False)
-        marked = recorder.mark(target, tf.nest.flatten(sources), flat)
+        weights = args[0] if args else kwargs.get("output_gradients")
+        marked = recorder.mark(target, tf.nest.flatten(sources), flat, weights)
         return tf.nest.pack_sequence_as(results, marked)
 
     def run(session: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,277 @@
+"""Follow the examples through a graph, functions, branches and loops included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from caramel.frontend.batch import elementwise, layout, lists, loops, networks, reductions, sizes
+from caramel.frontend.batch.op import Op, Rule, Shape
+from caramel.frontend.batch.values import FREE, Free, ListOf, One, Unknown, Value, joined
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
+
+_SHAPES = "_output_shapes"
+
+_ROUNDS = 10
+"""Rounds after which what a loop carries must have settled; each only makes it less."""
+
+_SMALL = 64
+"""Nodes behind a tensor that is worked out; constants that matter here are shapes and orders of axes."""
+
+_OF_SIZES = (
+    frozenset({"Fill", "Tile", "BroadcastTo", "RngReadAndSkip", "RngSkip"})
+    | networks.RANDOM
+    | networks.RESOURCE_RANDOM
+    | elementwise.RULES.keys()
+    | reductions.RULES.keys()
+)
+"""Ops that are followed where all they get is how many examples there are."""
+
+RULES: dict[str, Rule] = {
+    **layout.RULES,
+    **networks.RULES,
+    **lists.RULES,
+    **elementwise.RULES,
+    **reductions.RULES,
+    **sizes.SHAPES,
+}
+
+
+class Analysis:
+    """What each tensor of a graph is.
+
+    Args:
+        graph: nodes with ``_output_shapes`` attributes.
+        library: the functions that they call.
+        given: what some nodes are; inputs that are not among them do not depend on the batch.
+        constants: values of nodes that are constants, although they do not look like it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        library: Library,
+        given: Mapping[str, Value],
+        constants: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self._graph = graph
+        self._library = library
+        self._given = given
+        self._constants = dict(constants or {})
+        self._values: dict[str, Sequence[Value]] = {}
+        self.notes: dict[str, None] = {}
+
+    def value_of(self, tensor: str) -> Value:
+        """What a tensor is."""
+        name, index = parse_input(tensor)
+        if name not in self._values:
+            needed = self._graph.ancestors([name], control=False, stop=lambda n: n in self._values)
+            for current in self._graph.order:
+                if current in needed and current not in self._values:
+                    self._values[current] = self._of(self._graph[current])
+        found = self._values[name]
+        return found[index]
+
+    def _of(self, node: NodeDef) -> Sequence[Value]:
+        outputs = max(len(ops.output_types(node)), 1)
+        if node.name in self._given:
+            return [self._given[node.name]] * outputs
+        if node.op == "Const":
+            return [sizes.of_constant(self._constant(node.name))]
+        texts = tuple(text for text in node.input if not text.startswith("^"))
+        inputs = tuple(self._values[node_of(t)][parse_input(t)[1]] for t in texts)
+        op = Op(node, inputs, texts, self._shape, self._constant, outputs, self.notes)
+        found = self._by_rules(op)
+        found = [found] * outputs if not isinstance(found, Sequence) else list(found)
+        return [v if not isinstance(v, Unknown) or v.why else op.unknown("has what cannot be told") for v in found]
+
+    def _by_rules(self, op: Op) -> Value | Sequence[Value]:
+        kind = op.node.op
+        if kind in ("While", "StatelessWhile"):
+            return self._loop(op)
+        if unknown := next((v for v in op.inputs if isinstance(v, Unknown)), None):
+            return unknown
+        if ops.is_call(op.node):
+            return self._branches(op)
+        if kind == "Merge":
+            return self._merge(op)
+        if kind == "Switch":
+            return _switch(op)
+        if kind in sizes.SHAPES:
+            return sizes.SHAPES[kind](op)
+        if kind in sizes.SIZES and all(isinstance(v, Free) for v in op.inputs):
+            found = sizes.SIZES[kind](op)
+            if found is not None:
+                return found
+        if kind in lists.RULES:
+            return lists.RULES[kind](op)
+        if all(isinstance(v, Free) and v.power == 0 for v in op.inputs):
+            return FREE
+        if (one := _of_one_example(op)) is not None:
+            return one
+        if kind in (_OF_SIZES if all(isinstance(v, Free) for v in op.inputs) else RULES):
+            return RULES[kind](op)
+        return op.unknown("is not known to treat each example by itself")
+
+    # -- facts -------------------------------------------------------------------------------
+
+    def _shape(self, text: str) -> Shape | None:
+        name, index = parse_input(text)
+        shapes = self._graph[name].attr[_SHAPES].list.shape
+        if index >= len(shapes) or shapes[index].unknown_rank:
+            return None
+        return [d.size if d.size >= 0 else None for d in shapes[index].dim]
+
+    def _constant(self, text: str) -> Any:
+        """The value of a tensor that is made of constants only, else None."""
+        key = tensor_name(text)
+        if key not in self._constants:
+            node = self._graph[node_of(text)]
+            is_constant = node.op == "Const"
+            self._constants[key] = tf.make_ndarray(node.attr["value"].tensor) if is_constant else self._folded(key)
+        return self._constants[key]
+
+    def _folded(self, tensor: str) -> Any:
+        behind = self._graph.ancestors([node_of(tensor)], control=False)
+        if len(behind) > _SMALL or behind & self._given.keys():
+            return None
+        nodes = Graph((n for n in self._graph if n.name in behind), self._graph.library, self._graph.versions)
+        if any(n.op in ops.PLACEHOLDERS or ops.is_stateful(n) or ops.functions_of(n) for n in nodes):
+            return None
+        with tf.Graph().as_default():
+            (found,) = tf.import_graph_def(_data_only(nodes), return_elements=[tensor], name="")
+            with tf.compat.v1.Session() as session:
+                return session.run(found)
+
+    # -- control flow ------------------------------------------------------------------------
+
+    def _merge(self, op: Op) -> Value | Sequence[Value]:
+        found = op.inputs[0]
+        for value in op.inputs[1:]:
+            found = joined(found, value)
+        return [found, FREE]
+
+    def _branches(self, op: Op) -> Value | Sequence[Value]:
+        """A call: what its function returns, or what any of its functions does."""
+        names = self._library.called(op.node)
+        first = 1 if op.node.op in ops.BRANCHES else 0
+        if first and not _is_number(op.inputs[0]):
+            return op.unknown("takes a branch that the examples decide, or how many there are")
+        found: list[Value] | None = None
+        for name in names:
+            results = self._function(name, op, op.inputs[first:], op.texts[first:])
+            found = results if found is None else [joined(a, b) for a, b in zip(found, results)]
+        return op.unknown("calls a function that is not known") if found is None else found
+
+    def _function(self, name: str, op: Op, inputs: Sequence[Value], texts: Sequence[str]) -> list[Value]:
+        shapes = [self._shape(text) for text in texts]
+        constants = {p: op.constant_of(text) for p, text in enumerate(texts) if isinstance(inputs[p], Free)}
+        return self._results(name, inputs, shapes, constants)
+
+    def _results(
+        self,
+        name: str,
+        inputs: Sequence[Value],
+        shapes: Sequence[Shape | None],
+        constants: Mapping[int, Any],
+    ) -> list[Value]:
+        """What a function returns."""
+        body = self._library.body(name)
+        graph = _with_shapes(body.graph, dict(zip(body.arguments, shapes)), self._graph)
+        known = {tensor_name(body.arguments[p]): c for p, c in constants.items() if c is not None}
+        inside = Analysis(graph, self._library, dict(zip(body.arguments, inputs)), known)
+        found = [inside.value_of(text) for text in body.results]
+        self.notes.update(inside.notes)
+        return found
+
+    def _loop(self, op: Op) -> Value | Sequence[Value]:
+        """What a loop carries, after as many rounds as it takes to settle."""
+        body, condition = (op.node.attr[key].func.name for key in ("body", "cond"))
+        shapes = [
+            None if s.unknown_rank else [d.size if d.size >= 0 else None for d in s.dim]
+            for s in op.node.attr["output_shapes"].list.shape
+        ] or [self._shape(text) for text in op.texts]
+        fixed = self._passed_on(body)
+        constants = {p: op.constant_of(op.texts[p]) for p in fixed if isinstance(op.inputs[p], Free)}
+        shapes = [self._shape(t) if p in fixed else s for p, (t, s) in enumerate(zip(op.texts, shapes))]
+        # The counter of a loop is the same number for all examples, but not the one that it starts from.
+        carried = [v if p in fixed else _any_number(v) for p, v in enumerate(op.inputs)]
+        for _ in range(_ROUNDS):
+            results = self._results(body, carried, shapes, constants)
+            after = [v if p in fixed else joined(v, _any_number(r)) for p, (v, r) in enumerate(zip(carried, results))]
+            if after == carried:
+                (again,) = self._results(condition, carried, shapes, constants)
+                return carried if _is_number(again) else self._by_the_batch(op, carried, fixed)
+            carried = [op.unknown("carries what cannot be told") if v == Unknown("") else v for v in after]
+        return op.unknown("is a loop whose values do not settle")
+
+    def _by_the_batch(self, op: Op, carried: Sequence[Value], fixed: set[int]) -> Value | Sequence[Value]:
+        """A loop whose rounds the batch decides: one for each example is followed, as map_fn makes it."""
+        body, condition = (self._library.body(op.node.attr[key].func.name) for key in ("body", "cond"))
+        counters = loops.counters(condition, body, op)
+        if counters is None or not loops.reads_and_writes_at(body, counters):
+            return op.unknown("is a loop that runs as often as the examples say, or as there are examples")
+        after = op.unknown("carries values from one example to the next")
+        return [v if p in fixed or (isinstance(v, ListOf) and v.examples) else after for p, v in enumerate(carried)]
+
+    def _passed_on(self, name: str) -> set[int]:
+        """Which variables of a loop stay as they are."""
+        body = self._library.body(name)
+        return {p for p, text in enumerate(body.results) if body.argument_of(text) == p}
+
+
+def _is_number(value: Value) -> bool:
+    """Whether it depends neither on the examples nor on how many there are."""
+    return isinstance(value, Free) and value.power == 0
+
+
+def _any_number(value: Value) -> Value:
+    """The same without what is known of its size."""
+    return Free(value.power) if isinstance(value, Free) and value.sizes is not None else value
+
+
+def _of_one_example(op: Op) -> Value | None:
+    """Whatever an op does with a single example and what does not depend on the batch, is of that example."""
+    ones = {v for v in op.inputs if isinstance(v, One)}
+    if len(ones) != 1 or any(not isinstance(v, One) and not (isinstance(v, Free) and v.power == 0) for v in op.inputs):
+        return None
+    return ones.pop()
+
+
+def _switch(op: Op) -> Value:
+    """The value on the way into the branch that is taken."""
+    value, decision = op.inputs
+    if _is_number(decision):
+        return value
+    return op.unknown("takes a branch that the examples decide, or how many there are")
+
+
+def _with_shapes(graph: Graph, shapes: Mapping[str, Shape | None], outer: Graph) -> Graph:
+    """A function's graph with the static shapes that follow from those of its arguments."""
+    graph_def = Graph(graph, outer.library, outer.versions).to_graph_def()
+    for node in graph_def.node:
+        if node.name in shapes:
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(shapes[node.name]).as_proto())
+    with tf.Graph().as_default() as inferred:
+        tf.import_graph_def(graph_def, name="")
+    known = {n.name: n.attr[_SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if _SHAPES in n.attr}
+    for node in graph_def.node:
+        if node.name in known:
+            node.attr[_SHAPES].CopyFrom(known[node.name])
+    return Graph(graph_def.node, outer.library, outer.versions)
+
+
+def _data_only(nodes: Graph) -> Any:
+    """The nodes without what ties them to others: control inputs and colocation."""
+    graph_def = nodes.to_graph_def()
+    for node in graph_def.node:
+        node.attr.pop("_class", None)
+        data = [text for text in node.input if not text.startswith("^")]
+        del node.input[:]
+        node.input.extend(data)
+    return graph_def

@@ -1,0 +1,244 @@
+"""Ops that treat every entry by itself, with the entries at the same place in their other inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from caramel.frontend.batch.op import Op, Rule, names
+from caramel.frontend.batch.values import FREE, Examples, Free, ListOf, One, Statistic, Total, Unknown, Value
+
+Power = Fraction | None
+"""Of the number of examples in a result; None where it has none."""
+
+LINEAR = names(
+    "Identity Cast StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Neg Snapshot "
+    "Real Imag Conj GuaranteeConst ReadVariableOp DebugGradientIdentity OptimizationBarrier Copy"
+)
+"""Of one input; a multiple of it gives that multiple."""
+
+UNARY = names(
+    "Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 "
+    "BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Bucketize Ceil ComplexAbs Cos Cosh Dawsn "
+    "Digamma Elu Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs Floor FresnelCos FresnelSin "
+    "Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri PopulationCount "
+    "QuantizeAndDequantize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 "
+    "FakeQuantWithMinMaxVars Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus "
+    "Softsign Spence Sqrt Square Tan Tanh"
+)
+"""Of one input, or of one and of bounds that do not depend on the batch."""
+
+_ADDITIVE = names("Add AddV2 AddN AccumulateNV2 Sub Maximum Minimum Select SelectV2 ClipByValue Complex")
+"""A multiple of all inputs gives that multiple (for a positive one)."""
+
+_PRODUCTS = frozenset({"Mul", "MulNoNan"})
+_QUOTIENTS = frozenset({"RealDiv", "Div", "DivNoNan", "Xdivy"})
+_SUMS = frozenset({"Add", "AddV2", "AddN", "AccumulateNV2", "Sub"})
+
+_COMPARISONS = frozenset({"Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual"})
+
+NARY = (
+    _ADDITIVE
+    | _PRODUCTS
+    | _QUOTIENTS
+    | _COMPARISONS
+    | names(
+        "SquaredDifference Pow FloorDiv FloorMod Mod TruncateDiv TruncateMod Atan2 ApproximateEqual "
+        "LogicalAnd LogicalOr BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift Xlogy Xlog1py Igamma "
+        "Igammac IgammaGradA Betainc Zeta Polygamma NextAfter ReluGrad Relu6Grad LeakyReluGrad EluGrad "
+        "SeluGrad SoftplusGrad SoftsignGrad SigmoidGrad TanhGrad SqrtGrad RsqrtGrad InvGrad ReciprocalGrad"
+    )
+)
+
+_ROOTS = {
+    "Sqrt": Fraction(1, 2),
+    "Rsqrt": Fraction(-1, 2),
+    "Square": Fraction(2),
+    "Inv": Fraction(-1),
+    "Reciprocal": Fraction(-1),
+}
+
+
+def _power_of(op: Op, powers: Sequence[Power]) -> Power:
+    """Of the number of examples in a result, where every input has one."""
+    known = [p for p in powers if p is not None]
+    if len(known) != len(powers):
+        return None
+    kind = op.node.op
+    if kind in _PRODUCTS:
+        return sum(known, Fraction(0))
+    if kind in _QUOTIENTS:
+        return known[0] - known[1]
+    if kind == "SquaredDifference":
+        return 2 * known[0] if known[0] == known[1] else None
+    if kind in _ROOTS:
+        return known[0] * _ROOTS[kind]
+    if kind in ("Select", "SelectV2"):
+        return known[1] if known[0] == 0 and known[1] == known[2] else None
+    if kind == "Pow" and known[1] == 0 and known[0] != 0:
+        exponent = op.constant(1)
+        return None if exponent is None or exponent.size != 1 else known[0] * Fraction(float(exponent.ravel()[0]))
+    if kind in LINEAR or kind in ("Abs", "Relu", "LeakyRelu", "ComplexAbs"):
+        return known[0]
+    if kind in _ADDITIVE:
+        return known[0] if len(set(known)) == 1 else None
+    return Fraction(0) if not any(known) else None
+
+
+def _static_divisor(op: Op, counts: Sequence[int]) -> int:
+    """1 where a quotient's divisor is a constant and one of the static numbers of examples, else 0.
+
+    With a static batch the traced program holds that number as a constant; each worker then has a
+    batch of that size.
+    """
+    if op.node.op not in _QUOTIENTS or not counts:
+        return 0
+    value = op.constant(1)
+    return int(value is not None and value.size == 1 and float(value.ravel()[0]) in counts)
+
+
+def elementwise(op: Op) -> Value:
+    """Any op of this module."""
+    if any(isinstance(v, ListOf) for v in op.inputs):
+        return op.inputs[0] if op.node.op in LINEAR else op.unknown("mixes lists with tensors")
+    if any(isinstance(v, One) for v in op.inputs):
+        return op.unknown("mixes a single example with others")
+    if any(isinstance(v, Examples) for v in op.inputs):
+        return _of_examples(op)
+    if all(isinstance(v, Free) for v in op.inputs):
+        return _of_free(op)
+    return _of_totals(op)
+
+
+def _of_free(op: Op) -> Value:
+    if op.node.op in _COMPARISONS or op.node.op.startswith("Logical"):
+        return FREE if all(isinstance(v, Free) and v.power == 0 for v in op.inputs) else Free(None)
+    return Free(_power_of(op, [v.power if isinstance(v, Free) else None for v in op.inputs]))
+
+
+def _of_totals(op: Op) -> Value:
+    """Linear in one sum over the examples; what batch normalisation makes of means is a statistic."""
+    kind, totals = op.node.op, [v for v in op.inputs if isinstance(v, Total)]
+    rest = [v for v in op.inputs if isinstance(v, Free)]
+    centred = next((v.centred for v in totals if v.centred), "")
+    if len(totals) + len(rest) == len(op.inputs):
+        linear = _linear(op, totals, rest)
+        if linear is not None:
+            return replace(linear, centred=centred)
+    if _are_statistics(op.inputs) and (kind in UNARY or kind in LINEAR or kind in NARY):
+        root = kind in ("Sqrt", "Rsqrt") or (kind == "Pow" and isinstance(op.inputs[1], Free))
+        return Statistic(root or any(isinstance(v, Statistic) and v.scales for v in op.inputs))
+    if kind in _SUMS and totals and rest:
+        return op.unknown(
+            "adds a sum over the examples to a term that does not depend on them (a regulariser, say): "
+            "with N workers that term would count N times"
+        )
+    return op.unknown("is not linear in a mean or sum over the batch")
+
+
+def _linear(op: Op, totals: Sequence[Total], rest: Sequence[Free]) -> Total | None:
+    kind = op.node.op
+    channels = all(t.channels for t in totals)
+    if kind in LINEAR:
+        return totals[0]
+    if kind in _PRODUCTS and len(totals) == 1 and rest[0].power is not None:
+        return Total(totals[0].power + rest[0].power, channels)
+    if kind in _QUOTIENTS and isinstance(op.inputs[0], Total) and rest and rest[0].power is not None:
+        static = _static_divisor(op, totals[0].counts)
+        return Total(totals[0].power - rest[0].power - static, channels)
+    if kind in _SUMS:
+        powers = {t.power for t in totals}
+        if len(powers) == 1 and (not rest or (powers == {-1} and all(v.power == 0 for v in rest))):
+            return Total(totals[0].power, channels, () if rest else totals[0].counts)
+    if kind in ("Select", "SelectV2") and not isinstance(op.inputs[0], Total):
+        branches = {v.power for v in op.inputs[1:] if isinstance(v, (Total, Free))}
+        if len(totals) == 2 and len(branches) == 1 and isinstance(op.inputs[0], Free):
+            return Total(totals[0].power, channels)
+    return None
+
+
+def _are_statistics(values: Sequence[Value]) -> bool:
+    """Whether they are means for each channel, functions of such, and numbers."""
+    return all(
+        isinstance(v, Statistic)
+        or (isinstance(v, Free) and v.power == 0)
+        or (isinstance(v, Total) and v.channels and v.power == -1)
+        for v in values
+    )
+
+
+def _of_examples(op: Op) -> Value:
+    place = aligned(op, range(len(op.inputs)))
+    if isinstance(place, Unknown):
+        return place
+    others = [v for v in op.inputs if isinstance(v, (Total, Statistic))]
+    if others and not (_are_statistics(others) and op.node.op in NARY):
+        return op.unknown("puts a sum or mean over the batch into the values of single examples")
+    power = _power_of(op, [v.power if isinstance(v, (Free, Examples)) else Fraction(0) for v in op.inputs])
+    if power is None:
+        return op.unknown("is not linear in values that are divided by, or multiplied with, the number of examples")
+    shape = op.shape(0)
+    first = op.inputs[0]
+    if shape is not None and isinstance(first, Examples) and shape[first.axis] is not None:
+        power -= _static_divisor(op, (shape[first.axis],))  # type: ignore[arg-type]
+    return replace(place, power=power, centred=_centred(op, others, place.centred))
+
+
+def _centred(op: Op, others: Sequence[Value], centred: str) -> str:
+    """Whether the statistics that went in make a normalisation."""
+    if not others:
+        return centred
+    op.notes[op.node.name] = None
+    scales = [isinstance(v, Statistic) and v.scales for v in others]
+    if any(scales) and op.node.op in _PRODUCTS | _QUOTIENTS:
+        return ""
+    return centred if all(scales) else op.node.name
+
+
+def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
+    """Where the examples are in the result of an op that broadcasts; its ``power`` is to be set."""
+    rank = None if op.result() is None else len(op.result() or ())
+    places, same, centred = set(), True, ""
+    for position in positions:
+        value = op.inputs[position]
+        own = op.rank(position)
+        if isinstance(value, Examples):
+            if own is None or rank is None:
+                return op.unknown("has a tensor of unknown rank")
+            if value.before is None and value.after is None:
+                return op.unknown("has examples in an order that cannot be told")
+            places.add((own - value.axis, value.before, value.after))
+            same, centred = same and value.same, centred or value.centred
+        else:
+            same = same and isinstance(value, Free)
+    if len(places) != 1:
+        return op.unknown("brings different examples together")
+    from_the_end, before, after = places.pop()
+    for position in positions:
+        if isinstance(op.inputs[position], (Total, Statistic)) and not _is_one(op.shape(position), from_the_end):
+            return op.unknown("brings different examples together")
+    return Examples((rank or 0) - from_the_end, Fraction(0), before, after, same, centred)
+
+
+def _is_one(shape: list[int | None] | None, from_the_end: int) -> bool:
+    return shape is not None and (len(shape) < from_the_end or shape[-from_the_end] == 1)
+
+
+def _ones_like(op: Op) -> Value:
+    value = op.inputs[0]
+    if isinstance(value, Examples):
+        return replace(value, power=Fraction(0), same=True, centred="")
+    return op.unknown("makes a list like another") if isinstance(value, ListOf) else FREE
+
+
+def _each(op: Op) -> Sequence[Value]:
+    return op.inputs
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(LINEAR | UNARY | NARY, elementwise),
+    "OnesLike": _ones_like,
+    "ZerosLike": _ones_like,
+    "IdentityN": _each,
+}

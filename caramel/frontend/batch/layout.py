@@ -1,0 +1,500 @@
+"""Ops that move entries: the axis of the examples goes with them, or is taken apart, which is unknown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from caramel.frontend.batch.op import Op, Rule, Shape
+from caramel.frontend.batch.values import FREE, Examples, Free, Size, Statistic, Total, Unknown, Value
+
+_CANNOT_FOLLOW = "reshapes examples in a way that cannot be followed"
+_MIXES = "takes some of the examples, or brings them into another order"
+
+
+def _moved(op: Op, value: Value, axis: int | None) -> Value:
+    """The value with its examples along another axis; without examples as it is."""
+    if isinstance(value, Examples):
+        return op.unknown(_MIXES) if axis is None else replace(value, axis=axis)
+    if isinstance(value, (Total, Statistic)):
+        return value
+    if isinstance(value, Free) and value.power is not None:
+        return Free(value.power)
+    return op.unknown("is not followed here")
+
+
+def _only_first(op: Op) -> Unknown | None:
+    """What is wrong where anything but the first input depends on the batch, or on its size."""
+    if all(_is_number(v) for v in op.inputs[1:]):
+        return None
+    return op.unknown("has arguments that depend on the batch")
+
+
+# -- reshapes ----------------------------------------------------------------------------------
+
+
+def _reshape(op: Op) -> Value:
+    value, target = op.inputs
+    if not isinstance(value, Examples):
+        return _only_first(op) or _moved(op, value, None)
+    shape = op.shape(0)
+    if not isinstance(target, Free) or shape is None:
+        return op.unknown("reshapes to a shape that depends on the examples")
+    return _reshaped(op, value, shape, _target_sizes(op, target))
+
+
+def _target_sizes(op: Op, target: Free) -> list[Size | None]:
+    """The sizes of the result; None where one is to be inferred, or cannot be told."""
+    result = op.result()
+    if target.sizes is None:
+        return [None if d is None else Size(Fraction(d)) for d in result or []]
+    found = [None if s.coefficient is not None and s.coefficient < 0 else s for s in target.sizes]
+    for axis, (size, static) in enumerate(zip(found, result or found)):
+        if size is None and isinstance(static, int):
+            found[axis] = Size(Fraction(static))
+    return found
+
+
+def _reshaped(op: Op, value: Examples, shape: Shape, sizes: Sequence[Size | None]) -> Value:
+    axis = _axis_of_examples(value, shape, sizes)
+    if axis is None:
+        return op.unknown(_CANNOT_FOLLOW)
+    leading, trailing = shape[: value.axis], shape[value.axis + 1 :]
+    before = _split([value.before, *leading], [_static(s) for s in sizes[:axis]])
+    after = _split([value.after, *trailing], [_static(s) for s in sizes[axis + 1 :]])
+    exact = sizes[axis]
+    if exact is not None and exact.power == 1 and exact.coefficient is not None:
+        # The axis has that many entries for each example: what is in front of it and behind it fits.
+        if before is None and after is None:
+            return op.unknown(_CANNOT_FOLLOW)
+        before = before if before is not None else _whole(exact.coefficient / after)  # type: ignore[operator]
+        after = after if after is not None else _whole(exact.coefficient / before) if before else None
+        if before is None or after is None:
+            return op.unknown(_CANNOT_FOLLOW)
+    elif (before is None and axis > 0) or (after is None and not _ends_alike(trailing, sizes[axis + 1 :])):
+        return op.unknown(_CANNOT_FOLLOW)
+    return replace(value, axis=axis, before=before, after=after)
+
+
+def _static(size: Size | None) -> int | None:
+    """A size that is a known number."""
+    if size is None or size.power != 0 or size.coefficient is None:
+        return None
+    return int(size.coefficient)
+
+
+def _whole(number: Fraction) -> int | None:
+    return int(number) if number.denominator == 1 and number >= 1 else None
+
+
+def _split(given: Sequence[int | None], taken: Sequence[int | None]) -> int | None:
+    """What is left of a product of sizes when some go into axes of their own; None where that is unknown or broken."""
+    if any(n is None for n in (*given, *taken)):
+        return None
+    divisor = math.prod(n for n in taken if n is not None)
+    return None if divisor == 0 else _whole(Fraction(math.prod(n for n in given if n is not None), divisor))
+
+
+def _ends_alike(trailing: Sequence[int | None], sizes: Sequence[Size | None]) -> bool:
+    """Whether the result's axes behind the examples are the last ones of the input: the others are merged."""
+    kept = [_static(s) for s in sizes]
+    if len(kept) > len(trailing) or any(k is None for k in kept):
+        return False
+    return kept == list(trailing[len(trailing) - len(kept) :])
+
+
+def _axis_of_examples(value: Examples, shape: Shape, sizes: Sequence[Size | None]) -> int | None:
+    """The axis of the result that has the examples: it has the batch's size, or is the one to be inferred."""
+    with_batch = [a for a, s in enumerate(sizes) if s is not None and s.power == 1]
+    if any(s is not None and s.power not in (0, 1) for s in sizes):
+        return None
+    if with_batch:
+        return with_batch[0] if len(with_batch) == 1 else None
+    inferred = [a for a, s in enumerate(sizes) if s is None]
+    if inferred:
+        return inferred[0] if len(inferred) == 1 else None
+    if shape[value.axis] is None:
+        return None
+    return _static_axis(value, shape, [_static(s) or 0 for s in sizes])
+
+
+def _static_axis(value: Examples, shape: Shape, sizes: Sequence[int]) -> int | None:
+    """The axis where all sizes are known, the batch's too: as much in front of it and behind it as before."""
+    if any(d is None for d in shape) or value.before is None or value.after is None:
+        return None
+    known = [d for d in shape if d is not None]
+    in_front = value.before * math.prod(known[: value.axis])
+    behind = value.after * math.prod(known[value.axis + 1 :])
+    examples = math.prod(known) // max(in_front * behind, 1)
+    for axis, size in enumerate(sizes):
+        own_front, own_behind = math.prod(sizes[:axis]), math.prod(sizes[axis + 1 :])
+        fits = own_front and own_behind and in_front % own_front == 0 and behind % own_behind == 0
+        if fits and size == examples * (in_front // own_front) * (behind // own_behind):
+            return axis
+    return None
+
+
+def _expand_dims(op: Op) -> Value:
+    value, position, rank = op.inputs[0], op.integer(1), op.rank(0)
+    if not isinstance(value, Examples):
+        return _only_first(op) or _moved(op, value, None)
+    if position is None or rank is None:
+        return op.unknown("adds an axis at a place that is not constant")
+    position %= rank + 1
+    return replace(value, axis=value.axis + (position <= value.axis))
+
+
+def _squeeze(op: Op) -> Value:
+    value, rank = op.inputs[0], op.rank(0)
+    if not isinstance(value, Examples) or rank is None:
+        return _moved(op, value, None)
+    listed = [axis % rank for axis in op.node.attr["squeeze_dims"].list.i]
+    axes = listed or [a for a, d in enumerate(op.shape(0) or []) if d == 1]
+    if value.axis in axes:
+        return op.unknown("removes the axis of the examples")
+    if not listed and op.result() is None:
+        return op.unknown("removes axes whose size is not known")
+    return replace(value, axis=value.axis - sum(1 for axis in axes if axis < value.axis))
+
+
+def _transpose(op: Op) -> Value:
+    value, order = op.inputs[0], op.integers(1)
+    if not isinstance(value, Examples):
+        return _only_first(op) or _moved(op, value, None)
+    return (
+        op.unknown("has an order that is not constant") if order is None else _moved(op, value, order.index(value.axis))
+    )
+
+
+# -- joining and taking apart ------------------------------------------------------------------
+
+
+def _joined(op: Op, positions: Sequence[int], axis: int, new_axis: bool) -> Value:
+    """Tensors of the same rank beside each other, along an axis that they have or along a new one."""
+    values = [op.inputs[p] for p in positions]
+    examples = [v for v in values if isinstance(v, Examples)]
+    if not examples:
+        return _joined_without_examples(op, values)
+    if len({(v.axis, v.power) for v in examples}) != 1 or any(
+        isinstance(v, Free) and v.power != examples[0].power for v in values
+    ):
+        return op.unknown("brings different examples together")
+    if any(isinstance(v, (Total, Statistic)) for v in values):
+        return op.unknown("puts a sum or mean over the batch beside the values of single examples")
+    centred = next((v.centred for v in examples if v.centred), "")
+    if not new_axis and axis == examples[0].axis:
+        if len(examples) < len(values) or any(v.before is None or v.after != examples[0].after for v in examples):
+            return op.unknown("joins examples with other entries")
+        before = sum(v.before or 0 for v in examples)
+        return replace(examples[0], before=before, same=False, centred=centred)
+    if len({(v.before, v.after) for v in examples}) != 1:
+        return op.unknown("brings different examples together")
+    same = all(v.same for v in examples) and len(examples) == len(values)
+    return replace(
+        examples[0], axis=examples[0].axis + (new_axis and axis <= examples[0].axis), same=same, centred=centred
+    )
+
+
+def _joined_without_examples(op: Op, values: Sequence[Value]) -> Value:
+    totals = [v for v in values if isinstance(v, Total)]
+    powers = {v.power for v in values if isinstance(v, (Total, Free))}
+    if len(totals) == len(values) and len(powers) == 1:
+        return Total(totals[0].power, centred=next((t.centred for t in totals if t.centred), ""))
+    if (
+        totals
+        and {t.power for t in totals} == {-1}
+        and all(isinstance(v, Total) or v == Free(Fraction(0)) for v in values)
+    ):
+        return Total(totals[0].power, centred=next((t.centred for t in totals if t.centred), ""))
+    if all(isinstance(v, Free) for v in values):
+        return Free(powers.pop() if len(powers) == 1 else None)
+    return op.unknown("puts sums over the examples beside terms that are none")
+
+
+def _concat(op: Op) -> Value:
+    last = len(op.inputs) - 1
+    axis, rank = op.integer(last), op.rank(0)
+    if axis is None or rank is None:
+        return op.unknown("joins along an axis that is not constant")
+    return _joined(op, range(last), axis % rank, new_axis=False)
+
+
+def _pack(op: Op) -> Value:
+    rank = op.rank(0)
+    if rank is None:
+        return op.unknown("has a tensor of unknown rank")
+    return _joined(op, range(len(op.inputs)), op.node.attr["axis"].i % (rank + 1), new_axis=True)
+
+
+def _unpack(op: Op) -> Value:
+    value, rank = op.inputs[0], op.rank(0)
+    if not isinstance(value, Examples) or rank is None:
+        return _moved(op, value, None)
+    axis = op.node.attr["axis"].i % rank
+    return _moved(op, value, None if axis == value.axis else value.axis - (axis < value.axis))
+
+
+def _split_op(op: Op, value_at: int, axis_at: int, sizes_at: int | None) -> Value:
+    value, axis, rank = op.inputs[value_at], op.integer(axis_at), op.rank(value_at)
+    if not isinstance(value, Examples):
+        return _moved(op, value, None)
+    if axis is None or rank is None:
+        return op.unknown("splits along an axis that is not constant")
+    if axis % rank != value.axis:
+        return value
+    if sizes_at is None and value.before and value.before % op.outputs == 0:
+        return replace(value, before=value.before // op.outputs)
+    return op.unknown(_MIXES)
+
+
+def _split_equal(op: Op) -> Value:
+    return _split_op(op, 1, 0, None)
+
+
+def _split_sizes(op: Op) -> Value:
+    return _split_op(op, 0, 2, 1)
+
+
+# -- parts and repetitions ---------------------------------------------------------------------
+
+
+def _strided_slice(op: Op) -> Value:
+    value = op.inputs[0]
+    if not isinstance(value, Examples):
+        return _only_first(op) or _moved(op, value, None)
+    begins, ends, strides = (op.integers(p) for p in (1, 2, 3))
+    length = op.shape(1)
+    if length is None or length[0] is None or not all(_is_number(v) for v in op.inputs[1:]):
+        return op.unknown("has bounds that are not constant")
+    axis = _sliced_axis(op, value.axis, length[0], (begins, ends, strides))
+    return _moved(op, value, axis)
+
+
+def _sliced_axis(op: Op, axis: int, entries: int, bounds: Sequence[list[int] | None]) -> int | None:
+    """Where the batch axis is after a slice that takes all of it, else None."""
+    masks = {name: op.node.attr[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+
+    def has(name: str, entry: int) -> bool:
+        return bool(masks[name] >> entry & 1)
+
+    consumed = sum(1 for e in range(entries) if not has("ellipsis", e) and not has("new_axis", e))
+    source = result = 0
+    for entry in range(entries):
+        if has("ellipsis", entry):
+            skipped = (op.rank(0) or 0) - consumed
+            if source <= axis < source + skipped:
+                return result + axis - source
+            source, result = source + skipped, result + skipped
+        elif has("new_axis", entry):
+            result += 1
+        elif source == axis:
+            return None if has("shrink_axis", entry) or not _takes_all(entry, has, bounds) else result
+        else:
+            source, result = source + 1, result + (not has("shrink_axis", entry))
+    return result + axis - source
+
+
+def _takes_all(entry: int, has: object, bounds: Sequence[list[int] | None]) -> bool:
+    """Whether an entry of a slice takes a whole axis."""
+    begins, _, strides = bounds
+    starts = has("begin", entry) or (begins is not None and begins[entry] == 0)  # type: ignore[operator]
+    return bool(starts and has("end", entry) and strides is not None and strides[entry] == 1)  # type: ignore[operator]
+
+
+def _slice(op: Op) -> Value:
+    value = op.inputs[0]
+    if not isinstance(value, Examples):
+        return _only_first(op) or _moved(op, value, None)
+    begin, size = op.integers(1), op.inputs[2]
+    if begin is None or begin[value.axis] != 0 or not isinstance(size, Free) or size.sizes is None:
+        return op.unknown(_MIXES)
+    taken = size.sizes[value.axis]
+    if any(s.power != 0 for axis, s in enumerate(size.sizes) if axis != value.axis):
+        return op.unknown("takes as many entries as there are examples")
+    count = None if value.before is None or value.after is None else Fraction(value.before * value.after)
+    whole = taken == Size(Fraction(-1)) or (count is not None and taken == Size(count, Fraction(1)))
+    return value if whole else op.unknown(_MIXES)
+
+
+def _tile(op: Op) -> Value:
+    value, times = op.inputs
+    if not isinstance(times, Free):
+        return op.unknown("repeats as often as the examples say")
+    if isinstance(value, Examples):
+        count = op.integers(1)
+        return op.unknown("repeats the examples") if count is None or count[value.axis] != 1 else value
+    found = _spread(op, value, times)
+    if isinstance(found, Examples) and not _is_one_at(op, found.axis):
+        return op.unknown("repeats different entries for the examples")
+    return found
+
+
+def _spread(op: Op, value: Value, sizes: Free) -> Value:
+    """What does not depend on the examples, once for each of them."""
+    if not isinstance(value, Free) or value.power is None:
+        return op.unknown("repeats a sum or mean over the batch")
+    if sizes.power == 0:
+        return Free(value.power)
+    if sizes.sizes is None or any(s.power not in (0, 1) for s in sizes.sizes):
+        return op.unknown("makes a tensor whose size does not scale with the number of examples")
+    axes = [a for a, s in enumerate(sizes.sizes) if s.power == 1]
+    if len(axes) != 1:
+        return op.unknown("makes a tensor with an entry for each pair of examples")
+    coefficient = sizes.sizes[axes[0]].coefficient
+    after = None if coefficient is None else _whole(coefficient)
+    if coefficient is not None and after is None:
+        return op.unknown("makes a tensor whose size does not scale with the number of examples")
+    return Examples(axes[0], value.power, 1, after, same=True)
+
+
+def _fill(op: Op) -> Value:
+    sizes, value = op.inputs
+    return (
+        _spread(op, value, sizes) if isinstance(sizes, Free) else op.unknown("has a size that depends on the examples")
+    )
+
+
+def _broadcast_to(op: Op) -> Value:
+    value, sizes = op.inputs
+    rank, result = op.rank(0), op.result()
+    if not isinstance(sizes, Free) or rank is None or result is None:
+        return op.unknown("broadcasts to a shape that cannot be told")
+    if isinstance(value, Examples):
+        axis = value.axis + len(result) - rank
+        powers = [sizes.power] if sizes.sizes is None else [s.power for a, s in enumerate(sizes.sizes) if a != axis]
+        return op.unknown("repeats the examples") if any(p != 0 for p in powers) else replace(value, axis=axis)
+    found = _spread(op, value, sizes)
+    if isinstance(found, Examples) and not _is_one_at(op, found.axis - len(result) + rank):
+        return op.unknown("repeats different entries for the examples")
+    return found
+
+
+def _is_one_at(op: Op, axis: int) -> bool:
+    shape = op.shape(0) or []
+    return axis < 0 or (axis < len(shape) and shape[axis] == 1)
+
+
+def _pad(op: Op) -> Value:
+    value, padding = op.inputs[0], op.constant(1)
+    if not isinstance(value, Examples):
+        return _only_first(op) or _moved(op, value, None)
+    if padding is None or padding[value.axis].any():
+        return op.unknown("adds entries that are no examples")
+    if value.power != 0 and len(op.inputs) > 2:
+        return op.unknown("adds a constant to values that are divided by the number of examples")
+    return replace(value, same=False)
+
+
+def _along(axis_at: int) -> Rule:
+    """An op that mixes the entries along axes that one of its inputs names."""
+
+    def rule(op: Op) -> Value:
+        value, axes, rank = op.inputs[0], op.integers(axis_at), op.rank(0)
+        if not isinstance(value, Examples):
+            linear = isinstance(value, (Total, Free)) and op.node.op not in ("Cumprod", "CumulativeLogsumexp")
+            return (_only_first(op) or _moved(op, value, None)) if linear else op.unknown("is not linear")
+        if axes is None or rank is None:
+            return op.unknown("works along an axis that is not constant")
+        if value.axis in [a % rank for a in axes] or not all(_is_number(v) for v in op.inputs[1:]):
+            return op.unknown(_MIXES)
+        if value.power != 0 and op.node.op in ("Cumprod", "CumulativeLogsumexp"):
+            return op.unknown("is not linear in values that are divided by the number of examples")
+        return value
+
+    return rule
+
+
+# -- looking up --------------------------------------------------------------------------------
+
+
+def _gather(op: Op) -> Value:
+    """Rows of one tensor, as another says."""
+    table, indices, axis, rank = op.inputs[0], op.inputs[1], op.integer(2), op.rank(0)
+    batched = op.node.attr["batch_dims"].i
+    if axis is None or rank is None:
+        return op.unknown("looks up along an axis that is not constant")
+    return _looked_up(op, table, indices, axis % rank, batched)
+
+
+def _resource_gather(op: Op) -> Value:
+    return _looked_up(op, FREE, op.inputs[1], 0, op.node.attr["batch_dims"].i)
+
+
+def _looked_up(op: Op, table: Value, indices: Value, axis: int, batched: int) -> Value:
+    own = op.rank(1)
+    if own is None:
+        return op.unknown("has indices of unknown rank")
+    if isinstance(table, Examples) and isinstance(indices, Examples):
+        if table.axis == indices.axis < batched and (table.before, table.after) == (indices.before, indices.after):
+            return replace(table, same=False, centred=table.centred or indices.centred)
+        return op.unknown("looks up examples by what other examples say")
+    if isinstance(indices, Examples) and isinstance(table, Free) and table.power == 0:
+        place = indices.axis + (axis - batched) if indices.axis >= batched else indices.axis
+        return replace(indices, axis=place, power=Fraction(0))
+    if isinstance(table, Examples) and _is_number(indices) and axis != table.axis:
+        return replace(table, axis=table.axis if table.axis < axis else table.axis + own - batched - 1)
+    if isinstance(table, (Total, Free, Statistic)) and _is_number(indices):
+        return _moved(op, table, None)
+    return op.unknown(_MIXES)
+
+
+def _gather_nd(op: Op) -> Value:
+    table = op.inputs[0] if op.node.op == "GatherNd" else FREE
+    indices, rank = op.inputs[1], op.rank(1)
+    if isinstance(table, Free) and table.power == 0 and isinstance(indices, Examples) and rank is not None:
+        return op.unknown(_MIXES) if indices.axis == rank - 1 else replace(indices, power=Fraction(0))
+    if isinstance(table, (Total, Free)) and _is_number(indices):
+        return _moved(op, table, None)
+    return op.unknown(_MIXES)
+
+
+def _one_hot(op: Op) -> Value:
+    indices, rank = op.inputs[0], op.rank(0)
+    if not isinstance(indices, Examples) or rank is None or not all(_is_number(v) for v in op.inputs[1:]):
+        return op.unknown("cannot be followed")
+    axis = op.node.attr["axis"].i % (rank + 1)
+    return replace(indices, axis=indices.axis + (axis <= indices.axis), power=Fraction(0))
+
+
+def _is_number(value: Value) -> bool:
+    """Whether it depends neither on the examples nor on how many there are."""
+    return isinstance(value, Free) and value.power == 0
+
+
+def _reverse_sequence(op: Op) -> Value:
+    value, lengths = op.inputs
+    batch, sequence = op.node.attr["batch_dim"].i, op.node.attr["seq_dim"].i
+    if not isinstance(value, Examples) or value.axis != batch or sequence == batch:
+        return op.unknown(_MIXES)
+    if isinstance(lengths, (Examples, Free)):
+        return replace(value, same=False)
+    return op.unknown(_MIXES)
+
+
+RULES: dict[str, Rule] = {
+    "Reshape": _reshape,
+    "ExpandDims": _expand_dims,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "ConcatV2": _concat,
+    "Pack": _pack,
+    "Unpack": _unpack,
+    "Split": _split_equal,
+    "SplitV": _split_sizes,
+    "StridedSlice": _strided_slice,
+    "Slice": _slice,
+    "Tile": _tile,
+    "Fill": _fill,
+    "BroadcastTo": _broadcast_to,
+    **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
+    **dict.fromkeys(("ReverseV2", "Cumprod", "Cumsum", "CumulativeLogsumexp"), _along(1)),
+    "Roll": _along(2),
+    "GatherV2": _gather,
+    "ResourceGather": _resource_gather,
+    "GatherNd": _gather_nd,
+    "ResourceGatherNd": _gather_nd,
+    "OneHot": _one_hot,
+    "ReverseSequence": _reverse_sequence,
+}

@@ -1,0 +1,99 @@
+"""TensorLists, which loops read and write an entry at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.values import FREE, Examples, Free, ListOf, One, Size, Value, free, joined
+
+
+def _new(op: Op) -> Value:
+    """An empty list; its length may be the number of examples."""
+    count = op.inputs[1]
+    many = isinstance(count, Free) and count.power == 1 and op.node.op == "TensorListReserve"
+    return ListOf(None, many)
+
+
+def _from_tensor(op: Op) -> Value:
+    value = op.inputs[0]
+    if isinstance(value, Examples):
+        if value.axis > 0:
+            return ListOf(replace(value, axis=value.axis - 1))
+        if value.before != 1 or value.after != 1 or value.power != 0:
+            return op.unknown("makes a list of examples that have several entries each")
+        return ListOf(One(""), examples=True)
+    if isinstance(value, Free) and value.power == 0:
+        return ListOf(FREE)
+    return op.unknown("makes a list of sums over the examples")
+
+
+def _stack(op: Op) -> Value:
+    value = op.inputs[0]
+    if not isinstance(value, ListOf) or value.element is None:
+        return op.unknown("stacks a list of which nothing is known")
+    if value.examples:
+        # Each entry was written at the index of the example that it was computed from.
+        return Examples(0) if isinstance(value.element, (One, Free)) else op.unknown("stacks a list of sums")
+    if isinstance(value.element, Examples):
+        return replace(value.element, axis=value.element.axis + 1)
+    if isinstance(value.element, Free) and value.element.power == 0:
+        return FREE
+    return op.unknown("stacks a list of sums over the examples")
+
+
+def _get(op: Op) -> Value:
+    value, index = op.inputs[0], op.inputs[1]
+    if not isinstance(value, ListOf) or value.element is None or not isinstance(index, Free):
+        return op.unknown("reads a list of which nothing is known")
+    if value.examples:
+        return One(op.texts[1])
+    return value.element
+
+
+def _set(op: Op) -> Value:
+    value, index, item = op.inputs[0], op.inputs[1], op.inputs[2]
+    if not isinstance(value, ListOf) or not isinstance(index, Free):
+        return op.unknown("writes to a place that depends on the examples")
+    if isinstance(item, One):
+        if not value.examples or item.index != op.texts[1]:
+            return op.unknown("writes a single example to a place that is not its own")
+        item = One("")
+    elif value.examples and item != FREE:
+        return op.unknown("writes values of all examples to the place of a single one")
+    return ListOf(item if value.element is None else joined(value.element, item), value.examples)
+
+
+def _push(op: Op) -> Value:
+    value, item = op.inputs
+    if not isinstance(value, ListOf) or value.examples or isinstance(item, One):
+        return op.unknown("appends to a list of which nothing is known")
+    return ListOf(item if value.element is None else joined(value.element, item))
+
+
+def _pop(op: Op) -> Value | Sequence[Value]:
+    value = op.inputs[0]
+    if not isinstance(value, ListOf) or value.element is None or value.examples:
+        return op.unknown("reads a list of which nothing is known")
+    return [value, value.element]
+
+
+def _length(op: Op) -> Value:
+    value = op.inputs[0]
+    if not isinstance(value, ListOf):
+        return op.unknown("measures a list of which nothing is known")
+    return free((Size(Fraction(1), Fraction(1)) if value.examples else Size(None),))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), _new),
+    "TensorListFromTensor": _from_tensor,
+    "TensorListStack": _stack,
+    "TensorListGetItem": _get,
+    "TensorListSetItem": _set,
+    "TensorListPushBack": _push,
+    "TensorListPopBack": _pop,
+    "TensorListLength": _length,
+}

@@ -1,0 +1,184 @@
+"""Ops that add or average along axes, and products of matrices, which add along the axis they share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.values import Examples, Free, Statistic, Total, Value
+
+
+def _axes(op: Op) -> list[int] | None:
+    """The axes of a reduction, all of them where the result is a scalar."""
+    rank = op.rank(0)
+    if rank is None:
+        return None
+    axes = op.integers(1)
+    if axes is None:
+        return list(range(rank)) if op.result() == [] else None
+    return sorted({axis % rank for axis in axes}) if rank else []
+
+
+def _reduction(op: Op) -> Value:
+    value = op.inputs[0]
+    if not isinstance(op.inputs[1], Free):
+        return op.unknown("reduces over axes that depend on the batch")
+    if isinstance(value, Examples):
+        return _over_examples(op, value)
+    if isinstance(value, Total) and op.node.op in ("Mean", "Sum"):
+        return replace(value, channels=value.channels and op.result() != [], counts=())
+    if isinstance(value, Statistic) and op.result() != []:
+        return value
+    if isinstance(value, Free) and (value.power == 0 or (op.node.op != "Prod" and value.power is not None)):
+        return Free(value.power)
+    return op.unknown("is not linear in a mean or sum over the batch")
+
+
+def _over_examples(op: Op, value: Examples) -> Value:
+    axes, kind = _axes(op), op.node.op
+    if axes is None:
+        return op.unknown("reduces over axes that are not constant")
+    if value.axis not in axes:
+        if kind not in ("Mean", "Sum", "Max", "Min", "EuclideanNorm") and value.power != 0:
+            return op.unknown("is not linear in values that are divided by the number of examples")
+        if op.node.attr["keep_dims"].b:
+            return value
+        return replace(value, axis=value.axis - sum(1 for axis in axes if axis < value.axis))
+    if kind not in ("Mean", "Sum"):
+        return op.unknown("takes one value from all examples in a way that is neither a mean nor a sum")
+    if value.same:
+        return Free(value.power + (1 if kind == "Sum" else 0))
+    if kind == "Mean":
+        channels = len(op.shape(0) or ()) > len(axes)
+        return Total(value.power - 1, channels, (), value.centred)
+    return Total(value.power, False, _counts(op, value, axes), value.centred)
+
+
+def _counts(op: Op, value: Examples, axes: Sequence[int]) -> tuple[int, ...]:
+    """Static numbers by which a mean over these axes would divide."""
+    shape = op.shape(0) or []
+    examples = shape[value.axis]
+    if examples is None:
+        return ()
+    return (examples, math.prod(shape[axis] or 0 for axis in axes))
+
+
+def _l2_loss(op: Op) -> Value:
+    value = op.inputs[0]
+    if isinstance(value, Examples) and value.power == 0 and not value.same:
+        return Total(Fraction(0), centred=value.centred)
+    if isinstance(value, Free) and value.power is not None:
+        return Free(2 * value.power)
+    return op.unknown("is not linear in a mean or sum over the batch")
+
+
+def _arg_reduction(op: Op) -> Value:
+    value, axis = op.inputs[0], op.integer(1)
+    if not isinstance(value, Examples):
+        return op.unknown("is not linear in a mean or sum over the batch")
+    if axis is None or op.rank(0) is None:
+        return op.unknown("reduces over an axis that is not constant")
+    axis %= op.rank(0) or 1
+    if axis == value.axis:
+        return op.unknown("compares the examples with each other")
+    return replace(value, axis=value.axis - (axis < value.axis), power=Fraction(0))
+
+
+# -- products ----------------------------------------------------------------------------------
+
+
+def _product(op: Op, letters: Sequence[str], result: str) -> Value:
+    """A sum of products, given as Einstein's summation with one letter for each axis.
+
+    Args:
+        op: the op; its first inputs are the factors.
+        letters: for each factor.
+        result: of the result.
+    """
+    values = op.inputs[: len(letters)]
+    if any(not isinstance(v, (Examples, Free, Statistic, Total)) for v in values):
+        return op.unknown("mixes a single example or a list with others")
+    examples = [(v, axes[v.axis]) for v, axes in zip(values, letters) if isinstance(v, Examples)]
+    powers = [v.power for v in values if isinstance(v, (Examples, Free, Total))]
+    if any(p is None for p in powers):
+        return op.unknown("does not scale with the number of examples")
+    power = sum((p for p in powers if p is not None), Fraction(0))
+    totals = [v for v in values if isinstance(v, (Total, Statistic))]
+    if not examples:
+        if not totals:
+            return Free(power)
+        if len(totals) == 1 and isinstance(totals[0], Total):
+            return Total(power, centred=totals[0].centred)
+        return op.unknown("is not linear in a mean or sum over the batch")
+    if totals:
+        return op.unknown("puts a sum or mean over the batch into the values of single examples")
+    if len({letter for _, letter in examples}) != 1 or len({(v.before, v.after) for v, _ in examples}) != 1:
+        return op.unknown("brings different examples together")
+    first, letter = examples[0]
+    centred = next((v.centred for v, _ in examples if v.centred), "")
+    same = all(v.same for v, _ in examples)
+    if letter in result:
+        return replace(first, axis=result.index(letter), power=power, same=same, centred=centred)
+    return Free(power + 1) if same else Total(power, centred=centred)
+
+
+def _matmul(op: Op) -> Value:
+    first = "ki" if op.node.attr["transpose_a"].b else "ik"
+    second = "jk" if op.node.attr["transpose_b"].b else "kj"
+    return _product(op, (first, second), "ij")
+
+
+def _batch_matmul(op: Op) -> Value:
+    """Matrices in the last two axes; the others are broadcast."""
+    ranks = [op.rank(0), op.rank(1)]
+    if any(r is None for r in ranks):
+        return op.unknown("has a tensor of unknown rank")
+    known = [r for r in ranks if r is not None]
+    most = max(known) - 2
+    outer = "".join(chr(ord("A") + axis) for axis in range(most))
+    adjoint = [op.node.attr["adj_x"].b, op.node.attr["adj_y"].b]
+    first, second = "ki" if adjoint[0] else "ik", "jk" if adjoint[1] else "kj"
+    letters = [outer[most - (rank - 2) :] + inner for rank, inner in zip(known, (first, second))]
+    return _product(op, letters, outer + "ij")
+
+
+def _einsum(op: Op) -> Value:
+    equation = op.node.attr["equation"].s.decode().replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    letters = left.split(",")
+    ranks = [op.rank(p) for p in range(len(letters))]
+    if not arrow or any(r is None for r in ranks):
+        return op.unknown("has a tensor of unknown rank")
+    spare = [(rank or 0) - len(axes.replace("...", "")) for rank, axes in zip(ranks, letters)]
+    most = max([s for s, axes in zip(spare, letters) if "..." in axes], default=0)
+    # Letters for what the dots stand for, none of which an equation has.
+    dots = "".join(chr(0x100 + axis) for axis in range(most))
+    letters = [axes.replace("...", dots[most - own :]) for axes, own in zip(letters, spare)]
+    if any(len(set(axes)) != len(axes) for axes in letters):
+        return op.unknown("takes a diagonal")
+    return _product(op, letters, result.replace("...", dots))
+
+
+def _bias(op: Op) -> Value:
+    value = op.inputs[0]
+    rank = op.rank(0)
+    if not isinstance(value, Examples) or not isinstance(op.inputs[1], Free) or rank is None:
+        return op.unknown("is not linear in a mean or sum over the batch")
+    channel = 1 if op.node.attr["data_format"].s == b"NCHW" else rank - 1
+    if channel == value.axis or value.power != 0 or op.inputs[1].power != 0:
+        return op.unknown("is not linear in values that are divided by, or multiplied with, the number of examples")
+    return replace(value, same=False)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), _reduction),
+    **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduction),
+    "L2Loss": _l2_loss,
+    "MatMul": _matmul,
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul),
+    "Einsum": _einsum,
+    "BiasAdd": _bias,
+}

@@ -1,0 +1,289 @@
+"""Arithmetic with sizes: shapes, their entries, products and quotients, as exactly as they can be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.values import FREE, Examples, Free, Size, Value, constant, free
+
+_LONGEST = 16
+"""Entries of the longest vector that is followed; shapes are shorter."""
+
+_ONE = Size(Fraction(1))
+
+
+def of_constant(value: np.ndarray) -> Value:
+    """What a constant is."""
+    if value.ndim > 1 or value.size > _LONGEST or value.dtype.kind not in "iuf" or not np.all(np.isfinite(value)):
+        return FREE
+    return constant(*value.ravel().tolist())
+
+
+def of_shape(shape: list[int | None], value: Value) -> Value:
+    """The shape of a tensor as a vector of sizes."""
+    sizes = [Size(None if d is None else Fraction(d)) for d in shape]
+    if isinstance(value, Examples):
+        known = value.before is not None and value.after is not None
+        count = Fraction(value.before * value.after) if known else None  # type: ignore[operator]
+        sizes[value.axis] = Size(count, Fraction(1))
+    return free(tuple(sizes))
+
+
+def _shape(op: Op) -> Value | list[Value]:
+    found: list[Value] = []
+    for position, value in enumerate(op.inputs):
+        shape = op.shape(position)
+        found.append(op.unknown("has an input of unknown rank") if shape is None else of_shape(shape, value))
+    return found
+
+
+def _size(op: Op) -> Value:
+    shape = op.shape(0)
+    if shape is None:
+        return op.unknown("has an input of unknown rank")
+    sizes = of_shape(shape, op.inputs[0])
+    assert isinstance(sizes, Free) and sizes.sizes is not None
+    return free((_product(sizes.sizes),))
+
+
+def _rank(op: Op) -> Value:
+    rank = op.rank(0)
+    return FREE if rank is None else constant(rank)
+
+
+def _product(sizes: tuple[Size, ...]) -> Size:
+    found = _ONE
+    for size in sizes:
+        found = found.times(size)
+    return found
+
+
+def _known(op: Op) -> list[tuple[Size, ...]] | None:
+    """The sizes of all inputs, where all are made of sizes."""
+    sizes = [v.sizes if isinstance(v, Free) else None for v in op.inputs]
+    return None if any(s is None for s in sizes) else [s for s in sizes if s is not None]
+
+
+def _pack(op: Op) -> Value | None:
+    sizes = _known(op)
+    if sizes is None or any(op.rank(p) != 0 for p in range(len(op.inputs))) or len(sizes) > _LONGEST:
+        return None
+    return free(tuple(s[0] for s in sizes))
+
+
+def _concat(op: Op) -> Value | None:
+    sizes = _known(op)
+    if sizes is None or any(op.rank(p) != 1 for p in range(len(op.inputs) - 1)):
+        return None
+    return free(tuple(s for each in sizes[:-1] for s in each))
+
+
+def _selected(op: Op, positions: Callable[[int], list[int]]) -> Value | None:
+    value = op.inputs[0]
+    if not isinstance(value, Free) or value.sizes is None or op.rank(0) != 1:
+        return None
+    try:
+        return free(tuple(value.sizes[p] for p in positions(len(value.sizes))))
+    except IndexError:
+        return None
+
+
+def _strided_slice(op: Op) -> Value | None:
+    bounds = [op.integers(p) for p in (1, 2, 3)]
+    masks = {name: op.node.attr[name].i for name in ("begin_mask", "end_mask", "shrink_axis_mask")}
+    if any(b is None or len(b) != 1 for b in bounds) or op.node.attr["new_axis_mask"].i:
+        return None
+    begin, end, stride = (b[0] for b in bounds if b is not None)
+    if masks["shrink_axis_mask"]:
+        return _selected(op, lambda length: [begin])
+    part = slice(None if masks["begin_mask"] else begin, None if masks["end_mask"] else end, stride)
+    return _selected(op, lambda length: list(range(length))[part])
+
+
+def _slice(op: Op) -> Value | None:
+    begin, size = op.integers(1), op.integers(2)
+    if begin is None or size is None or len(begin) != 1:
+        return None
+    return _selected(op, lambda length: list(range(begin[0], length if size[0] < 0 else begin[0] + size[0])))
+
+
+def _gather(op: Op) -> Value | None:
+    indices = op.integers(1)
+    return None if indices is None else _selected(op, lambda length: indices)
+
+
+def _range(op: Op) -> Value | None:
+    bounds = [op.integer(p) for p in range(3)]
+    if any(b is None for b in bounds) or bounds[2] == 0:
+        return None
+    numbers = range(*[b for b in bounds if b is not None])
+    return constant(*numbers) if len(numbers) <= _LONGEST else FREE
+
+
+def _stitched(op: Op) -> Value | None:
+    """A vector put together from entries of others: the gradient of a sum makes its shape so."""
+    half = len(op.inputs) // 2
+    places = [op.integers(p) for p in range(half)]
+    vectors = [v.sizes if isinstance(v, Free) else None for v in op.inputs[half:]]
+    found: dict[int, Size] = {}
+    for places_of, sizes in zip(places, vectors):
+        if places_of is None or sizes is None or len(places_of) != len(sizes):
+            return None
+        found.update(zip(places_of, sizes))
+    return free(tuple(found[p] for p in sorted(found))) if sorted(found) == list(range(len(found))) else None
+
+
+def _fill(op: Op) -> Value | None:
+    length, value = op.integers(0), op.inputs[1]
+    if length is None or not isinstance(value, Free) or value.sizes is None:
+        return None
+    if len(length) > 1 or math.prod(length) > _LONGEST:
+        return Free(value.power) if value.power is not None else None
+    return free(value.sizes * math.prod(length))
+
+
+def _folded(combine: Callable[[Size, Size], Size | None]) -> Callable[[Op], Value | None]:
+    """A reduction of a vector to a scalar."""
+
+    def rule(op: Op) -> Value | None:
+        value = op.inputs[0]
+        if not isinstance(value, Free) or value.sizes is None:
+            return None
+        if op.integers(1) == [] or not value.sizes:
+            return value if value.sizes else None
+        found: Size | None = value.sizes[0]
+        for size in value.sizes[1:]:
+            found = None if found is None else combine(found, size)
+        return None if found is None else free((found,))
+
+    return rule
+
+
+def _pairwise(combine: Callable[[Size, Size], Size | None]) -> Callable[[Op], Value | None]:
+    def rule(op: Op) -> Value | None:
+        sizes = _known(op)
+        if sizes is None or len(sizes) != 2:
+            return None
+        first, second = sizes
+        if len(first) != len(second) and 1 not in (len(first), len(second)):
+            return None
+        length = max(len(first), len(second)) if first and second else 0
+        pairs = zip(first * (length // len(first)) if first else (), second * (length // len(second)) if second else ())
+        found = [combine(a, b) for a, b in pairs]
+        return None if any(s is None for s in found) else free(tuple(s for s in found if s is not None))
+
+    return rule
+
+
+def _added(first: Size, second: Size, sign: int = 1) -> Size | None:
+    if second.coefficient == 0:
+        return first
+    if first.coefficient == 0 and (sign == 1 or second.coefficient is not None):
+        return second if sign == 1 else Size(-second.coefficient, second.power)  # type: ignore[operator]
+    if first.power != second.power:
+        return None
+    if first.coefficient is None or second.coefficient is None:
+        return Size(None, first.power) if sign == 1 else None
+    total = first.coefficient + sign * second.coefficient
+    return Size(total, first.power if total else Fraction(0))
+
+
+def _quotient(first: Size, second: Size) -> Size | None:
+    if first.coefficient is None or not second.coefficient:
+        return None
+    return Size(first.coefficient / second.coefficient, first.power - second.power)
+
+
+def _whole_quotient(first: Size, second: Size) -> Size | None:
+    """A division that drops the rest, where there is none, or where no size of the batch is in it."""
+    found = _quotient(first, second)
+    if found is None or found.coefficient is None:
+        return None
+    if first.power == second.power:
+        return Size(Fraction(math.floor(found.coefficient)))
+    return found if found.coefficient.denominator == 1 else None
+
+
+def _extreme(choose: Callable[..., Fraction]) -> Callable[[Size, Size], Size | None]:
+    def combine(first: Size, second: Size) -> Size | None:
+        if first.coefficient is None or second.coefficient is None:
+            return first if first == second else None
+        if first.power == second.power:
+            return Size(choose(first.coefficient, second.coefficient), first.power)
+        large, small = (first, second) if first.power > second.power else (second, first)
+        if choose is max and small.power == 0 and small.coefficient <= large.coefficient:  # type: ignore[operator]
+            return large  # there is at least one example
+        return None
+
+    return combine
+
+
+def _negative(op: Op) -> Value | None:
+    value = op.inputs[0]
+    if not isinstance(value, Free) or value.sizes is None or any(s.coefficient is None for s in value.sizes):
+        return None
+    return free(tuple(Size(-s.coefficient, s.power) for s in value.sizes))  # type: ignore[operator]
+
+
+def _as_it_is(op: Op) -> Value | None:
+    value, rank = op.inputs[0], op.result()
+    return value if isinstance(value, Free) and value.sizes is not None and rank is not None and len(rank) < 2 else None
+
+
+def _cast(op: Op) -> Value | None:
+    """To floats, or between integers; from fractions to integers something is lost."""
+    value = _as_it_is(op)
+    if not isinstance(value, Free) or value.sizes is None:
+        return None
+    whole = all(s.coefficient is None or s.coefficient.denominator == 1 for s in value.sizes)
+    return value if whole else None
+
+
+def _broadcast_axes(op: Op) -> list[Value] | None:
+    """The axes over which the gradients of two tensors are summed that were broadcast: where they have one entry."""
+    sizes = _known(op)
+    if sizes is None:
+        return None
+    rank = max(map(len, sizes))
+    padded = [(_ONE,) * (rank - len(s)) + s for s in sizes]
+    return [constant(*(axis for axis in range(rank) if own[axis] == _ONE)) for own in padded]
+
+
+SHAPES: dict[str, Rule] = {"Shape": _shape, "ShapeN": _shape, "Size": _size, "Rank": _rank}
+"""Ops that ask for the shape of any tensor."""
+
+SIZES: dict[str, Callable[[Op], Value | list[Value] | None]] = {
+    "Pack": _pack,
+    "ConcatV2": _concat,
+    "StridedSlice": _strided_slice,
+    "Slice": _slice,
+    "GatherV2": _gather,
+    "Range": _range,
+    "DynamicStitch": _stitched,
+    "Fill": _fill,
+    "Prod": _folded(Size.times),
+    "Sum": _folded(_added),
+    "Max": _folded(_extreme(max)),
+    "Min": _folded(_extreme(min)),
+    "Mul": _pairwise(Size.times),
+    "Add": _pairwise(_added),
+    "AddV2": _pairwise(_added),
+    "Sub": _pairwise(lambda a, b: _added(a, b, -1)),
+    "RealDiv": _pairwise(_quotient),
+    "Div": _pairwise(_quotient),
+    "DivNoNan": _pairwise(_quotient),
+    "FloorDiv": _pairwise(_whole_quotient),
+    "TruncateDiv": _pairwise(_whole_quotient),
+    "Maximum": _pairwise(_extreme(max)),
+    "Minimum": _pairwise(_extreme(min)),
+    "Neg": _negative,
+    "Cast": _cast,
+    "BroadcastGradientArgs": _broadcast_axes,
+    **dict.fromkeys(("Identity", "Squeeze", "ExpandDims", "Reshape", "Snapshot", "StopGradient"), _as_it_is),
+}
+"""Arithmetic on sizes; None where a result is none that can be told like this."""
