@@ -59,7 +59,7 @@ class Emitter:
             self._constants[key] = name
         return self._constants[key]
 
-    def divisor(self, rank: int, value: int) -> str:
+    def divisor(self, rank: int, value: float) -> str:
         """A scalar to divide by, hidden from TensorFlow's optimizers.
 
         They turn a division by a constant into a multiplication by its reciprocal, which rounds
@@ -67,12 +67,13 @@ class Emitter:
         """
         key = (rank, "divisor", value)
         if key not in self._constants:
-            name = f"{self.prefix}/divisor_{rank}"
+            own = f"divisor_{rank}" if value >= 1 else f"last_divisor_{rank}"
+            name = f"{self.prefix}/{own}"
             default = constant(f"{name}/default", value, self.dtype, self.devices[rank])
             self.out.nodes.append((default, rank))
             self._constants[key] = self.add(
                 rank,
-                f"divisor_{rank}",
+                own,
                 "PlaceholderWithDefault",
                 [default.name],
                 dtype=dtype_attribute(self.dtype),
@@ -154,7 +155,8 @@ def lower(
         sources: the local, flat tensor of each rank.
         devices: the device of each rank.
         dtype: element type.
-        mean: whether to divide the sum by the number of ranks.
+        mean: whether to divide by the number of ranks. Where float16 is summed or sent, that begins before
+            the sum, so that no sum is too large.
         wire: element type of the messages, if another one. Additions stay in ``dtype``; whoever
             completes a sum goes on with the rounded value that the others receive.
 
@@ -176,6 +178,7 @@ class _Lowering:
         self.emit = emitter
         self.sources = sources
         self.mean = mean
+        self.divisor: float = schedule.workers
         self.wire = wire
         self.local: dict[int, str] = {}  # tensor of each value where it lives
         self.on_wire: dict[int, str] = {}  # the same as it is sent
@@ -193,6 +196,12 @@ class _Lowering:
         return found
 
     def run(self) -> Lowered:
+        if self.mean and "float16" in (self.emit.dtype, self.wire):
+            # Its largest number is 65504: a sum of gradients may not fit although their mean does. A power of two
+            # in front leaves the bits of all sums that did fit as they are.
+            power = 1 << (self.schedule.workers - 1).bit_length()
+            self.sources = [self._divided(r, f"share_{r}", source, power) for r, source in enumerate(self.sources)]
+            self.divisor = self.schedule.workers / power
         self._cut_sources()
         parts = self._parts_of_values()
         for number, instruction in enumerate(self.schedule.instructions):
@@ -316,13 +325,16 @@ class _Lowering:
             total = self.emit.add(rank, f"sum_{number}_{position}", "AddV2", inputs, T=dtype_attribute(self.emit.dtype))
         if self.contributions[number] < self.schedule.workers:
             return total
-        if self.mean:
-            inputs = [total, self.emit.divisor(rank, self.schedule.workers)]
-            total = self.emit.add(rank, f"mean_{number}", "RealDiv", inputs, T=dtype_attribute(self.emit.dtype))
+        if self.mean and self.divisor != 1:
+            total = self._divided(rank, f"mean_{number}", total, self.divisor)
         if self.wire is not None:
             self.on_wire[number] = self.emit.cast(rank, f"send_{number}", total, self.wire, self.emit.dtype)
             total = self.emit.cast(rank, f"rounded_{number}", self.on_wire[number], self.emit.dtype, self.wire)
         return total
+
+    def _divided(self, rank: int, name: str, value: str, divisor: float) -> str:
+        inputs = [value, self.emit.divisor(rank, divisor)]
+        return self.emit.add(rank, name, "RealDiv", inputs, T=dtype_attribute(self.emit.dtype))
 
     def _join(self, name: str, rank: int, values: Sequence[int]) -> str:
         parts = [self._read(v, rank) for v in values if self.schedule.instructions[v].size > 0]

@@ -53,6 +53,13 @@ def lower_native(
     if len(sources) == 1 or size == 0:
         emitter.out.results = [emitter.identity(r, f"result_{r}", s) for r, s in enumerate(sources)]
         return emitter.out
+    if mean and dtype == "float16":  # a sum of gradients may be too large although their mean is not
+        kind = dtype_attribute(dtype)
+        sources = [
+            emitter.add(r, f"share_{r}", "RealDiv", [source, emitter.divisor(r, len(sources))], T=kind)
+            for r, source in enumerate(sources)
+        ]
+        mean = False
     for rank, source in enumerate(sources):
         made = emitter.add(
             rank,

@@ -68,6 +68,19 @@ def test_the_mean_of_native_divides():
         np.testing.assert_array_equal(result, np.float32(7.0) / np.float32(3.0))
 
 
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("algorithm", ["shuffle", "ring", "halving_doubling", "native"])
+def test_a_mean_in_float16_fits_where_the_sum_does_not(algorithm, workers):
+    """As the mean over the batch of one device does; the largest float16 is 65504."""
+    arrays = [np.full(7, 60000 - 2000 * rank, np.float16) for rank in range(workers)]
+    want = np.mean(arrays, axis=0, dtype=np.float64)
+    for result in reduced(arrays, algorithm=algorithm):
+        np.testing.assert_allclose(result, want, rtol=2.0**-10)
+    if algorithm != "native":
+        for result in reduced([a.astype(np.float32) for a in arrays], algorithm=algorithm, wire="float16"):
+            np.testing.assert_allclose(result, want, rtol=2.0**-9)
+
+
 def test_a_weighted_mean():
     """Batches of 4, 2 and 1 examples: weights N b_r / B."""
     arrays = random_arrays(3, (6,), np.float64)
