@@ -62,7 +62,34 @@ def accumulated(step: Graph, gradients: Sequence[Gradient], variables: Sequence[
         found += joined
         accumulators |= used
     order = {g.parameter: position for position, g in reversed(list(enumerate(gradients)))}
-    return Accumulation(tuple(sorted(found, key=lambda g: order[g.parameter])), frozenset(accumulators))
+    found.sort(key=lambda g: order[g.parameter])
+    return Accumulation(_in_order(step, found), frozenset(accumulators))
+
+
+def _in_order(step: Graph, gradients: Sequence[Gradient]) -> tuple[Gradient, ...]:
+    """The gradients, each after those that it depends on: all workers aggregate in this order."""
+    bits: dict[str, int] = {}
+    for number, gradient in enumerate(gradients):
+        name = node_of(gradient.tensor)
+        bits[name] = bits.get(name, 0) | 1 << number
+    behind: dict[str, int] = {}
+    for name in step.order:
+        behind[name] = 0
+        for text in step[name].input:
+            behind[name] |= behind[node_of(text)] | bits.get(node_of(text), 0)
+    placed: dict[int, None] = {}
+
+    def place(number: int) -> None:
+        if number not in placed:
+            before = behind[node_of(gradients[number].tensor)]
+            for other in range(len(gradients)):
+                if before >> other & 1:
+                    place(other)
+            placed[number] = None
+
+    for number in range(len(gradients)):
+        place(number)
+    return tuple(gradients[number] for number in placed)
 
 
 @dataclass(frozen=True)
@@ -184,14 +211,26 @@ class _Analysis:
         leaves = self._summed(leaves)
         if leaves == markers:
             return list(gradients), set()
-        sources = tuple((g.tensor, g.consumers) for g in gradients)
+        sources = self._into_sums(markers, leaves)
         made = []
         for number, (tensor, uses) in enumerate(leaves.items()):
             name = gradients[0].parameter + ("" if number == 0 else f"#{number + 1}")
-            everything = self._uses(tensor, ())
-            consumers = () if uses == everything else tuple(sorted(uses))
-            made.append(replace(gradients[0], name=name, tensor=tensor, consumers=consumers, sources=sources))
+            behind = () if tensor in markers else sources
+            made.append(
+                replace(gradients[0], name=name, tensor=tensor, consumers=self._consumers(tensor, uses), sources=behind)
+            )
         return made, accumulators
+
+    def _into_sums(
+        self, markers: Mapping[str, frozenset[str]], leaves: Mapping[str, frozenset[str]]
+    ) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The gradients that are added up, with the readers that do so: a gradient may be used by itself, too."""
+        adding = {tensor: uses - leaves.get(tensor, frozenset()) for tensor, uses in markers.items()}
+        return tuple((tensor, self._consumers(tensor, uses)) for tensor, uses in adding.items() if uses)
+
+    def _consumers(self, tensor: str, uses: frozenset[str]) -> tuple[str, ...]:
+        """Some readers of a tensor, as a Gradient has them: none for all of them."""
+        return () if uses == self._uses(tensor, ()) else tuple(sorted(uses))
 
     def _uses(self, tensor: str, consumers: Sequence[str]) -> frozenset[str]:
         """The readers of a tensor, or those given."""

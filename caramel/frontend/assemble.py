@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from caramel.errors import CaptureError, UnsupportedError, listed
-from caramel.frontend import dataflow, reduction
+from caramel.frontend import dataflow, inner, reduction
 from caramel.frontend.accumulation import accumulated
+from caramel.frontend.locality import LOOPS, differing, rounds_differ
 from caramel.frontend.raw import RawGradient, RawProgram
-from caramel.frontend.recorder import GRADIENT_ATTRIBUTE
+from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, OWN_ATTRIBUTES
 from caramel.frontend.references import refuse_reference
 from caramel.graph import ops
 from caramel.graph.functions import Library
@@ -27,12 +28,15 @@ def assemble(raw: RawProgram) -> Model:
     """
     notes = list(raw.notes)
     _refuse_in_loops(raw)
-    outer = _outer_gradients(raw)
+    sorted_out = _sorted_out(raw)
+    outer = sorted_out.outer
     loss = _loss(raw, outer)
     roots = [*raw.targets, node_of(loss), *(node_of(t) for _, t in raw.outputs)]
     step = raw.graph.pruned(roots)
-    check_replicable(step, raw)
     used = [g for g in outer if _is_used(step, g)]
+    # Only the values of a sparse gradient may be used (for a norm); its rows travel with them all the same.
+    step = raw.graph.pruned([*roots, *(node_of(g.indices) for g in used if g.indices is not None)])
+    check_replicable(step, raw)
     if not used:
         what, advice = (
             ("training op", "Pass the op that applies the gradients as train_op=")
@@ -45,7 +49,8 @@ def assemble(raw: RawProgram) -> Model:
     sums = accumulated(step, _gradients(used, raw, step), raw.variables)
     gradients = sums.gradients
     roles = dataflow.classify(step, raw.variables, gradients, inputs, sums.accumulators)
-    kind, reason = _reduction(raw, used, inputs)
+    kind, reason = _reduction(raw, used, sorted_out.inside, inputs)
+    _refuse_uneven_rounds(step, gradients, inputs, [v for v, k in roles.kinds.items() if k.is_local], kind)
     variables = tuple(
         Variable(v.name, v.node, v.dtype, v.shape, roles.kinds[v.node], ops.item_bytes(v.dtype), v.saved)
         for v in raw.variables
@@ -64,7 +69,7 @@ def assemble(raw: RawProgram) -> Model:
         updates=tuple((by_node[node], writers) for node, writers in roles.writes.items()),
         reduction=Reduction(kind, reason),
         values=raw.values,
-        notes=(*notes, *_notes(raw, gradients), *_batch_wide(raw, used, inputs), *roles.notes),
+        notes=(*notes, *_notes(raw, gradients), *_batch_wide(raw, used, sorted_out.inside, inputs), *roles.notes),
         step_counter=_step_counter(variables, dict(roles.writes)),
         unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
         input_order=tuple(i.name for i in raw.inputs),
@@ -97,9 +102,9 @@ def check_replicable(graph: Graph, raw: RawProgram) -> None:
                 f"variable {node.name!r} is in no collection of the graph, so its initial value cannot be found. "
                 "Create it without collections=[]"
             )
-        for function, inner in library.inner_nodes(node):
-            where = f"op {inner.name!r} ({inner.op}) in function {function!r}, called by {node.name!r} ({node.op}),"
-            _check_inner(inner, where, library)
+        for function, each in library.inner_nodes(node):
+            where = f"op {each.name!r} ({each.op}) in function {function!r}, called by {node.name!r} ({node.op}),"
+            _check_inner(each, where, library)
 
 
 def _check_node(node: NodeDef, what: str, library: Library) -> None:
@@ -129,8 +134,14 @@ def _refuse_in_loops(raw: RawProgram) -> None:
     """Gradients inside a loop are only of use where the loop just adds them up."""
     library = Library(raw.graph)
     for node in raw.graph:
-        for function, inner in library.inner_nodes(node):
-            if GRADIENT_ATTRIBUTE in inner.attr and inner.attr[GRADIENT_ATTRIBUTE].i not in raw.loop_marks:
+        for function, each in library.inner_nodes(node):
+            if GRADIENT_ATTRIBUTE in each.attr and each.attr[GRADIENT_ATTRIBUTE].i not in raw.loop_marks:
+                if node.op in ops.BRANCHES:
+                    raise UnsupportedError(
+                        f"op {node.name!r} ({node.op}) computes a gradient of a variable inside function {function!r}, "
+                        "one of its branches, where it cannot be aggregated. Differentiate outside the branches, and "
+                        "choose there between losses or between results"
+                    )
                 raise UnsupportedError(
                     f"op {node.name!r} ({node.op}) computes a gradient of a variable inside function {function!r} and "
                     "does more with it than add it to a sum that starts from zeros, so it cannot be aggregated. Use "
@@ -138,23 +149,43 @@ def _refuse_in_loops(raw: RawProgram) -> None:
                 )
 
 
-def _outer_gradients(raw: RawProgram) -> list[RawGradient]:
+def _refuse_uneven_rounds(
+    step: Graph, gradients: Sequence[Gradient], inputs: Sequence[Input], local: Sequence[str], kind: str
+) -> None:
+    """A loop that adds up gradients must go round as often on every worker.
+
+    One that adds up gradients of a sum may have a round for each of the worker's own examples.
+    """
+    library = Library(step)
+    by_shape = kind != "sum"
+    start = {*(i.node for i in inputs if i.split), *local}
+    differ: set[str] | None = None
+    for gradient in gradients:
+        for tensor in (gradient.tensor, *(source for source, _ in gradient.sources)):
+            loop = step[node_of(tensor)]
+            if loop.op not in LOOPS:
+                continue
+            if differ is None:
+                equal = {node_of(g.tensor) for g in gradients if not g.consumers}
+                differ = differing(step, library, start, equal, by_shape=by_shape)
+            positions = [p for p, (name, _) in enumerate(ops.data_inputs(loop)) if name in differ]
+            if rounds_differ(loop, library, positions, by_shape=by_shape):
+                raise UnsupportedError(
+                    f"op {loop.name!r} ({loop.op}) adds up gradients of {gradient.parameter!r} in a number of rounds "
+                    "that differs between workers, because it depends on the worker's own examples. One device goes "
+                    "round as often as the whole batch needs; let the number depend on constants, variables or inputs "
+                    "listed in replicated= only"
+                )
+
+
+def _sorted_out(raw: RawProgram) -> inner.Sorted:
     """Without those that only feed another differentiation (a gradient inside a loss)."""
     if not raw.gradients:
         raise CaptureError(
             "no gradient of a variable was computed: there is no loss to train on. Build the loss and call "
             "optimizer.minimize, tf.gradients or GradientTape.gradient in the captured code"
         )
-    by_node: dict[str, list[RawGradient]] = {}
-    for gradient in raw.gradients:
-        by_node.setdefault(node_of(gradient.tensor), []).append(gradient)
-    inner: set[int] = set()
-    for gradient in raw.gradients:
-        if len({g.call for g in raw.gradients}) == 1:
-            break
-        behind = raw.graph.ancestors([node_of(gradient.tensor)], control=False)
-        inner.update(g.call for name in behind & by_node.keys() for g in by_node[name] if g.call < gradient.call)
-    return [g for g in raw.gradients if g.call not in inner]
+    return inner.sort_out(raw)
 
 
 def _loss(raw: RawProgram, gradients: Sequence[RawGradient]) -> str:
@@ -224,23 +255,30 @@ def _check_inputs(inputs: Sequence[Input]) -> None:
             )
 
 
-def _reduction(raw: RawProgram, used: Sequence[RawGradient], inputs: Sequence[Input]) -> tuple[str, str]:
-    calls = {g.call for g in used}
-    if raw.reduction is not None:
-        if raw.reduction not in ("mean", "sum"):
-            raise CaptureError(f"loss_reduction must be 'mean' or 'sum', got {raw.reduction!r}")
-        return raw.reduction, "given by the caller"
+def _reduction(
+    raw: RawProgram, used: Sequence[RawGradient], inside: Mapping[str, int], inputs: Sequence[Input]
+) -> tuple[str, str]:
+    given = raw.reduction
+    if given not in (None, "mean", "sum"):
+        raise CaptureError(f"loss_reduction must be 'mean' or 'sum', got {given!r}")
+    inner_calls = set(inside.values())
+    known = _known(used, inside)
     found: dict[str, str] = {}
-    for tensor, call in raw.differentiated:
-        if call not in calls:
-            continue
-        kind, reason = reduction.reduction_of(raw.graph, tensor, inputs)
-        if kind is None:
-            raise CaptureError(
-                f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
-                "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
-            )
-        found[kind] = reason
+    for call in sorted(inner_calls if given else {g.call for g in used} | inner_calls):
+        for tensor in raw.targets_of(call):
+            kind, reason = reduction.reduction_of(raw.graph, tensor, inputs, known)
+            kind = kind or given
+            if kind is None:
+                raise CaptureError(
+                    f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
+                    "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
+                )
+            found[kind] = reason
+            known |= {gradient: kind for gradient, number in inside.items() if number == call}
+    if given is not None:
+        if found.keys() - {given}:
+            raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(found.values())}")
+        return given, "given by the caller"
     if not found:
         raise CaptureError(
             "cannot tell whether the loss is a mean or a sum over the batch: it is computed inside a loop, or the "
@@ -255,13 +293,21 @@ def _reduction(raw: RawProgram, used: Sequence[RawGradient], inputs: Sequence[In
     return next(iter(found.items()))
 
 
-def _batch_wide(raw: RawProgram, used: Sequence[RawGradient], inputs: Sequence[Input]) -> list[str]:
+def _known(used: Sequence[RawGradient], inside: Mapping[str, int]) -> dict[str, str]:
+    """For the analysis of losses: gradients that are aggregated before they get there are equal everywhere."""
+    outer = [g for g in used if g.tensor not in inside]
+    return {t: "equal" for g in outer for t in (g.tensor, g.indices) if t is not None}
+
+
+def _batch_wide(
+    raw: RawProgram, used: Sequence[RawGradient], inside: Mapping[str, int], inputs: Sequence[Input]
+) -> list[str]:
     """Say where the loss uses a value of the whole batch."""
     calls = {g.call for g in used}
     found: dict[str, None] = {}
     for tensor, call in raw.differentiated:
         if call in calls:
-            found.update(dict.fromkeys(reduction.batch_wide_values(raw.graph, tensor, inputs)))
+            found.update(dict.fromkeys(reduction.batch_wide_values(raw.graph, tensor, inputs, _known(used, inside))))
     if not found:
         return []
     return [
@@ -279,12 +325,15 @@ def _static_shape(node: NodeDef, tensor: str) -> tuple[int, ...] | None:
 
 
 def _without_shapes(graph: Graph) -> Graph:
-    """The graph without the shapes that only capture needs."""
+    """The graph without the shapes and marks that only capture needs."""
     stripped = []
     for node in graph:
         copy = type(node)()
         copy.CopyFrom(node)
-        copy.attr.pop("_output_shapes", None)
+        if GRADIENT_ATTRIBUTE in copy.attr:
+            copy.attr.pop("_gradient_op_type", None)
+        for name in ("_output_shapes", *OWN_ATTRIBUTES):
+            copy.attr.pop(name, None)
         stripped.append(copy)
     return Graph(stripped, graph.library, graph.versions)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caramel.errors import UnsupportedError, listed
+from caramel.frontend.locality import draws
 from caramel.frontend.raw import RawVariable
 from caramel.graph import ops
 from caramel.graph.functions import Library
@@ -78,11 +79,11 @@ def classify(
     writes = _writes(graph, handles, library)
     differentiated = {g.parameter for g in gradients}
     random_state = _random_states(graph, handles, writes, library)
-    draws = _draws(graph, library)
+    drawn = draws(graph, library)
     local: dict[str, str] = {node: f"random state {handles[node].name!r}" for node in sorted(random_state)}
     bits: dict[str, int] = {}
     while True:
-        state = _propagate(graph, handles, gradients, inputs, local, bits, draws)
+        state = _propagate(graph, handles, gradients, inputs, local, bits, drawn)
         before = (dict(local), dict(bits))
         for node, writers in writes.items():
             for writer in writers:
@@ -99,6 +100,7 @@ def classify(
         for v in variables
     }
     _refuse_local_branches(gradients, state)
+    _refuse_local_accumulation(handles, writes, accumulators, state)
     _refuse_divergence(graph, handles, writes, kinds, state)
     return Roles(kinds, writes, _same_draws(graph, state))
 
@@ -124,18 +126,6 @@ def _writes(graph: Graph, handles: Mapping[str, RawVariable], library: Library) 
             if producer in handles:
                 found.setdefault(producer, []).append(node.name)
     return {handle: tuple(found[handle]) for handle in handles if handle in found}
-
-
-def _draws(graph: Graph, library: Library) -> dict[str, str]:
-    """Nodes that draw random numbers of their own, here or in a function, with what to call that."""
-    found: dict[str, str] = {}
-    for node in graph:
-        if ops.is_seeded_random(node):
-            found[node.name] = f"random op {node.name!r}"
-        for function, inner in library.inner_nodes(node):
-            if ops.is_seeded_random(inner):
-                found[node.name] = f"random op {inner.name!r} in function {function!r}"
-    return found
 
 
 def _random_states(
@@ -173,7 +163,7 @@ def _propagate(
     inputs: Sequence[Input],
     local: Mapping[str, str],
     bits: Mapping[str, int],
-    draws: Mapping[str, str],
+    drawn: Mapping[str, str],
 ) -> _State:
     split = {i.node for i in inputs if i.split}
     results: dict[tuple[str, int], list[tuple[int, Gradient]]] = {}
@@ -184,7 +174,7 @@ def _propagate(
     state = _State()
     for name in graph.order:
         node = graph[name]
-        origin = f"input {name!r}" if name in split else draws.get(name)
+        origin = f"input {name!r}" if name in split else drawn.get(name)
         mask = 0
         for producer, index in ops.data_inputs(node):
             aggregated = [n for n, g in results.get((producer, index), ()) if not g.consumers or name in g.consumers]
@@ -299,9 +289,31 @@ def _refuse_divergence(
 def _refuse_local_branches(gradients: Sequence[Gradient], state: _State) -> None:
     """A gradient that exists on some workers only cannot be aggregated."""
     for gradient in gradients:
-        origin = state.condition_origin(node_of(gradient.tensor))
+        names = [node_of(tensor) for tensor in (gradient.tensor, *(source for source, _ in gradient.sources))]
+        origin = next((o for name in names if (o := state.condition_origin(name)) is not None), None)
         if origin is not None:
             raise UnsupportedError(
                 f"the gradient of {gradient.parameter!r} is computed in a branch whose condition differs between "
                 f"workers: it comes from {origin}. Differentiate outside the branch, and choose between values there"
             )
+
+
+def _refuse_local_accumulation(
+    handles: Mapping[str, RawVariable],
+    writes: Mapping[str, tuple[str, ...]],
+    accumulators: frozenset[str],
+    state: _State,
+) -> None:
+    """Workers that add up their own gradients must do so in the same steps: the sum is aggregated as one of all."""
+    for handle in handles:
+        if handle not in accumulators:
+            continue
+        for writer in writes[handle]:
+            origin = state.condition_origin(writer)
+            if origin is not None:
+                raise UnsupportedError(
+                    f"op {writer!r} adds to, or empties, the gradient accumulator {handles[handle].name!r} in a branch "
+                    f"whose condition differs between workers: it comes from {origin}. One device decides for the "
+                    "whole batch; decide from variables (the step count, for one), from the gradients, or from an "
+                    "input listed in replicated="
+                )

@@ -269,14 +269,21 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
     fresh = tf.function(python_function, autograph=getattr(function, "_autograph", True))
     try:
         return fresh.get_concrete_function(*specs)
-    except (CaptureError, UnsupportedError):
-        raise
+    except (CaptureError, UnsupportedError) as error:
+        raise _as_raised(error) from None
     except Exception as error:
         name = getattr(python_function, "__name__", repr(python_function))
         raise CaptureError(
             f"{what} {name!r} cannot be traced with inputs {list(specs)}: "
             f"{type(error).__name__}{_where(error)}: {in_one_line(error)}"
         ) from error
+
+
+def _as_raised(error: Exception) -> Exception:
+    """The error as it was before AutoGraph wrapped it in an account of the user's code."""
+    while type(error.__context__) is type(error):
+        error = error.__context__
+    return error
 
 
 def _where(error: Exception) -> str:

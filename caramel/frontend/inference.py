@@ -47,7 +47,11 @@ def infer_differentiation(
     differentiated: list[tuple[str, int]] = []
     for call, scope in enumerate(scopes, start=1):
         region = {name for name in step if name.startswith(scope)}
-        gradients.extend(_gradients(nodes, variables, step, region, scope, call))
+        found = _gradients(nodes, variables, step, region, scope, call)
+        if any(forward.get(name, "").startswith(scope) for name in step if not name.startswith(scope)):
+            # A later differentiation goes through this one. Gradients of examples may look like a variable's.
+            found = [replace(g, passed=True) for g in found if _is_whole(_shape(nodes, g.tensor))]
+        gradients.extend(found)
         differentiated.extend((tensor, call) for tensor in _targets(forward, nodes, region, scope))
     return tuple(gradients), tuple(differentiated)
 
@@ -233,6 +237,11 @@ def _reads_back(nodes: Graph, write: str, reader: str) -> bool:
 
 def _written(nodes: Graph, name: str) -> list[str]:
     return [p for p, _ in ops.data_inputs(nodes[name]) if nodes[p].op == ops.VARIABLE]
+
+
+def _is_whole(shape: tuple[int, ...] | None) -> bool:
+    """Whether all sizes are known, as those of variables are, and the number of examples is not."""
+    return shape is not None and -1 not in shape
 
 
 def _fits(variable: RawVariable, shape: tuple[int, ...] | None) -> bool:

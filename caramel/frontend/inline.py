@@ -1,8 +1,8 @@
 """Inline: the functions that a step calls become part of its graph, so that everything in it has one place.
 
-Calls are replaced by the nodes of their functions. An ``If`` that touches variables becomes both of
-its branches, between Switch and Merge: only the nodes of the branch that is taken run. Loops, and
-branches that only compute, stay as they are.
+Calls are replaced by the nodes of their functions. An ``If`` or ``Case`` that touches variables becomes
+all of its branches, between Switch and Merge: only the nodes of the branch that is taken run. Loops,
+and branches that only compute, stay as they are.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from caramel.frontend.recorder import TARGETS_ATTRIBUTE
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input, tensor_name
-from caramel.graph.nodes import dtype_attribute, node
+from caramel.graph.nodes import constant, dtype_attribute, node
 
 _SHAPES = "_output_shapes"
+_CASES = frozenset({"Case", "StatelessCase"})
 
 SCOPE_ATTRIBUTE = "_caramel_scope"
 """Attribute of a node that came out of a function: the prefix of its name."""
@@ -76,11 +78,22 @@ def _with_shapes(graph: Graph) -> Graph:
 def _is_inlined(call: NodeDef) -> bool:
     if call.op in ops.INLINED_CALLS:
         return True
-    return call.op in ("If", "StatelessIf") and _is_on_bool(call) and _touches_variables(call)
+    return call.op in ops.BRANCHES and _is_a_choice(call) and _touches_variables(call)
+
+
+def _is_a_choice(branch: NodeDef) -> bool:
+    return len(_branches(branch)) > 1 and (branch.op in _CASES or _is_on_bool(branch))
 
 
 def _is_on_bool(branch: NodeDef) -> bool:
     return ops.dtype_name(branch.attr["Tcond"].type) == "bool"
+
+
+def _branches(branch: NodeDef) -> list[tuple[str, str]]:
+    """(key, function) of each branch; the last one is taken if no other is."""
+    if branch.op in _CASES:
+        return [(f"branch_{number}", f.name) for number, f in enumerate(branch.attr["branches"].list.func)]
+    return [(key, branch.attr[f"{key}_branch"].func.name) for key in ("then", "else")]
 
 
 def _touches_variables(call: NodeDef) -> bool:
@@ -206,44 +219,95 @@ class _Inliner:
 
     def _branch(self, branch: NodeDef, guard: str) -> None:
         scope = self._scope(branch.name)
-        condition, *arguments = _data(branch)
-        controls = [text for text in branch.input if text.startswith("^")]
-        device = branch.device
-        boolean = dtype_attribute("bool")
-        switch = node(scope + "caramel/switch", "Switch", [condition, condition, *controls], device, T=boolean)
-        self._add(switch, guard)
+        results = self._choice(branch, scope, scope + "caramel/", branch.name, _branches(branch), guard)
+        for index, result in enumerate(results):
+            self._replaced[branch.name, index] = result
+
+    def _choice(
+        self,
+        branch: NodeDef,
+        scope: str,
+        own: str,
+        done: str,
+        branches: Sequence[tuple[str, str]],
+        guard: str,
+    ) -> list[str]:
+        """The first of some branches if it is chosen, or else a choice between the others.
+
+        Args:
+            branch: the If or Case.
+            scope: prefix of the names of what is in its branches.
+            own: of those that choose.
+            done: name of the node that is done when the branch that is taken is.
+            branches: (key, function) of each.
+            guard: the node without which none of this must run; "" for none.
+
+        Returns:
+            The results of the branch that is taken.
+        """
+        device, boolean = branch.device, dtype_attribute("bool")
+        condition = self._condition(branch, own, len(ops.functions_of(branch)) - len(branches), guard)
+        is_first = done == branch.name
+        controls = [text for text in branch.input if text.startswith("^") and is_first]
+        switch = self._add(node(own + "switch", "Switch", [condition, condition, *controls], device, T=boolean), guard)
+        (key, function), *others = branches
         sides, ends = [], []
-        for number, key in enumerate(("else", "then")):
-            inside, own = f"{scope}{key}/", f"{scope}caramel/{key}/"
-            chosen = format_input(switch.name, number)
-            pivot = self._add(node(own + "pivot", "Identity", [chosen], device, T=boolean), guard)
-            body = self._library.body(branch.attr[f"{key}_branch"].func.name)
-            self._copy(body, inside, arguments, (), pivot, device)
-            sides.append((own, pivot, [_renamed(body, inside, arguments, text) for text in body.results]))
-            after = ["^" + inside + name for name in body.effects]
-            ends.append(self._add(node(own + "done", "Identity", [pivot, *after], device, T=boolean), pivot))
-        for index, dtype in enumerate(ops.output_types(branch)):
-            self._replaced[branch.name, index] = self._merged(scope, index, ops.dtype_name(dtype), sides, branch, guard)
-        self._add(node(branch.name, "Merge", ends, device, T=boolean, N=2), guard)
+        for number, (side, further) in enumerate(((others[0][0], others), (key, []))):
+            inside = f"{own}{side}/"
+            pivot = self._add(
+                node(inside + "pivot", "Identity", [format_input(switch, number)], device, T=boolean), guard
+            )
+            if len(further) > 1:
+                results = self._choice(branch, scope, f"{own}others/", f"{own}others/done", further, pivot)
+                after = [f"^{own}others/done"]
+            else:
+                name = further[0][1] if further else function
+                results, after = self._side(branch, f"{scope}{side}/", name, pivot)
+            sides.append((inside, pivot, results))
+            ends.append(self._add(node(inside + "done", "Identity", [pivot, *after], device, T=boolean), pivot))
+        types = [ops.dtype_name(dtype) for dtype in ops.output_types(branch)]
+        marks = [_marks_of(branch, index) if is_first else [] for index in range(len(types))]
+        merged = [
+            self._merged(f"{own}result_{i}", i, types[i], sides, marks[i], device, guard) for i in range(len(types))
+        ]
+        self._add(node(done, "Merge", ends, device, T=boolean, N=2), guard)
+        return merged
+
+    def _condition(self, branch: NodeDef, own: str, number: int, guard: str) -> str:
+        """Whether a branch is chosen."""
+        given = _data(branch)[0]
+        if branch.op not in _CASES:
+            return given
+        wanted = self._add(constant(own + "number", number, "int32", branch.device), guard)
+        attributes = {"T": dtype_attribute("int32"), "incompatible_shape_error": attr_value_pb2.AttrValue(b=True)}
+        return self._add(node(own + "is_chosen", "Equal", [given, wanted], branch.device, **attributes), guard)
+
+    def _side(self, branch: NodeDef, inside: str, function: str, pivot: str) -> tuple[list[str], list[str]]:
+        """One branch: its results, and what must have run."""
+        body, arguments = self._library.body(function), _data(branch)[1:]
+        self._copy(body, inside, arguments, (), pivot, branch.device)
+        results = [_renamed(body, inside, arguments, text) for text in body.results]
+        return results, ["^" + inside + name for name in body.effects]
 
     def _merged(
         self,
-        scope: str,
+        name: str,
         index: int,
         dtype: str,
         sides: Sequence[tuple[str, str, Sequence[str]]],
-        branch: NodeDef,
+        marks: Sequence[int],
+        device: str,
         guard: str,
     ) -> str:
         """The result of the branch that was taken."""
         kind = dtype_attribute(dtype)
         # A result may come from outside the branch, so it is bound to the branch by a node of its own.
         ends = [
-            self._add(node(f"{own}result_{index}", "Identity", [results[index]], branch.device, T=kind), pivot)
-            for own, pivot, results in sides
+            self._add(node(f"{inside}result_{index}", "Identity", [results[index]], device, T=kind), pivot)
+            for inside, pivot, results in sides
         ]
-        merge = node(f"{scope}caramel/result_{index}", "Merge", ends, branch.device, T=kind, N=len(ends))
-        if marks := _marks_of(branch, index):
+        merge = node(name, "Merge", ends, device, T=kind, N=len(ends))
+        if marks:
             merge.attr[TARGETS_ATTRIBUTE].list.i.extend(marks)
         return self._add(merge, guard)
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from caramel.frontend.accumulation import Sums
+from caramel.frontend.locality import LOOPS
 from caramel.frontend.raw import RawGradient
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, MarkedGradient, Recorder
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input, tensor_name
-
-_LOOPS = frozenset({"While", "StatelessWhile"})
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
     library = Library(graph)
     found: list[RawGradient] = []
     marks: set[int] = set()
-    for call, loop in enumerate(n for n in graph if n.op in _LOOPS):
+    for call, loop in enumerate(n for n in graph if n.op in LOOPS):
         body = library.body(loop.attr["body"].func.name)
         condition = library.body(loop.attr["cond"].func.name)
         marked = {tensor_name(n.name): n.attr[GRADIENT_ATTRIBUTE].i for n in body.inner if GRADIENT_ATTRIBUTE in n.attr}
@@ -53,7 +52,8 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
                 handle = handle_of(seen.variable)
                 if handle is not None:
                     tensor = tensor_name(format_input(loop.name, position))
-                    found.append(RawGradient(handle, tensor, (), call, seen.location))
+                    passed = any(recorder.gradients[marked[m]].passed for m in sources)
+                    found.append(RawGradient(handle, tensor, (), call, seen.location, passed=passed))
                     marks.update(marked[m] for m in sources)
     return LoopGradients(tuple(found), frozenset(marks))
 
@@ -66,7 +66,7 @@ class _Loop:
         body: Body,
         condition: Body,
         marked: Mapping[str, int],
-        gradients: list[MarkedGradient],
+        gradients: Mapping[int, MarkedGradient],
     ) -> None:
         self._outside = Sums(graph)
         self._sums = Sums(body.graph)

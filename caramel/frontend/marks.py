@@ -50,10 +50,9 @@ def marked(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], str | No
             continue
         call = calls.setdefault((seen.call, _scope(node)), len(calls) + 1)
         rows = indices.get(_place(node, GRADIENT_ATTRIBUTE))
+        indices_of = None if rows is None else tensor_name(rows)
         found.append(
-            RawGradient(
-                handle, tensor_name(node.name), (), call, seen.location, None if rows is None else tensor_name(rows)
-            )
+            RawGradient(handle, tensor_name(node.name), (), call, seen.location, indices_of, passed=seen.passed)
         )
     loops = loop_gradients(graph, recorder, handle_of)
     found += [replace(g, call=len(calls) + 1 + g.call) for g in loops.gradients]

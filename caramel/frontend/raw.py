@@ -41,6 +41,7 @@ class RawGradient:
         call: number of the differentiation, in program order.
         location: ``file:line`` of the call.
         indices: tensor name of the rows that the values are for, where the gradient is sparse.
+        passed: whether another differentiation goes through it.
     """
 
     variable: str
@@ -49,6 +50,7 @@ class RawGradient:
     call: int
     location: str
     indices: str | None = None
+    passed: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,7 @@ class RawProgram:
     loop_marks: frozenset[int] = frozenset()
     given: Given | None = None
     iterators: tuple[str, ...] = ()
+
+    def targets_of(self, call: int) -> list[str]:
+        """What a call differentiates."""
+        return [tensor for tensor, number in self.differentiated if number == call]

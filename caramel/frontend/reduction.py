@@ -6,27 +6,35 @@ to follow is unknown, with the op that made it so, and then the caller has to sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from caramel.frontend.batch.analysis import Analysis
-from caramel.frontend.batch.values import Examples, Free, Statistic, Total, Unknown
+from caramel.frontend.batch.values import FREE, Examples, Free, Statistic, Total, Unknown, Value
+from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph
+from caramel.graph.graph import Graph, node_of
 from caramel.model import Input
 
+_KNOWN: Mapping[str, Value] = {"equal": FREE, "mean": Total(Fraction(-1)), "sum": Total()}
 
-def reduction_of(graph: Graph, tensor: str, inputs: Sequence[Input]) -> tuple[str | None, str]:
+
+def reduction_of(
+    graph: Graph, tensor: str, inputs: Sequence[Input], known: Mapping[str, str] | None = None
+) -> tuple[str | None, str]:
     """Whether a tensor is a mean or a sum over the examples of the batch.
 
     Args:
         graph: nodes with ``_output_shapes`` attributes.
         tensor: the tensor that is differentiated.
         inputs: the program's inputs; the split ones carry the batch along axis 0.
+        known: of some tensors whether they are a ``"mean"`` or a ``"sum"`` over the batch, or ``"equal"`` whatever
+            examples a worker has (gradients, aggregated or not).
 
     Returns:
         ``("mean" | "sum" | None, reason)``; None where it cannot be told.
     """
-    value = _analysis(graph, inputs).value_of(tensor)
+    value = _analysis(graph, inputs, known).value_of(tensor)
     if isinstance(value, Unknown):
         return None, value.why
     if isinstance(value, Free) or (isinstance(value, Examples) and value.same):
@@ -50,16 +58,21 @@ def reduction_of(graph: Graph, tensor: str, inputs: Sequence[Input]) -> tuple[st
     )
 
 
-def batch_wide_values(graph: Graph, tensor: str, inputs: Sequence[Input]) -> tuple[str, ...]:
+def batch_wide_values(
+    graph: Graph, tensor: str, inputs: Sequence[Input], known: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
     """Ops that put a value over the whole batch into the values of single examples.
 
     Batch normalisation's mean and variance are such. Each worker computes them over its own part.
     """
-    analysis = _analysis(graph, inputs)
+    analysis = _analysis(graph, inputs, known)
     analysis.value_of(tensor)
     return tuple(analysis.notes)
 
 
-def _analysis(graph: Graph, inputs: Sequence[Input]) -> Analysis:
-    split = {i.node: Examples(0) for i in inputs if i.split}
-    return Analysis(graph, Library(graph), split)
+def _analysis(graph: Graph, inputs: Sequence[Input], known: Mapping[str, str] | None) -> Analysis:
+    given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
+    for tensor, kind in (known or {}).items():
+        if len(ops.output_types(graph[node_of(tensor)])) == 1:
+            given[node_of(tensor)] = _KNOWN[kind]
+    return Analysis(graph, Library(graph), given)

@@ -298,3 +298,32 @@ def test_a_step_that_raises_while_it_is_traced(refused):
 
     with refused(caramel.CaptureError, "'broken'", "ValueError", "the labels are upside down", __file__):
         caramel.ARModel(caramel.capture(broken, SPECS), 2)
+
+
+def test_a_function_that_two_captures_share():
+    """It keeps the marks that it got when the first capture traced it."""
+    one, other = tf.Variable([1.0, 2.0], name="one"), tf.Variable(1.0, name="other")
+
+    def differentiation(variable):
+        @tf.function
+        def gradient(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * variable, 1)))
+            return loss, tape.gradient(loss, variable)
+
+        return gradient
+
+    of_one, of_other = differentiation(one), differentiation(other)
+
+    def first(x):
+        loss, g = of_other(x)
+        other.assign_sub(0.1 * g)
+        return loss
+
+    def second(x):
+        one.assign_sub(0.1 * of_one(x)[1])
+        return first(x)
+
+    for step, names in ((first, ["other"]), (second, ["one", "other"]), (first, ["other"])):
+        context = caramel.capture(step, [tf.TensorSpec([None, 2], name="x")], loss="output", loss_reduction="mean")
+        assert [g.parameter for g in context.model.gradients] == names

@@ -318,3 +318,46 @@ def test_in_a_loop(form):
     armodel = check(in_a_loop(form), examples(24, 8), [2, 4], unmoved=["sum"] if form == "steps" else ())
     assert len(armodel.plan.transfers) == 2
     assert sum(conditions(armodel).values()) == (1 if form == "steps" else 0)
+
+
+@pytest.mark.parametrize("count", [12, 7])
+def test_a_gradient_that_is_added_up_and_used_alone(count):
+    def make():
+        w, total, norm = parameter(), zeros(), tf.Variable(0.0, dtype=tf.float64, name="norm", trainable=False)
+        steps = tf.Variable(0, dtype=tf.int64, name="count", trainable=False)
+
+        def step(x, y):
+            loss, g = gradient_of(x, y, w)
+            steps.assign_add(1)
+            norm.assign(tf.norm(g))
+            tf.cond(tf.math.is_finite(tf.norm(g)), lambda: total.assign_add(g), lambda: total.read_value())
+            w.assign_sub(0.01 * g)
+            if steps % 3 == 0:
+                w.assign_sub(0.1 * tf.clip_by_norm(total, 0.5))
+                total.assign(tf.zeros_like(total))
+            return loss
+
+        return Program(step, SPECS, {"w": w, "sum": total, "norm": norm, "count": steps})
+
+    armodel = check(make, examples(count), [2, 3])
+    assert len(armodel.plan.transfers) == 2
+    assert dict(armodel.plan.variable_classes)["sum"] == "gradient accumulator"
+
+
+def test_a_round_for_each_example():
+    """A sum over the examples may have as many rounds as a worker has examples."""
+
+    def make():
+        w = parameter()
+
+        def step(x, y):
+            total, losses = tf.zeros([4], tf.float64), tf.zeros([], tf.float64)
+            for number in tf.range(tf.shape(x)[0]):
+                loss, g = gradient_of(x[number : number + 1], y[number : number + 1], w)
+                total, losses = total + g, losses + loss
+            w.assign_sub(0.01 * tf.clip_by_norm(total, 1.0))
+            return losses
+
+        return Program(step, SPECS, {"w": w}, {"loss_reduction": "sum"})
+
+    check(make, examples(7), 3)

@@ -109,6 +109,45 @@ def a_branch_on_the_step():
     return Program(step, SPECS, {"w": w, "count": count, "best": best})
 
 
+def a_case_that_differentiates():
+    """Two branches are chosen by their numbers, the last one by any other number."""
+    w = variable([4], "w")
+    count = tf.Variable(-1, dtype=tf.int32, name="count", trainable=False)
+    momentum = tf.Variable(tf.zeros([4], tf.float64), name="momentum", trainable=False)
+
+    def step(x, y):
+        def branch(number):
+            def run():
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(tf.linalg.matvec((number + 1.0) * x, w) - y))
+                momentum.assign(0.5 * momentum + tape.gradient(loss, w))
+                w.assign_sub(0.01 * (number + 1.0) * momentum)
+                return loss
+
+            return run
+
+        loss = tf.switch_case(count.read_value(), [branch(number) for number in range(3)])
+        count.assign_add(1)
+        return loss
+
+    return Program(step, SPECS, {"w": w, "count": count, "momentum": momentum})
+
+
+def a_differentiated_case():
+    w = variable([4], "w")
+    count = tf.Variable(0, dtype=tf.int32, name="count", trainable=False)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            forms = [lambda: w, lambda: tf.tanh(w), lambda: w * w]
+            loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, tf.switch_case(count % 3, forms)) - y))
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        count.assign_add(1)
+        return loss
+
+    return Program(step, SPECS, {"w": w, "count": count}, {"loss_reduction": "mean"})
+
+
 def a_skipped_update():
     """What loss scaling does: apply only a finite gradient. Of one worker's examples, some overflow."""
     w = variable([4], "w")
@@ -172,6 +211,8 @@ PROGRAMS = {
         functions_in_functions,
         a_differentiation_in_a_function,
         a_branch_on_the_step,
+        a_case_that_differentiates,
+        a_differentiated_case,
         a_loop_that_reads,
         a_loop_that_writes,
     )

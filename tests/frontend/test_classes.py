@@ -156,14 +156,16 @@ def test_drift_through_a_slot_is_found():
 
 
 def test_gradients_inside_the_loss_are_not_aggregated():
+    """A loss that is linear in them has the gradients that add up."""
+
     def build(x):
         w = weights()
         output = tf.matmul(x, w)
-        (penalty,) = tf.gradients(tf.reduce_mean(tf.square(output)), [w])
-        loss = tf.reduce_mean(tf.square(output - 1.0)) + 0.1 * tf.reduce_sum(tf.square(penalty))
+        (inner,) = tf.gradients(tf.reduce_mean(tf.square(output)), [w])
+        loss = tf.reduce_mean(tf.square(output - 1.0)) + 0.1 * tf.reduce_sum(inner * [[1.0], [2.0], [3.0]])
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
 
-    model = graph_context(build, loss_reduction="mean").model
+    model = graph_context(build).model
     assert [g.name for g in model.gradients] == ["w"]
     assert model.loss == "add:0"
 

@@ -1,0 +1,108 @@
+"""Which values differ between workers, by a plain walk over a graph or over the body of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from caramel.graph import ops
+from caramel.graph.functions import Body, Library
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+
+LOOPS = frozenset({"While", "StatelessWhile"})
+
+SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+"""Ops of which the result does not depend on the numbers in a tensor."""
+
+
+def draws(graph: Graph, library: Library) -> dict[str, str]:
+    """Nodes that draw random numbers of their own, here or in a function, with what to call that."""
+    found: dict[str, str] = {}
+    for node in graph:
+        if ops.is_seeded_random(node):
+            found[node.name] = f"random op {node.name!r}"
+        for function, inner in library.inner_nodes(node):
+            if ops.is_seeded_random(inner):
+                found[node.name] = f"random op {inner.name!r} in function {function!r}"
+    return found
+
+
+def differing(
+    graph: Graph,
+    library: Library,
+    start: Collection[str],
+    equal: Collection[str] = frozenset(),
+    *,
+    by_shape: bool = True,
+) -> set[str]:
+    """The nodes whose values differ between workers.
+
+    Args:
+        graph: the nodes.
+        library: the functions that they call.
+        start: nodes that differ by themselves; those that draw random numbers do, too.
+        equal: nodes that do not, whatever they come from.
+        by_shape: whether what depends on no more than the shapes of differing values counts.
+    """
+    own = {*start, *draws(graph, library)}
+    found: set[str] = set()
+    for name in graph.order:
+        node = graph[name]
+        if name in equal or (not by_shape and node.op in SHAPES):
+            continue
+        if name in own or any(_carries(graph, text, found) for text in node.input):
+            found.add(name)
+    return found
+
+
+def _carries(graph: Graph, text: str, found: Collection[str]) -> bool:
+    """Whether a difference comes in with an input: by its value, or because it decides whether the node runs."""
+    name, index = parse_input(text)
+    if name not in found:
+        return False
+    return index >= 0 or (graph[name].op == "Identity" and graph[node_of(graph[name].input[0])].op == "Switch")
+
+
+def differing_in_body(
+    body: Body,
+    library: Library,
+    positions: Collection[int],
+    equal: Collection[str] = frozenset(),
+    *,
+    is_loop: bool,
+    by_shape: bool = True,
+) -> tuple[set[str], set[int]]:
+    """What differs in a function, and which arguments do; those of a loop get the results of the round before.
+
+    Args:
+        body: the function.
+        library: the functions that it calls.
+        positions: of the arguments that differ at first.
+        equal: as for `differing`.
+        is_loop: whether results become arguments.
+        by_shape: as for `differing`.
+    """
+    known = set(positions)
+    while True:
+        start = [body.arguments[position] for position in sorted(known)]
+        found = differing(body.graph, library, start, equal, by_shape=by_shape)
+        more = {number for number, text in enumerate(body.results) if node_of(text) in found} if is_loop else set()
+        if more <= known:
+            return found, known
+        known |= more
+
+
+def rounds_differ(loop: NodeDef, library: Library, positions: Collection[int], *, by_shape: bool = True) -> bool:
+    """Whether a ``while`` may go round more often on one worker than on another.
+
+    Args:
+        loop: the node.
+        library: the functions that it calls.
+        positions: of the inputs that differ.
+        by_shape: whether the number of rounds may not depend on the shapes of differing values either.
+    """
+    body = library.body(loop.attr["body"].func.name)
+    condition = library.body(loop.attr["cond"].func.name)
+    _, known = differing_in_body(body, library, positions, is_loop=True, by_shape=by_shape)
+    start = [condition.arguments[position] for position in sorted(known)]
+    found = differing(condition.graph, library, start, by_shape=by_shape)
+    return any(node_of(text) in found for text in condition.results)

@@ -1,0 +1,224 @@
+"""Gradients that later differentiations use, in ways that are exact: N workers equal one device."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact_steps import Program, check
+
+import caramel
+
+SPECS = [tf.TensorSpec([None, 4], tf.float64, "x"), tf.TensorSpec([None], tf.float64, "y")]
+VECTOR = np.array([1.0, -2.0, 3.0, 0.5])
+
+
+def examples(count=12, steps=4, seed=3):
+    rng = np.random.default_rng(seed)
+    return [(rng.normal(size=(count, 4)), rng.normal(size=count)) for _ in range(steps)]
+
+
+def loss_of(x, y, a, b):
+    return tf.reduce_mean(tf.square(tf.tanh(tf.linalg.matvec(x, a) + b) - y))
+
+
+def program(change, **options):
+    """A step of two parameters; ``change`` gives their gradients and the loss."""
+
+    def make():
+        a = tf.Variable([1.0, -0.5, 0.25, 0.75], dtype=tf.float64, name="a")
+        b = tf.Variable(0.5, dtype=tf.float64, name="b")
+
+        def step(x, y):
+            gradients, loss = change(x, y, [a, b])
+            for v, g in zip([a, b], gradients):
+                v.assign_sub(0.1 * g)
+            return loss
+
+        return Program(step, SPECS, {"a": a, "b": b}, {"loss": "output", **options})
+
+    return make
+
+
+def gradients_of(x, y, values, variables=None):
+    with tf.GradientTape() as tape:
+        loss = loss_of(x, y, *values)
+    return tape.gradient(loss, variables or values), loss
+
+
+def moved(variables, gradients, by=0.1):
+    """The point of sharpness-aware minimisation."""
+    norm = tf.linalg.global_norm(gradients)
+    return [v + by * g / norm for v, g in zip(variables, gradients)]
+
+
+def outside_the_tape(x, y, variables):
+    gradients, loss = gradients_of(x, y, variables)
+    shift = [m - v for m, v in zip(moved(variables, gradients), variables)]
+    with tf.GradientTape() as tape:
+        second = loss_of(x, y, *(v + s for v, s in zip(variables, shift)))
+    return tape.gradient(second, variables), loss
+
+
+def stopped_inside_the_tape(x, y, variables):
+    with tf.GradientTape() as tape:
+        gradients, loss = gradients_of(x, y, variables)
+        second = loss_of(x, y, *moved(variables, [tf.stop_gradient(g) for g in gradients]))
+    return tape.gradient(second, variables), loss
+
+
+def in_a_function(x, y, variables):
+    @tf.function
+    def ascend(x, y):
+        gradients, loss = gradients_of(x, y, variables)
+        return [0.1 * g / tf.linalg.global_norm(gradients) for g in gradients], loss
+
+    with tf.GradientTape() as tape:
+        shift, loss = ascend(x, y)
+        second = loss_of(x, y, *(v + tf.stop_gradient(s) for v, s in zip(variables, shift)))
+    return tape.gradient(second, variables), loss
+
+
+def adapted_by_two_inner_steps(x, y, variables):
+    """First-order meta-learning."""
+    shift = [tf.zeros_like(v) for v in variables]
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = loss_of(x, y, *(v + s for v, s in zip(variables, shift)))
+        gradients = tape.gradient(loss, variables)
+        shift = [s - 0.1 * g for s, g in zip(shift, gradients)]
+    return gradients, loss
+
+
+def a_weight_of_a_loss(x, y, variables):
+    """The ratio of the norms of two losses' gradients, as generative models balance their losses."""
+    with tf.GradientTape(persistent=True) as tape:
+        one, other = loss_of(x, y, *variables), tf.reduce_mean(tf.abs(tf.linalg.matvec(x, variables[0])))
+        norms = [tf.linalg.norm(tape.gradient(loss, variables[0])) for loss in (one, other)]
+        loss = one + tf.stop_gradient(norms[0] / norms[1]) * other
+    return tape.gradient(loss, variables), one
+
+
+CONSTANTS = [outside_the_tape, stopped_inside_the_tape, in_a_function, adapted_by_two_inner_steps, a_weight_of_a_loss]
+
+
+@pytest.mark.parametrize("change", CONSTANTS, ids=lambda f: f.__name__)
+def test_a_gradient_that_is_a_constant_to_the_next(change):
+    armodel = check(program(change), examples(), [2, 3])
+    assert len(armodel.plan.transfers) > 2
+    check(program(change, loss_reduction="mean"), examples(7), 3)
+
+
+def test_the_same_in_a_graph():
+    v1 = tf.compat.v1
+
+    def build():
+        x, y = v1.placeholder(tf.float64, [None, 4], "x"), v1.placeholder(tf.float64, [None], "y")
+        a = v1.get_variable("a", [4], tf.float64, initializer=v1.constant_initializer([1.0, -0.5, 0.25, 0.75]))
+        (g,) = tf.gradients(loss_of(x, y, a, 0.5), [a])
+        loss = loss_of(x, y, a + tf.stop_gradient(0.1 * g / tf.norm(g)), 0.5)
+        return loss, v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    batches = [{"x": x, "y": y} for x, y in examples()]
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        loss, train = build()
+        session.run(v1.global_variables_initializer())
+        for batch in batches:
+            session.run(train, {f"{name}:0": value for name, value in batch.items()})
+        want = session.run(v1.global_variables()[0])
+    with caramel.capture() as watched:
+        watched.loss, _ = build()
+    for context in (watched, caramel.capture(graph, loss=loss)):
+        with caramel.ARModel(context, 2).session() as session:
+            for batch in batches:
+                session.step(batch)
+            np.testing.assert_allclose(session.values()["a"], want, rtol=1e-8)
+
+
+def a_product_with_a_vector(x, y, variables):
+    with tf.GradientTape() as tape:
+        (g, _), loss = gradients_of(x, y, variables)
+        product = tf.reduce_sum(g * VECTOR)
+    return tape.gradient(product, variables), loss
+
+
+def a_product_in_the_loss(x, y, variables):
+    with tf.GradientTape() as tape:
+        (g, _), loss = gradients_of(x, y, variables)
+        loss = loss + tf.squeeze(tf.matmul(g[None], VECTOR[:, None]))
+    return tape.gradient(loss, variables), loss
+
+
+def a_product_and_the_gradient_itself(x, y, variables):
+    """The gradient stays as it is inside the second loss, and is aggregated for the update."""
+    with tf.GradientTape() as tape:
+        gradients, loss = gradients_of(x, y, variables)
+    products = tape.gradient(gradients[0], variables, output_gradients=tf.constant(VECTOR))
+    return [p + tf.clip_by_norm(g, 0.5) for p, g in zip(products, gradients)], loss
+
+
+PRODUCTS = [a_product_with_a_vector, a_product_in_the_loss, a_product_and_the_gradient_itself]
+
+
+@pytest.mark.parametrize("change", PRODUCTS, ids=lambda f: f.__name__)
+def test_a_loss_that_is_linear_in_a_gradient(change):
+    check(program(change), examples(), [2, 3])
+    check(program(change), examples(7), 3)
+
+
+def by_the_examples(x, y, variables):
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            predicted = tf.tanh(tf.linalg.matvec(x, variables[0]) + variables[1])
+        slopes = inner.gradient(predicted, x)
+        loss = tf.reduce_mean(tf.square(predicted - y)) + tf.reduce_mean(tf.square(tf.norm(slopes, axis=1) - 1.0))
+    return tape.gradient(loss, variables), loss
+
+
+def by_the_examples_one_by_one(x, y, variables):
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            predicted = tf.tanh(x * variables[0] + variables[1])
+        slopes = inner.batch_jacobian(predicted, x)
+        loss = tf.reduce_mean(tf.square(tf.reduce_sum(predicted, 1) - y) + tf.reduce_sum(tf.square(slopes), [1, 2]))
+    return tape.gradient(loss, variables), loss
+
+
+def of_a_term_without_examples(x, y, variables):
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            term = tf.reduce_sum(variables[0] ** 4)
+        slope = inner.gradient(term, variables[0])
+        loss = loss_of(x, y, *variables) + 0.01 * tf.reduce_sum(tf.square(slope))
+    return tape.gradient(loss, variables), loss
+
+
+@pytest.mark.parametrize(
+    "change", [by_the_examples, by_the_examples_one_by_one, of_a_term_without_examples], ids=lambda f: f.__name__
+)
+def test_a_penalty_on_a_gradient(change):
+    armodel = check(program(change, loss_reduction="mean"), examples(7), 3)
+    assert len(armodel.plan.transfers) == 2
+
+
+@pytest.mark.parametrize("kind, divided", [("mean", True), ("sum", False)])
+def test_gradients_that_the_caller_weights(kind, divided):
+    def change(x, y, variables):
+        with tf.GradientTape() as tape:
+            squares = tf.square(tf.linalg.matvec(x, variables[0]) + variables[1] - y)
+        weights = tf.ones_like(squares)
+        weights = weights / tf.cast(tf.shape(x)[0], tf.float64) if divided else 0.05 * weights
+        loss = tf.reduce_sum(squares * weights)
+        return tape.gradient(squares, variables, output_gradients=weights), loss
+
+    armodel = check(program(change), examples(7), 3)
+    assert armodel.plan.reduction == kind
+
+
+def test_transfers_are_in_an_order_that_goes():
+    """On GPUs TensorFlow's own all-reduce runs one after the other: none before what it depends on."""
+    one = program(outside_the_tape)()
+    context = caramel.capture(one.step, one.specs, **one.options)
+    devices = ["/job:worker/task:0/GPU:0", "/job:worker/task:1/GPU:0"]
+    armodel = caramel.ARModel(context, 2, algorithm="native", device_list=devices)
+    assert [t.gradients for t in armodel.plan.transfers] == [("a",), ("b",), ("a#2",), ("b#2",)]
