@@ -148,6 +148,9 @@ MEANS = {
     "gradient penalty": lambda x, y, w: tf.reduce_mean(
         (tf.norm(tf.gradients(tf.reduce_sum(tf.tanh(rows(x, w)), 1), x)[0] + 1e-3, axis=1) - 1.0) ** 2
     ),
+    "adversarial examples": lambda x, y, w: tf.reduce_mean(
+        per_example(x + 0.1 * tf.sign(tf.gradients(tf.reduce_mean(per_example(x, y, w)), x)[0]), y, w)
+    ),
     "divided by the larger of n and 1": lambda x, y, w: (
         tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.maximum(tf.shape(x)[0], 1), tf.float32)
     ),

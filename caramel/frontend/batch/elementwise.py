@@ -74,6 +74,8 @@ def _power_of(op: Op, powers: Sequence[Power]) -> Power:
         return 2 * known[0] if known[0] == known[1] else None
     if kind in _ROOTS:
         return known[0] * _ROOTS[kind]
+    if kind == "Sign":
+        return Fraction(0)
     if kind in ("Select", "SelectV2"):
         return known[1] if known[0] == 0 and known[1] == known[2] else None
     if kind == "Pow" and known[1] == 0 and known[0] != 0:
