@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.op import Op, Rule, Shape
+from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.reshape import reshaped, whole
 from caramel.frontend.batch.values import FREE, Examples, Free, Size, Statistic, Total, Unknown, Value
 
-_CANNOT_FOLLOW = "reshapes examples in a way that cannot be followed"
 _MIXES = "takes some of the examples, or brings them into another order"
 
 
@@ -32,108 +31,14 @@ def _only_first(op: Op) -> Unknown | None:
     return op.unknown("has arguments that depend on the batch")
 
 
-# -- reshapes ----------------------------------------------------------------------------------
+# -- axes that come and go ---------------------------------------------------------------------
 
 
 def _reshape(op: Op) -> Value:
     value, target = op.inputs
-    if not isinstance(value, Examples):
-        return _only_first(op) or _moved(op, value, None)
-    shape = op.shape(0)
-    if not isinstance(target, Free) or shape is None:
-        return op.unknown("reshapes to a shape that depends on the examples")
-    return _reshaped(op, value, shape, _target_sizes(op, target))
-
-
-def _target_sizes(op: Op, target: Free) -> list[Size | None]:
-    """The sizes of the result; None where one is to be inferred, or cannot be told."""
-    result = op.result()
-    if target.sizes is None:
-        return [None if d is None else Size(Fraction(d)) for d in result or []]
-    found = [None if s.coefficient is not None and s.coefficient < 0 else s for s in target.sizes]
-    for axis, (size, static) in enumerate(zip(found, result or found)):
-        if size is None and isinstance(static, int):
-            found[axis] = Size(Fraction(static))
-    return found
-
-
-def _reshaped(op: Op, value: Examples, shape: Shape, sizes: Sequence[Size | None]) -> Value:
-    axis = _axis_of_examples(value, shape, sizes)
-    if axis is None:
-        return op.unknown(_CANNOT_FOLLOW)
-    leading, trailing = shape[: value.axis], shape[value.axis + 1 :]
-    before = _split([value.before, *leading], [_static(s) for s in sizes[:axis]])
-    after = _split([value.after, *trailing], [_static(s) for s in sizes[axis + 1 :]])
-    exact = sizes[axis]
-    if exact is not None and exact.power == 1 and exact.coefficient is not None:
-        # The axis has that many entries for each example: what is in front of it and behind it fits.
-        if before is None and after is None:
-            return op.unknown(_CANNOT_FOLLOW)
-        before = before if before is not None else _whole(exact.coefficient / after)  # type: ignore[operator]
-        after = after if after is not None else _whole(exact.coefficient / before) if before else None
-        if before is None or after is None:
-            return op.unknown(_CANNOT_FOLLOW)
-    elif (before is None and axis > 0) or (after is None and not _ends_alike(trailing, sizes[axis + 1 :])):
-        return op.unknown(_CANNOT_FOLLOW)
-    return replace(value, axis=axis, before=before, after=after)
-
-
-def _static(size: Size | None) -> int | None:
-    """A size that is a known number."""
-    if size is None or size.power != 0 or size.coefficient is None:
-        return None
-    return int(size.coefficient)
-
-
-def _whole(number: Fraction) -> int | None:
-    return int(number) if number.denominator == 1 and number >= 1 else None
-
-
-def _split(given: Sequence[int | None], taken: Sequence[int | None]) -> int | None:
-    """What is left of a product of sizes when some go into axes of their own; None where that is unknown or broken."""
-    if any(n is None for n in (*given, *taken)):
-        return None
-    divisor = math.prod(n for n in taken if n is not None)
-    return None if divisor == 0 else _whole(Fraction(math.prod(n for n in given if n is not None), divisor))
-
-
-def _ends_alike(trailing: Sequence[int | None], sizes: Sequence[Size | None]) -> bool:
-    """Whether the result's axes behind the examples are the last ones of the input: the others are merged."""
-    kept = [_static(s) for s in sizes]
-    if len(kept) > len(trailing) or any(k is None for k in kept):
-        return False
-    return kept == list(trailing[len(trailing) - len(kept) :])
-
-
-def _axis_of_examples(value: Examples, shape: Shape, sizes: Sequence[Size | None]) -> int | None:
-    """The axis of the result that has the examples: it has the batch's size, or is the one to be inferred."""
-    with_batch = [a for a, s in enumerate(sizes) if s is not None and s.power == 1]
-    if any(s is not None and s.power not in (0, 1) for s in sizes):
-        return None
-    if with_batch:
-        return with_batch[0] if len(with_batch) == 1 else None
-    inferred = [a for a, s in enumerate(sizes) if s is None]
-    if inferred:
-        return inferred[0] if len(inferred) == 1 else None
-    if shape[value.axis] is None:
-        return None
-    return _static_axis(value, shape, [_static(s) or 0 for s in sizes])
-
-
-def _static_axis(value: Examples, shape: Shape, sizes: Sequence[int]) -> int | None:
-    """The axis where all sizes are known, the batch's too: as much in front of it and behind it as before."""
-    if any(d is None for d in shape) or value.before is None or value.after is None:
-        return None
-    known = [d for d in shape if d is not None]
-    in_front = value.before * math.prod(known[: value.axis])
-    behind = value.after * math.prod(known[value.axis + 1 :])
-    examples = math.prod(known) // max(in_front * behind, 1)
-    for axis, size in enumerate(sizes):
-        own_front, own_behind = math.prod(sizes[:axis]), math.prod(sizes[axis + 1 :])
-        fits = own_front and own_behind and in_front % own_front == 0 and behind % own_behind == 0
-        if fits and size == examples * (in_front // own_front) * (behind // own_behind):
-            return axis
-    return None
+    if isinstance(value, Examples):
+        return reshaped(op, value, target)
+    return _only_first(op) or _moved(op, value, None)
 
 
 def _expand_dims(op: Op) -> Value:
@@ -314,8 +219,8 @@ def _slice(op: Op) -> Value:
     if any(s.power != 0 for axis, s in enumerate(size.sizes) if axis != value.axis):
         return op.unknown("takes as many entries as there are examples")
     count = None if value.before is None or value.after is None else Fraction(value.before * value.after)
-    whole = taken == Size(Fraction(-1)) or (count is not None and taken == Size(count, Fraction(1)))
-    return value if whole else op.unknown(_MIXES)
+    is_whole = taken == Size(Fraction(-1)) or (count is not None and taken == Size(count, Fraction(1)))
+    return value if is_whole else op.unknown(_MIXES)
 
 
 def _tile(op: Op) -> Value:
@@ -343,7 +248,7 @@ def _spread(op: Op, value: Value, sizes: Free) -> Value:
     if len(axes) != 1:
         return op.unknown("makes a tensor with an entry for each pair of examples")
     coefficient = sizes.sizes[axes[0]].coefficient
-    after = None if coefficient is None else _whole(coefficient)
+    after = None if coefficient is None else whole(coefficient)
     if coefficient is not None and after is None:
         return op.unknown("makes a tensor whose size does not scale with the number of examples")
     return Examples(axes[0], value.power, 1, after, same=True)
