@@ -50,7 +50,6 @@ class DataSignature:
         infinite: whether the dataset is known to have no end.
         draws: how often a pass draws seeds for the dataset's shuffles: ``"never"``, ``"once"`` (when it
             begins) or ``"often"`` (a shuffle is repeated within the dataset).
-        length: number of its elements if it is known (the greatest, if each worker has its own).
         inputs: names of the inputs that come from it.
         split: those of them that are split over the workers.
         rows: how many examples of each split input a worker needs, None where any number will do.
@@ -78,7 +77,6 @@ class DataSignature:
     anew: bool
     infinite: bool
     draws: str
-    length: int | None
     inputs: tuple[str, ...]
     split: tuple[str, ...]
     rows: tuple[int | None, ...]

@@ -104,15 +104,17 @@ class WorkerData:
     def __init__(self, session, signature, restore_from):
         self.session, self.signature, self.data = session, signature, signature["data"]
         self.seed, self.passes, self.taken, self.going = 1 + secrets.randbelow(2**62), 0, 0, False
+        self.built = self.replay = False
+        session.run([self.data["clear"], self.data["forget"]])
         position = self.position(restore_from) if restore_from else None
         if position is not None:
-            self.seed, self.passes = position[0], position[1] - 1
-        session.run([self.data["clear"], self.data["forget"]])
-        self.build()
-        if position is not None:
-            self.begin()
-            session.run(self.data["restore"], {signature["restore_prefix"]: os.path.abspath(restore_from)})
-            self.taken = position[2]
+            self.seed, self.passes, _, going = position[:4]
+            if going:
+                self.passes -= 1
+                self.begin()
+                session.run(self.data["restore"], {signature["restore_prefix"]: os.path.abspath(restore_from)})
+                self.taken = position[2]
+            self.replay = self.passes > 0 and not self.data["anew"] and self.data["draws"] != "never"
 
     def position(self, prefix):
         """Where a checkpoint's data was, if it is that of these pipelines."""
@@ -120,22 +122,24 @@ class WorkerData:
         if reader.has_tensor(self.data["position_key"]):
             position = [int(number) for number in reader.get_tensor(self.data["position_key"])]
             same = reader.get_tensor(self.data["digest_key"]).decode() == self.data["digest"]
-            if position[4] and same and position[5] == self.signature["workers"]:
+            if not position[3] or (position[4] and same and position[5] == self.signature["workers"]):
                 return position
         print("the data starts from its beginning", flush=True)
         return None
 
-    def build(self):
-        """Make the datasets."""
-        seed = self.seed + (self.passes if self.data["anew"] else 0)
-        self.session.run(self.data["build"], dict.fromkeys(self.data["seed"], seed))
-
     def begin(self):
-        """Begin a pass."""
-        if self.data["anew"]:
-            self.build()
+        """Begin a pass; after a restore, seeds are first drawn as for the passes before it."""
+        if self.replay:
+            passes, self.passes, self.built, self.replay = self.passes, 0, False, False
+            for _ in range(passes):
+                self.begin()
+                if self.data["draws"] == "often":
+                    self.session.run(self.data["advance"], dict.fromkeys(self.data["start"], 2**62))
+        if self.data["anew"] or not self.built:
+            seed = self.seed + (self.passes if self.data["anew"] else 0)
+            self.session.run(self.data["build"], dict.fromkeys(self.data["seed"], seed))
         self.session.run(self.data["begin"])
-        self.passes, self.taken, self.going = self.passes + 1, 0, True
+        self.built, self.passes, self.taken, self.going = True, self.passes + 1, 0, True
 
     def shares(self):
         """Take the next elements: the number of examples of each worker."""
@@ -153,11 +157,10 @@ class WorkerData:
         raise SystemExit("the dataset is empty")
 
     def saved(self):
-        """Put down the position for `save`; what to feed to it."""
-        if not self.going:
-            self.begin()
-        self.session.run(self.data["snapshot"])
-        numbers = [self.seed, self.passes, self.taken, 1, 1, self.signature["workers"]]
+        """Put down the position for `save`; what to feed to it. Between passes there is none."""
+        if self.going:
+            self.session.run(self.data["snapshot"])
+        numbers = [self.seed, self.passes, self.taken, self.going, self.going, self.signature["workers"]]
         return {self.data["position"]: np.array(numbers, np.int64)}
 
 

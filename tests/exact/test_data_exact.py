@@ -421,6 +421,69 @@ def test_a_shuffle_without_a_seed_goes_on(tmp_path, no_global_seed):
     assert sorted(n for batch in first + rest for n in batch) == list(range(24))
 
 
+BETWEEN_PASSES = {
+    **BETWEEN,
+    "in order": DATASETS["the last batch is smaller"],
+    "shuffled once": DATASETS["shuffled once"],
+    "sampled": DATASETS["sampled"],
+}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("name", BETWEEN_PASSES)
+def test_a_session_goes_on_with_the_next_pass(name, number, tmp_path):
+    """Saved when passes were over, and once more by the session that restored it; the others have 3 workers."""
+    make = BETWEEN_PASSES[name]
+    with session_on(make, 2) as session:
+        before = sum(len(session.run()) for _ in range(number))
+        session.save(tmp_path / "saved")
+    with session_on(make, 3) as session:
+        session.restore(tmp_path / "saved")
+        session.save(tmp_path / "again")
+    with session_on(make, 3) as session:
+        session.restore(tmp_path / "again")
+        got = trained(session, before)
+        session.save(tmp_path / "saved")
+    want = one_device(passes(make, 2 * number)[: 2 * before])
+    np.testing.assert_allclose(got.losses, want.losses[before:], rtol=RTOL)
+    assert_close(got.values, want.values)
+
+
+def test_own_datasets_go_on_with_the_next_pass(tmp_path):
+    with session_on(own, 3) as session:
+        session.run()
+        session.save(tmp_path / "saved")
+        want = trained(session, 4)
+    with session_on(own, 3) as session:
+        session.restore(tmp_path / "saved")
+        got = trained(session, 4)
+    assert got.losses == want.losses
+    assert_bits(got.values, want.values)
+
+
+def test_an_iterator_goes_on_with_the_next_pass(tmp_path):
+    """Its initializer makes the dataset anew, with seeds of that pass."""
+
+    def context():
+        v1.set_random_seed(None)
+        with caramel.capture() as found:
+            dataset = v1.data.Dataset.from_tensor_slices(arrays()).shuffle(23).batch(5)
+            x, y = v1.data.make_initializable_iterator(dataset).get_next()
+            w = v1.get_variable("w", [INPUTS, CLASSES], tf.float64, v1.zeros_initializer(), use_resource=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=tf.matmul(x, w)))
+            v1.train.GradientDescentOptimizer(0.05).minimize(loss)
+        return caramel.ARModel(found, 2)
+
+    with context().session(in_process()) as session:
+        first = [r.loss for r in session.run()]
+        session.save(tmp_path / "saved")
+        want = [r.loss for r in session.run(steps=7)]
+    with context().session(in_process()) as session:
+        session.restore(tmp_path / "saved")
+        assert [r.loss for r in session.run(steps=7)] == want
+    assert len({*first, *want}) == len(first) + len(want)
+
+
 def test_own_datasets_go_on(tmp_path):
     with session_on(own, 3) as session:
         session.run(steps=2)
