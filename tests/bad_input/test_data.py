@@ -331,10 +331,18 @@ def test_a_whole_input_that_is_random(refused):
 # -- how the data is divided -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sharding", ["rows", None, 3])
+@pytest.mark.parametrize("sharding", ["rows", "own", "", 3])
 def test_a_sharding_that_does_not_exist(refused, sharding):
     words = ["sharding", "'slice' or 'batches'", repr(sharding)]
     refuse_at_compilation(refused, caramel.InputError, words, examples().batch(4), sharding=sharding)
+
+
+@pytest.mark.parametrize("sharding", ["slice", "batches"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sharding_of_datasets_that_are_the_workers_own(refused, workers, sharding):
+    words = [f"sharding='{sharding}'", "each worker's own", "leave out sharding=", "whole dataset as data="]
+    data = lambda workers, rank: examples().shard(workers, rank).batch(2)  # noqa: E731
+    refuse_at_compilation(refused, caramel.InputError, words, data, workers, sharding=sharding)
 
 
 def test_a_sharding_without_data(refused):
