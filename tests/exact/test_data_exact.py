@@ -4,6 +4,11 @@ The oracle iterates over a dataset of its own, made by the same code, and trains
 what it gives. With ``"batches"`` it joins N batches for a step.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import exact_keras as k
 import numpy as np
 import pytest
@@ -339,6 +344,16 @@ def test_a_program_with_an_iterator(kind, workers):
         np.testing.assert_allclose([r.loss for r in results], want, rtol=RTOL)
         assert_close(session.values(), values)
         assert session.step_count == 10
+
+
+@pytest.mark.slow
+def test_programs_in_a_process_without_tensorflow_2():
+    """Iterators and placeholders after disable_v2_behavior(), which is for a whole process."""
+    program = Path(__file__).with_name("data_v1_program.py")
+    environment = os.environ | {"PYTHONPATH": str(Path(caramel.__file__).parents[1])}
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same: ") == 4
 
 
 # -- saving and restoring --------------------------------------------------------------------
