@@ -128,7 +128,8 @@ def _check_sharding(sources: tuple[Source, ...], inputs: tuple[Input, ...], kind
         )
     if sources[0].random is not None:
         raise UnsupportedError(
-            f"input {whole.name!r} must be the same for every worker, but {sources[0].random} has no seed: give it one"
+            f"input {whole.name!r} must be the same for every worker, but {sources[0].random}: give it a seed, "
+            "and its map no num_parallel_calls"
         )
 
 

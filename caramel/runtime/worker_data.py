@@ -219,7 +219,7 @@ class WorkerData:
 
         Between passes there is nothing to put down, and none begins: `restore` counts the passes.
         """
-        has_state = self._state != _ENDED and not self._found
+        has_state = self._state != _ENDED and not self._found and self._names.resumes
         if has_state:
             try:
                 self._run(self._names.snapshot, {})
@@ -254,7 +254,11 @@ class WorkerData:
         if state == _ENDED:
             self._passes, self._taken, self._must_replay = passes, taken, passes > 0 and draws
             return
-        fits = has_state and reader.get_tensor(self._names.digest_key).decode() == self._names.digest
+        fits = (
+            has_state
+            and self._names.resumes
+            and reader.get_tensor(self._names.digest_key).decode() == self._names.digest
+        )
         if not self._shared:
             self._keep_something()
             if workers != self._workers:  # other datasets: each worker passes over its share of what was seen

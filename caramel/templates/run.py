@@ -172,13 +172,18 @@ class WorkerData:
         session.run([self.data["clear"], self.data["forget"]])
         position = self.position(restore_from) if restore_from else None
         if position is not None:
-            self.seed, self.passes, _, going = position[:4]
-            if going:
-                self.passes -= 1
+            self.seed, passes, taken, going = *position[:3], position[3] > 0
+            draws = not self.data["anew"] and self.data["draws"] != "never"
+            if going and self.data["resumes"]:
+                self.passes = passes - 1
                 self.begin()
                 session.run(self.data["restore"], {signature["restore_prefix"]: os.path.abspath(restore_from)})
-                self.taken = position[2]
-            self.replay = self.passes > 0 and not self.data["anew"] and self.data["draws"] != "never"
+                self.taken, self.replay = taken, draws
+            else:
+                self.passes = passes - going
+                self.replay = self.passes > 0 and draws
+                if going:
+                    self.begin(taken)
 
     def position(self, prefix):
         """Where a checkpoint's data was, if it is that of these pipelines."""
@@ -186,13 +191,14 @@ class WorkerData:
         if reader.has_tensor(self.data["position_key"]):
             position = [int(number) for number in reader.get_tensor(self.data["position_key"])]
             same = reader.get_tensor(self.data["digest_key"]).decode() == self.data["digest"]
-            if not position[3] or (position[4] and same and position[5] == self.signature["workers"]):
+            fits = same and position[5] == self.signature["workers"]
+            if not position[3] or (fits and position[4] == self.data["resumes"]):
                 return position
         print("the data starts from its beginning", flush=True)
         return None
 
-    def begin(self):
-        """Begin a pass; after a restore, seeds are first drawn as for the passes before it."""
+    def begin(self, skip=0):
+        """Begin a pass, at some element; after a restore, seeds are first drawn as for the passes before it."""
         if self.replay:
             passes, self.passes, self.built, self.replay = self.passes, 0, False, False
             for _ in range(passes):
@@ -202,8 +208,8 @@ class WorkerData:
         if self.data["anew"] or not self.built:
             seed = self.seed + (self.passes if self.data["anew"] else 0)
             self.session.run(self.data["build"], dict.fromkeys(self.data["seed"], seed))
-        self.session.run(self.data["begin"])
-        self.built, self.passes, self.taken, self.going = True, self.passes + 1, 0, True
+        self.session.run(self.data["begin"], dict.fromkeys(self.data["skip"], skip))
+        self.built, self.passes, self.taken, self.going = True, self.passes + 1, skip, True
 
     def shares(self):
         """Take the next elements: the number of examples of each worker."""
@@ -222,9 +228,10 @@ class WorkerData:
 
     def saved(self):
         """Put down the position for `save`; what to feed to it. Between passes there is none."""
-        if self.going:
+        has_state = self.going and self.data["resumes"]
+        if has_state:
             self.session.run(self.data["snapshot"])
-        numbers = [self.seed, self.passes, self.taken, self.going, self.going, self.signature["workers"]]
+        numbers = [self.seed, self.passes, self.taken, self.going, has_state, self.signature["workers"]]
         return {self.data["position"]: np.array(numbers, np.int64)}
 
 

@@ -232,7 +232,7 @@ def driver(workers):
     }
     sharding = "slice" if workers.stride == 1 else "batches"
     data = DataSignature(
-        sharding=sharding, anew=False, infinite=False, draws="never", inputs=("x",), split=("x",),
+        sharding=sharding, anew=False, infinite=False, draws="never", resumes=True, inputs=("x",), split=("x",),
         rows=(None,), load="load", restore="restore", position="position", position_key="position", digest="",
         digest_key="digest", **names,
     )  # fmt: skip
