@@ -52,7 +52,8 @@ class ARModel:
             ``/GPU:0`` are kept.
         sharding: how a dataset given at capture is divided. ``"slice"``: every batch is split over the
             workers, so a step is that of one device on the same dataset. ``"batches"``: a step takes N
-            batches, one for each worker, so it is that of one device on the N batches joined.
+            batches, one for each worker, so it is that of one device on the N batches joined. Default:
+            ``"slice"``; of no use where each worker has a dataset of its own, and refused there.
         uneven_batches: ``"weight"`` to weight gradients by each worker's share of the examples where
             a batch does not divide evenly, ``"refuse"`` to refuse such batches (saves one
             multiplication per gradient).
@@ -93,7 +94,7 @@ class ARModel:
         analyzers: Sequence[Any] | None = None,
         device_list: Sequence[str] | None = None,
         *,
-        sharding: str = "slice",
+        sharding: str | None = None,
         uneven_batches: str = "weight",
         statistics: str = "local",
         network: NetworkModel | str | os.PathLike[str] | None = None,
@@ -162,10 +163,10 @@ class ARModel:
         export(self, path)
 
 
-def _pipeline(context: Context, model: Model, workers: int, sharding: str) -> Pipeline | None:
+def _pipeline(context: Context, model: Model, workers: int, sharding: str | None) -> Pipeline | None:
     if context.given is not None:
         return make_pipeline(context.given, model, workers, sharding)
-    if sharding != "slice":
+    if sharding not in (None, "slice"):
         raise InputError(f"sharding={sharding!r} goes with a dataset: pass data= to caramel.capture")
     return None
 

@@ -50,7 +50,8 @@ class DataSignature:
         infinite: whether the dataset is known to have no end.
         draws: how often a pass draws seeds for the dataset's shuffles: ``"never"``, ``"once"`` (when it
             begins) or ``"often"`` (a shuffle is repeated within the dataset).
-        length: number of its elements if it is known (the greatest, if each worker has its own).
+        resumes: whether the state of an iterator is all that it takes to go on from a checkpoint; if not,
+            what was taken must be passed over.
         inputs: names of the inputs that come from it.
         split: those of them that are split over the workers.
         rows: how many examples of each split input a worker needs, None where any number will do.
@@ -78,7 +79,7 @@ class DataSignature:
     anew: bool
     infinite: bool
     draws: str
-    length: int | None
+    resumes: bool
     inputs: tuple[str, ...]
     split: tuple[str, ...]
     rows: tuple[int | None, ...]

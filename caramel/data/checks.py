@@ -41,6 +41,15 @@ _EXPANDING = frozenset(
 )
 """Dataset ops whose function makes a dataset of each element."""
 
+_PARALLEL = ("Parallel", "MapAndBatch", "LegacyParallel")
+"""Dataset ops that call their function for several elements at the same time."""
+
+_CSV = ("CSVDataset",)
+"""Dataset ops whose iterators go on at another place than where their state was written.
+
+With a header TensorFlow 2.21 counts bytes from after it, and goes on counting from the start of the file.
+"""
+
 _CHANCE = ("ChooseFastest", "DataServiceDataset")
 """Dataset ops that give what is ready first."""
 
@@ -139,39 +148,93 @@ def _is_zero(node: NodeDef) -> bool:
 def draws(nodes: Iterable[NodeDef]) -> str:
     """How often one pass over a dataset draws seeds: ``"never"``, ``"once"`` or ``"often"``.
 
-    A dataset that is iterated again and again draws another seed each time; one that is repeated does
-    so within a pass.
+    A dataset that is iterated again and again draws another seed each time. ``"often"`` is all but once, when
+    the pass begins: within the pass (it is repeated there, or comes late), or in the first pass only (its
+    elements are cached).
     """
     graph = Graph(n for n in nodes if n.op != "_Retval")
-    drawing = {n.name for n in graph if _seed_inputs(n) is not None}
+    drawing = _drawing(graph)
     if not drawing:
         return "never"
+    if _draws_late(graph, drawing):
+        return "often"
     for node in graph:
-        if "Repeat" in node.op and drawing & graph.ancestors([node.name]):
+        if ("Repeat" in node.op or node.op.startswith("Cache")) and drawing & graph.ancestors([node.name]):
             return "often"
     return "once"
 
 
-def unseeded_random(graph_def: Any) -> str | None:
-    """The first random op without a seed, for messages; it draws other numbers in every process."""
-    for node, where in _everywhere(graph_def):
-        if _draws_by_chance(node):
-            return f"op {node.name!r} ({node.op}){where}"
+def draws_late(nodes: Iterable[NodeDef]) -> bool:
+    """Whether a seed may be drawn after others have been, so that the state of an iterator does not know of it yet."""
+    graph = Graph(n for n in nodes if n.op != "_Retval")
+    return _draws_late(graph, _drawing(graph))
+
+
+def _drawing(graph: Graph) -> set[str]:
+    return {n.name for n in graph if _seed_inputs(n) is not None}
+
+
+def _draws_late(graph: Graph, drawing: set[str]) -> bool:
+    return any(drawing & graph.ancestors([later]) for node in graph for later in _iterated_later(node))
+
+
+def _iterated_later(node: NodeDef) -> list[str]:
+    """Producers of the datasets that a dataset begins to iterate over some time after itself."""
+    if node.op == "ConcatenateDataset":
+        return [node_of(node.input[1])]
+    return [producer for name, producer in _named_inputs(node) if name.endswith("other_arguments")]
+
+
+def random_op(graph_def: Any) -> str | None:
+    """The first random op whose numbers differ from process to process, and why, for messages."""
+    graph, library = _with_library(graph_def)
+    for node in graph:
+        for function, inner, why in _by_chance(library, node):
+            return f"op {inner.name!r} ({inner.op}) in function {function!r} {why}"
     return None
 
 
-def _draws_by_chance(node: NodeDef) -> bool:
-    return ops.is_seeded_random(node) and node.attr["seed"].i == 0 and node.attr["seed2"].i == 0
+def has_seeded_random(graph_def: Any) -> bool:
+    """Whether a random op draws the same numbers in every process: one after the other, from its seed on."""
+    graph, library = _with_library(graph_def)
+    for node in graph:
+        chance = {(function, inner.name) for function, inner, _ in _by_chance(library, node)}
+        if any((function, inner.name) not in chance for function, inner in _random_ops(library, node)):
+            return True
+    return False
+
+
+def _with_library(graph_def: Any) -> tuple[Graph, Library]:
+    graph = Graph((n for n in graph_def.node if n.op != "_Retval"), graph_def.library)
+    return graph, Library(graph)
+
+
+def _random_ops(library: Library, node: NodeDef) -> Iterator[tuple[str, NodeDef]]:
+    """(function, op) for what draws from a hidden generator inside a dataset op."""
+    for function, inner in library.inner_nodes(node):
+        if inner.op not in library and ops.is_seeded_random(inner):
+            yield function, inner
+
+
+def _by_chance(library: Library, node: NodeDef) -> Iterator[tuple[str, NodeDef, str]]:
+    """(function, op, why) for the random ops inside a dataset op whose numbers are left to chance."""
+    for function, inner in _random_ops(library, node):
+        if inner.attr["seed"].i == 0 and inner.attr["seed2"].i == 0:
+            yield function, inner, "has no seed"
+    callers = [node, *(inner for _, inner in library.inner_nodes(node))]
+    for caller in callers:
+        if caller.op.startswith(_PARALLEL):
+            for function, inner in _random_ops(library, caller):
+                yield function, inner, "is called in any order (num_parallel_calls)"
 
 
 def why_different(graph_def: Any) -> str | None:
     """Why two processes that run the dataset may see other elements, in another order; None if they do not.
 
-    Values that random ops without a seed compute may differ, as long as they decide nothing.
+    Values that random ops compute by chance may differ, as long as they decide nothing.
     """
-    graph = Graph((n for n in graph_def.node if n.op != "_Retval"), graph_def.library)
-    library = Library(graph)
-    random = {n.name for n in graph if any(_draws_by_chance(inner) for _, inner in library.inner_nodes(n))}
+    graph, library = _with_library(graph_def)
+    random = {n.name for n in graph if any(_by_chance(library, n))}
     for node in graph:
         if node.op in _DECIDING and random & graph.ancestors([node.name]):
             return _decides(node)
@@ -193,14 +256,19 @@ def why_different(graph_def: Any) -> str | None:
     return None
 
 
+def reads_csv(graph_def: Any) -> bool:
+    """Whether an op reads CSV files, whose position TensorFlow does not restore."""
+    return any(node.op.startswith(_CSV) for node, _ in _everywhere(graph_def))
+
+
 def _decides_inside(library: Library, node: NodeDef) -> bool:
     return any(inner.op in _DECIDING for _, inner in library.inner_nodes(node))
 
 
 def _decides(node: NodeDef) -> str:
     return (
-        f"which elements {node.name!r} ({node.op}) gives depends on random numbers that are drawn without a seed: give "
-        "the random op a seed"
+        f"which elements {node.name!r} ({node.op}) gives depends on random numbers that are drawn without a seed, or "
+        "in any order: give the random op a seed, and its map no num_parallel_calls"
     )
 
 

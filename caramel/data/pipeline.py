@@ -70,22 +70,20 @@ class Pipeline:
         return (f"input: {what}", *dict.fromkeys(note for source in self.sources for note in source.notes))
 
 
-def make_pipeline(given: Given, model: Model, workers: int, sharding: str) -> Pipeline:
+def make_pipeline(given: Given, model: Model, workers: int, sharding: str | None) -> Pipeline:
     """Fit a dataset to a model and a number of workers.
 
     Args:
         given: what the user gave.
         model: the single-device step; its inputs say what they take from the dataset.
         workers: number of workers.
-        sharding: ``"slice"`` or ``"batches"``; of no effect where each worker has a dataset of its own.
+        sharding: ``"slice"`` or ``"batches"``; None where each worker has a dataset of its own, else ``"slice"``.
 
     Raises:
         InputError: the dataset is empty, or does not fit the model or the number of workers.
         UnsupportedError: it cannot run on the workers.
     """
-    if sharding not in SHARDINGS:
-        raise InputError(f"sharding must be 'slice' or 'batches', got {sharding!r}")
-    kind = Sharding.OWN if given.own else Sharding(sharding)
+    kind = _sharding(given, sharding)
     check_inputs(model.inputs, given.components)
     inputs = tuple(i for i in model.inputs if i.component is not None)
     if not inputs:
@@ -99,6 +97,19 @@ def make_pipeline(given: Given, model: Model, workers: int, sharding: str) -> Pi
     _check_static(given, inputs, workers, kind)
     even = workers == 1 or not any(i.split for i in inputs) or _always_even(given, sources, inputs, workers, kind)
     return Pipeline(kind, sources, tuple(make_template(s, inputs, kind) for s in sources), inputs, even)
+
+
+def _sharding(given: Given, wanted: str | None) -> Sharding:
+    if wanted is not None and wanted not in SHARDINGS:
+        raise InputError(f"sharding must be 'slice' or 'batches', got {wanted!r}")
+    if not given.own:
+        return Sharding(wanted or "slice")
+    if wanted is not None:
+        raise InputError(
+            f"sharding={wanted!r} divides one dataset between the workers, but data= is a function that makes each "
+            "worker's own, all of which it takes: leave out sharding=, or give the whole dataset as data="
+        )
+    return Sharding.OWN
 
 
 def _check_sharding(sources: tuple[Source, ...], inputs: tuple[Input, ...], kind: Sharding) -> None:
@@ -117,7 +128,8 @@ def _check_sharding(sources: tuple[Source, ...], inputs: tuple[Input, ...], kind
         )
     if sources[0].random is not None:
         raise UnsupportedError(
-            f"input {whole.name!r} must be the same for every worker, but {sources[0].random} has no seed: give it one"
+            f"input {whole.name!r} must be the same for every worker, but {sources[0].random}: give it a seed, "
+            "and its map no num_parallel_calls"
         )
 
 

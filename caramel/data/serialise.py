@@ -47,12 +47,13 @@ def serialise(dataset: Any) -> Serialised:
     return serialise_nodes(nodes, variant.name)
 
 
-def serialise_nodes(graph: Graph, dataset: str) -> Serialised:
+def serialise_nodes(graph: Graph, dataset: str, anew: bool = False) -> Serialised:
     """The graph of a dataset that nodes of a tf.Graph make.
 
     Args:
         graph: the nodes.
         dataset: the tensor that is the dataset.
+        anew: whether it is made anew for every pass, so that nothing in it may differ from one time to the next.
 
     Raises:
         UnsupportedError: it depends on something that is only known when the program runs.
@@ -61,6 +62,11 @@ def serialise_nodes(graph: Graph, dataset: str) -> Serialised:
     nodes = graph.pruned([node_of(dataset)])
     for node in nodes:
         _refuse_unknown(node)
+        if anew and ops.is_seeded_random(node):
+            raise UnsupportedError(
+                f"the dataset depends on {node.name!r} ({node.op}), which draws other numbers whenever its iterator is "
+                "initialized: draw them in a function of the dataset (dataset.map), or make them constants"
+            )
     return _evaluated(nodes, dataset)
 
 

@@ -62,7 +62,8 @@ class Source:
         anew: whether every pass makes the dataset anew, as running an iterator's initializer does.
         draws: how often a pass draws seeds for its shuffles: ``"never"``, ``"once"`` or ``"often"``.
         differs: why two workers that run it would see different elements; None if they see the same.
-        random: an op that draws other numbers on each worker, or None.
+        random: an op that draws other numbers on each worker, and why; or None.
+        resumes: whether the state of an iterator is all that it takes to go on elsewhere.
         notes: what was changed.
     """
 
@@ -75,6 +76,7 @@ class Source:
     draws: str
     differs: str | None
     random: str | None
+    resumes: bool
     notes: tuple[str, ...]
 
     @property
@@ -115,9 +117,12 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
     nodes = _with_seed(nodes)
     nodes, constants = _without_values(nodes)
     nodes, library = canonical(nodes, graph_def.library)
-    random = checks.unseeded_random(graph_def)
+    random = checks.random_op(graph_def)
     if random is not None:
-        notes.append(f"input: {random} has no seed, so it draws other numbers on each worker")
+        notes.append(f"input: {random}, so it draws other numbers on each worker")
+    resumes = _resumes(serialised)
+    if not resumes:
+        notes.append("input: a restore within a pass reads again what was taken of it")
     return Source(
         graph=Graph(nodes, library, graph_def.versions),
         dataset=node_of(result.input[0]),
@@ -128,8 +133,20 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
         draws=checks.draws(graph_def.node),
         differs=checks.why_different(graph_def),
         random=random,
+        resumes=resumes,
         notes=tuple(notes),
     )
+
+
+def _resumes(serialised: Serialised) -> bool:
+    """Whether the state of an iterator is all that it takes to go on elsewhere.
+
+    Random ops begin again with each iterator; but a dataset without end would be too much to read again for them.
+    """
+    graph_def = serialised.graph_def
+    if checks.reads_csv(graph_def) or checks.draws_late(graph_def.node):
+        return False
+    return serialised.cardinality == tf.data.INFINITE_CARDINALITY or not checks.has_seeded_random(graph_def)
 
 
 def _made_deterministic(graph_def: tf.compat.v1.GraphDef) -> Iterator[str]:
@@ -193,7 +210,8 @@ def _without_values(nodes: Iterable[NodeDef]) -> tuple[list[NodeDef], tuple[Cons
     constants: list[Constant] = []
     for current in nodes:
         tensor = current.attr["value"].tensor if current.op == "Const" else None
-        if tensor is None or tensor.ByteSize() <= _CONSTANT_BYTES:
+        # A variant (of sparse and ragged tensors) is nothing that an array can hold.
+        if tensor is None or tensor.dtype == ops.DT_VARIANT or tensor.ByteSize() <= _CONSTANT_BYTES:
             made.append(current)
             continue
         value = _array(tensor)

@@ -67,7 +67,7 @@ def given_iterator(nodes: Graph, get_next: str) -> Given:
     if len(datasets) != 1:
         what = "no initializer in the graph" if not datasets else "initializers for several datasets"
         raise UnsupportedError(f"iterator {iterator.name!r} has {what}, so its dataset is not known. {_ADVICE}")
-    return Given(specs, lambda workers: [serialise_nodes(nodes, datasets[0])], anew=True)
+    return Given(specs, lambda workers: [serialise_nodes(nodes, datasets[0], anew=True)], anew=True)
 
 
 def _spec(get_next: NodeDef, position: int) -> tf.TensorSpec:

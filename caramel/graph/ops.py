@@ -161,6 +161,12 @@ def is_variable_write(node: NodeDef) -> bool:
     return node.op.startswith(_WRITE_PREFIXES) or node.op in _RANDOM_RESOURCE_OPS
 
 
+@cache
+def calls_functions(op: str) -> bool:
+    """Whether nodes of an op name library functions."""
+    return any(a.type in ("func", "list(func)") for a in op_def(op).attr)
+
+
 def functions_of(node: NodeDef) -> list[str]:
     """Names of the library functions that the node calls."""
     names: list[str] = []

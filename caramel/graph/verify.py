@@ -11,7 +11,7 @@ from caramel.graph.graph import Graph, NodeDef, parse_input
 
 
 def verify_structure(graph: Graph, modifier: str) -> None:
-    """Every input exists, data inputs agree in dtype, control inputs come last, no cycle."""
+    """Inputs and functions exist, data inputs agree in dtype, control inputs come last, no cycle."""
     try:
         graph.order  # noqa: B018 - raises on a missing producer and on a cycle
     except InvariantError as error:
@@ -19,6 +19,22 @@ def verify_structure(graph: Graph, modifier: str) -> None:
     outputs = {node.name: ops.output_types(node) for node in graph}
     for node in graph:
         _verify_inputs(node, outputs, modifier)
+    _verify_functions(graph, modifier)
+
+
+def _verify_functions(graph: Graph, modifier: str) -> None:
+    """TensorFlow crashes where a function is missing."""
+    library = () if graph.library is None else graph.library.function
+    there = {function.signature.name for function in library}
+    inside = ((n, f" in function {function.signature.name!r}") for function in library for n in function.node_def)
+    for node, where in (*((n, "") for n in graph), *inside):
+        if node.op in there or not ops.calls_functions(node.op):
+            continue
+        missing = [name for name in ops.functions_of(node) if name and name not in there]
+        if missing:
+            raise InvariantError(
+                f"after {modifier}: node {node.name!r}{where} calls function {missing[0]!r}, which does not exist"
+            )
 
 
 def _verify_inputs(node: NodeDef, outputs: dict[str, list[int]], modifier: str) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from caramel.data.functions import canonical, merged
+from caramel.errors import UnsupportedError
 from caramel.graph import ops
 from caramel.graph.devices import Device
-from caramel.graph.graph import Graph, NodeDef, node_of
-from caramel.graph.nodes import node
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input
+from caramel.graph.nodes import assign, node, variable
 from caramel.model import Evaluation, Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
 from caramel.modifiers.replicate import copy_node
@@ -13,7 +19,7 @@ from caramel.modifiers.state import combined
 from caramel.plan import Plan
 
 
-def evaluation_nodes(evaluation: Evaluation, model: Model, plan: Plan, scope: str) -> list[NodeDef]:
+def evaluation_graph(evaluation: Evaluation, model: Model, plan: Plan, scope: str) -> Graph:
     """The evaluation's nodes under ``scope``, reading worker 0's variables, or what all workers have together.
 
     Args:
@@ -21,26 +27,100 @@ def evaluation_nodes(evaluation: Evaluation, model: Model, plan: Plan, scope: st
         model: the training step that owns the variables.
         plan: the plan.
         scope: prefix of the new nodes, with a trailing slash.
+
+    Returns:
+        The nodes, and the functions that they call under names that no other function has.
+
+    Raises:
+        UnsupportedError: it writes a variable that all workers must have alike.
     """
     names = {v.node: v.name for v in model.variables}
     together = combined(model, plan)
+    _refuse_writes(evaluation.graph, model, plan, together)
     device = Device.parse(plan.devices[0])
     # Without the variables: nodes that are added to a running graph cannot be colocated with what is there already.
     own = Graph((n for n in evaluation.graph if n.op != ops.VARIABLE), evaluation.graph.library)
+    holders = _Holders(model, together, scope, str(device))
     nodes = []
     for original in own:
         made = copy_node(original, 0, device, names, own, scope)
-        if original.op == "ReadVariableOp" and node_of(original.input[0]) in together:
+        handles = [name for text in original.input if (name := node_of(text)) in together]
+        if handles and original.op == "ReadVariableOp":
             controls = [text for text in made.input if text.startswith("^")]
-            value = together[node_of(original.input[0])]
-            made = node(made.name, "Identity", [value, *controls], made.device, T=original.attr["dtype"])
+            made = node(made.name, "Identity", [together[handles[0]], *controls], made.device, T=original.attr["dtype"])
+        elif handles:
+            holders.redirect(original, made)
         nodes.append(made)
-    return nodes
+    nodes, library = canonical([*holders.nodes, *nodes], evaluation.graph.library)
+    return Graph(nodes, library, evaluation.graph.versions)
+
+
+def _refuse_writes(graph: Graph, model: Model, plan: Plan, together: Mapping[str, str]) -> None:
+    """An evaluation runs on worker 0 alone, so it must not write what other workers have, too."""
+    library = Library(graph)
+    variables = {v.node: v for v in model.variables if v.node in model.graph}
+    for current in graph if plan.workers > 1 else ():
+        for producer in library.written(current):
+            written = variables.get(producer)
+            if written is None or (written.kind.is_local and written.node not in together):
+                continue
+            raise UnsupportedError(
+                f"op {current.name!r} ({current.op}) of the evaluation writes {written.kind.value} {written.name!r}, "
+                "which the other workers would not see: an evaluation runs on worker 0. Leave the update to the "
+                "step, or give all workers a value with Session.assign"
+            )
+
+
+@dataclass
+class _Holders:
+    """Variables of the evaluation's own that hold what all workers have together.
+
+    Ops that take a handle (gathers, loops, calls) read these; a plain read needs none.
+    """
+
+    model: Model
+    together: Mapping[str, str]
+    scope: str
+    device: str
+
+    def __post_init__(self) -> None:
+        self.nodes: list[NodeDef] = []
+        self._made: dict[str, tuple[str, str]] = {}
+
+    def redirect(self, original: NodeDef, made: NodeDef) -> None:
+        """Let a copied node take the holders' handles, once these have their values.
+
+        Args:
+            original: the node of the evaluation's graph.
+            made: its copy, which is changed.
+        """
+        waits: dict[str, None] = {}
+        for position, text in enumerate(original.input):
+            name, index = parse_input(text)
+            if name in self.together:
+                handle, filled = self._holder(name)
+                made.input[position] = format_input(handle, index)
+                waits["^" + filled] = None
+        made.input.extend(waits)
+
+    def _holder(self, name: str) -> tuple[str, str]:
+        """The handle of a variable's holder, and the op that fills it."""
+        if name not in self._made:
+            held = next(v for v in self.model.variables if v.node == name)
+            handle = f"{self.scope.rstrip('/')}_combined/{len(self._made)}"
+            filled = f"{handle}/fill"
+            self.nodes.append(variable(handle, held.dtype, held.shape, self.device))
+            self.nodes.append(assign(filled, handle, self.together[name], held.dtype, self.device))
+            self._made[name] = handle, filled
+        return self._made[name]
 
 
 def add_evaluation(
     distributed: DistributedGraph, evaluation: Evaluation, model: Model, plan: Plan, scope: str
 ) -> DistributedGraph:
-    """Add an evaluation to the distributed graph; see `evaluation_nodes`."""
+    """Add an evaluation, and its functions, to the distributed graph; see `evaluation_graph`."""
     role = Role(Purpose.EVALUATION, 0)
-    return distributed.extended([(n, role) for n in evaluation_nodes(evaluation, model, plan, scope)])
+    added = evaluation_graph(evaluation, model, plan, scope)
+    extended = distributed.extended([(n, role) for n in added])
+    library = merged(extended.graph.library, added.library)
+    return DistributedGraph(Graph(extended.graph, library, extended.graph.versions), extended.roles)

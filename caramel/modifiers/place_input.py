@@ -155,9 +155,7 @@ def data_signature(pipeline: Pipeline, workers: int) -> DataSignature:
         anew=any(s.anew for s in pipeline.sources),
         infinite=any(s.is_infinite for s in pipeline.sources),
         draws=max((s.draws for s in pipeline.sources), key=("never", "once", "often").index),
-        length=max(s.cardinality for s in pipeline.sources)
-        if all(s.cardinality >= 0 for s in pipeline.sources)
-        else None,
+        resumes=all(s.resumes for s in pipeline.sources),
         inputs=tuple(i.name for i in pipeline.inputs),
         split=tuple(i.name for i in split),
         rows=tuple(i.shape[0] if i.shape else None for i in split),

@@ -12,7 +12,7 @@ import numpy as np
 
 from caramel.armodel import evaluation_signature
 from caramel.errors import ClusterError, EndOfData, InputError, StepError, listed
-from caramel.modifiers.evaluate import evaluation_nodes
+from caramel.modifiers.evaluate import evaluation_graph
 from caramel.runtime.cluster import Cluster, placed_nodes
 from caramel.runtime.executor import Run
 from caramel.runtime.feeds import Batch, bind, split
@@ -276,8 +276,8 @@ class Session:
         if key not in self._evaluations:
             evaluation = self._armodel.context.evaluation_for(fetches)
             scope = f"caramel/evaluation_{len(self._evaluations) + 1}/"
-            nodes = evaluation_nodes(evaluation, self._model, self._armodel.plan, scope)
-            self._executor.extend(placed_nodes(nodes))
+            added = evaluation_graph(evaluation, self._model, self._armodel.plan, scope)
+            self._executor.extend(added.to_bytes())
             self._evaluations[key] = (evaluation, evaluation_signature(evaluation, scope), fetches)
         return self._evaluations[key][:2]
 

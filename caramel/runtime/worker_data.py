@@ -92,7 +92,7 @@ class WorkerData:
     def _begin(self, skip: int = 0) -> None:
         """Begin a pass."""
         if self._must_replay:
-            self._skipped_to(self._passes, 0, _ENDED)
+            self._replay()
         if not self._built or self._names.anew:
             self._build()
         self._must_replay = self._passes > 0 and not self._names.anew  # if it fails, some workers may have begun
@@ -103,6 +103,15 @@ class WorkerData:
         self._taken = skip
         self._state = _GOING
         self._found = {}
+
+    def _replay(self) -> None:
+        """Bring the shuffles' seeds to where the passes so far have brought them."""
+        passes = self._passes
+        try:
+            self._skipped_to(passes, 0, _ENDED)
+        except BaseException:
+            self._passes, self._state, self._must_replay = passes, _ENDED, True
+            raise
 
     def _run(self, targets: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
         """Run ops of all workers together."""
@@ -208,16 +217,13 @@ class WorkerData:
     def saved_position(self) -> Iterator[Mapping[str, np.ndarray]]:
         """What to feed to `save`, with the iterators' positions put down for it meanwhile.
 
-        At the end of a pass the next one begins first, because iterators at their end do not say how far
-        their shuffles' seeds have come.
+        Between passes there is nothing to put down, and none begins: `restore` counts the passes.
         """
-        has_state = self._passes > 0 and not self._found
+        has_state = self._state != _ENDED and not self._found and self._names.resumes
         if has_state:
             try:
-                if self._state == _ENDED or (self._names.length is not None and self._taken >= self._names.length):
-                    self._begin()
                 self._run(self._names.snapshot, {})
-            except (StepError, DataError) as error:
+            except StepError as error:
                 has_state = False
                 warnings.warn(
                     f"the pipeline's position cannot be saved as it is ({error}); restoring will pass over the batches "
@@ -244,9 +250,15 @@ class WorkerData:
             return
         seed, passes, taken, state, has_state, workers = reader.get_tensor(self._names.position_key).tolist()
         self._seed = seed
-        if passes == 0:
+        draws = not self._names.anew and self._names.draws != "never"
+        if state == _ENDED:
+            self._passes, self._taken, self._must_replay = passes, taken, passes > 0 and draws
             return
-        fits = has_state and reader.get_tensor(self._names.digest_key).decode() == self._names.digest
+        fits = (
+            has_state
+            and self._names.resumes
+            and reader.get_tensor(self._names.digest_key).decode() == self._names.digest
+        )
         if not self._shared:
             self._keep_something()
             if workers != self._workers:  # other datasets: each worker passes over its share of what was seen
@@ -254,7 +266,7 @@ class WorkerData:
         if fits and self._restored_iterators(prefix, passes):
             # An iterator that has read its dataset to the end, some elements ahead, does not say any more how far
             # the seeds of its shuffles have come.
-            self._must_replay = taken > 0 and not self._names.anew and self._names.draws != "never"
+            self._must_replay = taken > 0 and draws
         else:
             self._skipped_to(passes, taken, state)
         self._passes, self._taken, self._state = passes, taken, state

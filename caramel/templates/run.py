@@ -5,11 +5,14 @@ import json
 import os
 import re
 import secrets
+import socket
 
 import numpy as np
 import tensorflow as tf
 
 v1 = tf.compat.v1
+TF_CONFIG = "tf-config"
+TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -57,11 +60,72 @@ def cluster_spec(signature, addresses):
     """Addresses by job and task, in the order of the workers; several workers may be in one task."""
     workers = list(dict.fromkeys(worker_of(device) for device in signature["devices"]))
     if len(workers) != len(addresses):
-        raise SystemExit("--cluster needs %d addresses, got %d" % (len(workers), len(addresses)))
+        raise SystemExit("the cluster needs %d addresses, got %d" % (len(workers), len(addresses)))
     jobs = {}
     for (job, task), address in zip(workers, addresses):
         jobs.setdefault(job, {})[task] = address
     return workers, tf.train.ClusterSpec(jobs)
+
+
+def members(cluster, task):
+    """Addresses of the cluster's servers, and which of them is this process's (None if none is)."""
+    if cluster != TF_CONFIG:
+        return cluster.split(","), task
+    if task is not None:
+        raise SystemExit("--task belongs to --cluster HOST:PORT,...; TF_CONFIG says the task itself")
+    return from_tf_config(os.environ.get("TF_CONFIG", ""))
+
+
+def from_tf_config(text):
+    """The members that TF_CONFIG names: the chief in front, then the workers."""
+    try:
+        config = json.loads(text)
+        jobs, task = config["cluster"], config.get("task") or {}
+        tasks = {job: in_order(found) for job, found in jobs.items()}
+        addresses = [address for job in ("chief", "master", "worker") for address in tasks.get(job, ())]
+        job, index = task.get("type"), int(task.get("index", 0))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SystemExit("TF_CONFIG is not set, or not as in %s (%r)" % (TF_CONFIG_EXAMPLE, error)) from error
+    unknown = sorted(set(tasks) - {"chief", "master", "worker", "ps", "evaluator"})
+    chiefs = len(addresses) - len(tasks.get("worker", ()))
+    if unknown or chiefs > 1 or not addresses or len(set(addresses)) < len(addresses):
+        raise SystemExit("TF_CONFIG needs workers, at most one chief and no other job, each address once: %s" % text)
+    if job is None:
+        return addresses, None
+    if job in ("ps", "evaluator"):
+        raise SystemExit("TF_CONFIG makes this process a %s, which takes no part: start nothing here" % job)
+    if not 0 <= index < len(tasks.get(job, ())):
+        raise SystemExit("TF_CONFIG makes this process task %d of job %r, which is not in it: %s" % (index, job, text))
+    return addresses, index + (chiefs if job == "worker" else 0)
+
+
+def in_order(found):
+    """The addresses of a job's tasks, from a list or an object by task number."""
+    addresses = [found[str(number)] for number in range(len(found))] if isinstance(found, dict) else found
+    if not isinstance(addresses, list) or any(":" not in address for address in addresses):
+        raise ValueError("%r is no list of addresses host:port" % (found,))
+    return addresses
+
+
+def is_listening(address):
+    """Whether a server runs there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 2.0):
+            return True
+    except OSError:
+        return False
+
+
+def started_server(signature, addresses, task):
+    """The server of one task."""
+    workers, spec = cluster_spec(signature, addresses)
+    if not 0 <= task < len(workers):
+        raise SystemExit("--task must be between 0 and %d, got %d" % (len(workers) - 1, task))
+    job, number = workers[task]
+    config = v1.ConfigProto(device_count={"CPU": cpu_devices(signature, (job, number))})
+    config.experimental.collective_group_leader = signature["group_leader"]
+    return tf.distribute.Server(spec, job_name=job, task_index=number, protocol="grpc", config=config)
 
 
 def feeds_for(signature, arrays):
@@ -104,15 +168,22 @@ class WorkerData:
     def __init__(self, session, signature, restore_from):
         self.session, self.signature, self.data = session, signature, signature["data"]
         self.seed, self.passes, self.taken, self.going = 1 + secrets.randbelow(2**62), 0, 0, False
+        self.built = self.replay = False
+        session.run([self.data["clear"], self.data["forget"]])
         position = self.position(restore_from) if restore_from else None
         if position is not None:
-            self.seed, self.passes = position[0], position[1] - 1
-        session.run([self.data["clear"], self.data["forget"]])
-        self.build()
-        if position is not None:
-            self.begin()
-            session.run(self.data["restore"], {signature["restore_prefix"]: os.path.abspath(restore_from)})
-            self.taken = position[2]
+            self.seed, passes, taken, going = *position[:3], position[3] > 0
+            draws = not self.data["anew"] and self.data["draws"] != "never"
+            if going and self.data["resumes"]:
+                self.passes = passes - 1
+                self.begin()
+                session.run(self.data["restore"], {signature["restore_prefix"]: os.path.abspath(restore_from)})
+                self.taken, self.replay = taken, draws
+            else:
+                self.passes = passes - going
+                self.replay = self.passes > 0 and draws
+                if going:
+                    self.begin(taken)
 
     def position(self, prefix):
         """Where a checkpoint's data was, if it is that of these pipelines."""
@@ -120,22 +191,25 @@ class WorkerData:
         if reader.has_tensor(self.data["position_key"]):
             position = [int(number) for number in reader.get_tensor(self.data["position_key"])]
             same = reader.get_tensor(self.data["digest_key"]).decode() == self.data["digest"]
-            if position[4] and same and position[5] == self.signature["workers"]:
+            fits = same and position[5] == self.signature["workers"]
+            if not position[3] or (fits and position[4] == self.data["resumes"]):
                 return position
         print("the data starts from its beginning", flush=True)
         return None
 
-    def build(self):
-        """Make the datasets."""
-        seed = self.seed + (self.passes if self.data["anew"] else 0)
-        self.session.run(self.data["build"], dict.fromkeys(self.data["seed"], seed))
-
-    def begin(self):
-        """Begin a pass."""
-        if self.data["anew"]:
-            self.build()
-        self.session.run(self.data["begin"])
-        self.passes, self.taken, self.going = self.passes + 1, 0, True
+    def begin(self, skip=0):
+        """Begin a pass, at some element; after a restore, seeds are first drawn as for the passes before it."""
+        if self.replay:
+            passes, self.passes, self.built, self.replay = self.passes, 0, False, False
+            for _ in range(passes):
+                self.begin()
+                if self.data["draws"] == "often":
+                    self.session.run(self.data["advance"], dict.fromkeys(self.data["start"], 2**62))
+        if self.data["anew"] or not self.built:
+            seed = self.seed + (self.passes if self.data["anew"] else 0)
+            self.session.run(self.data["build"], dict.fromkeys(self.data["seed"], seed))
+        self.session.run(self.data["begin"], dict.fromkeys(self.data["skip"], skip))
+        self.built, self.passes, self.taken, self.going = True, self.passes + 1, skip, True
 
     def shares(self):
         """Take the next elements: the number of examples of each worker."""
@@ -153,11 +227,11 @@ class WorkerData:
         raise SystemExit("the dataset is empty")
 
     def saved(self):
-        """Put down the position for `save`; what to feed to it."""
-        if not self.going:
-            self.begin()
-        self.session.run(self.data["snapshot"])
-        numbers = [self.seed, self.passes, self.taken, 1, 1, self.signature["workers"]]
+        """Put down the position for `save`; what to feed to it. Between passes there is none."""
+        has_state = self.going and self.data["resumes"]
+        if has_state:
+            self.session.run(self.data["snapshot"])
+        numbers = [self.seed, self.passes, self.taken, self.going, has_state, self.signature["workers"]]
         return {self.data["position"]: np.array(numbers, np.int64)}
 
 
@@ -172,7 +246,9 @@ def restore(session, signature, prefix, initial):
 
 def train(arguments):
     """Train for some steps and print the losses."""
-    addresses = arguments.cluster.split(",") if arguments.cluster else None
+    addresses, task = members(arguments.cluster, None) if arguments.cluster else (None, None)
+    if task:
+        raise SystemExit("TF_CONFIG makes this process worker %d: train on the first one, and serve here" % task)
     graph, signature = load(in_process=addresses is None)
     config = v1.ConfigProto(allow_soft_placement=True, isolate_session_state=True)
     config.device_count["CPU"] = signature["workers"] if addresses is None else 1
@@ -180,6 +256,10 @@ def train(arguments):
         here = "/job:localhost/replica:0/task:0"
         config.experimental.collective_group_leader = here if addresses is None else signature["group_leader"]
     target = "" if addresses is None else "grpc://" + addresses[0]
+    server = None
+    if task == 0 and not is_listening(addresses[0]):
+        server = started_server(signature, addresses, task)  # its own, for as long as it trains
+        target = server.target
     arrays = {}
     if arguments.data:
         with np.load(arguments.data) as data:
@@ -211,11 +291,10 @@ def serve(arguments):
     """Run one worker's server until it is killed."""
     with open(os.path.join(HERE, "signature.json")) as file:
         signature = json.load(file)
-    workers, spec = cluster_spec(signature, arguments.cluster.split(","))
-    job, task = workers[arguments.task]
-    config = v1.ConfigProto(device_count={"CPU": cpu_devices(signature, (job, task))})
-    config.experimental.collective_group_leader = signature["group_leader"]
-    server = tf.distribute.Server(spec, job_name=job, task_index=task, protocol="grpc", config=config)
+    addresses, task = members(arguments.cluster, arguments.task)
+    if task is None:
+        raise SystemExit("say which server this is: --task, or a task in TF_CONFIG")
+    server = started_server(signature, addresses, task)
     print("serving", server.target, flush=True)
     server.join()
 
@@ -225,11 +304,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
     serving = commands.add_parser("serve", help="run one worker's server")
-    serving.add_argument("--cluster", required=True, help="host:port of every worker, with commas")
-    serving.add_argument("--task", type=int, required=True, help="which of them this is")
+    serving.add_argument("--cluster", required=True, help="host:port of every server, with commas; or tf-config")
+    serving.add_argument("--task", type=int, help="which of them this is; TF_CONFIG says it itself")
     serving.set_defaults(run=serve)
     training = commands.add_parser("train", help="train on the workers' datasets, or on one global batch")
-    training.add_argument("--cluster", help="host:port of every worker; default: all in this process")
+    training.add_argument("--cluster", help="as for serve; default: all in this process")
     training.add_argument("--data", help=".npz file with an array for each input that is fed")
     training.add_argument("--steps", type=int, default=1)
     training.add_argument("--restore", help="checkpoint to start from instead of the initial values")

@@ -263,6 +263,15 @@ def different(which, tmp_path):
             .flat_map(lambda x, y: Dataset.from_tensors((x, y)).repeat(tf.random.uniform([], 1, 3, tf.int64)))
             .batch(4)
         ),
+        "filter in parallel": lambda: (
+            examples()
+            .map(lambda x, y: (x, y + tf.random.normal([], seed=1)), num_parallel_calls=2)
+            .filter(lambda x, y: y > 0.5)
+            .batch(4)
+        ),
+        "filter in a parallel interleave": lambda: Dataset.range(3).interleave(
+            lambda n: examples().filter(lambda x, y: tf.random.uniform([], seed=1) < 0.5).batch(4), num_parallel_calls=2
+        ),
         "cache in a file": lambda: examples().cache(str(tmp_path / "cache")).batch(4),
     }[which]()
 
@@ -274,6 +283,8 @@ def different(which, tmp_path):
         ("random filter", ["FilterDataset", "seed"]),
         ("filter on random values", ["FilterDataset", "seed"]),
         ("random length", ["FlatMapDataset", "seed"]),
+        ("filter in parallel", ["FilterDataset", "in any order", "num_parallel_calls"]),
+        ("filter in a parallel interleave", ["ParallelInterleaveDataset", "in any order", "num_parallel_calls"]),
         ("cache in a file", ["CacheDatasetV2", "file"]),
     ],
 )
@@ -291,6 +302,7 @@ def test_a_seed_makes_it_the_same():
     data = Dataset.range(3).flat_map(lambda n: examples().shuffle(4, seed=5)).batch(4)
     with model(data).session() as session:
         assert len(session.run()) == 9
+    model(examples().filter(lambda x, y: tf.random.uniform([], seed=1) < 0.5).batch(4))
 
 
 def test_random_values_are_noted():
@@ -328,13 +340,30 @@ def test_a_whole_input_that_is_random(refused):
     refuse_at_compilation(refused, caramel.UnsupportedError, words, with_rate(random=True))
 
 
+def test_a_whole_input_that_is_random_in_parallel(refused):
+    """With a seed, but which element gets which number depends on who comes first."""
+    draw = lambda x, y: (x, y, tf.random.uniform([], seed=1))  # noqa: E731
+    words = ["'arguments_2'", "RandomUniform", "num_parallel_calls"]
+    data = examples().batch(4).map(draw, num_parallel_calls=2)
+    refuse_at_compilation(refused, caramel.UnsupportedError, words, data)
+    model(examples().batch(4).map(draw))
+
+
 # -- how the data is divided -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sharding", ["rows", None, 3])
+@pytest.mark.parametrize("sharding", ["rows", "own", "", 3])
 def test_a_sharding_that_does_not_exist(refused, sharding):
     words = ["sharding", "'slice' or 'batches'", repr(sharding)]
     refuse_at_compilation(refused, caramel.InputError, words, examples().batch(4), sharding=sharding)
+
+
+@pytest.mark.parametrize("sharding", ["slice", "batches"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sharding_of_datasets_that_are_the_workers_own(refused, workers, sharding):
+    words = [f"sharding='{sharding}'", "each worker's own", "leave out sharding=", "whole dataset as data="]
+    data = lambda workers, rank: examples().shard(workers, rank).batch(2)  # noqa: E731
+    refuse_at_compilation(refused, caramel.InputError, words, data, workers, sharding=sharding)
 
 
 def test_a_sharding_without_data(refused):
@@ -481,6 +510,19 @@ def test_a_dataset_made_from_a_placeholder(compiled, refused):
 
     with refused(caramel.UnsupportedError, "'everything'", "placeholder"):
         compiled(initialised)
+
+
+def test_a_dataset_made_from_random_numbers(compiled, refused):
+    """Each run of the initializer would draw others; a function of the dataset draws them on the workers."""
+
+    def build(iterator, drawn):
+        x = tf.random.normal([12, 3], seed=1) if drawn else tf.ones([12, 3])
+        data = Dataset.from_tensor_slices((x, x[:, 0])).map(lambda x, y: (x, y + tf.random.normal([], seed=2)))
+        regression(*iterator(data.batch(4)).get_next())
+
+    with refused(caramel.UnsupportedError, "random_normal", "RandomStandardNormal", "dataset.map"):
+        compiled(lambda: build(v1.data.make_initializable_iterator, True))
+    assert compiled(lambda: build(v1.data.make_initializable_iterator, False)).signature.data is not None
 
 
 def test_a_ragged_iterator(compiled, refused):

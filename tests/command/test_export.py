@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -329,6 +330,84 @@ def test_the_runner_refuses_data_that_does_not_fit(small, arrays, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+WORKERS = ["host1:2222", "host2:2222"]
+
+
+def config(cluster, *task):
+    """What an orchestrator would set TF_CONFIG to."""
+    found = {"cluster": cluster, **({"task": dict(zip(("type", "index"), task))} if task else {})}
+    return json.dumps(found)
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """The exported runner's functions."""
+    return runpy.run_path(str(Path(caramel.__file__).parent / "templates" / "run.py"))
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (config({"worker": WORKERS}), (WORKERS, None)),
+        (config({"worker": WORKERS}, "worker", 1), (WORKERS, 1)),
+        (config({"worker": WORKERS, "chief": ["host0:2222"]}, "worker", "1"), (["host0:2222", *WORKERS], 2)),
+        (config({"worker": WORKERS, "master": ["host0:2222"]}, "master", 0), (["host0:2222", *WORKERS], 0)),
+        (config({"worker": {"1": WORKERS[1], "0": WORKERS[0]}, "ps": ["p:1"]}, "worker", 0), (WORKERS, 0)),
+    ],
+)
+def test_the_runner_reads_tf_config_as_the_command_does(runner, text, expected):
+    assert runner["from_tf_config"](text) == expected
+    there = caramel.Servers.from_tf_config(text)
+    assert (list(there.addresses), there.task) == expected
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", ["not set", '"cluster"']),
+        ("{", ["not as in"]),
+        ("[]", ["not as in"]),
+        (config({"worker": "host1:2222"}), ["no list of addresses"]),
+        (config({"worker": ["host1"]}), ["host:port"]),
+        (config({"worker": {"1": "host1:2222"}}), ["not as in"]),
+        (config({}), ["needs workers"]),
+        (config({"ps": ["host1:2222"]}), ["needs workers"]),
+        (config({"worker": WORKERS, "coordinator": ["host0:2222"]}), ["no other job"]),
+        (config({"worker": WORKERS, "chief": WORKERS[:1]}), ["each address once"]),
+        (config({"worker": WORKERS, "chief": ["a:1", "b:1"]}), ["at most one chief"]),
+        (config({"worker": WORKERS}, "worker", 2), ["task 2", "'worker'"]),
+        (config({"worker": WORKERS}, "worker", "first"), ["not as in"]),
+        (config({"worker": WORKERS}, "chief", 0), ["task 0", "'chief'"]),
+        (config({"worker": WORKERS, "ps": ["p:1"]}, "ps", 0), ["ps", "start nothing"]),
+    ],
+)
+def test_the_runner_refuses_a_tf_config_that_is_none(runner, text, words):
+    with pytest.raises(SystemExit) as caught:
+        runner["from_tf_config"](text)
+    assert [word for word in words if word not in str(caught.value)] == []
+    with pytest.raises(caramel.InputError):  # as the command does
+        caramel.Servers.from_tf_config(text)
+
+
+@pytest.mark.parametrize(
+    "options, task, words",
+    [
+        (["train", "--cluster", "tf-config"], ("worker", 1), ["worker 1", "serve here"]),
+        (["serve", "--cluster", "tf-config"], (), ["--task", "TF_CONFIG"]),
+        (["serve", "--cluster", "tf-config", "--task", "0"], ("worker", 0), ["--task", "TF_CONFIG"]),
+        (["serve", "--cluster", "tf-config"], ("worker", 0), ["3 addresses, got 2"]),
+        (["serve", "--cluster", "a:1,b:1,c:1"], (), ["--task"]),
+        (["serve", "--cluster", "a:1,b:1,c:1", "--task", "3"], (), ["between 0 and 2", "3"]),
+    ],
+)
+def test_the_runner_refuses_options_that_do_not_fit(small, monkeypatch, options, task, words):
+    monkeypatch.setenv("TF_CONFIG", config({"worker": WORKERS}, *task))
+    monkeypatch.setattr("sys.argv", ["run.py", *options])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(small[1] / "run.py"), run_name="__main__")
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
 def test_plan(small):
     armodel, directory = small
     plan = caramel.Plan.from_json((directory / "plan.json").read_text())
@@ -421,3 +500,20 @@ def test_workers_that_share_a_server(shared, network):
     result = network.run(*runner, "train", *cluster, *options)
     assert result.returncode == 0, result.stderr
     assert losses(result.stdout) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_every_machine_runs_one_command_with_tf_config(shared, network):
+    """The first one trains, on a server of its own; its end leaves the other serving."""
+    directory, options, expected = shared
+    runner = ["-c", WITHOUT_CARAMEL, directory / "run.py"]
+    cluster = {"chief": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2223"]}
+    other = {"TF_CONFIG": config(cluster, "worker", 0)}
+    server = network.start(*runner, "serve", "--cluster", "tf-config", environment=other)
+    assert server.stdout.readline().startswith("serving")
+    chief = {"TF_CONFIG": config(cluster, "chief", 0)}
+    result = network.run(*runner, "train", "--cluster", "tf-config", *options, environment=chief)
+    assert result.returncode == 0, result.stderr
+    assert losses(result.stdout) == pytest.approx(expected, rel=1e-5)
+    assert server.poll() is None

@@ -1,6 +1,7 @@
 """The structural verifier: each invariant is broken once and found."""
 
 import pytest
+from tensorflow.core.framework import function_pb2
 
 from caramel.errors import InvariantError
 from caramel.graph.graph import Graph
@@ -40,3 +41,22 @@ def test_each_broken_invariant_is_named(nodes, message):
 def test_unknown_op():
     with pytest.raises(InvariantError, match="'NoSuchOp'"):
         verify_structure(Graph([node("a", "NoSuchOp")]), "test")
+
+
+def calling(name, function):
+    made = node(name, "PartitionedCall")
+    made.attr["f"].func.name = function
+    return made
+
+
+def test_a_function_that_is_missing():
+    library = function_pb2.FunctionDefLibrary()
+    library.function.add().signature.name = "there"
+    verify_structure(Graph([calling("a", "there")], library), "test")
+    with pytest.raises(InvariantError, match="after test: node 'a' calls function 'gone', which does not exist"):
+        verify_structure(Graph([calling("a", "gone")], library), "test")
+    with pytest.raises(InvariantError, match="node 'a' calls function 'there'"):
+        verify_structure(Graph([calling("a", "there")]), "test")
+    library.function[0].node_def.add().CopyFrom(calling("b", "gone"))
+    with pytest.raises(InvariantError, match="node 'b' in function 'there' calls function 'gone'"):
+        verify_structure(Graph([calling("a", "there")], library), "test")

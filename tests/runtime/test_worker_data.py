@@ -1,5 +1,7 @@
 """The workers' pipelines between steps: errors, passes, and what goes through the driver."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -230,7 +232,7 @@ def driver(workers):
     }
     sharding = "slice" if workers.stride == 1 else "batches"
     data = DataSignature(
-        sharding=sharding, anew=False, infinite=False, draws="never", length=None, inputs=("x",), split=("x",),
+        sharding=sharding, anew=False, infinite=False, draws="never", resumes=True, inputs=("x",), split=("x",),
         rows=(None,), load="load", restore="restore", position="position", position_key="position", digest="",
         digest_key="digest", **names,
     )  # fmt: skip
@@ -275,6 +277,68 @@ def test_workers_find_to_each_other_again(count, length, grouped, bad, random):
     if not failing and not interrupts:
         assert used == list(range(0, length, workers.stride))
         assert errors == 0
+
+
+# -- saving ----------------------------------------------------------------------------------
+
+
+class Reads:
+    """A dataset of ten numbers whose reading leaves a file for each; it begins as soon as there is an iterator."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        options = tf.data.Options()
+        options.experimental_warm_start = True
+        path = str(directory) + "/"
+        self.data = (
+            tf.data.Dataset.range(10)
+            .map(lambda n: self.element(path, n), num_parallel_calls=2)
+            .prefetch(2)
+            .batch(4)
+            .with_options(options)
+        )
+
+    def element(self, path, number):
+        name = tf.strings.join([path, tf.strings.as_string(number), ".", tf.strings.as_string(tf.timestamp(), 6)])
+        with tf.control_dependencies([tf.io.write_file(name, "read")]):
+            return number, tf.cast(number, tf.float32)
+
+    def count(self):
+        time.sleep(0.1)
+        return len(list(self.directory.iterdir()))
+
+
+def test_saving_reads_no_data(tmp_path):
+    """Neither before the first step nor between passes; nor does restoring what was saved there."""
+    (tmp_path / "reads").mkdir()
+    reads = Reads(tmp_path / "reads")
+    with model(reads.data, 1).session() as session:
+        session.save(tmp_path / "first")
+        session.restore(tmp_path / "first")
+        session.save(tmp_path / "first")
+        assert reads.count() == 0
+        session.run()
+        found = reads.count()
+        assert found >= 10
+        session.save(tmp_path / "between")
+        session.restore(tmp_path / "between")
+        session.save(tmp_path / "between")
+        assert reads.count() == found
+        assert seen(session.step()) == [0, 1, 2, 3]
+        assert reads.count() > found
+
+
+def test_saving_changes_nothing(tmp_path):
+    """Where all elements are taken, the end is still to come."""
+    with model(numbers(8).batch(4), 2).session() as session:
+        session.run(steps=2)
+        session.save(tmp_path / "saved")
+        for _ in range(2):
+            with pytest.raises(EndOfData, match="pass 0"):
+                session.step()
+            session.restore(tmp_path / "saved")
+        session.run(steps=3)
+        assert session.run(steps=1)[0].step == 6
 
 
 # -- nothing goes through the driver ---------------------------------------------------------
