@@ -316,6 +316,7 @@ def make_signature(
         checkpoint_names=tuple(v.name for v in model.variables if v.saved),
         evaluation=None if evaluation is None else evaluation_signature(evaluation, EVALUATION_SCOPE),
         data=None if pipeline is None else data_signature(pipeline, plan.workers),
+        reported=model.reported or model.reduction.kind,
     )
 
 

@@ -18,7 +18,15 @@ class ProgramError(CaramelError):
 
 
 class CaptureError(CaramelError):
-    """The training program cannot be turned into a Model (no loss, two training ops, ...)."""
+    """The training program cannot be turned into a Model (no loss, two training ops, ...).
+
+    Attributes:
+        wants_reduction: whether all that is missing is that the caller says ``loss_reduction=``.
+    """
+
+    def __init__(self, message: str, *, wants_reduction: bool = False) -> None:
+        super().__init__(message)
+        self.wants_reduction = wants_reduction
 
 
 class UnsupportedError(CaptureError):

@@ -91,7 +91,7 @@ def _write(armodel: ARModel, directory: Path) -> None:
         devices="\n".join(f"- worker {rank}: `{device}`" for rank, device in enumerate(signature.devices)),
         inputs=inputs.strip() or "- none",
         data="" if signature.data is not None else " --data batch.npz",
-        reduction={"mean": "the mean", "sum": "the sum"}[signature.reduction],
+        reduction={"mean": "the mean", "sum": "the sum"}[signature.reported],
         plan=armodel.plan.table(),
         version=tf.__version__,
         cluster=",".join(f"HOST{number}:2222" for number in range(_processes(signature.devices))),

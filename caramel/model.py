@@ -163,6 +163,18 @@ class Reduction:
     reason: str
 
 
+class Combination(enum.Enum):
+    """How the values that the workers have of one tensor give the value for the whole batch."""
+
+    MEAN = "mean"
+    """Their mean, weighted by the numbers of examples."""
+    SUM = "sum"
+    SAME = "same"
+    """It is the same on every worker."""
+    EXAMPLES = "examples"
+    """One after the other: each has the entries of its own examples."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """A computation on the model's variables that trains nothing.
@@ -199,11 +211,14 @@ class Model:
         loss: the tensor reported as the loss.
         loss_is_scalar: whether ``loss`` has rank 0 (otherwise its elements are added).
         outputs: further per-step results of the user's step function, ``(name, tensor)``.
+        combinations: how the workers' values of each of ``outputs`` combine; None where it cannot be told.
         targets: nodes that make up the step (everything that must run in each step).
         variables: all variables, in a fixed order.
         gradients: the gradients that updates use, in a fixed order.
         updates: for each written variable the names of the ops that write it in a step.
         reduction: the loss' reduction over the batch.
+        reported: ``"mean"`` or ``"sum"``: how the workers' values of ``loss`` combine, which need not be
+            what is differentiated; None where that cannot be told.
         values: source of the initial values.
         notes: what was assumed or left out, for the plan.
         step_counter: name of the variable that counts steps, if the program has one.
@@ -226,6 +241,8 @@ class Model:
     step_counter: str | None = None
     unused_inputs: tuple[str, ...] = ()
     input_order: tuple[str, ...] = ()
+    reported: str | None = "mean"
+    combinations: tuple[Combination | None, ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:

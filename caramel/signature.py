@@ -108,7 +108,7 @@ class Signature:
     Attributes:
         workers: number of workers.
         devices: device string of each.
-        reduction: ``"mean"`` or ``"sum"``: how the workers' losses combine.
+        reduction: ``"mean"`` or ``"sum"``: how the workers' gradients combine.
         feeds: the inputs of a step.
         weights: scalar float64 tensor for each worker to feed N * b_r / B to where a batch of B
             examples does not divide evenly (if the loss is a sum: 0 to that of a worker that has none);
@@ -130,6 +130,7 @@ class Signature:
         checkpoint_names: key of each variable in a checkpoint.
         evaluation: the declared evaluation, if any.
         data: how the workers get their inputs from a dataset, if they do.
+        reported: ``"mean"`` or ``"sum"``: how the values of ``losses`` combine.
     """
 
     workers: int
@@ -152,6 +153,7 @@ class Signature:
     checkpoint_names: tuple[str, ...]
     evaluation: EvaluationSignature | None
     data: DataSignature | None = None
+    reported: str = "mean"
 
     def to_json(self) -> str:
         """As JSON, with a version."""

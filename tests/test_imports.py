@@ -30,6 +30,7 @@ LAYERS = [
     ["modifiers"],
     ["armodel"],
     ["runtime"],
+    ["training"],
     ["export", "fit", "timing"],
     ["netbench"],
     ["program"],

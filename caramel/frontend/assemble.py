@@ -11,9 +11,10 @@ from caramel.frontend.locality import LOOPS, differing, rounds_differ
 from caramel.frontend.raw import RawGradient, RawProgram
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, OWN_ATTRIBUTES
 from caramel.frontend.references import refuse_reference
+from caramel.frontend.reports import Reports, untold
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of, parse_input, tensor_name
 from caramel.model import Gradient, Input, Model, Reduction, Variable
 
 _STEP_COUNTERS = ("global_step", "iteration", "iterations")
@@ -49,7 +50,7 @@ def assemble(raw: RawProgram) -> Model:
     sums = accumulated(step, _gradients(used, raw, step), raw.variables)
     gradients = sums.gradients
     roles = dataflow.classify(step, raw.variables, gradients, inputs, sums.accumulators)
-    kind, reason = _reduction(raw, used, sorted_out.inside, inputs)
+    kind, reason, known = _reduction(raw, used, sorted_out.inside, inputs)
     _refuse_uneven_rounds(step, gradients, inputs, [v for v, k in roles.kinds.items() if k.is_local], kind)
     variables = tuple(
         Variable(v.name, v.node, v.dtype, v.shape, roles.kinds[v.node], ops.item_bytes(v.dtype), v.saved)
@@ -57,6 +58,8 @@ def assemble(raw: RawProgram) -> Model:
     )
     by_node = {v.node: v.name for v in raw.variables}
     shape = _static_shape(step[node_of(loss)], loss)
+    reports = Reports(raw.graph, inputs, roles.origins, known)
+    reported = kind if _is_differentiated(raw, used, loss) else reports.reduction_of(loss)
     return Model(
         graph=_without_shapes(step),
         inputs=inputs,
@@ -69,10 +72,18 @@ def assemble(raw: RawProgram) -> Model:
         updates=tuple((by_node[node], writers) for node, writers in roles.writes.items()),
         reduction=Reduction(kind, reason),
         values=raw.values,
-        notes=(*notes, *_notes(raw, gradients), *_batch_wide(raw, used, sorted_out.inside, inputs), *roles.notes),
+        notes=(
+            *notes,
+            *_notes(raw, gradients),
+            *_batch_wide(raw, used, sorted_out.inside, inputs),
+            *roles.notes,
+            *untold(loss, reported, kind),
+        ),
         step_counter=_step_counter(variables, dict(roles.writes)),
         unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
         input_order=tuple(i.name for i in raw.inputs),
+        reported=reported,
+        combinations=tuple(reports.combination_of(tensor) for _, tensor in raw.outputs),
     )
 
 
@@ -257,7 +268,8 @@ def _check_inputs(inputs: Sequence[Input]) -> None:
 
 def _reduction(
     raw: RawProgram, used: Sequence[RawGradient], inside: Mapping[str, int], inputs: Sequence[Input]
-) -> tuple[str, str]:
+) -> tuple[str, str, dict[str, str]]:
+    """The kind of reduction, what it was concluded from, and what is known of the gradients in it."""
     given = raw.reduction
     if given not in (None, "mean", "sum"):
         raise CaptureError(f"loss_reduction must be 'mean' or 'sum', got {given!r}")
@@ -271,32 +283,39 @@ def _reduction(
             if kind is None:
                 raise CaptureError(
                     f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
-                    "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
+                    "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)",
+                    wants_reduction=True,
                 )
             found[kind] = reason
             known |= {gradient: kind for gradient, number in inside.items() if number == call}
     if given is not None:
         if found.keys() - {given}:
             raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(found.values())}")
-        return given, "given by the caller"
+        return given, "given by the caller", known
     if not found:
         raise CaptureError(
             "cannot tell whether the loss is a mean or a sum over the batch: it is computed inside a loop, or the "
             "program gave the gradient to start from (grad_ys). Say "
-            "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
+            "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)",
+            wants_reduction=True,
         )
     if len(found) != 1:
         raise CaptureError(
             "some losses are means over the batch and some are sums "
             f"({'; '.join(found.values())}): say loss_reduction='mean' or 'sum'"
         )
-    return next(iter(found.items()))
+    return (*next(iter(found.items())), known)
 
 
 def _known(used: Sequence[RawGradient], inside: Mapping[str, int]) -> dict[str, str]:
     """For the analysis of losses: gradients that are aggregated before they get there are equal everywhere."""
     outer = [g for g in used if g.tensor not in inside]
     return {t: "equal" for g in outer for t in (g.tensor, g.indices) if t is not None}
+
+
+def _is_differentiated(raw: RawProgram, used: Sequence[RawGradient], tensor: str) -> bool:
+    targets = {behind_identities(raw.graph, t) for call in {g.call for g in used} for t in raw.targets_of(call)}
+    return behind_identities(raw.graph, tensor) in targets
 
 
 def _batch_wide(

@@ -32,11 +32,13 @@ class Roles:
         kinds: class of each variable, by its handle node.
         writes: ops that write each variable, by its handle node, in graph order.
         notes: what the caller should know.
+        origins: for each node where its difference between workers comes from; None where there is none.
     """
 
     kinds: Mapping[str, VariableClass]
     writes: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...]
+    origins: Mapping[str, str | None]
 
 
 _ALWAYS: frozenset[tuple[str, int]] = frozenset()
@@ -102,7 +104,7 @@ def classify(
     _refuse_local_branches(gradients, state)
     _refuse_local_accumulation(handles, writes, accumulators, state)
     _refuse_divergence(graph, handles, writes, kinds, state)
-    return Roles(kinds, writes, _same_draws(graph, state))
+    return Roles(kinds, writes, _same_draws(graph, state), state.origin)
 
 
 def _same_draws(graph: Graph, state: _State) -> tuple[str, ...]:

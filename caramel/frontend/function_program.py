@@ -19,7 +19,7 @@ from caramel.frontend.marks import marked
 from caramel.frontend.raw import RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder, is_library
 from caramel.graph import ops
-from caramel.graph.graph import Graph, format_input, node_of, parse_input
+from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
 from caramel.model import Evaluation, Input
 
 _CONSTANT_BYTES = 1024
@@ -350,8 +350,8 @@ def _choose_loss(
             )
         return match[0][1], [o for o in outputs if o is not match[0]]
     candidates = [o for o in outputs if _scalar_float(traced, o[1])]
-    sources = {_source(traced.graph, t) for t in differentiated}
-    same = [o for o in candidates if _source(traced.graph, o[1]) in sources]
+    sources = {behind_identities(traced.graph, t) for t in differentiated}
+    same = [o for o in candidates if behind_identities(traced.graph, o[1]) in sources]
     named = [o for o in candidates if o[0].rpartition("/")[2] == "loss"]
     for group in (named, same, candidates if len(candidates) == 1 else []):
         if group:
@@ -366,11 +366,3 @@ def _scalar_float(traced: Traced, tensor: str) -> bool:
     shapes = node.attr["_output_shapes"].list.shape
     is_scalar = index < len(shapes) and not shapes[index].unknown_rank and not shapes[index].dim
     return is_scalar and dtype.is_floating
-
-
-def _source(graph: Graph, tensor: str) -> str:
-    """The tensor behind Identities."""
-    name, index = parse_input(tensor)
-    while graph[name].op == "Identity":
-        name, index = parse_input(graph[name].input[0])
-    return f"{node_of(name)}:{index}"

@@ -175,3 +175,11 @@ class Graph:
         """A new graph in which some nodes are other ones, and some are added at the end."""
         nodes = [changed.get(n.name, n) for n in self]
         return Graph([*nodes, *added], self.library, self.versions)
+
+
+def behind_identities(graph: Graph, tensor: str) -> str:
+    """The tensor that an input or tensor name stands for, ``node:index``, without the Identities that pass it on."""
+    name, index = parse_input(tensor)
+    while graph[name].op == "Identity":
+        name, index = parse_input(graph[name].input[0])
+    return f"{name}:{index}"

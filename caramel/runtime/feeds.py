@@ -34,12 +34,29 @@ class Batch:
         1 where no input is split; 0 for a worker without an example, which computes with one that is
         not its own.
         """
-        total = sum(self.shares)
-        if total == 0:
-            return (1.0,) * len(self.shares)
-        if self.reduction == "sum":
-            return tuple(float(share > 0) for share in self.shares)
-        return tuple(len(self.shares) * share / total for share in self.shares)
+        return weights_of(self.shares, self.reduction)
+
+
+def weights_of(shares: Sequence[int], reduction: str) -> tuple[float, ...]:
+    """What each worker's value counts: N * b_r / B in a mean, 1 in a sum; see `Batch.weights`."""
+    total = sum(shares)
+    if total == 0:
+        return (1.0,) * len(shares)
+    if reduction == "sum":
+        return tuple(float(share > 0) for share in shares)
+    return tuple(len(shares) * share / total for share in shares)
+
+
+def combined(values: Sequence[Any], shares: Sequence[int], reduction: str) -> Any:
+    """The value for the whole batch.
+
+    Args:
+        values: of each worker, numbers or arrays.
+        shares: number of examples of each; all 0 where no input is split.
+        reduction: ``"mean"`` or ``"sum"``: what the value is over the examples.
+    """
+    counted = [weight * value for weight, value in zip(weights_of(shares, reduction), values) if weight]
+    return sum(counted) if reduction == "sum" else sum(counted) / len(values)
 
 
 def bind(

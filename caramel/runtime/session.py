@@ -15,7 +15,7 @@ from caramel.errors import ClusterError, EndOfData, InputError, StepError, liste
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.runtime.cluster import Cluster, placed_nodes
 from caramel.runtime.executor import Run
-from caramel.runtime.feeds import Batch, bind, split
+from caramel.runtime.feeds import Batch, bind, combined, split
 from caramel.runtime.progress import progress_over
 from caramel.runtime.state import State
 from caramel.runtime.worker_data import WorkerData
@@ -32,7 +32,8 @@ class StepResult:
 
     Attributes:
         step: number of steps that the variables have seen, this one included.
-        loss: over all workers: the weighted mean of their losses, or their sum.
+        loss: of the whole batch: the weighted mean of the workers' losses, or their sum, as the reported loss
+            is a mean or a sum over the batch.
         worker_losses: of each worker.
         examples: number of examples in the step (0 where no input is split).
         worker_examples: of each worker.
@@ -142,7 +143,12 @@ class Session:
         rest = values[workers:]
         outputs = {name: tuple(rest[n * workers : (n + 1) * workers]) for n, name in enumerate(names)}
         return StepResult(
-            self._step_count, self._combined(losses, batch), losses, sum(batch.shares), batch.shares, outputs
+            self._step_count,
+            combined(losses, batch.shares, self._signature.reported),
+            losses,
+            sum(batch.shares),
+            batch.shares,
+            outputs,
         )
 
     def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
@@ -160,10 +166,6 @@ class Session:
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         order = () if self._data is not None else self._model.input_order
         return bind(self._signature.feeds, args, kwargs, self._model.unused_inputs, order)
-
-    def _combined(self, losses: Sequence[float], batch: Batch) -> float:
-        counted = [weight * value for weight, value in zip(batch.weights, losses) if weight]
-        return sum(counted) if self._signature.reduction == "sum" else sum(counted) / len(losses)
 
     def run(
         self,

@@ -148,18 +148,28 @@ def feeds_for(signature, arrays):
     return feeds, shares
 
 
-def weights_for(signature, shares):
-    """What each worker's loss counts, 1 on average (for a sum: 0 without examples); and the feeds that say so."""
-    workers = signature["workers"]
+def weights_for(workers, shares, reduction):
+    """What each worker's value counts, 1 on average (in a sum: 0 without examples)."""
     if not shares or sum(shares) == 0:
-        return [1.0] * workers, {}
-    if signature["reduction"] == "sum":
-        weights = [float(share > 0) for share in shares]
-    else:
-        weights = [workers * share / sum(shares) for share in shares]
+        return [1.0] * workers
+    if reduction == "sum":
+        return [float(share > 0) for share in shares]
+    return [workers * share / sum(shares) for share in shares]
+
+
+def weight_feeds(signature, shares):
+    """The feeds that say what each worker's gradients count."""
+    weights = weights_for(signature["workers"], shares, signature["reduction"])
     if any(weight != 1 for weight in weights) and not signature["weights"]:
-        raise SystemExit("a batch of %d examples cannot be split over %d workers" % (sum(shares), workers))
-    return weights, dict(zip(signature["weights"], weights))
+        raise SystemExit("a batch of %d examples cannot be split over %d workers" % (sum(shares), signature["workers"]))
+    return dict(zip(signature["weights"], weights))
+
+
+def loss_of(signature, losses, shares):
+    """The loss of the whole batch."""
+    weights = weights_for(signature["workers"], shares, signature["reported"])
+    losses = [weight * float(np.sum(loss)) for weight, loss in zip(weights, losses) if weight]
+    return sum(losses) / (1 if signature["reported"] == "sum" else len(weights))
 
 
 class WorkerData:
@@ -271,10 +281,11 @@ def train(arguments):
             restore(session, signature, arguments.restore, initial=False)
         data = WorkerData(session, signature, arguments.restore) if signature["data"] else None
         for step in range(1, arguments.steps + 1):
-            weights, feeds = weights_for(signature, shares if data is None else data.shares())
-            losses, _ = session.run([signature["losses"], signature["step"]], {**fed, **feeds})
-            losses = [weight * float(np.sum(loss)) for weight, loss in zip(weights, losses) if weight]
-            loss = sum(losses) / (1 if signature["reduction"] == "sum" else len(weights))
+            if data is not None:
+                shares = data.shares()
+            feeds = {**fed, **weight_feeds(signature, shares)}
+            losses, _ = session.run([signature["losses"], signature["step"]], feeds)
+            loss = loss_of(signature, losses, shares)
             print("step %d loss %.9g" % (step, loss), flush=True)
         for op in signature["flush"]:
             session.run(op)

@@ -1,0 +1,68 @@
+"""What is known of Keras' own losses and metrics: do they work on one example at a time?
+
+A loss or a metric of the user's own may do anything with a batch, so of these nothing is taken for granted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+_LOSSES = keras.losses.MeanSquaredError.__module__
+_METRICS = keras.metrics.Mean.__module__.rpartition(".")[0] + "."
+_OF_THE_BATCH = frozenset({"dice", "tversky", "circle"})
+"""Functions of `keras.losses` that give one value for the batch, or compare its examples with each other."""
+
+
+def is_per_example(function: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a function of targets and predictions is one of Keras' that gives one value for each example.
+
+    Args:
+        function: such as ``keras.losses.mean_squared_error``.
+        options: further arguments that it will get.
+    """
+    of_keras = function.__module__ if inspect.isfunction(function) else ""
+    return (
+        (of_keras == _LOSSES or of_keras.startswith(_METRICS))
+        and function.__name__ not in _OF_THE_BATCH
+        and options.get("axis", -1) == -1
+    )
+
+
+def is_per_example_loss(loss: Any) -> bool:
+    """Whether a compiled loss is one of Keras' that gives one value for each example before it is reduced.
+
+    Values of some class that do not count (``ignore_class``) change what a mean divides by.
+    """
+    if type(loss).__module__ != _LOSSES or not hasattr(loss, "fn"):
+        return False
+    options = getattr(loss, "_fn_kwargs", {})
+    return options.get("ignore_class") is None and is_per_example(loss.fn, options)
+
+
+def adds_up(metric: Any, arguments: list[Any]) -> bool:
+    """Whether a metric is one of Keras' whose variables only have sums over the examples added to them.
+
+    Then each worker can count its own examples, and their counts are added up.
+
+    Args:
+        metric: a metric of any kind.
+        arguments: the tensors that it gets.
+    """
+    if not type(metric).__module__.startswith(_METRICS):
+        return False
+    if not arguments or any(_is_scalar_or_fixed(tensor) for tensor in arguments):
+        return False
+    if isinstance(metric, keras.metrics.MeanMetricWrapper):
+        # Of predictions without a second axis such functions take the mean over the batch.
+        has_features = len(arguments) > 1 and (arguments[1].shape.rank or 0) > 1
+        return has_features and is_per_example(metric._fn, metric._fn_kwargs)
+    return True
+
+
+def _is_scalar_or_fixed(tensor: Any) -> bool:
+    """Whether a tensor is without an axis whose length is open, as that of the examples is."""
+    return tensor.shape.rank is None or tensor.shape.rank == 0 or tensor.shape[0] is not None

@@ -1,0 +1,50 @@
+"""Weights of classes, as weights of examples in the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.errors import InputError
+
+
+def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
+    """A dataset of batches ``(x, y)`` with the weight of each example, by its class.
+
+    Args:
+        dataset: a tf.data.Dataset, or a function that makes each worker's own.
+        class_weight: weight of each class by its number; 1 for those that are left out.
+
+    Raises:
+        InputError: a class is no number, or the elements are no ``(x, y)`` with one tensor of classes.
+    """
+    if not class_weight or not all(isinstance(c, int) and c >= 0 for c in class_weight):
+        raise InputError(
+            f"class_weight must give the weight of each class by its number (0, 1, ...), got {class_weight!r}"
+        )
+    if not isinstance(dataset, tf.data.Dataset):
+        return lambda workers, rank: weighted(dataset(workers, rank), class_weight)
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2 or not isinstance(spec[1], tf.TensorSpec):
+        raise InputError(
+            "class_weight goes with a dataset of batches (x, y) with one tensor y of classes, and without sample "
+            f"weights; its elements are {spec}"
+        )
+    known = max(class_weight) + 1
+    weights = [float(class_weight.get(number, 1.0)) for number in range(known + 1)]  # the last for all further ones
+
+    def with_weights(x: Any, y: Any) -> Any:
+        return x, y, tf.gather(tf.constant(weights), tf.minimum(_classes(y), known))
+
+    return dataset.map(with_weights)
+
+
+def _classes(targets: Any) -> Any:
+    """The class of each example, from its number, or from a one-hot vector."""
+    if targets.shape.rank is not None and targets.shape.rank >= 2:
+        if targets.shape[-1] != 1:
+            return tf.argmax(targets, -1)
+        targets = tf.squeeze(targets, -1)
+    return tf.cast(tf.round(targets) if targets.dtype.is_floating else targets, tf.int64)

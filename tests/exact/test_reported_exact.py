@@ -1,0 +1,81 @@
+"""The loss that a step reports is that of one device with the whole batch, whatever is differentiated."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+
+v1 = tf.compat.v1
+RNG = np.random.default_rng(5)
+X, Y = RNG.normal(size=(10, 3)), RNG.normal(size=(10, 1))  # 4, 3 and 3 examples for three workers
+START = RNG.normal(size=(3, 1))
+SPECS = [tf.TensorSpec([None, 3], tf.float64), tf.TensorSpec([None, 1], tf.float64)]
+
+REPORTED = {
+    "sum": lambda errors, w: tf.reduce_sum(errors),
+    "mean": lambda errors, w: tf.reduce_mean(errors),
+    "scaled": lambda errors, w: 0.25 * tf.reduce_mean(errors),
+    "with a term of the weights": lambda errors, w: tf.reduce_mean(errors) + tf.reduce_sum(w * w),
+    "of the weights": lambda errors, w: tf.reduce_sum(w * w),
+    "of each example": lambda errors, w: errors,
+}
+DIFFERENTIATED = {
+    "sum": lambda errors: tf.reduce_sum(errors),
+    "mean": lambda errors: tf.reduce_mean(errors),
+    "scaled": lambda errors: 128.0 * tf.reduce_mean(errors),
+}
+
+
+def program(differentiated, reported):
+    w = tf.Variable(START, name="w")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            errors = tf.squeeze(tf.square(x @ w - y), 1)
+            loss = DIFFERENTIATED[differentiated](errors)
+        given = REPORTED[reported](errors, tf.identity(w))
+        w.assign_sub(0.001 * tape.gradient(loss, w))
+        return {"loss": given}
+
+    return step
+
+
+@pytest.mark.parametrize("reported", list(REPORTED))
+@pytest.mark.parametrize("differentiated", list(DIFFERENTIATED))
+def test_a_step_function(differentiated, reported):
+    alone = program(differentiated, reported)
+    want = [float(tf.reduce_sum(alone(tf.constant(X), tf.constant(Y))["loss"])) for _ in range(2)]
+    context = caramel.capture(program(differentiated, reported), inputs=SPECS, loss="loss")
+    with caramel.ARModel(context, 3).session() as session:
+        got = [session.step(X, Y).loss for _ in range(2)]
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_a_graph():
+    def build():
+        x, y = v1.placeholder(tf.float64, [None, 3], "x"), v1.placeholder(tf.float64, [None, 1], "y")
+        w = v1.get_variable("w", initializer=START)
+        errors = tf.square(x @ w - y)
+        v1.train.GradientDescentOptimizer(0.001).minimize(tf.reduce_mean(errors))
+        return tf.reduce_sum(errors, name="total")
+
+    with caramel.capture(loss="total:0") as context:
+        build()
+    with caramel.ARModel(context, 3).session() as session:
+        got = session.step({"x": X, "y": Y}).loss
+    np.testing.assert_allclose(got, np.sum((X @ START - Y) ** 2), rtol=1e-12)
+
+
+def test_what_cannot_be_told_is_said():
+    def step(x, y):
+        w = test_what_cannot_be_told_is_said.w
+        with tf.GradientTape() as tape:
+            errors = tf.square(x @ w - y)
+            loss = tf.reduce_mean(errors)
+        w.assign_sub(0.001 * tape.gradient(loss, w))
+        return {"loss": tf.reduce_max(errors)}
+
+    test_what_cannot_be_told_is_said.w = tf.Variable(START)
+    notes = "; ".join(caramel.ARModel(caramel.capture(step, inputs=SPECS), 3).plan.notes)
+    assert "the reported loss" in notes and "combined by mean" in notes

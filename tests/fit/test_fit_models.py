@@ -1,0 +1,312 @@
+"""Models and data of many kinds in `caramel.fit`, against Keras' own fit on one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fit_common import CLASSES, FEATURES, arrays, both, compiled, dataset, same
+
+import caramel
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+def made(build, loss=None, optimizer=lambda: keras.optimizers.SGD(0.05), **options):
+    def make():
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(4)
+        model = build()
+        given = loss() if callable(loss) else loss
+        model.compile(optimizer(), given or keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+        return model
+
+    return make
+
+
+def dense(*layers):
+    return keras.Sequential([keras.Input([FEATURES]), *layers, keras.layers.Dense(CLASSES)])
+
+
+def test_weights_of_classes():
+    weights = {0: 0.3, 2: 2.0}
+    make = made(dense, weighted_metrics=["accuracy"], metrics=["accuracy"])
+    same(*both(dataset(58), make, epochs=2, class_weight=weights))
+
+
+def test_weights_of_classes_for_one_hot_targets():
+    x, y = arrays(58)
+    data = tf.data.Dataset.from_tensor_slices((x, np.eye(CLASSES)[y])).batch(12)
+    make = made(dense, lambda: keras.losses.CategoricalCrossentropy(from_logits=True))
+    same(*both(data, make, epochs=2, class_weight={0: 0.3, 1: 2.0, 2: 1.5}))
+
+
+def test_classes_without_a_weight_count_one():
+    """Keras fails for those above the highest that has one."""
+    histories = []
+    for weights in ({0: 0.3}, {0: 0.3, 1: 1.0, 2: 1.0}):
+        histories.append(caramel.fit(made(dense)(), dataset(58), workers=2, verbose=0, class_weight=weights).history)
+    np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-12)
+
+
+def test_validation_on_arrays():
+    x, y = arrays(20, 8)
+    weights = np.linspace(0.1, 2, 20)
+    same(*both(dataset(58), made(dense), epochs=2, validation_data=(x, y, weights), validation_batch_size=7))
+
+
+def test_validation_on_some_batches():
+    validation = dataset(58, seed=8).repeat()
+    same(*both(dataset(58), made(dense), epochs=2, validation_data=validation, validation_steps=3))
+
+
+def test_a_dataset_in_which_all_batches_are_full():
+    data = tf.data.Dataset.from_tensor_slices(arrays()).batch(12, drop_remainder=True)
+    same(*both(data, made(dense, metrics=["accuracy"]), epochs=2))
+
+
+def test_a_model_that_is_built_by_the_first_batch():
+    def build():
+        return keras.Sequential([keras.layers.Dense(6, "tanh"), keras.layers.Dense(CLASSES)])
+
+    same(*both(dataset(58), made(build, optimizer=lambda: keras.optimizers.Adam(0.02)), epochs=2))
+
+
+def test_inputs_and_outputs_by_name():
+    def build():
+        inputs = {"a": keras.Input([FEATURES], name="a"), "b": keras.Input([2], name="b")}
+        hidden = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+        first = keras.layers.Dense(CLASSES, name="first")(hidden)
+        return keras.Model(inputs, {"first": first, "second": keras.layers.Dense(2, name="second")(hidden)})
+
+    def losses():
+        entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return {"first": entropy, "second": keras.losses.MeanSquaredError()}
+
+    rng = np.random.default_rng(0)
+    x, y = arrays(58)
+    elements = ({"a": x, "b": rng.normal(size=(58, 2))}, {"first": y, "second": rng.normal(size=(58, 2))})
+    data = tf.data.Dataset.from_tensor_slices(elements).batch(12)
+    metrics = {"first": ["accuracy"], "second": [keras.metrics.RootMeanSquaredError()]}
+    same(*both(data, made(build, losses, metrics=metrics, loss_weights={"first": 1.0, "second": 0.3}), epochs=2))
+
+
+def test_dropout_differs_from_worker_to_worker():
+    """One device draws other masks than the workers; on one worker they are the same."""
+
+    def build():
+        return dense(keras.layers.Dense(50, "tanh"), keras.layers.Dropout(0.5, seed=7))
+
+    same(*both(dataset(58), made(build), workers=1, epochs=2))
+    ends = []
+    for _ in range(2):
+        model = made(build)()
+        caramel.fit(model, dataset(58), workers=3, epochs=2, verbose=0)
+        ends.append([v.numpy() for v in model.variables])
+    for first, second in zip(*ends):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_batch_normalisation_on_one_worker():
+    same(*both(dataset(58), made(lambda: dense(keras.layers.BatchNormalization())), workers=1, epochs=2))
+
+
+def test_scaled_losses():
+    def optimizer():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.02), 2.0**10, 3)
+
+    same(*both(dataset(58), made(dense, optimizer=optimizer, metrics=["accuracy"]), epochs=2))
+
+
+def test_regularised_weights():
+    build = lambda: dense(keras.layers.Dense(6, "tanh", kernel_regularizer=keras.regularizers.L2(0.1)))  # noqa: E731
+    same(*both(dataset(58), made(build), epochs=2))
+
+
+def test_sequences():
+    def build():
+        layers = [keras.layers.Embedding(7, 4), keras.layers.LSTM(3), keras.layers.Dense(CLASSES)]
+        return keras.Sequential([keras.Input([None], dtype="int32"), *layers])
+
+    x = np.random.default_rng(0).integers(0, 7, size=(40, 6))
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, 0] % CLASSES)).batch(9)
+    same(*both(data, made(build), epochs=2))
+
+
+def test_compiled_by_xla():
+    same(*both(dataset(58), made(dense, jit_compile=True), epochs=2))
+
+
+def test_two_losses_in_one_step():
+    """A generator and a critic of its own: two differentiations, two optimizers."""
+
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.one = keras.layers.Dense(FEATURES)
+            self.other = keras.layers.Dense(1)
+            self.losses_of = [keras.metrics.Mean(name="one"), keras.metrics.Mean(name="other")]
+
+        def compile(self):
+            super().compile(keras.optimizers.SGD(0.01))
+            self.second = keras.optimizers.Adam(0.01)
+
+        @property
+        def metrics(self):
+            return self.losses_of
+
+        def call(self, x):
+            return self.other(self.one(x))
+
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape() as tape:
+                one = tf.reduce_mean(tf.square(self.other(self.one(x)) - 1.0))
+            self.optimizer.apply(tape.gradient(one, self.one.trainable_variables), self.one.trainable_variables)
+            with tf.GradientTape() as tape:
+                other = tf.reduce_mean(tf.square(self.other(self.one(x)))) + tf.reduce_mean(
+                    tf.square(self.other(x) - 1.0)
+                )
+            self.second.apply(tape.gradient(other, self.other.trainable_variables), self.other.trainable_variables)
+            for metric, value in zip(self.losses_of, (one, other)):
+                metric.update_state(value)
+            return {metric.name: metric.result() for metric in self.losses_of}
+
+    def make():
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(4)
+        model = Pair()
+        model.compile()
+        return model
+
+    first, second = both(dataset(60, 15), make, epochs=2)
+    same(first, second)
+    for mine, theirs in zip(second[1].second.variables, first[1].second.variables):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8)
+
+
+def test_metrics_that_a_layer_counts():
+    class Counting(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.active = keras.metrics.Mean(name="mean"), keras.metrics.Mean(name="active")
+
+        def call(self, x):
+            self.mean.update_state(tf.reduce_mean(x))
+            self.active.update_state(tf.reduce_mean(tf.cast(x > 0, x.dtype), -1))
+            return x
+
+    same(*both(dataset(58), made(lambda: dense(Counting())), epochs=2))
+
+
+# -- what cannot be told ---------------------------------------------------------------------
+
+
+def refused(words, make):
+    with pytest.raises(caramel.CaptureError) as caught:
+        caramel.fit(make(), dataset(), workers=2, verbose=0)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def with_layer(call):
+    class Layer(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.own = keras.metrics.Mean(name="own")
+
+    Layer.call = call
+    return made(lambda: dense(Layer()))
+
+
+def test_a_metric_of_a_value_that_is_no_mean():
+    def call(self, x):
+        self.own.update_state(tf.reduce_max(x))
+        return x
+
+    refused(["metric 'own'", "Max", "values of each example"], with_layer(call))
+
+
+def test_a_metric_in_a_loop():
+    def call(self, x):
+        return tf.map_fn(lambda row: (self.own.update_state(tf.reduce_max(row)), row)[1], x)
+
+    refused(["metric 'own'", "loop", "train_step"], with_layer(call))
+
+
+def test_a_metric_that_is_written_by_hand():
+    def call(self, x):
+        self.own.total.assign_add(tf.reduce_max(x))
+        return x
+
+    refused(["own/total", "metric 'own'", "update_state"], with_layer(call))
+
+
+def test_a_loss_that_depends_on_a_metric():
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.loss(y, self(x)))
+                loss = loss * (1.0 + self.compiled.result())
+            self.compiled.update_state(tf.reduce_mean(tf.square(x), -1))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    def make():
+        base = compiled()
+        model = Own(base.inputs, base.outputs)
+        model.compile(keras.optimizers.SGD(0.1), base.loss)
+        model.compiled = keras.metrics.Mean(name="compiled")
+        return model
+
+    refused(["the loss depends on", "metric 'compiled'"], make)
+
+
+def test_a_log_that_cannot_be_told():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {**super().train_step(data), "largest": tf.reduce_max(data[0])}
+
+    def make():
+        base = compiled()
+        model = Own(base.inputs, base.outputs)
+        model.compile(keras.optimizers.SGD(0.1), base.loss)
+        return model
+
+    refused(["returns 'largest'", "Max"], make)
+
+
+def test_a_log_that_is_taken_for_the_loss_and_cannot_be_told():
+    class Own(keras.Model):
+        def train_step(self, data):
+            super().train_step(data)
+            return {"largest": tf.reduce_max(data[0])}
+
+        @property
+        def metrics(self):
+            return []
+
+    def make():
+        base = compiled()
+        model = Own(base.inputs, base.outputs)
+        model.compile(keras.optimizers.SGD(0.1), base.loss)
+        return model
+
+    refused(["returns 'largest'", "Max"], make)
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 1.0}, {-1: 1.0}, [1.0, 2.0]])
+def test_weights_of_what_is_no_class(weights):
+    with pytest.raises(caramel.InputError, match="class_weight"):
+        caramel.fit(made(dense)(), dataset(), workers=2, verbose=0, class_weight=weights)
+
+
+def test_weights_of_classes_beside_those_of_examples():
+    data = dataset().map(lambda x, y: (x, y, tf.ones_like(x[:, 0])))
+    with pytest.raises(caramel.InputError, match="without sample weights"):
+        caramel.fit(made(dense)(), data, workers=2, verbose=0, class_weight={0: 2.0})

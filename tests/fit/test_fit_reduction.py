@@ -1,0 +1,155 @@
+"""When `caramel.fit` takes a compiled loss at its word, and when it must not."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fit_common import CLASSES, FEATURES, arrays, both, dataset, same
+
+import caramel
+from caramel.frontend import reduction
+
+
+@pytest.fixture
+def untold(monkeypatch):
+    """Nothing can be told from the graph."""
+    monkeypatch.setattr(reduction, "reduction_of", lambda graph, tensor, inputs: (None, "op 'X' is not known"))
+
+
+def model_with(loss, body=None, kind=keras.Model, dtype="float64"):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(4)
+    before = keras.config.floatx()
+    keras.config.set_floatx(dtype)
+    try:
+        inputs = keras.Input([FEATURES])
+        hidden = keras.layers.Dense(6, "tanh")(inputs)
+        hidden = hidden if body is None else body()(hidden)
+        model = kind(inputs, keras.layers.Dense(CLASSES)(hidden))
+        model.compile(keras.optimizers.SGD(0.02), loss() if isinstance(loss, type) else loss)
+    finally:
+        keras.config.set_floatx(before)
+    return model
+
+
+def vectors(count=58, batch=12):
+    x, y = arrays(count)
+    return tf.data.Dataset.from_tensor_slices((x, np.eye(CLASSES)[y])).batch(batch)
+
+
+def entropy(reduction="sum_over_batch_size", **options):
+    return keras.losses.CategoricalCrossentropy(from_logits=True, reduction=reduction, dtype="float64", **options)
+
+
+@pytest.mark.parametrize("kind", ["sum_over_batch_size", "mean", "sum"])
+def test_a_loss_of_keras_says_how_it_is_reduced(untold, kind):
+    same(*both(vectors(), make=lambda: model_with(entropy(kind))))
+
+
+def test_a_function_of_keras_says_it_too(untold):
+    loss = keras.losses.mean_squared_error
+    (want, _), (got, _) = both(vectors(), make=lambda: model_with(loss))
+    np.testing.assert_allclose(got.history["loss"], want.history["loss"], rtol=1e-6)
+
+
+def test_weights_of_examples_do_not_change_what_a_mean_divides_by(untold):
+    weights = np.random.default_rng(1).uniform(0.2, 2.0, 58)
+    x, y = arrays(58)
+    data = tf.data.Dataset.from_tensor_slices((x, np.eye(CLASSES)[y], weights)).batch(12)
+    same(*both(data, make=lambda: model_with(entropy())))
+
+
+def largest(y, predicted):
+    return tf.reduce_max(tf.square(y - predicted))
+
+
+class Whole(keras.losses.Loss):
+    def call(self, y, predicted):
+        return tf.reduce_mean(tf.square(y - predicted)) ** 2
+
+
+class Added(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.01 * tf.reduce_sum(tf.square(x)))
+        return x
+
+
+class Masked(keras.layers.Layer):
+    supports_masking = True
+
+    def compute_mask(self, x, mask=None):
+        return keras.ops.any(x > 0, -1)
+
+    def call(self, x):
+        return x
+
+
+class Own(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_max(super().compute_loss(x, y, y_pred, sample_weight))
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+REFUSED = {
+    "function": lambda: model_with(largest),
+    "scalar": lambda: model_with(Whole),
+    "dice": lambda: model_with(keras.losses.Dice),
+    "tversky": lambda: model_with(keras.losses.Tversky),
+    "circle": lambda: model_with(keras.losses.Circle()),
+    "axis": lambda: model_with(keras.losses.CosineSimilarity(axis=0)),
+    "per weight": lambda: model_with(entropy("mean_with_sample_weight")),
+    "add_loss": lambda: model_with(entropy(), Added),
+    "activity": lambda: model_with(entropy(), lambda: keras.layers.ActivityRegularization(0.1)),
+    "weights": lambda: model_with(entropy("sum"), lambda: keras.layers.Dense(4, kernel_regularizer="l2")),
+    "mask": lambda: model_with(entropy(), Masked),
+    "own loss": lambda: model_with(entropy(), kind=Own),
+    "own step": lambda: model_with(entropy(), kind=OwnStep),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_a_loss_that_leaves_a_doubt_does_not(untold, name):
+    data = vectors()
+    if name == "circle":
+        data = data.map(lambda x, y: (x, tf.argmax(y, -1)))
+    with pytest.raises(caramel.CaptureError, match="cannot tell whether the loss is a mean or a sum.*'X'"):
+        caramel.fit(REFUSED[name](), data, workers=2, verbose=0)
+
+
+def test_a_class_that_does_not_count(untold):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    with pytest.raises(caramel.CaptureError, match="cannot tell whether the loss is a mean or a sum"):
+        caramel.fit(model_with(loss), dataset(), workers=2, verbose=0)
+
+
+@pytest.mark.parametrize("name", ["add_loss", "dice"])
+def test_nothing_is_taken_for_granted_where_the_graph_tells_that_it_is_neither(name):
+    """As above, with the analysis itself."""
+    with pytest.raises(caramel.CaptureError, match="cannot tell whether the loss is a mean or a sum"):
+        caramel.fit(REFUSED[name](), vectors(), workers=2, verbose=0)
+
+
+def test_other_errors_stand(monkeypatch):
+    """A step that cannot be replicated for another reason is captured once, and refused for it."""
+    captured = []
+    original = caramel.fit.__globals__["capture"]
+    monkeypatch.setitem(
+        caramel.fit.__globals__, "capture", lambda *args, **kwargs: captured.append(kwargs) or original(*args, **kwargs)
+    )
+
+    class Python(keras.layers.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.numpy_function(np.copy, [x], x.dtype), x.shape)
+
+    with pytest.raises(caramel.UnsupportedError, match="PyFunc"):
+        caramel.fit(model_with(entropy(), Python), vectors(), workers=2, verbose=0)
+    assert len(captured) == 1
+
+
+def test_what_the_caller_says_counts(untold):
+    history = caramel.fit(model_with(entropy(), Added), vectors(), workers=2, verbose=0, loss_reduction="mean")
+    assert np.isfinite(history.history["loss"]).all()
