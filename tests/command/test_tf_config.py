@@ -6,6 +6,9 @@ import signal
 import time
 
 import pytest
+from click.testing import CliRunner
+
+from caramel.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -63,6 +66,18 @@ def program(write):
     return write(PROGRAM)
 
 
+@pytest.fixture
+def in_process(program):
+    """Function that gives the losses of the same command in this process, where TensorFlow is loaded already."""
+
+    def losses_of(*options):
+        result = CliRunner().invoke(main, ["run", f"{program}:program", *map(str, options)])
+        assert result.exit_code == 0, result.output
+        return re.search(r"loss (\S+ -> \S+)", result.output)[1]
+
+    return losses_of
+
+
 def run(program, *options, entry="program"):
     return ["run", f"{program}:{entry}", "--workers", 2, "--cluster", "tf-config", *options]
 
@@ -79,17 +94,18 @@ def listeners(network):
     return {int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == "0A"}
 
 
-@pytest.mark.parametrize(("cluster", "tasks"), [(CHIEF, ["chief", "worker"]), (PLAIN, ["worker", "worker"])])
-def test_the_driver_brings_the_server_of_task_0(network, program, command, cluster, tasks):
+@pytest.mark.parametrize(
+    ("cluster", "tasks", "runs"), [(CHIEF, ["chief", "worker"], 2), (PLAIN, ["worker", "worker"], 1)]
+)
+def test_the_driver_brings_the_server_of_task_0(network, program, in_process, cluster, tasks, runs):
     index = 0 if cluster is CHIEF else 1
     worker = network.serve(environment=tf_config(cluster, (tasks[1], index)))
     described = {"cluster": {**cluster, "ps": ["127.0.0.1:9"]}, "task": {"type": tasks[0], "index": 0}}
     results = [
         network.run("-m", "caramel.cli", *run(program), environment={"TF_CONFIG": json.dumps(described)})
-        for _ in range(2)  # the worker's server stays for the next
+        for _ in range(runs)  # the worker's server stays for the next
     ]
-    expected = losses(command("run", f"{program}:program", "--workers", 2))
-    assert [losses(result) for result in results] == [expected, expected]
+    assert [losses(result) for result in results] == [in_process("--workers", 2)] * runs
     assert "note: TF_CONFIG: the job 'ps' (127.0.0.1:9) takes no part" in results[0].stderr
     assert "anyone who reaches 127.0.0.1:2222 can run any graph" in results[0].stderr
     assert worker.poll() is None
@@ -121,18 +137,29 @@ def wait_for(condition, timeout_s=60):
     return condition()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_the_server_ends_with_the_driver(network, program, number):
+def test_the_server_ends_with_the_driver(network, program):
+    """It is killed; the other server stays."""
     worker = network.serve(environment=tf_config(CHIEF, ("worker", 0)))
-    arguments = run(program, entry="endless")
-    driver = network.start("-m", "caramel.cli", *arguments, environment=tf_config(CHIEF, ("chief", 0)))
+    end_the_driver(network, run(program, entry="endless"), CHIEF, signal.SIGKILL)
+    assert worker.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_ends_with_a_driver_that_is_told_to(network, program, number):
+    """There is no other server here, which would take a while to start."""
+    arguments = run(program, "--workers", 1, entry="endless")
+    end_the_driver(network, arguments, {"chief": ADDRESSES[:1]}, number)
+
+
+def end_the_driver(network, arguments, cluster, number):
+    """Start it, send it a signal in the middle of its steps, and see its server end."""
+    driver = network.start("-m", "caramel.cli", *arguments, environment=tf_config(cluster, ("chief", 0)))
     assert wait_for(lambda: 2222 in listeners(network)), driver.communicate()
     time.sleep(2.0)  # into the first steps
     assert driver.poll() is None
     driver.send_signal(number)
     driver.wait(20)
     assert wait_for(lambda: 2222 not in listeners(network), 20)
-    assert worker.poll() is None
 
 
 def test_a_worker_that_is_not_there_is_named(network, program):
@@ -192,13 +219,13 @@ def test_netbench_and_native_all_reduces(network, program, tmp_path):
     assert losses(caramel(network, *run(program, "--algorithm", "native"), cluster=cluster))
 
 
-def test_two_workers_in_one_server(network, program, command):
+def test_two_workers_in_one_server(network, program, in_process):
     network.serve("--devices", 2, environment=tf_config(CHIEF, ("worker", 0)))
     devices = [f"/job:worker/task:{task}/device:CPU:{index}" for task in (0, 1) for index in (0, 1)]
     options = [part for device in devices for part in ("--device", device)]
-    four = ["run", f"{program}:program", "--workers", 4, *options]
-    expected = losses(command(*four))
-    assert losses(caramel(network, *four, "--cluster", "tf-config")) == expected
+    four = ["--workers", 4, *options]
+    result = caramel(network, "run", f"{program}:program", *four, "--cluster", "tf-config")
+    assert losses(result) == in_process(*four)
     three = [
         part for device in ("0/CPU:0", "1/CPU:0", "1/CPU:2") for part in ("--device", f"/job:worker/task:{device}")
     ]
