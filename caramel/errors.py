@@ -24,9 +24,8 @@ class CaptureError(CaramelError):
         wants_reduction: whether all that is missing is that the caller says ``loss_reduction=``.
     """
 
-    def __init__(self, message: str, *, wants_reduction: bool = False) -> None:
-        super().__init__(message)
-        self.wants_reduction = wants_reduction
+    # An attribute of the class, as AutoGraph makes errors anew that have no constructor of their own.
+    wants_reduction = False
 
 
 class UnsupportedError(CaptureError):

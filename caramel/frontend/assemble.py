@@ -281,11 +281,7 @@ def _reduction(
             kind, reason = reduction.reduction_of(raw.graph, tensor, inputs, known)
             kind = kind or given
             if kind is None:
-                raise CaptureError(
-                    f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
-                    "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)",
-                    wants_reduction=True,
-                )
+                raise _untold(reason)
             found[kind] = reason
             known |= {gradient: kind for gradient, number in inside.items() if number == call}
     if given is not None:
@@ -293,18 +289,22 @@ def _reduction(
             raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(found.values())}")
         return given, "given by the caller", known
     if not found:
-        raise CaptureError(
-            "cannot tell whether the loss is a mean or a sum over the batch: it is computed inside a loop, or the "
-            "program gave the gradient to start from (grad_ys). Say "
-            "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)",
-            wants_reduction=True,
-        )
+        raise _untold("it is computed inside a loop, or the program gave the gradient to start from (grad_ys)")
     if len(found) != 1:
         raise CaptureError(
             "some losses are means over the batch and some are sums "
             f"({'; '.join(found.values())}): say loss_reduction='mean' or 'sum'"
         )
     return (*next(iter(found.items())), known)
+
+
+def _untold(reason: str) -> CaptureError:
+    error = CaptureError(
+        f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
+        "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
+    )
+    error.wants_reduction = True
+    return error
 
 
 def _known(used: Sequence[RawGradient], inside: Mapping[str, int]) -> dict[str, str]:
