@@ -132,7 +132,9 @@ class _Inliner:
 
     def finished(self) -> list[NodeDef]:
         """The nodes, with the outputs of calls replaced, and what is in a branch bound to it."""
-        return [self._resolved(each) for each in self._nodes]
+        found = [self._resolved(each) for each in self._nodes]
+        names = {each.name for each in found}
+        return [_placed_with_known(each, names) for each in found]
 
     def outputs(self) -> dict[str, str]:
         """See `Inlined`."""
@@ -331,6 +333,20 @@ def _renamed(body: Body, scope: str, arguments: Sequence[str], text: str) -> str
         return format_input(scope + name, index)
     given = arguments[body.arguments.index(name)]
     return given if index >= 0 else "^" + node_of(given)
+
+
+def _placed_with_known(each: NodeDef, names: set[str]) -> NodeDef:
+    """The node without a wish to be beside an op that is not there: one outside of its function, say."""
+    wishes = list(each.attr["_class"].list.s) if "_class" in each.attr else []
+    known = [w for w in wishes if w.decode().removeprefix("loc:@") in names]
+    if known == wishes:
+        return each
+    copy = type(each)()
+    copy.CopyFrom(each)
+    copy.attr["_class"].list.s[:] = known
+    if not known:
+        del copy.attr["_class"]
+    return copy
 
 
 def _rename_colocation(copy: NodeDef, scope: str, passed: set[str]) -> None:

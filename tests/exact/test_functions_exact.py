@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 from exact_steps import Program, check
 
+import caramel
+
 WORKERS = [2, 3]
 
 
@@ -234,3 +236,29 @@ def test_all_workers_skip_an_update_or_none():
     for position in (1, 4):
         batches[position][0][position] = np.inf  # an example of the first worker, and one of another
     check(a_skipped_update, batches, WORKERS)
+
+
+def test_an_op_that_wants_to_be_beside_one_outside_its_branch():
+    """TensorFlow's global_norm is placed with its inputs, which a branch has from outside."""
+    w = tf.Variable([1.0, 2.0], name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, w) ** 2)
+        gradient = tape.gradient(loss, w)
+
+        def clipped():
+            norm = tf.linalg.global_norm([gradient])
+            w.assign_sub(0.1 * gradient / norm)
+            return norm
+
+        tf.cond(tf.reduce_max(gradient) < 1e3, clipped, lambda: tf.constant(0.0))
+        return loss
+
+    model = caramel.ARModel(caramel.capture(step, [tf.TensorSpec([None, 2])]), 2)
+    x = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 1.0], [2.0, 2.0]], np.float32)
+    gradient = 2 * x.T @ (x @ [1.0, 2.0]) / 4
+    with model.session(caramel.InProcess()) as session:
+        session.step(x)
+        (found,) = session.values().values()
+    np.testing.assert_allclose(found, [1.0, 2.0] - 0.1 * gradient / np.linalg.norm(gradient), rtol=1e-5)
