@@ -10,7 +10,16 @@ ROOT = Path(caramel.__file__).parent
 # Each module may import only from its own layer's modules listed before it, and from lower layers.
 LAYERS = [
     ["errors", "checks", "units", "tables"],
-    ["graph.bulk", "graph.graph", "graph.devices", "graph.ops", "graph.nodes", "graph.functions", "graph.verify"],
+    [
+        "graph.bulk",
+        "graph.graph",
+        "graph.shapes",
+        "graph.devices",
+        "graph.ops",
+        "graph.nodes",
+        "graph.functions",
+        "graph.verify",
+    ],
     ["model", "signature"],
     ["data"],
     ["frontend"],

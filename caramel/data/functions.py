@@ -15,7 +15,7 @@ from typing import Any
 from tensorflow.core.framework import function_pb2
 
 from caramel.errors import InvariantError
-from caramel.graph.graph import NodeDef
+from caramel.graph.graph import NodeDef, copied
 
 _DIGITS = 12
 """Of SHA-256 in a name; with a thousand functions two names meet once in 10^8 programs."""
@@ -34,8 +34,7 @@ def canonical(nodes: Iterable[NodeDef], library: Any) -> tuple[list[NodeDef], An
     renaming = _Renaming({f.signature.name: f for f in library.function})
     made = []
     for original in nodes:
-        copy = type(original)()
-        copy.CopyFrom(original)
+        copy = copied(original)
         renaming.apply(copy)
         made.append(copy)
     functions = function_pb2.FunctionDefLibrary()

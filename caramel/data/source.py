@@ -22,7 +22,7 @@ from caramel.data.functions import canonical
 from caramel.data.serialise import Serialised
 from caramel.errors import listed
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, node_of
+from caramel.graph.graph import Graph, NodeDef, copied, node_of
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 
 SEED = "seed"
@@ -195,8 +195,7 @@ def _with_seed(nodes: list[NodeDef]) -> list[NodeDef]:
             number += 1
             second = constant(f"{SEED}_{number}", number, "int64", "")
             made.append(second)
-            copy = type(current)()
-            copy.CopyFrom(current)
+            copy = copied(current)
             copy.input[positions[0]], copy.input[positions[1]] = SEED, second.name
             current = copy
         made.append(current)

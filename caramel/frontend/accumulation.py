@@ -16,7 +16,7 @@ from tensorflow.python.framework import tensor_util
 from caramel.frontend.raw import RawVariable
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, data_texts, format_input, node_of, tensor_name
 from caramel.model import Gradient
 
 _SUMS = frozenset({"Add", "AddV2", "AddN"})
@@ -129,7 +129,7 @@ class Sums:
         if is_base(text):
             return Terms(frozenset(), 1, frozenset())
         node = self._step[node_of(text)]
-        inputs = _data(node)
+        inputs = data_texts(node)
         if node.op in _SUMS:
             parts = [self.terms(i, markers, is_base) for i in inputs if not self.is_zero(i)]
         elif node.op in _PASSING:
@@ -153,7 +153,7 @@ class Sums:
         """What a node multiplies or divides by a constant number."""
         if node.op not in _SCALINGS:
             return None
-        first, second = _data(node)
+        first, second = data_texts(node)
         if self._constant(second) is not None:
             return first
         return second if node.op == "Mul" and self._constant(first) is not None else None
@@ -234,10 +234,7 @@ class _Analysis:
 
     def _uses(self, tensor: str, consumers: Sequence[str]) -> frozenset[str]:
         """The readers of a tensor, or those given."""
-        if consumers:
-            return frozenset(consumers)
-        name, index = parse_input(tensor)
-        return frozenset(r for r, p in self._step.consumers[name] if parse_input(self._step[r].input[p])[1] == index)
+        return frozenset(consumers or self._step.readers(tensor))
 
     # -- accumulators ------------------------------------------------------------------------
 
@@ -264,8 +261,7 @@ class _Analysis:
         if not is_emptied or not adding:
             return None
         for name in adding:  # nothing on the way is used otherwise
-            readers = {r for r, p in self._step.consumers[name] if not self._step[r].input[p].startswith("^")}
-            if not readers <= adding:
+            if not adding.issuperset(self._data_readers(name)):
                 return None
         kept = {tensor: uses - adding for tensor, uses in leaves.items()}
         for reader in self._readers.get(handle, ()):
@@ -275,8 +271,11 @@ class _Analysis:
             kept[tensor] = self._uses(tensor, ()) - adding
         return {tensor: uses for tensor, uses in kept.items() if uses and any(self._is_data(tensor, u) for u in uses)}
 
+    def _data_readers(self, name: str) -> list[str]:
+        return [r for r, position in self._step.consumers[name] if not self._step[r].input[position].startswith("^")]
+
     def _is_data(self, tensor: str, reader: str) -> bool:
-        return any(tensor_name(text) == tensor for text in self._step[reader].input if not text.startswith("^"))
+        return any(tensor_name(text) == tensor for text in data_texts(self._step[reader]))
 
     def _way(self, text: str, markers: Iterable[str], handle: str, adding: set[str], reads: int) -> bool:
         """Whether a tensor is a sum of gradients, scaled or not, and of so many reads of the variable."""
@@ -312,7 +311,7 @@ class _Analysis:
                 continue
             (reader,) = uses
             node = self._step[reader]
-            inputs = _data(node)
+            inputs = data_texts(node)
             if node.op in _SUMS:
                 into = [tensor_name(i) for i in inputs if not self._sums.is_zero(i)]
             elif node.op in _PASSING or tensor_name(self._sums.scaled(node) or "") == tensor:
@@ -324,7 +323,3 @@ class _Analysis:
                 rest = {t: u for t, u in leaves.items() if t not in into}
                 return {**rest, made: self._uses(made, ())}
         return None
-
-
-def _data(node: NodeDef) -> list[str]:
-    return [text for text in node.input if not text.startswith("^")]

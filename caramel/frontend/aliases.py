@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from caramel.frontend.counterparts import counterpart, is_reference_write, references_of
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, parse_input
 
 Tensor = tuple[str, int]
 """Name of a node, and which of its outputs."""
@@ -64,7 +64,7 @@ class Aliases:
             for index in range(2 if node.op == "RefSwitch" else 1):
                 self.references[node.name, index] = variables[0]
         elif node.op in _SHARING and GRADIENT_ATTRIBUTE not in node.attr:
-            for index in range(2 if node.op == "Switch" else _data_count(node) if node.op == "IdentityN" else 1):
+            for index in range(2 if node.op == "Switch" else len(data_texts(node)) if node.op == "IdentityN" else 1):
                 source = self.source(node, index)
                 shared = self.references.get(source) or self.aliases.get(source)
                 if shared is not None:
@@ -78,7 +78,7 @@ class Aliases:
     @staticmethod
     def positions(node: NodeDef) -> tuple[int, ...]:
         """Positions of the inputs that are references."""
-        return tuple(range(_data_count(node))) if node.op == "RefMerge" else references_of(node.op)
+        return tuple(range(len(data_texts(node)))) if node.op == "RefMerge" else references_of(node.op)
 
     def can_be_rewritten(self, node: NodeDef) -> bool:
         """Whether the op has a counterpart, if it takes references, and it is known what they refer to."""
@@ -117,10 +117,6 @@ class Aliases:
                 found.append("^" + node_of(text))
                 wanted &= ~new
         return found
-
-
-def _data_count(node: NodeDef) -> int:
-    return sum(1 for text in node.input if not text.startswith("^"))
 
 
 def in_order(graph: Graph) -> Iterator[NodeDef]:

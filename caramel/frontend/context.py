@@ -24,13 +24,14 @@ from caramel.data.components import (
 )
 from caramel.data.given import Given, given_data
 from caramel.errors import CaptureError, InputError
-from caramel.frontend.assemble import assemble, check_replicable
+from caramel.frontend.assemble import assemble
 from caramel.frontend.files import graph_from, is_graph_proto, read_file
 from caramel.frontend.function_program import Naming, capture_evaluation, capture_step
 from caramel.frontend.graph_program import capture_graph, nodes_of
 from caramel.frontend.iterators import placeholder_of, with_placeholders
 from caramel.frontend.raw import RawProgram
 from caramel.frontend.recorder import Recorder, recording
+from caramel.frontend.replicable import refuse_irreplicable
 from caramel.graph.graph import node_of
 from caramel.model import Evaluation, Input, Model
 
@@ -347,7 +348,7 @@ def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
     nodes, values = nodes_of(graph, [tensor for _, tensor in outputs])
     values = tuple(placeholder_of(t, raw.iterators) for t in values)
     nodes = with_placeholders(nodes, raw.iterators).pruned([node_of(t) for t in values])
-    check_replicable(nodes, raw)
+    refuse_irreplicable(nodes, raw)
     inputs = tuple(
         Input(i.name, i.node, i.dtype, i.shape, split=False, optional=i.optional) for i in raw.inputs if i.node in nodes
     )

@@ -21,7 +21,6 @@ from caramel.graph.graph import Graph, NodeDef, node_of, tensor_name
 
 v1 = tf.compat.v1
 
-_REFERENCES = frozenset({"VariableV2", "Variable"})
 _FLOATING = ("float", "bfloat", "complex")
 
 
@@ -148,7 +147,7 @@ def _collect_variables(graph: Any, loss: Any, train_op: Any, needs_initializers:
     before_loss = nodes.ancestors([node_of(str(loss))], control=False)
     step = nodes.ancestors([node_of(str(train_op))])
     for node in list(nodes):
-        if node.op == ops.VARIABLE or node.op in _REFERENCES:
+        if node.op == ops.VARIABLE or node.op in ops.REFERENCE_VARIABLES:
             writers = [r for r, p in nodes.consumers[node.name] if p == 0 and nodes[r].op.startswith("Assign")]
             initializers = [w for w in writers if w not in step]
             initializer = next((w for w in initializers if w == f"{node.name}/Assign"), next(iter(initializers), None))

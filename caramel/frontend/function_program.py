@@ -20,6 +20,7 @@ from caramel.frontend.raw import RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder, is_library
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
+from caramel.graph.shapes import SHAPES, static_shape
 from caramel.model import Evaluation, Input
 
 _CONSTANT_BYTES = 1024
@@ -70,7 +71,7 @@ class Traced:
         handle = _handle_node(variable)
         read = node_def_pb2.NodeDef(name=name, op="ReadVariableOp", input=[handle.name])
         read.attr["dtype"].type = external.dtype.as_datatype_enum
-        read.attr["_output_shapes"].list.shape.append(external.shape.as_proto())
+        read.attr[SHAPES].list.shape.append(external.shape.as_proto())
         return [handle, read]
 
     def inputs(self, replicated: Sequence[str]) -> tuple[Input, ...]:
@@ -306,7 +307,7 @@ def _handle_node(variable: RawVariable) -> Any:
     node.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
     node.attr["shared_name"].s = variable.name.encode()
     node.attr["container"].s = b""
-    node.attr["_output_shapes"].list.shape.append(tf.TensorShape([]).as_proto())
+    node.attr[SHAPES].list.shape.append(tf.TensorShape([]).as_proto())
     return node
 
 
@@ -316,7 +317,7 @@ def _constant_node(name: str, tensor: Any) -> Any:
     node.attr["value"].CopyFrom(
         attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto(tensor.numpy(), dtype=tensor.dtype))
     )
-    node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
+    node.attr[SHAPES].list.shape.append(tensor.shape.as_proto())
     return node
 
 
@@ -363,6 +364,4 @@ def _scalar_float(traced: Traced, tensor: str) -> bool:
     name, index = parse_input(tensor)
     node = traced.graph[name]
     dtype = tf.as_dtype(ops.output_types(node)[index])
-    shapes = node.attr["_output_shapes"].list.shape
-    is_scalar = index < len(shapes) and not shapes[index].unknown_rank and not shapes[index].dim
-    return is_scalar and dtype.is_floating
+    return dtype.is_floating and static_shape(traced.graph, tensor) == ()

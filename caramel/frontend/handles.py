@@ -11,8 +11,9 @@ from tensorflow.core.framework import attr_value_pb2
 
 from caramel.frontend.aliases import Tensor, in_order
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, format_input, parse_input
+from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import dtype_attribute, node, shape_attribute
+from caramel.graph.shapes import SHAPES
 
 _SCALAR = attr_value_pb2.AttrValue.ListValue(shape=[shape_attribute(()).shape])
 _PASSING = frozenset({"Identity", "Switch", "Merge"})
@@ -43,9 +44,7 @@ def direct_handles(graph: Graph) -> Graph:
                 waits["^" + _guard(graph, tensor, added)] = None
             inputs.append(text)
         if waits:
-            changed[current.name] = type(current)()
-            changed[current.name].CopyFrom(current)
-            changed[current.name].input[:] = [*inputs, *(text for text in waits if text not in inputs)]
+            changed[current.name] = copied(current, [*inputs, *(text for text in waits if text not in inputs)])
     return graph.replaced(changed, list(added.values()))
 
 
@@ -79,6 +78,6 @@ def _guard(graph: Graph, tensor: Tensor, added: dict[str, NodeDef]) -> str:
             [format_input(name, index)],
             graph[name].device,
             T=dtype_attribute("resource"),
-            _output_shapes=attr_value_pb2.AttrValue(list=_SCALAR),
+            **{SHAPES: attr_value_pb2.AttrValue(list=_SCALAR)},
         )
     return pivot

@@ -17,6 +17,7 @@ from caramel.errors import CaptureError
 from caramel.frontend.raw import RawGradient, RawVariable
 from caramel.graph import ops
 from caramel.graph.graph import Graph, format_input, node_of, parse_input, tensor_name
+from caramel.graph.shapes import Shape, static_shape
 
 _SUFFIX = "_grad/"
 
@@ -50,7 +51,7 @@ def infer_differentiation(
         found = _gradients(nodes, variables, step, region, scope, call)
         if any(forward.get(name, "").startswith(scope) for name in step if not name.startswith(scope)):
             # A later differentiation goes through this one. Gradients of examples may look like a variable's.
-            found = [replace(g, passed=True) for g in found if _is_whole(_shape(nodes, g.tensor))]
+            found = [replace(g, passed=True) for g in found if _is_whole(static_shape(nodes, g.tensor))]
         gradients.extend(found)
         differentiated.extend((tensor, call) for tensor in _targets(forward, nodes, region, scope))
     return tuple(gradients), tuple(differentiated)
@@ -107,7 +108,7 @@ def _gradients(
     location = f"scope {scope!r} of the finished graph"
     for tensor, readers in leaving.items():
         are_rows = _are_rows(nodes, tensor)
-        shape = None if are_rows else _shape(nodes, tensor)
+        shape = None if are_rows else static_shape(nodes, tensor)
         for variable, of in _by_variable(nodes, variables, tensor, readers, shape, scope).items():
             if are_rows:
                 rows.setdefault(variable, {})[tensor] = of
@@ -122,7 +123,7 @@ def _by_variable(
     variables: Mapping[str, RawVariable],
     tensor: str,
     readers: Sequence[str],
-    shape: tuple[int, ...] | None,
+    shape: Shape | None,
     scope: str,
 ) -> dict[str, list[str]]:
     """The readers of a tensor by the variable whose gradient it is to them.
@@ -155,7 +156,7 @@ def _are_rows(nodes: Graph, tensor: str) -> bool:
     """Whether a tensor may say which rows of a table a sparse gradient is for."""
     name, index = parse_input(tensor)
     dtype = ops.dtype_name(ops.output_types(nodes[name])[index])
-    shape = _shape(nodes, tensor)
+    shape = static_shape(nodes, tensor)
     return dtype in ("int32", "int64") and (shape is None or len(shape) == 1)
 
 
@@ -178,11 +179,8 @@ def readers_outside(graph: Any, nodes: Graph, tensors: Sequence[str]) -> tuple[s
     scopes = _scopes(_forward_ops(graph))
     found: dict[str, None] = {}
     for tensor in tensors:
-        name, index = parse_input(tensor)
-        inside = tuple(scope for scope in scopes if name.startswith(scope))
-        for reader, position in nodes.consumers[name]:
-            if parse_input(nodes[reader].input[position])[1] == index and not (inside and reader.startswith(inside)):
-                found[reader] = None
+        inside = tuple(scope for scope in scopes if tensor.startswith(scope))
+        found |= dict.fromkeys(r for r in nodes.readers(tensor) if not (inside and r.startswith(inside)))
     return tuple(found)
 
 
@@ -196,17 +194,7 @@ def _joined(gradients: list[RawGradient]) -> list[RawGradient]:
     return list(merged.values())
 
 
-def _shape(nodes: Graph, tensor: str) -> tuple[int, ...] | None:
-    name, index = parse_input(tensor)
-    shapes = nodes[name].attr["_output_shapes"].list.shape
-    if index >= len(shapes) or shapes[index].unknown_rank:
-        return None
-    return tuple(d.size for d in shapes[index].dim)
-
-
-def _nearest_updates(
-    nodes: Graph, variables: Mapping[str, RawVariable], reader: str, shape: tuple[int, ...] | None
-) -> list[str]:
+def _nearest_updates(nodes: Graph, variables: Mapping[str, RawVariable], reader: str, shape: Shape | None) -> list[str]:
     """The variables whose writes are the fewest ops away and that have the gradient's shape.
 
     Clipping by a global norm links every gradient with every update; the direct way is shorter.
@@ -239,15 +227,15 @@ def _written(nodes: Graph, name: str) -> list[str]:
     return [p for p, _ in ops.data_inputs(nodes[name]) if nodes[p].op == ops.VARIABLE]
 
 
-def _is_whole(shape: tuple[int, ...] | None) -> bool:
+def _is_whole(shape: Shape | None) -> bool:
     """Whether all sizes are known, as those of variables are, and the number of examples is not."""
-    return shape is not None and -1 not in shape
+    return shape is not None and None not in shape
 
 
-def _fits(variable: RawVariable, shape: tuple[int, ...] | None) -> bool:
+def _fits(variable: RawVariable, shape: Shape | None) -> bool:
     if shape is None:
         return True
-    return len(shape) == len(variable.shape) and all(a in (-1, b) for a, b in zip(shape, variable.shape))
+    return len(shape) == len(variable.shape) and all(a in (None, b) for a, b in zip(shape, variable.shape))
 
 
 def _targets(forward: Mapping[str, str], nodes: Graph, region: set[str], scope: str) -> list[str]:

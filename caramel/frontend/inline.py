@@ -16,10 +16,20 @@ from tensorflow.core.framework import attr_value_pb2
 from caramel.frontend.recorder import TARGETS_ATTRIBUTE
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
-from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input, tensor_name
-from caramel.graph.nodes import constant, dtype_attribute, node
+from caramel.graph.graph import (
+    Graph,
+    NodeDef,
+    control_texts,
+    copied,
+    data_texts,
+    format_input,
+    node_of,
+    parse_input,
+    tensor_name,
+)
+from caramel.graph.nodes import colocate, constant, dtype_attribute, node
+from caramel.graph.shapes import SHAPES
 
-_SHAPES = "_output_shapes"
 _CASES = frozenset({"Case", "StatelessCase"})
 
 SCOPE_ATTRIBUTE = "_caramel_scope"
@@ -62,16 +72,15 @@ def _with_shapes(graph: Graph) -> Graph:
     """The graph with the static shapes that follow now that arguments are known."""
     bare = graph.to_graph_def()
     for each in bare.node:
-        each.attr.pop(_SHAPES, None)
+        each.attr.pop(SHAPES, None)
     with tf.Graph().as_default() as inferred:
         tf.import_graph_def(bare, name="")
-    known = {n.name: n.attr[_SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if _SHAPES in n.attr}
+    known = {n.name: n.attr[SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if SHAPES in n.attr}
     changed = {}
     for each in graph:
         if each.name in known:
-            changed[each.name] = type(each)()
-            changed[each.name].CopyFrom(each)
-            changed[each.name].attr[_SHAPES].CopyFrom(known[each.name])
+            changed[each.name] = copied(each)
+            changed[each.name].attr[SHAPES].CopyFrom(known[each.name])
     return graph.replaced(changed)
 
 
@@ -132,9 +141,7 @@ class _Inliner:
 
     def finished(self) -> list[NodeDef]:
         """The nodes, with the outputs of calls replaced, and what is in a branch bound to it."""
-        found = [self._resolved(each) for each in self._nodes]
-        names = {each.name for each in found}
-        return [_placed_with_known(each, names) for each in found]
+        return [self._resolved(each) for each in self._nodes]
 
     def outputs(self) -> dict[str, str]:
         """See `Inlined`."""
@@ -150,22 +157,17 @@ class _Inliner:
         guard = self._guards.get(each.name)
         if guard is not None and not any(node_of(text) in self._guards or node_of(text) == guard for text in texts):
             texts.append("^" + guard)
-        if texts == list(each.input):
-            return each
-        copy = type(each)()
-        copy.CopyFrom(each)
-        copy.input[:] = texts
-        return copy
+        return each if texts == list(each.input) else copied(each, texts)
 
     # -- calls -------------------------------------------------------------------------------
 
     def _call(self, call: NodeDef, guard: str) -> None:
         body = self._library.body(call.attr["f"].func.name)
         scope = self._scope(call.name)
-        controls = [text for text in call.input if text.startswith("^")]
+        controls = control_texts(call)
         if len(controls) > 1:
             controls = ["^" + self._add(node(scope + "caramel_start", "NoOp", controls, call.device), guard)]
-        arguments = _data(call)
+        arguments = data_texts(call)
         self._copy(body, scope, arguments, controls, guard, call.device)
         results = [_renamed(body, scope, arguments, text) for text in body.results]
         for index, (text, dtype) in enumerate(zip(results, ops.output_types(call))):
@@ -205,16 +207,15 @@ class _Inliner:
             device: of those that have none.
         """
         passed = set(body.arguments)
+        names = {inner.name for inner in body.inner}
         for inner in body.inner:
-            copy = type(inner)()
-            copy.CopyFrom(inner)
+            copy = copied(inner, [_renamed(body, scope, arguments, text) for text in inner.input])
             copy.name = scope + inner.name
             copy.device = inner.device or device
             copy.attr[SCOPE_ATTRIBUTE].s = scope.encode()
-            copy.input[:] = [_renamed(body, scope, arguments, text) for text in inner.input]
             if all(node_of(text) in passed for text in inner.input):
                 copy.input.extend(text for text in controls if text not in copy.input)
-            _rename_colocation(copy, scope, passed)
+            colocate(copy, lambda name: scope + name if name in names else None)
             self.emit(copy, guard)
 
     # -- branches ----------------------------------------------------------------------------
@@ -250,7 +251,7 @@ class _Inliner:
         device, boolean = branch.device, dtype_attribute("bool")
         condition = self._condition(branch, own, len(ops.functions_of(branch)) - len(branches), guard)
         is_first = done == branch.name
-        controls = [text for text in branch.input if text.startswith("^") and is_first]
+        controls = control_texts(branch) if is_first else []
         switch = self._add(node(own + "switch", "Switch", [condition, condition, *controls], device, T=boolean), guard)
         (key, function), *others = branches
         sides, ends = [], []
@@ -277,7 +278,7 @@ class _Inliner:
 
     def _condition(self, branch: NodeDef, own: str, number: int, guard: str) -> str:
         """Whether a branch is chosen."""
-        given = _data(branch)[0]
+        given = data_texts(branch)[0]
         if branch.op not in _CASES:
             return given
         wanted = self._add(constant(own + "number", number, "int32", branch.device), guard)
@@ -286,7 +287,7 @@ class _Inliner:
 
     def _side(self, branch: NodeDef, inside: str, function: str, pivot: str) -> tuple[list[str], list[str]]:
         """One branch: its results, and what must have run."""
-        body, arguments = self._library.body(function), _data(branch)[1:]
+        body, arguments = self._library.body(function), data_texts(branch)[1:]
         self._copy(body, inside, arguments, (), pivot, branch.device)
         results = [_renamed(body, inside, arguments, text) for text in body.results]
         return results, ["^" + inside + name for name in body.effects]
@@ -322,10 +323,6 @@ def _marks_of(call: NodeDef, index: int) -> list[int]:
     return [value for number, output in zip(marks[::2], marks[1::2]) if output == index for value in (number, 0)]
 
 
-def _data(call: NodeDef) -> list[str]:
-    return [text for text in call.input if not text.startswith("^")]
-
-
 def _renamed(body: Body, scope: str, arguments: Sequence[str], text: str) -> str:
     """The tensor or control input of the new graph for one of the function."""
     name, index = parse_input(text)
@@ -333,28 +330,3 @@ def _renamed(body: Body, scope: str, arguments: Sequence[str], text: str) -> str
         return format_input(scope + name, index)
     given = arguments[body.arguments.index(name)]
     return given if index >= 0 else "^" + node_of(given)
-
-
-def _placed_with_known(each: NodeDef, names: set[str]) -> NodeDef:
-    """The node without a wish to be beside an op that is not there: one outside of its function, say."""
-    wishes = list(each.attr["_class"].list.s) if "_class" in each.attr else []
-    known = [w for w in wishes if w.decode().removeprefix("loc:@") in names]
-    if known == wishes:
-        return each
-    copy = type(each)()
-    copy.CopyFrom(each)
-    copy.attr["_class"].list.s[:] = known
-    if not known:
-        del copy.attr["_class"]
-    return copy
-
-
-def _rename_colocation(copy: NodeDef, scope: str, passed: set[str]) -> None:
-    if "_class" not in copy.attr:
-        return
-    targets = [value.decode().removeprefix("loc:@") for value in copy.attr["_class"].list.s]
-    kept = [f"loc:@{scope}{target}".encode() for target in targets if target not in passed]
-    if kept:
-        copy.attr["_class"].list.s[:] = kept
-    else:
-        del copy.attr["_class"]

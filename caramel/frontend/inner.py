@@ -22,7 +22,8 @@ from caramel.frontend.raw import RawGradient, RawProgram
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, RESULT_ATTRIBUTE, SOURCE_ATTRIBUTE
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library, arguments_from
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, tensor_name
+from caramel.graph.shapes import static_shape
 
 _LINEAR = frozenset(
     {"Identity", "IdentityN", "Neg", "Sum", "Mean", "Reshape", "Squeeze", "ExpandDims", "Transpose", "StridedSlice"}
@@ -107,7 +108,7 @@ class _Sorting:
             g for t in self._raw.targets_of(call) for g in self._by_tensor.get(tensor_name(t), ()) if g.call < call
         }
         while waiting:
-            for text in _data(self._graph[waiting.pop()]):
+            for text in data_texts(self._graph[waiting.pop()]):
                 others = [g for g in self._by_tensor.get(tensor_name(text), ()) if g.call < call]
                 inner.update(others)
                 if not others and node_of(text) not in seen:
@@ -117,13 +118,10 @@ class _Sorting:
 
     def _readers_outside(self, gradient: RawGradient, calls: Sequence[int]) -> tuple[str, ...]:
         """The readers of a gradient that are no part of a later differentiation."""
-        found: dict[str, None] = {}
-        for reader, index in _readers(self._graph, gradient.tensor):
-            is_own = not gradient.consumers or reader in gradient.consumers
-            is_inside = any(reader in self._behind[call][0] for call in calls)
-            if index >= 0 and is_own and not is_inside and self._comes_to_something(reader):
-                found[reader] = None
-        return tuple(found)
+        inside = set().union(*(self._behind[call][0] for call in calls))
+        own = gradient.consumers or self._graph.readers(gradient.tensor)
+        readers = [r for r in self._graph.readers(gradient.tensor) if r in own and r not in inside]
+        return tuple(r for r in readers if self._comes_to_something(r))
 
     def _comes_to_something(self, reader: str) -> bool:
         """Whether anything is written or given back by what a node computes; control inputs do not count."""
@@ -172,7 +170,7 @@ class _Sorting:
         dependent: set[str] = set()
         for name in self._graph.order:
             node = self._graph[name]
-            own = [tensor_name(t) == tensor or node_of(t) in dependent for t in _data(node)]
+            own = [tensor_name(t) == tensor or node_of(t) in dependent for t in data_texts(node)]
             if not any(own):
                 continue
             if name in forward:
@@ -188,7 +186,7 @@ class _Sorting:
         return not any(g.passed for t, found in self._by_tensor.items() if node_of(t) == name for g in found)
 
     def _is_linear(self, node: NodeDef, own: Sequence[bool], local: Collection[str]) -> bool:
-        texts = _data(node)
+        texts = data_texts(node)
         others = [t for t, is_own in zip(texts, own) if not is_own]
         are_equal = not any(node_of(t) in local for t in others)
         if node.op == "Cast":
@@ -196,11 +194,12 @@ class _Sorting:
         if node.op in _LINEAR:
             return own[0] and not any(own[1:]) and are_equal
         if node.op in _SUMS:  # examples may be added to it, but it must not be repeated for each
-            shape = _shape(self._graph, node.name)
+            shape = static_shape(self._graph, node.name)
             return are_equal or (
                 shape is not None
+                and None not in shape
                 and node.op not in ("Pack", "ConcatV2")
-                and all(_shape(self._graph, t) == shape for t in texts)
+                and all(static_shape(self._graph, t) == shape for t in texts)
             )
         if node.op in _PRODUCTS:
             return sum(own) == 1 and are_equal
@@ -235,7 +234,7 @@ class _Sorting:
 
     def _in_bodies(self, call: NodeDef, bare: Collection[str]) -> Iterator[tuple[Body, NodeDef]]:
         """Gradients in the functions of a loop or branch, by tensors that are the same on all workers."""
-        inputs = _data(call)[arguments_from(call) :]
+        inputs = data_texts(call)[arguments_from(call) :]
         positions = [position for position, text in enumerate(inputs) if node_of(text) in bare]
         is_loop = call.op in LOOPS
         for function in self._library.called(call):
@@ -269,22 +268,3 @@ def _mark(node: NodeDef) -> tuple[int, str]:
     """Number and location of a gradient by a tensor."""
     marks = node.attr[RESULT_ATTRIBUTE].list
     return marks.i[0], marks.s[0].decode()
-
-
-def _readers(graph: Graph, tensor: str) -> list[tuple[str, int]]:
-    name, index = parse_input(tensor)
-    found = [(reader, parse_input(graph[reader].input[position])[1]) for reader, position in graph.consumers[name]]
-    return [(reader, read) for reader, read in found if read == index]
-
-
-def _data(node: NodeDef) -> list[str]:
-    return [text for text in node.input if not text.startswith("^")]
-
-
-def _shape(graph: Graph, text: str) -> tuple[int, ...] | None:
-    """The static shape of a tensor, if it is known."""
-    name, index = parse_input(text)
-    shapes = graph[name].attr["_output_shapes"].list.shape
-    if index >= len(shapes) or shapes[index].unknown_rank or any(d.size < 0 for d in shapes[index].dim):
-        return None
-    return tuple(d.size for d in shapes[index].dim)

@@ -13,8 +13,9 @@ from caramel.data.given import Given
 from caramel.data.serialise import serialise_function, serialise_nodes
 from caramel.errors import UnsupportedError
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, format_input, parse_input
+from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import node
+from caramel.graph.shapes import SHAPES
 from caramel.model import Input
 
 GET_NEXT = "IteratorGetNext"
@@ -123,14 +124,12 @@ def _placeholder(get_next: NodeDef, position: int) -> NodeDef:
     made.attr["dtype"].type = get_next.attr["output_types"].list.type[position]
     shape = get_next.attr["output_shapes"].list.shape[position]
     made.attr["shape"].shape.CopyFrom(shape)
-    made.attr["_output_shapes"].list.shape.add().CopyFrom(shape)
+    made.attr[SHAPES].list.shape.add().CopyFrom(shape)
     return made
 
 
 def _redirected(current: NodeDef, widths: Mapping[str, int]) -> NodeDef:
-    made = type(current)()
-    made.CopyFrom(current)
-    del made.input[:]
+    made = copied(current, ())
     for text in current.input:
         name, index = parse_input(text)
         if name not in widths:

@@ -9,70 +9,129 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from caramel.errors import CaptureError
 from caramel.frontend.batch.analysis import Analysis
 from caramel.frontend.batch.values import FREE, Examples, Free, Statistic, Total, Unknown, Value
+from caramel.frontend.raw import RawGradient, RawProgram
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
-from caramel.model import Input
+from caramel.model import Input, Reduction
 
-_KNOWN: Mapping[str, Value] = {"equal": FREE, "mean": Total(Fraction(-1)), "sum": Total()}
+_GRADIENTS: Mapping[str, Value] = {"equal": FREE, "mean": Total(Fraction(-1)), "sum": Total()}
 
 
-def reduction_of(
-    graph: Graph, tensor: str, inputs: Sequence[Input], known: Mapping[str, str] | None = None
-) -> tuple[str | None, str]:
-    """Whether a tensor is a mean or a sum over the examples of the batch.
+class Reductions:
+    """How the tensors of a program reduce over the batch.
 
     Args:
         graph: nodes with ``_output_shapes`` attributes.
-        tensor: the tensor that is differentiated.
         inputs: the program's inputs; the split ones carry the batch along axis 0.
-        known: of some tensors whether they are a ``"mean"`` or a ``"sum"`` over the batch, or ``"equal"`` whatever
-            examples a worker has (gradients, aggregated or not).
+    """
+
+    def __init__(self, graph: Graph, inputs: Sequence[Input]) -> None:
+        self._graph = graph
+        self._given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
+        self._analysis = Analysis(graph, Library(graph), self._given)
+
+    def learn(self, gradient: str, kind: str) -> None:
+        """Take a gradient for a ``"mean"`` or a ``"sum"``, or for ``"equal"``: the same whatever a worker's examples.
+
+        To be called before anything that depends on it is asked for.
+        """
+        if len(ops.output_types(self._graph[node_of(gradient)])) == 1:
+            self._given[node_of(gradient)] = _GRADIENTS[kind]
+
+    def of(self, loss: str) -> tuple[str | None, str]:
+        """``("mean" | "sum" | None, reason)`` for a tensor that is differentiated; None where it cannot be told."""
+        value = self._analysis.value_of(loss)
+        if isinstance(value, Unknown):
+            return None, value.why
+        if isinstance(value, Free) or (isinstance(value, Examples) and value.same):
+            return None, f"the loss {loss!r} does not depend on any input that is split over the workers"
+        if isinstance(value, (Examples, Total)) and value.centred:
+            return None, (
+                f"{value.centred!r} puts a mean over the batch into the values of single examples of the loss "
+                f"{loss!r}, and each worker would take the mean of its own part"
+            )
+        if isinstance(value, Total) and value.power == -1:
+            return "mean", f"the loss {loss!r} averages over the batch"
+        if isinstance(value, Total) and value.power == 0:
+            return "sum", f"the loss {loss!r} adds up the examples of the batch without dividing by their number"
+        if isinstance(value, Examples) and value.power == 0:
+            return "sum", f"the loss {loss!r} has one value for each example; differentiation adds them"
+        if isinstance(value, Examples) and value.power == -1:
+            return "mean", f"the loss {loss!r} has one value for each example, divided by their number"
+        if isinstance(value, Statistic):
+            return None, f"the loss {loss!r} is not linear in a mean or a sum over the batch"
+        return None, f"the loss {loss!r} is neither a mean nor a sum over the batch"
+
+    def batch_wide_values(self, losses: Sequence[str]) -> tuple[str, ...]:
+        """Ops on the way to losses that put a value over the whole batch into the values of single examples.
+
+        Batch normalisation's mean and variance are such. Each worker computes them over its own part.
+        """
+        for loss in losses:
+            self._analysis.value_of(loss)
+        return tuple(self._analysis.notes)
+
+
+def reduce_program(
+    raw: RawProgram, used: Sequence[RawGradient], inside: Mapping[str, int], inputs: Sequence[Input]
+) -> tuple[Reduction, Reductions]:
+    """Find how a program's gradients are reduced.
+
+    Args:
+        raw: the program.
+        used: the gradients that are aggregated.
+        inside: tensors of the gradients that stay as they are inside a later loss, with their calls.
+        inputs: the inputs that the step needs.
 
     Returns:
-        ``("mean" | "sum" | None, reason)``; None where it cannot be told.
+        How, and what tells it of other tensors of the program.
+
+    Raises:
+        CaptureError: it cannot be told, or what the caller said does not hold.
     """
-    value = _analysis(graph, inputs, known).value_of(tensor)
-    if isinstance(value, Unknown):
-        return None, value.why
-    if isinstance(value, Free) or (isinstance(value, Examples) and value.same):
-        return None, f"the loss {tensor!r} does not depend on any input that is split over the workers"
-    if isinstance(value, (Examples, Total)) and value.centred:
-        return None, (
-            f"{value.centred!r} puts a mean over the batch into the values of single examples of the loss {tensor!r}, "
-            "and each worker would take the mean of its own part"
+    given = raw.reduction
+    if given not in (None, "mean", "sum"):
+        raise CaptureError(f"loss_reduction must be 'mean' or 'sum', got {given!r}")
+    reductions = Reductions(raw.graph, inputs)
+    for gradient in used:  # those that are aggregated before they get into a loss
+        for tensor in (gradient.tensor, gradient.indices):
+            if tensor is not None and gradient.tensor not in inside:
+                reductions.learn(tensor, "equal")
+    inner_calls = set(inside.values())
+    found: dict[str, str] = {}
+    for call in sorted(inner_calls if given else {g.call for g in used} | inner_calls):
+        for loss in raw.targets_of(call):
+            kind, reason = reductions.of(loss)
+            kind = kind or given
+            if kind is None:
+                raise _untold(reason)
+            found[kind] = reason
+            for tensor, number in inside.items():
+                if number == call:
+                    reductions.learn(tensor, kind)
+    if given is not None:
+        if found.keys() - {given}:
+            raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(found.values())}")
+        return Reduction(given, "given by the caller"), reductions
+    if not found:
+        raise _untold("it is computed inside a loop, or the program gave the gradient to start from (grad_ys)")
+    if len(found) != 1:
+        raise CaptureError(
+            "some losses are means over the batch and some are sums "
+            f"({'; '.join(found.values())}): say loss_reduction='mean' or 'sum'"
         )
-    if isinstance(value, Total) and value.power == -1:
-        return "mean", f"the loss {tensor!r} averages over the batch"
-    if isinstance(value, Total) and value.power == 0:
-        return "sum", f"the loss {tensor!r} adds up the examples of the batch without dividing by their number"
-    if isinstance(value, Examples) and value.power == 0:
-        return "sum", f"the loss {tensor!r} has one value for each example; differentiation adds them"
-    if isinstance(value, Examples) and value.power == -1:
-        return "mean", f"the loss {tensor!r} has one value for each example, divided by their number"
-    what = "is not linear in" if isinstance(value, Statistic) else "is neither"
-    return None, f"the loss {tensor!r} {what} a mean nor a sum over the batch".replace(
-        "linear in a mean nor", "linear in a mean or"
+    ((kind, reason),) = found.items()
+    return Reduction(kind, reason), reductions
+
+
+def _untold(reason: str) -> CaptureError:
+    error = CaptureError(
+        f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
+        "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
     )
-
-
-def batch_wide_values(
-    graph: Graph, tensor: str, inputs: Sequence[Input], known: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
-    """Ops that put a value over the whole batch into the values of single examples.
-
-    Batch normalisation's mean and variance are such. Each worker computes them over its own part.
-    """
-    analysis = _analysis(graph, inputs, known)
-    analysis.value_of(tensor)
-    return tuple(analysis.notes)
-
-
-def _analysis(graph: Graph, inputs: Sequence[Input], known: Mapping[str, str] | None) -> Analysis:
-    given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
-    for tensor, kind in (known or {}).items():
-        if len(ops.output_types(graph[node_of(tensor)])) == 1:
-            given[node_of(tensor)] = _KNOWN[kind]
-    return Analysis(graph, Library(graph), given)
+    error.wants_reduction = True
+    return error

@@ -17,11 +17,11 @@ from caramel.errors import UnsupportedError
 from caramel.frontend.aliases import PASSED, PLAIN, Aliases, Tensor
 from caramel.frontend.counterparts import Counterpart, advice, counterpart
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, format_input, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, control_texts, copied, format_input, parse_input, tensor_name
 from caramel.graph.nodes import node as new_node
 from caramel.graph.nodes import shape_attribute
+from caramel.graph.shapes import SHAPES
 
-_SHAPES = "_output_shapes"
 _SCALAR = shape_attribute(()).shape
 
 
@@ -86,8 +86,7 @@ class _Rewriting:
             return node
         if node.op == "Identity" and self._facts.source(node, 0) in self._facts.references:
             handle, after = self._handle(self._facts.source(node, 0))
-            controls = [text for text in node.input if text.startswith("^")]
-            return self._read_node(node.name, node, [handle, *_once([*after, *controls])])
+            return self._read_node(node.name, node, [handle, *_once([*after, *control_texts(node)])])
         inputs = self._inputs(node)
         other = counterpart(node.op)
         if other is not None:
@@ -109,7 +108,7 @@ class _Rewriting:
             if name in node.attr:
                 made.attr[renamed].CopyFrom(node.attr[name])
         for name in node.attr:
-            if name.startswith("_") and (name != _SHAPES or ops.op_def(other.op).output_arg):
+            if name.startswith("_") and (name != SHAPES or ops.op_def(other.op).output_arg):
                 made.attr[name].CopyFrom(node.attr[name])
         return made
 
@@ -208,11 +207,11 @@ class _Rewriting:
                 ("pivot", tensor),
                 f"{node.name}/caramel_branch",
                 lambda name: _identity(
-                    name, [format_input(*tensor)], node.attr["T"].type, node.attr[_SHAPES].list.shape[tensor[1]]
+                    name, [format_input(*tensor)], node.attr["T"].type, node.attr[SHAPES].list.shape[tensor[1]]
                 ),
             )
             return ["^" + pivot]
-        has_order = any(text.startswith("^") for text in node.input) or self._facts.is_after_a_write(node.name)
+        has_order = bool(control_texts(node)) or self._facts.is_after_a_write(node.name)
         return ["^" + node.name] if has_order else []
 
     def _read(self, tensor: Tensor, after: list[str]) -> str:
@@ -242,10 +241,8 @@ def _once(texts: Iterable[str]) -> list[str]:
 
 
 def _copy(node: NodeDef, inputs: Sequence[str], op: str = "", name: str = "") -> NodeDef:
-    made = type(node)()
-    made.CopyFrom(node)
+    made = copied(node, inputs)
     made.name, made.op = name or node.name, op or node.op
-    made.input[:] = inputs
     return made
 
 
@@ -256,5 +253,5 @@ def _identity(name: str, inputs: Sequence[str], dtype: int, shape: Any) -> NodeD
 
 
 def _set_shapes(node: NodeDef, shapes: Sequence[Any]) -> None:
-    node.attr[_SHAPES].CopyFrom(attr_value_pb2.AttrValue())
-    node.attr[_SHAPES].list.shape.extend(shapes)
+    node.attr[SHAPES].CopyFrom(attr_value_pb2.AttrValue())
+    node.attr[SHAPES].list.shape.extend(shapes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from caramel.frontend import reduction
-from caramel.graph.graph import Graph, node_of, parse_input
+from caramel.frontend.reduction import Reductions
+from caramel.graph.graph import Graph, node_of
+from caramel.graph.shapes import static_shape
 from caramel.model import Combination, Input
 
 _PASSES_ON = frozenset({"Identity", "Cast", "StridedSlice", "Squeeze", "Reshape", "ExpandDims", "StopGradient"})
@@ -20,13 +21,13 @@ class Reports:
         graph: nodes with ``_output_shapes`` attributes.
         inputs: the step's inputs; the split ones carry the batch along axis 0.
         origins: for each node of the step where its difference between workers comes from, or None.
-        known: of some tensors how they are reduced; see `caramel.frontend.reduction.reduction_of`.
+        reductions: how tensors reduce over the batch.
     """
 
     graph: Graph
     inputs: Sequence[Input]
     origins: Mapping[str, str | None]
-    known: Mapping[str, str]
+    reductions: Reductions
 
     def reduction_of(self, loss: str) -> str | None:
         """Whether a reported loss is a mean or a sum over the batch; None where it cannot be told.
@@ -35,13 +36,13 @@ class Reports:
         """
         if self._is_equal(loss):
             return "mean"
-        return reduction.reduction_of(self.graph, loss, self.inputs, self.known)[0]
+        return self.reductions.of(loss)[0]
 
     def combination_of(self, tensor: str) -> Combination | None:
         """How the values of a tensor on the workers combine; None where it cannot be told."""
         if self._is_equal(tensor):
             return Combination.SAME
-        shape = self._shape(tensor)
+        shape = static_shape(self.graph, tensor)
         if shape is None:
             return None
         if shape and shape[0] is None:
@@ -63,7 +64,7 @@ class Reports:
         name = node_of(tensor)
         while self.graph[name].op in _PASSES_ON and (self.graph[name].op != "StridedSlice" or self._is_first(name)):
             name = node_of(self.graph[name].input[0])
-        if self.graph[name].op != "Shape" or self._shape(tensor) != []:
+        if self.graph[name].op != "Shape" or static_shape(self.graph, tensor) != ():
             return False
         return node_of(self.graph[name].input[0]) in split
 
@@ -72,13 +73,6 @@ class Reports:
         begin = self.graph[node_of(self.graph[name].input[1])]
         is_zero = begin.op == "Const" and list(begin.attr["value"].tensor.int_val) == [0]
         return is_zero and bool(self.graph[name].attr["shrink_axis_mask"].i == 1)
-
-    def _shape(self, tensor: str) -> list[int | None] | None:
-        name, index = parse_input(tensor)
-        shapes = self.graph[name].attr["_output_shapes"].list.shape
-        if index >= len(shapes) or shapes[index].unknown_rank:
-            return None
-        return [d.size if d.size >= 0 else None for d in shapes[index].dim]
 
 
 def untold(loss: str, reported: str | None, kind: str) -> list[str]:

@@ -11,7 +11,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from caramel.errors import InvariantError
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, format_input, parse_input
+from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import node
 
 
@@ -150,8 +150,7 @@ def _body(definition: Any) -> Body:
         return format_input(name, offsets[name][output] + int(index))
 
     for given in definition.node_def:
-        copy = type(given)()
-        copy.CopyFrom(given)
+        copy = copied(given)
         copy.input[:] = [flat(text) for text in given.input]
         nodes.append(copy)
     results = tuple(flat(definition.ret[a.name]) for a in definition.signature.output_arg)

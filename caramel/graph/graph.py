@@ -42,6 +42,25 @@ def tensor_name(text: str) -> str:
     return f"{name}:{index}"
 
 
+def data_texts(node: NodeDef) -> list[str]:
+    """A node's data inputs, as they are written."""
+    return [text for text in node.input if not text.startswith("^")]
+
+
+def control_texts(node: NodeDef) -> list[str]:
+    """A node's control inputs, as they are written."""
+    return [text for text in node.input if text.startswith("^")]
+
+
+def copied(node: NodeDef, inputs: Iterable[str] | None = None) -> NodeDef:
+    """A copy that may be changed, with other inputs if they are given."""
+    made = type(node)()
+    made.CopyFrom(node)
+    if inputs is not None:
+        made.input[:] = inputs
+    return made
+
+
 class Graph:
     """Nodes by name in a fixed order, plus the function library. Treat as immutable.
 
@@ -104,6 +123,12 @@ class Graph:
             for position, text in enumerate(node.input):
                 found.setdefault(node_of(text), []).append((node.name, position))
         return {name: tuple(readers) for name, readers in found.items()}
+
+    def readers(self, tensor: str) -> tuple[str, ...]:
+        """Names of the nodes that have a tensor as a data input, each once, in order."""
+        name, index = parse_input(tensor)
+        found = (r for r, position in self.consumers[name] if parse_input(self.nodes[r].input[position])[1] == index)
+        return tuple(dict.fromkeys(found))
 
     @cached_property
     def order(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +11,8 @@ from tensorflow.python.framework import tensor_util
 
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef
+
+_BESIDE = "loc:@"
 
 
 def node(
@@ -71,6 +73,18 @@ def constant(name: str, value: object, dtype: str, device: str) -> NodeDef:
     else:
         proto = tensor_util.make_tensor_proto(array, dtype=ops.dtype_enum(dtype), shape=array.shape)
     return node(name, "Const", (), device, dtype=dtype_attribute(dtype), value=attr_value_pb2.AttrValue(tensor=proto))
+
+
+def colocate(made: NodeDef, renamed: Callable[[str], str | None]) -> None:
+    """Rename the ops that a node, which is changed, asks to be beside; wishes without a new name go."""
+    if "_class" not in made.attr:
+        return
+    names = [renamed(wish.decode().removeprefix(_BESIDE)) for wish in made.attr["_class"].list.s]
+    kept = [f"{_BESIDE}{name}".encode() for name in names if name is not None]
+    if kept:
+        made.attr["_class"].list.s[:] = kept
+    else:
+        del made.attr["_class"]
 
 
 def group(name: str, targets: Iterable[str], device: str) -> NodeDef:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from caramel.errors import InvariantError
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, parse_input
+from caramel.graph.graph import Graph, NodeDef, data_texts, parse_input
 
 
 def verify_structure(graph: Graph, modifier: str) -> None:
@@ -61,6 +61,6 @@ def _verify_inputs(node: NodeDef, outputs: dict[str, list[int]], modifier: str) 
                 f"but {text!r} is {ops.dtype_name(outputs[producer][index])}"
             )
         position += 1
-    found = sum(1 for text in node.input if not text.startswith("^"))
+    found = len(data_texts(node))
     if found != len(expected):
         raise InvariantError(f"after {modifier}: node {name!r} has {found} data inputs, its op {len(expected)}")

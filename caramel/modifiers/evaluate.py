@@ -10,7 +10,7 @@ from caramel.errors import UnsupportedError
 from caramel.graph import ops
 from caramel.graph.devices import Device
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input
+from caramel.graph.graph import Graph, NodeDef, control_texts, format_input, node_of, parse_input
 from caramel.graph.nodes import assign, node, variable
 from caramel.model import Evaluation, Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
@@ -46,7 +46,7 @@ def evaluation_graph(evaluation: Evaluation, model: Model, plan: Plan, scope: st
         made = copy_node(original, 0, device, names, own, scope)
         handles = [name for text in original.input if (name := node_of(text)) in together]
         if handles and original.op == "ReadVariableOp":
-            controls = [text for text in made.input if text.startswith("^")]
+            controls = control_texts(made)
             made = node(made.name, "Identity", [together[handles[0]], *controls], made.device, T=original.attr["dtype"])
         elif handles:
             holders.redirect(original, made)

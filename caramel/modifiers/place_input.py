@@ -11,8 +11,9 @@ from caramel.data.functions import merged
 from caramel.data.pipeline import Pipeline
 from caramel.data.source import SEED
 from caramel.graph.devices import Device, host_of
-from caramel.graph.graph import Graph, NodeDef, format_input, parse_input
+from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, dtypes_attribute, group, node, shape_attribute
+from caramel.graph.shapes import SHAPES
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.modifiers.state import RESTORE_PREFIX, Saved
 from caramel.signature import DataSignature
@@ -68,15 +69,11 @@ def _copy(original: NodeDef, rank: int, workers: int, host: str) -> NodeDef:
     name = input_name(rank, original.name)
     if original.name in (names.RANK, names.WORKERS):
         return constant(name, rank if original.name == names.RANK else workers, "int64", host)
-    made = type(original)()
-    made.CopyFrom(original)
+    inputs = (parse_input(text) for text in original.input)
+    made = copied(original, [format_input(input_name(rank, producer), index) for producer, index in inputs])
     made.name = name
     made.device = host
-    del made.input[:]
-    for text in original.input:
-        producer, index = parse_input(text)
-        made.input.append(format_input(input_name(rank, producer), index))
-    for key in ("_class", "_output_shapes"):
+    for key in ("_class", SHAPES):
         made.attr.pop(key, None)
     if "shared_name" in made.attr and made.attr["shared_name"].s:  # without one a resource has the node's own name
         made.attr["shared_name"].s = name.encode()

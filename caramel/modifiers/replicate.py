@@ -8,8 +8,9 @@ from dataclasses import replace
 from caramel.errors import InputError
 from caramel.graph import ops
 from caramel.graph.devices import Device, merge
-from caramel.graph.graph import Graph, NodeDef, format_input, parse_input
-from caramel.graph.nodes import dtype_attribute, group, node, shape_attribute
+from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
+from caramel.graph.nodes import colocate, dtype_attribute, group, node, shape_attribute
+from caramel.graph.shapes import SHAPES
 from caramel.model import Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.modifiers.seeds import DrawingFunctions, offset_seed
@@ -64,17 +65,13 @@ def copy_node(
     def renamed(name: str) -> str:
         return replica_name(rank, name) if scope is None or name in variables else scope + name
 
-    made = type(original)()
-    made.CopyFrom(original)
+    inputs = (parse_input(text) for text in original.input)
+    made = copied(original, [format_input(renamed(name), index) for name, index in inputs])
     made.name = renamed(original.name)
     made.device = merge(original.device, device, original.name)
-    del made.input[:]
-    for text in original.input:
-        name, index = parse_input(text)
-        made.input.append(format_input(renamed(name), index))
-    for key in [k for k in made.attr if k.startswith("_caramel") or k == "_output_shapes"]:
+    for key in [k for k in made.attr if k.startswith("_caramel") or k == SHAPES]:
         del made.attr[key]
-    _rename_colocation(made, renamed, graph)
+    colocate(made, lambda name: renamed(name) if name in graph else None)
     if made.op == ops.VARIABLE:
         made.attr["shared_name"].s = shared_name(rank, variables[original.name]).encode()
     if ops.is_seeded_random(made):
@@ -85,20 +82,6 @@ def copy_node(
 def shared_name(rank: int, variable: str) -> str:
     """The resource name of a worker's variable: unique even where workers share a device."""
     return f"worker_{rank}/{variable}"
-
-
-def _rename_colocation(made: NodeDef, renamed: object, graph: Graph) -> None:
-    if "_class" not in made.attr:
-        return
-    classes = []
-    for value in made.attr["_class"].list.s:
-        target = value.decode().removeprefix("loc:@")
-        if target in graph:
-            classes.append(f"loc:@{renamed(target)}".encode())  # type: ignore[operator]
-    if classes:
-        made.attr["_class"].list.s[:] = classes
-    else:
-        del made.attr["_class"]
 
 
 def _missing_handles(model: Model, rank: int, device: Device) -> list[NodeDef]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from caramel.graph.devices import Device
-from caramel.graph.graph import NodeDef, format_input, parse_input
+from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 from caramel.model import Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
@@ -82,8 +82,7 @@ def redirect(
         if (own and reader.startswith(own)) or (consumers and reader not in consumers):
             continue
         if reader not in changed:
-            changed[reader] = type(distributed.graph[reader])()
-            changed[reader].CopyFrom(distributed.graph[reader])
+            changed[reader] = copied(distributed.graph[reader])
         changed[reader].input[position] = result
         found = True
     return found

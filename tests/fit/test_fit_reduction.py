@@ -7,13 +7,13 @@ import tensorflow as tf
 from fit_common import CLASSES, FEATURES, arrays, both, dataset, same
 
 import caramel
-from caramel.frontend import reduction
+from caramel.frontend.reduction import Reductions
 
 
 @pytest.fixture
 def untold(monkeypatch):
     """Nothing can be told from the graph."""
-    monkeypatch.setattr(reduction, "reduction_of", lambda *given: (None, "op 'X' is not known"))
+    monkeypatch.setattr(Reductions, "of", lambda *given: (None, "op 'X' is not known"))
 
 
 def model_with(loss, body=None, kind=keras.Model, dtype="float64"):

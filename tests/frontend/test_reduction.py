@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from caramel.frontend.inline import inline
-from caramel.frontend.reduction import reduction_of
+from caramel.frontend.reduction import Reductions
 from caramel.graph.graph import Graph
 from caramel.model import Input
 
@@ -28,7 +28,7 @@ def analysed(loss, batch=None):
     )
     nodes = inline(Graph.from_graph_def(traced.graph.as_graph_def(add_shapes=True)))
     inputs = [Input("x", "x", "float32", (batch, 3), True), Input("y", "y", "int64", (batch,), True)]
-    kind, reason = reduction_of(nodes.graph, nodes.tensor(traced.graph.outputs[0].name), inputs)
+    kind, reason = Reductions(nodes.graph, inputs).of(nodes.tensor(traced.graph.outputs[0].name))
     values = []
     if batch is None:
         rng = np.random.default_rng(0)

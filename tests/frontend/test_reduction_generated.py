@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caramel.frontend.inline import inline
-from caramel.frontend.reduction import reduction_of
+from caramel.frontend.reduction import Reductions
 from caramel.graph.graph import Graph
 from caramel.model import Input
 
@@ -165,7 +165,8 @@ def parts(program, always=False):
         u = tf.constant(np.linspace(-1, 1, C), tf.float32)
         loss = built(program, x, u)
     nodes = inline(Graph.from_graph_def(graph.as_graph_def(add_shapes=True)))
-    kind, reason = reduction_of(nodes.graph, nodes.tensor(loss.name), [Input("x", "x", "float32", (None, C), True)])
+    inputs = [Input("x", "x", "float32", (None, C), True)]
+    kind, reason = Reductions(nodes.graph, inputs).of(nodes.tensor(loss.name))
     if kind is None and not always:
         return None, reason, []
     batch = np.random.default_rng(0).uniform(0.1, 1, (6, C)).astype(np.float32)

@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from caramel.frontend.batch import elementwise, layout, lists, loops, networks, reductions, sizes
-from caramel.frontend.batch.op import Op, Rule, Shape
-from caramel.frontend.batch.values import FREE, Free, ListOf, One, Unknown, Value, joined
+from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.values import FREE, Free, ListOf, One, Unknown, Value, is_number, joined
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
-
-_SHAPES = "_output_shapes"
+from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, parse_input, tensor_name
+from caramel.graph.shapes import SHAPES, Shape, static_shape
+from caramel.graph.shapes import sizes as shape_sizes
 
 _ROUNDS = 10
 """Rounds after which what a loop carries must have settled; each only makes it less."""
@@ -83,7 +83,7 @@ class Analysis:
             return [self._given[node.name]] * outputs
         if node.op == "Const":
             return [sizes.of_constant(self._constant(node.name))]
-        texts = tuple(text for text in node.input if not text.startswith("^"))
+        texts = tuple(data_texts(node))
         inputs = tuple(self._values[node_of(t)][parse_input(t)[1]] for t in texts)
         op = Op(node, inputs, texts, self._shape, self._constant, outputs, self.notes)
         found = self._by_rules(op)
@@ -110,7 +110,7 @@ class Analysis:
                 return found
         if kind in lists.RULES:
             return lists.RULES[kind](op)
-        if all(isinstance(v, Free) and v.power == 0 for v in op.inputs):
+        if all(is_number(v) for v in op.inputs):
             return FREE
         if (one := _of_one_example(op)) is not None:
             return one
@@ -121,11 +121,7 @@ class Analysis:
     # -- facts -------------------------------------------------------------------------------
 
     def _shape(self, text: str) -> Shape | None:
-        name, index = parse_input(text)
-        shapes = self._graph[name].attr[_SHAPES].list.shape
-        if index >= len(shapes) or shapes[index].unknown_rank:
-            return None
-        return [d.size if d.size >= 0 else None for d in shapes[index].dim]
+        return static_shape(self._graph, text)
 
     def _constant(self, text: str) -> Any:
         """The value of a tensor that is made of constants only, else None."""
@@ -160,7 +156,7 @@ class Analysis:
         """A call: what its function returns, or what any of its functions does."""
         names = self._library.called(op.node)
         first = 1 if op.node.op in ops.BRANCHES else 0
-        if first and not _is_number(op.inputs[0]):
+        if first and not is_number(op.inputs[0]):
             return op.unknown("takes a branch that the examples decide, or how many there are")
         found: list[Value] | None = None
         for name in names:
@@ -192,10 +188,9 @@ class Analysis:
     def _loop(self, op: Op) -> Value | Sequence[Value]:
         """What a loop carries, after as many rounds as it takes to settle."""
         body, condition = (op.node.attr[key].func.name for key in ("body", "cond"))
-        shapes = [
-            None if s.unknown_rank else [d.size if d.size >= 0 else None for d in s.dim]
-            for s in op.node.attr["output_shapes"].list.shape
-        ] or [self._shape(text) for text in op.texts]
+        shapes = [shape_sizes(s) for s in op.node.attr["output_shapes"].list.shape] or [
+            self._shape(text) for text in op.texts
+        ]
         fixed = self._passed_on(body)
         constants = {p: op.constant_of(op.texts[p]) for p in fixed if isinstance(op.inputs[p], Free)}
         shapes = [self._shape(t) if p in fixed else s for p, (t, s) in enumerate(zip(op.texts, shapes))]
@@ -206,7 +201,7 @@ class Analysis:
             after = [v if p in fixed else joined(v, _any_number(r)) for p, (v, r) in enumerate(zip(carried, results))]
             if after == carried:
                 (again,) = self._results(condition, carried, shapes, constants)
-                return carried if _is_number(again) else self._by_the_batch(op, carried, fixed)
+                return carried if is_number(again) else self._by_the_batch(op, carried, fixed)
             carried = [op.unknown("carries what cannot be told") if v == Unknown("") else v for v in after]
         return op.unknown("is a loop whose values do not settle")
 
@@ -225,11 +220,6 @@ class Analysis:
         return {p for p, text in enumerate(body.results) if body.argument_of(text) == p}
 
 
-def _is_number(value: Value) -> bool:
-    """Whether it depends neither on the examples nor on how many there are."""
-    return isinstance(value, Free) and value.power == 0
-
-
 def _any_number(value: Value) -> Value:
     """The same without what is known of its size."""
     return Free(value.power) if isinstance(value, Free) and value.sizes is not None else value
@@ -238,7 +228,7 @@ def _any_number(value: Value) -> Value:
 def _of_one_example(op: Op) -> Value | None:
     """Whatever an op does with a single example and what does not depend on the batch, is of that example."""
     ones = {v for v in op.inputs if isinstance(v, One)}
-    if len(ones) != 1 or any(not isinstance(v, One) and not (isinstance(v, Free) and v.power == 0) for v in op.inputs):
+    if len(ones) != 1 or any(not isinstance(v, One) and not is_number(v) for v in op.inputs):
         return None
     return ones.pop()
 
@@ -246,7 +236,7 @@ def _of_one_example(op: Op) -> Value | None:
 def _switch(op: Op) -> Value:
     """The value on the way into the branch that is taken."""
     value, decision = op.inputs
-    if _is_number(decision):
+    if is_number(decision):
         return value
     return op.unknown("takes a branch that the examples decide, or how many there are")
 
@@ -259,10 +249,10 @@ def _with_shapes(graph: Graph, shapes: Mapping[str, Shape | None], outer: Graph)
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(shapes[node.name]).as_proto())
     with tf.Graph().as_default() as inferred:
         tf.import_graph_def(graph_def, name="")
-    known = {n.name: n.attr[_SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if _SHAPES in n.attr}
+    known = {n.name: n.attr[SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if SHAPES in n.attr}
     for node in graph_def.node:
         if node.name in known:
-            node.attr[_SHAPES].CopyFrom(known[node.name])
+            node.attr[SHAPES].CopyFrom(known[node.name])
     return Graph(graph_def.node, outer.library, outer.versions)
 
 
@@ -271,7 +261,5 @@ def _data_only(nodes: Graph) -> Any:
     graph_def = nodes.to_graph_def()
     for node in graph_def.node:
         node.attr.pop("_class", None)
-        data = [text for text in node.input if not text.startswith("^")]
-        del node.input[:]
-        node.input.extend(data)
+        node.input[:] = data_texts(node)
     return graph_def

@@ -7,7 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.op import Op, Rule, names
-from caramel.frontend.batch.values import FREE, Examples, Free, ListOf, One, Statistic, Total, Unknown, Value
+from caramel.frontend.batch.values import FREE, Examples, Free, ListOf, One, Statistic, Total, Unknown, Value, is_number
+from caramel.graph.shapes import Shape
 
 Power = Fraction | None
 """Of the number of examples in a result; None where it has none."""
@@ -115,7 +116,7 @@ def elementwise(op: Op) -> Value:
 
 def _of_free(op: Op) -> Value:
     if op.node.op in _COMPARISONS or op.node.op.startswith("Logical"):
-        return FREE if all(isinstance(v, Free) and v.power == 0 for v in op.inputs) else Free(None)
+        return FREE if all(is_number(v) for v in op.inputs) else Free(None)
     return Free(_power_of(op, [v.power if isinstance(v, Free) else None for v in op.inputs]))
 
 
@@ -163,9 +164,7 @@ def _linear(op: Op, totals: Sequence[Total], rest: Sequence[Free]) -> Total | No
 def _are_statistics(values: Sequence[Value]) -> bool:
     """Whether they are means for each channel, functions of such, and numbers."""
     return all(
-        isinstance(v, Statistic)
-        or (isinstance(v, Free) and v.power == 0)
-        or (isinstance(v, Total) and v.channels and v.power == -1)
+        isinstance(v, Statistic) or is_number(v) or (isinstance(v, Total) and v.channels and v.power == -1)
         for v in values
     )
 
@@ -223,7 +222,7 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
     return Examples((rank or 0) - from_the_end, Fraction(0), before, after, same, centred)
 
 
-def _is_one(shape: list[int | None] | None, from_the_end: int) -> bool:
+def _is_one(shape: Shape | None, from_the_end: int) -> bool:
     return shape is not None and (len(shape) < from_the_end or shape[-from_the_end] == 1)
 
 

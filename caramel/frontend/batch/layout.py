@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from caramel.frontend.batch.op import Op, Rule
 from caramel.frontend.batch.reshape import reshaped, whole
-from caramel.frontend.batch.values import FREE, Examples, Free, Size, Statistic, Total, Unknown, Value
+from caramel.frontend.batch.values import FREE, Examples, Free, Size, Statistic, Total, Unknown, Value, is_number
 
 _MIXES = "takes some of the examples, or brings them into another order"
 
@@ -26,7 +26,7 @@ def _moved(op: Op, value: Value, axis: int | None) -> Value:
 
 def _only_first(op: Op) -> Unknown | None:
     """What is wrong where anything but the first input depends on the batch, or on its size."""
-    if all(_is_number(v) for v in op.inputs[1:]):
+    if all(is_number(v) for v in op.inputs[1:]):
         return None
     return op.unknown("has arguments that depend on the batch")
 
@@ -171,7 +171,7 @@ def _strided_slice(op: Op) -> Value:
         return _only_first(op) or _moved(op, value, None)
     begins, ends, strides = (op.integers(p) for p in (1, 2, 3))
     length = op.shape(1)
-    if length is None or length[0] is None or not all(_is_number(v) for v in op.inputs[1:]):
+    if length is None or length[0] is None or not all(is_number(v) for v in op.inputs[1:]):
         return op.unknown("has bounds that are not constant")
     axis = _sliced_axis(op, value.axis, length[0], (begins, ends, strides))
     return _moved(op, value, axis)
@@ -277,7 +277,7 @@ def _broadcast_to(op: Op) -> Value:
 
 
 def _is_one_at(op: Op, axis: int) -> bool:
-    shape = op.shape(0) or []
+    shape = op.shape(0) or ()
     return axis < 0 or (axis < len(shape) and shape[axis] == 1)
 
 
@@ -302,7 +302,7 @@ def _along(axis_at: int) -> Rule:
             return (_only_first(op) or _moved(op, value, None)) if linear else op.unknown("is not linear")
         if axes is None or rank is None:
             return op.unknown("works along an axis that is not constant")
-        if value.axis in [a % rank for a in axes] or not all(_is_number(v) for v in op.inputs[1:]):
+        if value.axis in [a % rank for a in axes] or not all(is_number(v) for v in op.inputs[1:]):
             return op.unknown(_MIXES)
         if value.power != 0 and op.node.op in ("Cumprod", "CumulativeLogsumexp"):
             return op.unknown("is not linear in values that are divided by the number of examples")
@@ -335,12 +335,12 @@ def _looked_up(op: Op, table: Value, indices: Value, axis: int, batched: int) ->
         if table.axis == indices.axis < batched and (table.before, table.after) == (indices.before, indices.after):
             return replace(table, same=False, centred=table.centred or indices.centred)
         return op.unknown("looks up examples by what other examples say")
-    if isinstance(indices, Examples) and isinstance(table, Free) and table.power == 0:
+    if isinstance(indices, Examples) and is_number(table):
         place = indices.axis + (axis - batched) if indices.axis >= batched else indices.axis
         return replace(indices, axis=place, power=Fraction(0))
-    if isinstance(table, Examples) and _is_number(indices) and axis != table.axis:
+    if isinstance(table, Examples) and is_number(indices) and axis != table.axis:
         return replace(table, axis=table.axis if table.axis < axis else table.axis + own - batched - 1)
-    if isinstance(table, (Total, Free, Statistic)) and _is_number(indices):
+    if isinstance(table, (Total, Free, Statistic)) and is_number(indices):
         return _moved(op, table, None)
     return op.unknown(_MIXES)
 
@@ -348,24 +348,19 @@ def _looked_up(op: Op, table: Value, indices: Value, axis: int, batched: int) ->
 def _gather_nd(op: Op) -> Value:
     table = op.inputs[0] if op.node.op == "GatherNd" else FREE
     indices, rank = op.inputs[1], op.rank(1)
-    if isinstance(table, Free) and table.power == 0 and isinstance(indices, Examples) and rank is not None:
+    if is_number(table) and isinstance(indices, Examples) and rank is not None:
         return op.unknown(_MIXES) if indices.axis == rank - 1 else replace(indices, power=Fraction(0))
-    if isinstance(table, (Total, Free)) and _is_number(indices):
+    if isinstance(table, (Total, Free)) and is_number(indices):
         return _moved(op, table, None)
     return op.unknown(_MIXES)
 
 
 def _one_hot(op: Op) -> Value:
     indices, rank = op.inputs[0], op.rank(0)
-    if not isinstance(indices, Examples) or rank is None or not all(_is_number(v) for v in op.inputs[1:]):
+    if not isinstance(indices, Examples) or rank is None or not all(is_number(v) for v in op.inputs[1:]):
         return op.unknown("cannot be followed")
     axis = op.node.attr["axis"].i % (rank + 1)
     return replace(indices, axis=indices.axis + (axis <= indices.axis), power=Fraction(0))
-
-
-def _is_number(value: Value) -> bool:
-    """Whether it depends neither on the examples nor on how many there are."""
-    return isinstance(value, Free) and value.power == 0
 
 
 def _reverse_sequence(op: Op) -> Value:

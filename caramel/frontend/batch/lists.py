@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.op import Op, Rule
-from caramel.frontend.batch.values import FREE, Examples, Free, ListOf, One, Size, Value, free, joined
+from caramel.frontend.batch.values import FREE, Examples, Free, ListOf, One, Size, Value, free, is_number, joined
 
 
 def _new(op: Op) -> Value:
@@ -25,7 +25,7 @@ def _from_tensor(op: Op) -> Value:
         if value.before != 1 or value.after != 1 or value.power != 0:
             return op.unknown("makes a list of examples that have several entries each")
         return ListOf(One(""), examples=True)
-    if isinstance(value, Free) and value.power == 0:
+    if is_number(value):
         return ListOf(FREE)
     return op.unknown("makes a list of sums over the examples")
 
@@ -39,7 +39,7 @@ def _stack(op: Op) -> Value:
         return Examples(0) if isinstance(value.element, (One, Free)) else op.unknown("stacks a list of sums")
     if isinstance(value.element, Examples):
         return replace(value.element, axis=value.element.axis + 1)
-    if isinstance(value.element, Free) and value.element.power == 0:
+    if is_number(value.element):
         return FREE
     return op.unknown("stacks a list of sums over the examples")
 

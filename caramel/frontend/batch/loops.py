@@ -9,7 +9,7 @@ import tensorflow as tf
 from caramel.frontend.batch.op import Op
 from caramel.frontend.batch.values import Free, Size
 from caramel.graph.functions import Body
-from caramel.graph.graph import NodeDef, node_of
+from caramel.graph.graph import NodeDef, data_texts, node_of
 
 _EACH = (Size(Fraction(1), Fraction(1)),)
 _INDEXED = frozenset({"TensorListGetItem", "TensorListSetItem"})
@@ -30,7 +30,7 @@ def counters(condition: Body, body: Body, loop: Op) -> set[int] | None:
     for node in condition.inner:
         if node.op in ("LogicalAnd", "Identity", "Const"):
             continue
-        places = [condition.argument_of(text) for text in node.input if not text.startswith("^")]
+        places = [condition.argument_of(text) for text in data_texts(node)]
         if node.op != "Less" or None in places:
             return None
         counter, limit = (place for place in places if place is not None)

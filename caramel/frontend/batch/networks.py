@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.op import Op, Rule, names
-from caramel.frontend.batch.values import FREE, Examples, Free, Statistic, Value
+from caramel.frontend.batch.values import FREE, Examples, Free, Statistic, Value, is_number
 
 _LINEAR = frozenset({"AvgPool", "AvgPool3D", "DepthToSpace", "SpaceToDepth", "MatrixDiag", "MatrixDiagPart"})
 
@@ -22,10 +22,10 @@ FIRST = {
             "Multinomial AdjustContrastv2 SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits "
             "InTopK InTopKV2"
         ),
-        (0,),
+        0,
     ),
-    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), (2,)),
-    "StatelessMultinomial": (0,),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), 2),
+    "StatelessMultinomial": 0,
 }
 """Ops on one example after the other, along axis 0, and the input that has them (others may have them, too)."""
 
@@ -59,7 +59,7 @@ RESOURCE_RANDOM = names("StatefulStandardNormalV2 StatefulTruncatedNormal Statef
 
 
 def _by_first_axis(op: Op) -> Value:
-    (needed,) = FIRST[op.node.op]
+    needed = FIRST[op.node.op]
     examples = [v for v in op.inputs if isinstance(v, Examples)]
     if not isinstance(op.inputs[needed], Examples):
         return op.unknown("does not work on one example after the other here")
@@ -118,7 +118,7 @@ def _batch_norm(op: Op) -> Value | Sequence[Value]:
     training = op.node.attr["is_training"].b
     if not isinstance(value, Examples) or value.axis != 0 or value.power != 0:
         return op.unknown("normalises values that are not those of single examples")
-    if any(not isinstance(v, Free) or v.power != 0 for v in others):
+    if any(not is_number(v) for v in others):
         return op.unknown("has parameters that depend on the batch")
     if training:
         op.notes[op.node.name] = None
@@ -129,7 +129,7 @@ def _batch_norm(op: Op) -> Value | Sequence[Value]:
 def _random(op: Op) -> Value:
     place = 2 if op.node.op in RESOURCE_RANDOM else 0
     shape, others = op.inputs[place], [*op.inputs[:place], *op.inputs[place + 1 :]]
-    if not isinstance(shape, Free) or any(not isinstance(v, Free) or v.power != 0 for v in others):
+    if not isinstance(shape, Free) or any(not is_number(v) for v in others):
         return op.unknown("draws from a distribution that depends on the examples")
     axes = [a for a, s in enumerate(shape.sizes or ()) if s.power != 0]
     if shape.power == 0:

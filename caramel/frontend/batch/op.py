@@ -10,8 +10,7 @@ import numpy as np
 
 from caramel.frontend.batch.values import Free, Unknown, Value
 from caramel.graph.graph import NodeDef
-
-Shape = list[int | None]
+from caramel.graph.shapes import Shape
 
 
 def names(text: str) -> frozenset[str]:

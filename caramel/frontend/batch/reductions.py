@@ -18,7 +18,7 @@ def _axes(op: Op) -> list[int] | None:
         return None
     axes = op.integers(1)
     if axes is None:
-        return list(range(rank)) if op.result() == [] else None
+        return list(range(rank)) if op.result() == () else None
     return sorted({axis % rank for axis in axes}) if rank else []
 
 
@@ -29,8 +29,8 @@ def _reduction(op: Op) -> Value:
     if isinstance(value, Examples):
         return _over_examples(op, value)
     if isinstance(value, Total) and op.node.op in ("Mean", "Sum"):
-        return replace(value, channels=value.channels and op.result() != [], counts=())
-    if isinstance(value, Statistic) and op.result() != []:
+        return replace(value, channels=value.channels and op.result() != (), counts=())
+    if isinstance(value, Statistic) and op.result() != ():
         return value
     if isinstance(value, Free) and (value.power == 0 or (op.node.op != "Prod" and value.power is not None)):
         return Free(value.power)
@@ -59,7 +59,7 @@ def _over_examples(op: Op, value: Examples) -> Value:
 
 def _counts(op: Op, value: Examples, axes: Sequence[int]) -> tuple[int, ...]:
     """Static numbers by which a mean over these axes would divide."""
-    shape = op.shape(0) or []
+    shape = op.shape(0) or ()
     examples = shape[value.axis]
     if examples is None:
         return ()

@@ -10,6 +10,7 @@ import numpy as np
 
 from caramel.frontend.batch.op import Op, Rule
 from caramel.frontend.batch.values import FREE, Examples, Free, Size, Value, constant, free
+from caramel.graph.shapes import Shape
 
 _LONGEST = 16
 """Entries of the longest vector that is followed; shapes are shorter."""
@@ -24,7 +25,7 @@ def of_constant(value: np.ndarray) -> Value:
     return constant(*value.ravel().tolist())
 
 
-def of_shape(shape: list[int | None], value: Value) -> Value:
+def of_shape(shape: Shape, value: Value) -> Value:
     """The shape of a tensor as a vector of sizes."""
     sizes = [Size(None if d is None else Fraction(d)) for d in shape]
     if isinstance(value, Examples):

@@ -146,6 +146,11 @@ def free(sizes: tuple[Size, ...]) -> Free:
     return Free(powers.pop() if powers else Fraction(0), sizes)
 
 
+def is_number(value: Value) -> bool:
+    """Whether it depends neither on the examples nor on how many there are."""
+    return isinstance(value, Free) and value.power == 0
+
+
 def joined(first: Value, second: Value) -> Value:
     """What a tensor is that is one or the other, whatever decides which one.
 
