@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from caramel.frontend.batch import elementwise, layout, lists, loops, networks, reductions, sizes
+from caramel.frontend.batch import elementwise, gathers, layout, lists, loops, networks, reductions, sizes
 from caramel.frontend.batch.op import Op, Rule
 from caramel.frontend.batch.values import FREE, Free, ListOf, One, Unknown, Value, is_number, joined
 from caramel.graph import ops
@@ -34,6 +34,7 @@ _OF_SIZES = (
 
 RULES: dict[str, Rule] = {
     **layout.RULES,
+    **gathers.RULES,
     **networks.RULES,
     **lists.RULES,
     **elementwise.RULES,

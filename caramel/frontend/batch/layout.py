@@ -6,45 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from caramel.frontend.batch.moves import MIXES, moved, only_first
 from caramel.frontend.batch.op import Op, Rule
 from caramel.frontend.batch.reshape import reshaped, whole
-from caramel.frontend.batch.values import FREE, Examples, Free, Size, Statistic, Total, Unknown, Value, is_number
-
-_MIXES = "takes some of the examples, or brings them into another order"
-
-
-def _moved(op: Op, value: Value, axis: int | None) -> Value:
-    """The value with its examples along another axis; without examples as it is."""
-    if isinstance(value, Examples):
-        return op.unknown(_MIXES) if axis is None else replace(value, axis=axis)
-    if isinstance(value, (Total, Statistic)):
-        return value
-    if isinstance(value, Free) and value.power is not None:
-        return Free(value.power)
-    return op.unknown("is not followed here")
-
-
-def _only_first(op: Op) -> Unknown | None:
-    """What is wrong where anything but the first input depends on the batch, or on its size."""
-    if all(is_number(v) for v in op.inputs[1:]):
-        return None
-    return op.unknown("has arguments that depend on the batch")
-
-
-# -- axes that come and go ---------------------------------------------------------------------
+from caramel.frontend.batch.values import Examples, Free, Size, Statistic, Total, Value, is_number
 
 
 def _reshape(op: Op) -> Value:
     value, target = op.inputs
     if isinstance(value, Examples):
         return reshaped(op, value, target)
-    return _only_first(op) or _moved(op, value, None)
+    return only_first(op) or moved(op, value, None)
 
 
 def _expand_dims(op: Op) -> Value:
     value, position, rank = op.inputs[0], op.integer(1), op.rank(0)
     if not isinstance(value, Examples):
-        return _only_first(op) or _moved(op, value, None)
+        return only_first(op) or moved(op, value, None)
     if position is None or rank is None:
         return op.unknown("adds an axis at a place that is not constant")
     position %= rank + 1
@@ -54,7 +32,7 @@ def _expand_dims(op: Op) -> Value:
 def _squeeze(op: Op) -> Value:
     value, rank = op.inputs[0], op.rank(0)
     if not isinstance(value, Examples) or rank is None:
-        return _moved(op, value, None)
+        return moved(op, value, None)
     listed = [axis % rank for axis in op.node.attr["squeeze_dims"].list.i]
     axes = listed or [a for a, d in enumerate(op.shape(0) or []) if d == 1]
     if value.axis in axes:
@@ -67,9 +45,9 @@ def _squeeze(op: Op) -> Value:
 def _transpose(op: Op) -> Value:
     value, order = op.inputs[0], op.integers(1)
     if not isinstance(value, Examples):
-        return _only_first(op) or _moved(op, value, None)
+        return only_first(op) or moved(op, value, None)
     return (
-        op.unknown("has an order that is not constant") if order is None else _moved(op, value, order.index(value.axis))
+        op.unknown("has an order that is not constant") if order is None else moved(op, value, order.index(value.axis))
     )
 
 
@@ -136,22 +114,22 @@ def _pack(op: Op) -> Value:
 def _unpack(op: Op) -> Value:
     value, rank = op.inputs[0], op.rank(0)
     if not isinstance(value, Examples) or rank is None:
-        return _moved(op, value, None)
+        return moved(op, value, None)
     axis = op.node.attr["axis"].i % rank
-    return _moved(op, value, None if axis == value.axis else value.axis - (axis < value.axis))
+    return moved(op, value, None if axis == value.axis else value.axis - (axis < value.axis))
 
 
 def _split_op(op: Op, value_at: int, axis_at: int, sizes_at: int | None) -> Value:
     value, axis, rank = op.inputs[value_at], op.integer(axis_at), op.rank(value_at)
     if not isinstance(value, Examples):
-        return _moved(op, value, None)
+        return moved(op, value, None)
     if axis is None or rank is None:
         return op.unknown("splits along an axis that is not constant")
     if axis % rank != value.axis:
         return value
     if sizes_at is None and value.before and value.before % op.outputs == 0:
         return replace(value, before=value.before // op.outputs)
-    return op.unknown(_MIXES)
+    return op.unknown(MIXES)
 
 
 def _split_equal(op: Op) -> Value:
@@ -168,13 +146,13 @@ def _split_sizes(op: Op) -> Value:
 def _strided_slice(op: Op) -> Value:
     value = op.inputs[0]
     if not isinstance(value, Examples):
-        return _only_first(op) or _moved(op, value, None)
+        return only_first(op) or moved(op, value, None)
     begins, ends, strides = (op.integers(p) for p in (1, 2, 3))
     length = op.shape(1)
     if length is None or length[0] is None or not all(is_number(v) for v in op.inputs[1:]):
         return op.unknown("has bounds that are not constant")
     axis = _sliced_axis(op, value.axis, length[0], (begins, ends, strides))
-    return _moved(op, value, axis)
+    return moved(op, value, axis)
 
 
 def _sliced_axis(op: Op, axis: int, entries: int, bounds: Sequence[list[int] | None]) -> int | None:
@@ -211,16 +189,16 @@ def _takes_all(entry: int, has: object, bounds: Sequence[list[int] | None]) -> b
 def _slice(op: Op) -> Value:
     value = op.inputs[0]
     if not isinstance(value, Examples):
-        return _only_first(op) or _moved(op, value, None)
+        return only_first(op) or moved(op, value, None)
     begin, size = op.integers(1), op.inputs[2]
     if begin is None or begin[value.axis] != 0 or not isinstance(size, Free) or size.sizes is None:
-        return op.unknown(_MIXES)
+        return op.unknown(MIXES)
     taken = size.sizes[value.axis]
     if any(s.power != 0 for axis, s in enumerate(size.sizes) if axis != value.axis):
         return op.unknown("takes as many entries as there are examples")
     count = None if value.before is None or value.after is None else Fraction(value.before * value.after)
     is_whole = taken == Size(Fraction(-1)) or (count is not None and taken == Size(count, Fraction(1)))
-    return value if is_whole else op.unknown(_MIXES)
+    return value if is_whole else op.unknown(MIXES)
 
 
 def _tile(op: Op) -> Value:
@@ -284,7 +262,7 @@ def _is_one_at(op: Op, axis: int) -> bool:
 def _pad(op: Op) -> Value:
     value, padding = op.inputs[0], op.constant(1)
     if not isinstance(value, Examples):
-        return _only_first(op) or _moved(op, value, None)
+        return only_first(op) or moved(op, value, None)
     if padding is None or padding[value.axis].any():
         return op.unknown("adds entries that are no examples")
     if value.power != 0 and len(op.inputs) > 2:
@@ -299,11 +277,11 @@ def _along(axis_at: int) -> Rule:
         value, axes, rank = op.inputs[0], op.integers(axis_at), op.rank(0)
         if not isinstance(value, Examples):
             linear = isinstance(value, (Total, Free)) and op.node.op not in ("Cumprod", "CumulativeLogsumexp")
-            return (_only_first(op) or _moved(op, value, None)) if linear else op.unknown("is not linear")
+            return (only_first(op) or moved(op, value, None)) if linear else op.unknown("is not linear")
         if axes is None or rank is None:
             return op.unknown("works along an axis that is not constant")
         if value.axis in [a % rank for a in axes] or not all(is_number(v) for v in op.inputs[1:]):
-            return op.unknown(_MIXES)
+            return op.unknown(MIXES)
         if value.power != 0 and op.node.op in ("Cumprod", "CumulativeLogsumexp"):
             return op.unknown("is not linear in values that are divided by the number of examples")
         return value
@@ -311,66 +289,14 @@ def _along(axis_at: int) -> Rule:
     return rule
 
 
-# -- looking up --------------------------------------------------------------------------------
-
-
-def _gather(op: Op) -> Value:
-    """Rows of one tensor, as another says."""
-    table, indices, axis, rank = op.inputs[0], op.inputs[1], op.integer(2), op.rank(0)
-    batched = op.node.attr["batch_dims"].i
-    if axis is None or rank is None:
-        return op.unknown("looks up along an axis that is not constant")
-    return _looked_up(op, table, indices, axis % rank, batched)
-
-
-def _resource_gather(op: Op) -> Value:
-    return _looked_up(op, FREE, op.inputs[1], 0, op.node.attr["batch_dims"].i)
-
-
-def _looked_up(op: Op, table: Value, indices: Value, axis: int, batched: int) -> Value:
-    own = op.rank(1)
-    if own is None:
-        return op.unknown("has indices of unknown rank")
-    if isinstance(table, Examples) and isinstance(indices, Examples):
-        if table.axis == indices.axis < batched and (table.before, table.after) == (indices.before, indices.after):
-            return replace(table, same=False, centred=table.centred or indices.centred)
-        return op.unknown("looks up examples by what other examples say")
-    if isinstance(indices, Examples) and is_number(table):
-        place = indices.axis + (axis - batched) if indices.axis >= batched else indices.axis
-        return replace(indices, axis=place, power=Fraction(0))
-    if isinstance(table, Examples) and is_number(indices) and axis != table.axis:
-        return replace(table, axis=table.axis if table.axis < axis else table.axis + own - batched - 1)
-    if isinstance(table, (Total, Free, Statistic)) and is_number(indices):
-        return _moved(op, table, None)
-    return op.unknown(_MIXES)
-
-
-def _gather_nd(op: Op) -> Value:
-    table = op.inputs[0] if op.node.op == "GatherNd" else FREE
-    indices, rank = op.inputs[1], op.rank(1)
-    if is_number(table) and isinstance(indices, Examples) and rank is not None:
-        return op.unknown(_MIXES) if indices.axis == rank - 1 else replace(indices, power=Fraction(0))
-    if isinstance(table, (Total, Free)) and is_number(indices):
-        return _moved(op, table, None)
-    return op.unknown(_MIXES)
-
-
-def _one_hot(op: Op) -> Value:
-    indices, rank = op.inputs[0], op.rank(0)
-    if not isinstance(indices, Examples) or rank is None or not all(is_number(v) for v in op.inputs[1:]):
-        return op.unknown("cannot be followed")
-    axis = op.node.attr["axis"].i % (rank + 1)
-    return replace(indices, axis=indices.axis + (axis <= indices.axis), power=Fraction(0))
-
-
 def _reverse_sequence(op: Op) -> Value:
     value, lengths = op.inputs
     batch, sequence = op.node.attr["batch_dim"].i, op.node.attr["seq_dim"].i
     if not isinstance(value, Examples) or value.axis != batch or sequence == batch:
-        return op.unknown(_MIXES)
+        return op.unknown(MIXES)
     if isinstance(lengths, (Examples, Free)):
         return replace(value, same=False)
-    return op.unknown(_MIXES)
+    return op.unknown(MIXES)
 
 
 RULES: dict[str, Rule] = {
@@ -391,10 +317,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(("ReverseV2", "Cumprod", "Cumsum", "CumulativeLogsumexp"), _along(1)),
     "Roll": _along(2),
-    "GatherV2": _gather,
-    "ResourceGather": _resource_gather,
-    "GatherNd": _gather_nd,
-    "ResourceGatherNd": _gather_nd,
-    "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
 }
