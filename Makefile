@@ -19,7 +19,7 @@ lint: $(VENV)/.dev  ## style and types
 check: lint test  ## the whole gate
 
 soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers; about an hour
-	$(BIN)/python -m pytest -m soak $(PARALLEL)
+	$(BIN)/python -m pytest -m soak $(PARALLEL) --dist load
 
 bench-collectives: $(VENV)/.dev  ## all-reduces against TensorFlow's; as root also on hosts with shaped links
 	$(BIN)/python -m benchmarks.collectives --json collectives_local.json --plot collectives_local.png
