@@ -20,7 +20,8 @@ from caramel.frontend.locality import draws
 from caramel.frontend.raw import RawVariable
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+from caramel.graph.graph import Graph, node_of, parse_input
+from caramel.graph.guards import Guards, guards_of
 from caramel.model import Gradient, Input, VariableClass
 
 
@@ -41,20 +42,17 @@ class Roles:
     origins: Mapping[str, str | None]
 
 
-_ALWAYS: frozenset[tuple[str, int]] = frozenset()
-
-
 class _State:
     """What is known of each node in one pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, guards: Guards) -> None:
         self.origin: dict[str, str | None] = {}  # where its difference comes from, None if equal
         self.gradients: dict[str, int] = {}  # bit set of the gradients that it depends on
-        self.guards: dict[str, frozenset[tuple[str, int]]] = {}  # (condition, its value) for which it runs
+        self._guards = guards
 
     def condition_origin(self, name: str) -> str | None:
         """Where a difference comes from in whether a node runs."""
-        return next((o for c, _ in sorted(self.guards[name]) if (o := self.origin[c]) is not None), None)
+        return next((o for c, _ in sorted(self._guards.of[name]) if (o := self.origin[c]) is not None), None)
 
 
 def classify(
@@ -82,10 +80,11 @@ def classify(
     differentiated = {g.parameter for g in gradients}
     random_state = _random_states(graph, handles, writes, library)
     drawn = draws(graph, library)
+    guards = guards_of(graph)
     local: dict[str, str] = {node: f"random state {handles[node].name!r}" for node in sorted(random_state)}
     bits: dict[str, int] = {}
     while True:
-        state = _propagate(graph, handles, gradients, inputs, local, bits, drawn)
+        state = _propagate(graph, handles, gradients, inputs, local, bits, drawn, guards)
         before = (dict(local), dict(bits))
         for node, writers in writes.items():
             for writer in writers:
@@ -166,6 +165,7 @@ def _propagate(
     local: Mapping[str, str],
     bits: Mapping[str, int],
     drawn: Mapping[str, str],
+    guards: Guards,
 ) -> _State:
     split = {i.node for i in inputs if i.split}
     results: dict[tuple[str, int], list[tuple[int, Gradient]]] = {}
@@ -173,7 +173,7 @@ def _propagate(
         for tensor in (gradient.tensor, gradient.indices):
             if tensor is not None:
                 results.setdefault(parse_input(tensor), []).append((number, gradient))
-    state = _State()
+    state = _State(guards)
     for name in graph.order:
         node = graph[name]
         origin = f"input {name!r}" if name in split else drawn.get(name)
@@ -189,40 +189,10 @@ def _propagate(
                 origin = origin or state.origin[producer]
                 mask |= state.gradients[producer]
         state.gradients[name] = mask
-        state.guards[name], decided = _guards(graph, node, state)
-        state.origin[name] = origin or next((o for c in decided if (o := state.origin[c]) is not None), None)
+        state.origin[name] = origin or next(
+            (o for c in guards.decided[name] if (o := state.origin[c]) is not None), None
+        )
     return state
-
-
-def _guards(graph: Graph, node: NodeDef, state: _State) -> tuple[frozenset[tuple[str, int]], list[str]]:
-    """For which values of which conditions a node runs, and the conditions that chose its value (of a Merge)."""
-    each = []
-    for text in node.input:
-        producer, index = parse_input(text)
-        guards = state.guards[producer]
-        if graph[producer].op == "Switch" and index >= 0:
-            guards = guards | {(_condition(graph, producer), index)}
-        each.append((guards, index))
-    if not any(guards for guards, _ in each):
-        return _ALWAYS, []
-    together = frozenset().union(*(guards for guards, _ in each))
-    if node.op != "Merge":
-        return together, []
-    values: dict[str, set[int]] = {}
-    for guards, index in each:
-        if index >= 0:
-            for condition, value in guards:
-                values.setdefault(condition, set()).add(value)
-    decided = sorted(condition for condition, seen in values.items() if len(seen) > 1)
-    return frozenset(g for g in together if g[0] not in decided), decided
-
-
-def _condition(graph: Graph, switch: str) -> str:
-    """The node whose value decides a Switch."""
-    name = node_of(graph[switch].input[1])
-    while graph[name].op == "Identity":
-        name = node_of(graph[name].input[0])
-    return name
 
 
 def _kind(

@@ -1,0 +1,67 @@
+"""For which values of which conditions a node runs: what is between Switch and Merge runs in one branch only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+
+Guard = tuple[str, int]
+"""A node whose value decides, and the value (0 or 1) for which a node runs."""
+
+_ALWAYS: frozenset[Guard] = frozenset()
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The branches of a graph.
+
+    Attributes:
+        of: for each node all that must hold for it to run.
+        decided: for each Merge the conditions that chose its value; empty for other nodes.
+    """
+
+    of: Mapping[str, frozenset[Guard]]
+    decided: Mapping[str, Sequence[str]]
+
+
+def guards_of(graph: Graph) -> Guards:
+    """Find the branches of a graph without loops of TensorFlow 1."""
+    of: dict[str, frozenset[Guard]] = {}
+    decided: dict[str, Sequence[str]] = {}
+    for name in graph.order:
+        of[name], decided[name] = _of_node(graph, graph[name], of)
+    return Guards(of, decided)
+
+
+def _of_node(
+    graph: Graph, node: NodeDef, found: Mapping[str, frozenset[Guard]]
+) -> tuple[frozenset[Guard], Sequence[str]]:
+    each = []
+    for text in node.input:
+        producer, index = parse_input(text)
+        guards = found[producer]
+        if graph[producer].op == "Switch" and index >= 0:
+            guards = guards | {(_condition(graph, producer), index)}
+        each.append((guards, index))
+    if not any(guards for guards, _ in each):
+        return _ALWAYS, ()
+    together = frozenset().union(*(guards for guards, _ in each))
+    if node.op != "Merge":
+        return together, ()
+    values: dict[str, set[int]] = {}
+    for guards, index in each:
+        if index >= 0:
+            for condition, value in guards:
+                values.setdefault(condition, set()).add(value)
+    decided = sorted(condition for condition, seen in values.items() if len(seen) > 1)
+    return frozenset(g for g in together if g[0] not in decided), decided
+
+
+def _condition(graph: Graph, switch: str) -> str:
+    """The node whose value decides a Switch."""
+    name = node_of(graph[switch].input[1])
+    while graph[name].op == "Identity":
+        name = node_of(graph[name].input[0])
+    return name
