@@ -14,6 +14,7 @@ LAYERS = [
         "graph.bulk",
         "graph.graph",
         "graph.shapes",
+        "graph.guards",
         "graph.devices",
         "graph.ops",
         "graph.nodes",
