@@ -78,21 +78,23 @@ def all_reduce(
     if reduction == "mean" and values[0].dtype.is_integer:
         raise InputError(f"the mean of {dtype} tensors is no {dtype}: use reduction='sum', or cast them")
     places = _devices(values, devices)
-    values = _weighted(values, weights, places)
-    if is_sparse:
-        return _gathered(tensors, values, places, dtype, reduction == "mean", options, name)
-    return _reduced(values, places, dtype, reduction == "mean", options, name)
+    graph = values[0].graph
+    prefix = graph.unique_name(name)
+    with graph.as_default(), tf.name_scope(f"{prefix}/"):
+        values = _weighted(values, weights, places)
+        if is_sparse:
+            return _gathered(tensors, values, places, dtype, reduction == "mean", options, prefix)
+        return _reduced(values, places, dtype, reduction == "mean", options, prefix)
 
 
 def _reduced(
-    values: Sequence[Any], devices: Sequence[str], dtype: str, mean: bool, options: CollectiveOptions, name: str
+    values: Sequence[Any], devices: Sequence[str], dtype: str, mean: bool, options: CollectiveOptions, prefix: str
 ) -> list[Any]:
     """Dense tensors, reduced."""
     shape = _common_shape(values)
     size = shape.num_elements()
     chosen = choose_collective(options, len(values), dtype, size)
     graph = values[0].graph
-    prefix = graph.unique_name(name)
     flat = [_on(device, tf.reshape, value, [-1]) for device, value in zip(devices, values)]
     sources = [f"source_{rank}" for rank in range(len(flat))]
     lowered = emit_all_reduce(
@@ -137,6 +139,8 @@ def _common_dtype(values: Sequence[Any]) -> str:
                 f"rank {rank} has {type(value).__name__}, not a tensor of a graph: build the all-reduce inside a "
                 "tf.Graph or tf.function"
             )
+        if value.graph is not values[0].graph:
+            raise InputError(f"the tensor of rank {rank} is in another graph than that of rank 0: make all in one")
         if value.dtype != values[0].dtype:
             raise InputError(
                 f"rank {rank} has dtype {value.dtype.name}, rank 0 has {values[0].dtype.name}: cast them to one dtype"
@@ -178,7 +182,11 @@ def _weighted(values: Sequence[Any], weights: Sequence[Any] | None, devices: Seq
     for rank, weight in enumerate(weights):
         if (weight.shape.rank if tf.is_tensor(weight) else np.ndim(weight)) != 0:
             raise InputError(f"the weight of rank {rank} must be a scalar, got {weight!r}")
-    return [_on(d, tf.multiply, v, tf.cast(w, v.dtype)) for v, w, d in zip(values, weights, devices)]
+    return [_on(d, _times, v, w) for v, w, d in zip(values, weights, devices)]
+
+
+def _times(value: Any, weight: Any) -> Any:
+    return tf.multiply(value, tf.cast(weight, value.dtype))
 
 
 def _gathered(
@@ -188,17 +196,16 @@ def _gathered(
     dtype: str,
     mean: bool,
     options: CollectiveOptions,
-    name: str,
+    prefix: str,
 ) -> list[Any]:
     """Sparse tensors, with the slices of all ranks."""
     if options.algorithm is not None or options.depth is not None:
         raise InputError("sparse tensors are gathered from all ranks at once: leave out algorithm= and depth=")
     _check_slices(slices)
-    graph = values[0].graph
     ranks = range(len(values))
     sources = {f"values_{r}": values[r] for r in ranks} | {f"indices_{r}": slices[r].indices for r in ranks}
     lowered = lower_all_gather(
-        prefix=graph.unique_name(name),
+        prefix=prefix,
         values=[f"values_{r}" for r in ranks],
         indices=[f"indices_{r}" for r in ranks],
         devices=devices,
@@ -207,7 +214,7 @@ def _gathered(
         mean=mean,
         wire=options.wire_for(dtype),
     )
-    found = _imported(graph, lowered, sources, [*lowered.values, *lowered.indices])
+    found = _imported(values[0].graph, lowered, sources, [*lowered.values, *lowered.indices])
     return [tf.IndexedSlices(found[r], found[len(values) + r], slices[r].dense_shape) for r in ranks]
 
 
@@ -231,6 +238,6 @@ def _imported(
     """Add the nodes to the graph; tensors of the wanted names."""
     graph_def = tf.compat.v1.GraphDef()
     graph_def.node.extend(made for made, _ in lowered.nodes)
-    with graph.as_default(), tf.control_dependencies(None), tf.device(None):
+    with tf.control_dependencies(None), tf.device(None):
         tf.import_graph_def(graph_def, input_map={f"{k}:0": v for k, v in sources.items()}, name="")
     return [graph.get_tensor_by_name(f"{text}:0") for text in wanted]

@@ -138,6 +138,27 @@ def test_a_network_decides():
     assert len(ops) == 3 * 8 and all(name.startswith("mine/") for name in ops)
 
 
+def test_every_op_is_in_the_scope_and_on_the_device_of_a_worker():
+    with tf.Graph().as_default() as graph:
+        sources = on_ranks(lambda r: v1.placeholder(tf.float32, [2, 3]), 2)
+        given = {op.name for op in graph.get_operations()}
+        with tf.name_scope("outer"):
+            for _ in range(2):
+                caramel.all_reduce(sources, weights=[0.5, np.float64(1.5)], name="mine")
+        made = [op for op in graph.get_operations() if op.name not in given]
+    assert {op.name.rpartition("/mine")[0] for op in made} == {"outer"}
+    assert {op.name.split("/")[1] for op in made} == {"mine", "mine_1"}
+    assert {op.device for op in made} == {source.device for source in sources}
+
+
+def test_the_graph_is_that_of_the_tensors():
+    with tf.Graph().as_default() as graph:
+        sources = on_ranks(lambda r: v1.placeholder(tf.float32, [3]), 2)
+    results = caramel.all_reduce(sources, weights=[1.0, 2.0], reduction="sum")
+    got = run(graph, results, 2, {source: np.full(3, rank + 1.0) for rank, source in enumerate(sources)})
+    np.testing.assert_array_equal(got, np.full((2, 3), 5.0))
+
+
 # -- sparse ------------------------------------------------------------------------------------
 
 
@@ -207,6 +228,9 @@ def test_bad_tensors():
             caramel.all_reduce([tf.zeros([2]), tf.zeros([2])])
     with pytest.raises(InputError, match="not a tensor of a graph"):
         caramel.all_reduce([tf.zeros([2]), tf.zeros([2])])
+    with tf.Graph().as_default():
+        first = on_ranks(lambda r: tf.zeros([2]), 1)
+    fails("tensor of rank 1 is in another graph than that of rank 0", lambda r: tf.zeros([2]) if r else first[0])
 
 
 def _dense_then_sparse(rank):
