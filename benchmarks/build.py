@@ -13,13 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.output import markdown_row, markdown_table, write_json
-from caramel.errors import CaramelError
+from benchmarks.output import errors_for_click, markdown_row, markdown_table, write_json
+
+if TYPE_CHECKING:
+    from caramel.collectives.lower import Emitter
+    from caramel.graph.graph import NodeDef
 
 BUCKETS = 25
 
@@ -57,6 +59,36 @@ def buckets(sizes: Sequence[int], count: int) -> list[list[int]]:
     return found
 
 
+def _filled(emitter: Emitter, number: int, sizes: Sequence[int], rank: int) -> tuple[list[NodeDef], str]:
+    """The gradients of a bucket on a worker: nodes beside the emitter's, and the bucket as one tensor."""
+    from caramel.graph.nodes import constant, dtype_attribute
+
+    types = {"T": dtype_attribute("float32"), "index_type": dtype_attribute("int32")}
+    nodes, parts = [], []
+    for index, size in enumerate(sizes):
+        name = f"gradient_{number}_{index}_{rank}/value"
+        nodes.append(constant(name, rank + 1.0, "float32", emitter.devices[rank]))
+        inputs = [emitter.integers(rank, [size]), name]
+        parts.append(emitter.add(rank, f"gradient_{index}_{rank}", "Fill", inputs, **types))
+    return nodes, emitter.joined(rank, f"pack_{rank}", parts)
+
+
+def _assigned(
+    emitter: Emitter, number: int, sizes: Sequence[int], rank: int, result: str
+) -> tuple[list[NodeDef], list[str]]:
+    """What a worker does with a reduced bucket: nodes beside the emitter's, and the names of the assignments."""
+    from caramel.graph.nodes import assign, variable
+
+    device = emitter.devices[rank]
+    nodes, names = [], []
+    for index, (piece, size) in enumerate(zip(emitter.parted(rank, f"unpack_{rank}", result, sizes), sizes)):
+        name = f"value_{number}_{index}_{rank}"
+        names.append(f"{name}/assign")
+        nodes.append(variable(name, "float32", (size,), device))
+        nodes.append(assign(names[-1], name, piece, "float32", device))
+    return nodes, names
+
+
 def graph_of(workers: int, algorithm: str) -> tuple[Any, list[str], list[str]]:
     """The graph: gradients (filled on their workers), buckets, all-reduces and assignments of the results.
 
@@ -65,57 +97,29 @@ def graph_of(workers: int, algorithm: str) -> tuple[Any, list[str], list[str]]:
     """
     from caramel.collectives.algorithms import Schedules
     from caramel.collectives.emit import emit_all_reduce
-    from caramel.collectives.lower import Emitter
+    from caramel.collectives.lower import Emitter, Request
     from caramel.graph.devices import default_devices
     from caramel.graph.graph import Graph
-    from caramel.graph.nodes import assign, constant, dtype_attribute, group, variable
+    from caramel.graph.nodes import group
 
     devices = [f"{text}/device:CPU:0" for text in default_devices(workers)]
-    schedules, instances = Schedules(), count(1)
-    float32 = dtype_attribute("float32")
-    nodes = []
+    schedules = Schedules()
+    nodes: list[NodeDef] = []
     done: list[list[str]] = [[] for _ in devices]
     for number, sizes in enumerate(buckets(resnet50_sizes(), BUCKETS)):
         emitter = Emitter(f"bucket_{number}", devices, "float32")
         packed = []
         for rank in range(workers):
-            parts = []
-            for index, size in enumerate(sizes):
-                value = constant(f"gradient_{number}_{index}_{rank}/value", rank + 1.0, "float32", devices[rank])
-                nodes.append(value)
-                dims = emitter.integers(rank, [size])
-                parts.append(
-                    emitter.add(
-                        rank,
-                        f"gradient_{index}_{rank}",
-                        "Fill",
-                        [dims, value.name],
-                        T=float32,
-                        index_type=dtype_attribute("int32"),
-                    )
-                )
-            packed.append(parts[0] if len(parts) == 1 else emitter.concat(rank, f"pack_{rank}", parts))
-        lowered = emit_all_reduce(
-            schedules,
-            algorithm,
-            1,
-            prefix=f"bucket_{number}/reduce",
-            size=sum(sizes),
-            sources=packed,
-            devices=devices,
-            dtype="float32",
-            mean=True,
-            turn=number,
-            instances=instances,
-        )
+            made, bucket = _filled(emitter, number, sizes, rank)
+            nodes += made
+            packed.append(bucket)
+        request = Request(f"bucket_{number}/reduce", packed, devices, "float32", sum(sizes), mean=True)
+        lowered = emit_all_reduce(schedules, algorithm, 1, request, turn=number, instance=number + 1)
         for rank, result in enumerate(lowered.results):
-            pieces = [result] if len(sizes) == 1 else emitter.split(rank, f"unpack_{rank}", result, sizes)
-            for index, (piece, size) in enumerate(zip(pieces, sizes)):
-                name = f"value_{number}_{index}_{rank}"
-                nodes.append(variable(name, "float32", (size,), devices[rank]))
-                nodes.append(assign(f"{name}/assign", name, piece, "float32", devices[rank]))
-                done[rank].append(nodes[-1].name)
-        nodes += [made for made, _ in (*emitter.out.nodes, *lowered.nodes)]
+            made, names = _assigned(emitter, number, sizes, rank, result)
+            nodes += made
+            done[rank] += names
+        nodes += [node for node, _ in (*emitter.out.nodes, *lowered.nodes)]
     last = [group(f"done_{rank}", names, devices[rank]) for rank, names in enumerate(done)]
     graph = Graph([*nodes, *last])
     return graph.to_graph_def(), devices, [n.name for n in last]
@@ -155,13 +159,11 @@ def measure(workers: int, algorithm: str, runs: bool) -> dict[str, Any]:
 @click.option("--most-run", type=int, default=16, show_default=True, help="More workers are only built, not run.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the results.")
 @click.option("--one", is_flag=True, hidden=True)
+@errors_for_click
 def main(numbers: tuple[int, ...], algorithm: str, most_run: int, json_file: str | None, one: bool) -> None:
     """Build the all-reduces of a ResNet-50 and run them for the first time."""
     if one:
-        try:
-            click.echo(json.dumps(measure(numbers[0], algorithm, numbers[0] <= most_run)))
-        except CaramelError as error:
-            raise click.ClickException(str(error)) from error
+        click.echo(json.dumps(measure(numbers[0], algorithm, numbers[0] <= most_run)))
         return
     rows = []
     head = ["workers", "nodes", "build [s]", "per node [us]", "peak [MiB]", "start [s]"]

@@ -1,12 +1,33 @@
-"""Results: as JSON, and as tables in Markdown."""
+"""Results: as JSON, and as tables in Markdown; errors as a command says them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from caramel.errors import CaramelError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def errors_for_click(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a command end with the message of a `CaramelError`, without a traceback."""
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except CaramelError as error:
+            raise click.ClickException(str(error)) from error
+
+    return wrapped
 
 
 def write_json(data: Any, path: str | os.PathLike[str]) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from caramel.collectives.algorithms import Schedules
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.collectives.emit import emit_all_reduce
-from caramel.collectives.lower import Lowered
+from caramel.collectives.lower import Lowered, Request
 from caramel.collectives.sparse import LoweredGather, lower_all_gather
 from caramel.errors import InputError
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
@@ -101,16 +101,10 @@ def _reduced(
         Schedules(),
         chosen.algorithm,
         chosen.depth,
-        prefix=prefix,
-        size=size,
-        sources=sources,
-        devices=devices,
-        dtype=dtype,
-        mean=mean,
+        Request(prefix, sources, devices, dtype, size, mean, options.wire_for(dtype)),
         turn=len(graph.get_collection(_CALLS)),
-        instances=_INSTANCES,
+        instance=next(_INSTANCES),
         in_rank_order=options.deterministic,
-        wire=options.wire_for(dtype),
     )
     graph.add_to_collection(_CALLS, prefix)
     results = _imported(graph, lowered, dict(zip(sources, flat)), lowered.results)

@@ -49,7 +49,7 @@ class Plan:
     Attributes:
         model_digest: of the Model that it was made for.
         workers: number of workers.
-        devices: device string of each rank.
+        devices: device string of each rank, as `caramel.modifiers.replicate.parse_devices` writes them.
         reduction: ``"mean"`` or ``"sum"`` over the workers.
         reduction_reason: what that was concluded from.
         weighted: whether gradients are weighted by each worker's share of the examples.

@@ -18,7 +18,7 @@ import numpy as np
 from caramel.collectives.algorithms import NATIVE, Schedules
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.collectives.emit import emit_all_reduce
-from caramel.collectives.lower import Lowered
+from caramel.collectives.lower import Lowered, Request
 from caramel.errors import InputError, InvariantError
 from caramel.graph.devices import default_devices
 from caramel.graph.graph import Graph, NodeDef
@@ -43,6 +43,11 @@ _PATTERN = 1009
 
 Build = Callable[[int, str, Sequence[str]], Lowered]
 """(number of the repetition, scope, local tensor of each rank) -> nodes and results."""
+
+
+def elements_of(size_bytes: int) -> int:
+    """How many elements a tensor of so many bytes has, at least one."""
+    return max(size_bytes // ELEMENT_BYTES, 1)
 
 
 def repetitions(size_bytes: int) -> int:
@@ -77,7 +82,7 @@ class AllReduceBench:
     Attributes:
         workers: number of workers.
         devices: the device of each.
-        instances: gives each native all-reduce its number.
+        instances: gives each all-reduce its number.
     """
 
     def __init__(self, cluster: Cluster, workers: int, timeout_s: float = 300.0, uses_native: bool = False) -> None:
@@ -116,7 +121,7 @@ class AllReduceBench:
         self._generation += 1
         scope = f"size_{self._generation}"
         nodes: list[NodeDef] = []
-        elements = max(size_bytes // ELEMENT_BYTES, 1)
+        elements = elements_of(size_bytes)
         for rank, device in enumerate(self.devices):
             for kind in ("given", "reduced"):
                 nodes.append(variable(f"{scope}/{kind}_{rank}", _DTYPE, (elements,), device))
@@ -221,7 +226,7 @@ class AllReduceBench:
         scope = f"size_{self._generation}"
         device = self.devices[0]
         repeats = 16
-        elements = size_bytes // ELEMENT_BYTES
+        elements = elements_of(size_bytes)
         nodes = [variable(f"{scope}/{k}", _DTYPE, (elements,), device) for k in "abc"]
         for k, initial in (("a", 1.0), ("b", 2.0)):
             value = _value(nodes, f"{scope}/initial_{k}", initial, elements, device)
@@ -260,14 +265,9 @@ def build_for(schedules: Schedules, bench: AllReduceBench, algorithm: str, depth
             schedules,
             algorithm,
             depth,
-            prefix=scope,
-            size=max(size_bytes // ELEMENT_BYTES, 1),
-            sources=sources,
-            devices=bench.devices,
-            dtype=_DTYPE,
-            mean=True,
+            Request(scope, sources, bench.devices, _DTYPE, elements_of(size_bytes), mean=True),
             turn=repetition,
-            instances=bench.instances,
+            instance=next(bench.instances),
         )
 
     return build

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from caramel.collectives.algorithms import NATIVE, Schedules
-from caramel.collectives.lower import Lowered, lower
+from caramel.collectives.lower import Lowered, Request, lower
 from caramel.collectives.native import is_on_gpus, lower_native
 
 
@@ -13,35 +13,23 @@ def emit_all_reduce(
     schedules: Schedules,
     algorithm: str,
     depth: int,
+    request: Request,
     *,
-    prefix: str,
-    size: int,
-    sources: Sequence[str],
-    devices: Sequence[str],
-    dtype: str,
-    mean: bool,
     turn: int,
-    instances: Iterator[int],
+    instance: int,
     in_rank_order: bool = False,
-    wire: str | None = None,
     after: Sequence[str] = (),
 ) -> Lowered:
     """Emit the nodes of one all-reduce.
 
     Args:
         schedules: those made so far.
-        algorithm: a name in `ALGORITHMS`, or `NATIVE`, to which depth, turn, in_rank_order and wire mean nothing.
+        algorithm: a name in `ALGORITHMS`, or `NATIVE`, to which depth, turn, in_rank_order and the wire mean nothing.
         depth: number of chunks.
-        prefix: scope of the new nodes.
-        size: elements of the tensor.
-        sources: the local, flat tensor of each rank.
-        devices: the device of each rank.
-        dtype: element type.
-        mean: whether to divide the sum by the number of ranks.
+        request: what is to be reduced.
         turn: number of the all-reduce, so that uneven work goes around.
-        instances: gives a native all-reduce its number, different for each in a graph; not used by the others.
+        instance: number of a native all-reduce, different for each in a graph; means nothing to the others.
         in_rank_order: whether every sum must be the rank-order left fold.
-        wire: element type of the messages, if another one.
         after: results of the native all-reduce before this one, if any. NCCL waits for ever if two workers start two
             of its collectives in different orders.
 
@@ -53,15 +41,6 @@ def emit_all_reduce(
         InvariantError: the schedule is wrong (a defect of this library), or does not add in rank order.
     """
     if algorithm == NATIVE:
-        return lower_native(
-            prefix=prefix,
-            size=size,
-            sources=sources,
-            devices=devices,
-            dtype=dtype,
-            mean=mean,
-            instance=next(instances),
-            after=after if is_on_gpus(devices) else (),
-        )
-    schedule = schedules.proved(algorithm, len(sources), size, depth, turn, in_rank_order)
-    return lower(schedule, prefix=prefix, sources=sources, devices=devices, dtype=dtype, mean=mean, wire=wire)
+        return lower_native(request, instance, after if is_on_gpus(request.devices) else ())
+    schedule = schedules.proved(algorithm, request.workers, request.size, depth, turn, in_rank_order)
+    return lower(schedule, request)

@@ -14,6 +14,39 @@ from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is to be reduced; how is said by a schedule, or left to TensorFlow.
+
+    Attributes:
+        prefix: scope of the new nodes.
+        sources: the local, flat tensor of each rank.
+        devices: the device of each rank.
+        dtype: element type.
+        size: elements of the tensor.
+        mean: whether to divide by the number of ranks.
+        wire: element type of the messages, if another one.
+    """
+
+    prefix: str
+    sources: Sequence[str]
+    devices: Sequence[str]
+    dtype: str
+    size: int
+    mean: bool
+    wire: str | None = None
+
+    @property
+    def workers(self) -> int:
+        """Number of ranks."""
+        return len(self.sources)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to add: there is one rank, or no element."""
+        return self.workers == 1 or self.size == 0
+
+
 @dataclass
 class Lowered:
     """Nodes of one all-reduce.
@@ -59,21 +92,24 @@ class Emitter:
             self._constants[key] = name
         return self._constants[key]
 
-    def divisor(self, rank: int, value: float) -> str:
+    def divided(self, rank: int, name: str, source: str, divisor: float, divisor_name: str = "divisor") -> str:
+        """The tensor divided by a number; there is one divisor of a name on a rank."""
+        inputs = [source, self._divisor(rank, divisor_name, divisor)]
+        return self.add(rank, name, "RealDiv", inputs, T=dtype_attribute(self.dtype))
+
+    def _divisor(self, rank: int, name: str, value: float) -> str:
         """A scalar to divide by, hidden from TensorFlow's optimizers.
 
         They turn a division by a constant into a multiplication by its reciprocal, which rounds
         differently.
         """
-        key = (rank, "divisor", value)
+        key = (rank, name, value)
         if key not in self._constants:
-            own = f"divisor_{rank}" if value >= 1 else f"last_divisor_{rank}"
-            name = f"{self.prefix}/{own}"
-            default = constant(f"{name}/default", value, self.dtype, self.devices[rank])
+            default = constant(f"{self.prefix}/{name}_{rank}/default", value, self.dtype, self.devices[rank])
             self.out.nodes.append((default, rank))
             self._constants[key] = self.add(
                 rank,
-                own,
+                f"{name}_{rank}",
                 "PlaceholderWithDefault",
                 [default.name],
                 dtype=dtype_attribute(self.dtype),
@@ -117,6 +153,14 @@ class Emitter:
         )
         return [format_input(made, n) for n in range(len(sizes))]
 
+    def joined(self, rank: int, name: str, parts: Sequence[str]) -> str:
+        """Flat tensors as one, by a node only if there are several."""
+        return parts[0] if len(parts) == 1 else self.concat(rank, name, parts)
+
+    def parted(self, rank: int, name: str, source: str, sizes: Sequence[int]) -> list[str]:
+        """A flat tensor as tensors of the given sizes, by a node only if there are several."""
+        return [source] if len(sizes) == 1 else self.split(rank, name, source, sizes)
+
     def slice(self, rank: int, name: str, source: str, start: int, size: int) -> str:
         """A range of a flat tensor."""
         return self.add(
@@ -137,49 +181,39 @@ class Emitter:
         return self.add(rank, name, "Cast", [source], SrcT=dtype_attribute(given), DstT=dtype_attribute(wanted))
 
 
-def lower(
-    schedule: Schedule,
-    *,
-    prefix: str,
-    sources: Sequence[str],
-    devices: Sequence[str],
-    dtype: str,
-    mean: bool,
-    wire: str | None = None,
-) -> Lowered:
+def unchanged(request: Request) -> Lowered:
+    """Emit an all-reduce of which nothing is left to do: every rank's result is its own tensor."""
+    emitter = Emitter(request.prefix, request.devices, request.dtype)
+    emitter.out.results = [emitter.identity(r, f"result_{r}", s) for r, s in enumerate(request.sources)]
+    return emitter.out
+
+
+def lower(schedule: Schedule, request: Request) -> Lowered:
     """Emit a schedule as SplitV, Slice, AddV2, RealDiv, Identity, Cast and ConcatV2 nodes.
 
+    Additions are in the tensors' own dtype whatever the wire; whoever completes a sum goes on with the
+    rounded value that the others receive. Where float16 is summed or sent, a mean begins to be divided
+    before the sum, so that no sum is too large.
+
     Args:
-        schedule: the checked schedule.
-        prefix: scope of the new nodes.
-        sources: the local, flat tensor of each rank.
-        devices: the device of each rank.
-        dtype: element type.
-        mean: whether to divide by the number of ranks. Where float16 is summed or sent, that begins before
-            the sum, so that no sum is too large.
-        wire: element type of the messages, if another one. Additions stay in ``dtype``; whoever
-            completes a sum goes on with the rounded value that the others receive.
+        schedule: the checked schedule, for the number of workers and the size of the request.
+        request: what is to be reduced.
 
     Returns:
         The nodes, and the reduced flat tensor of each rank.
     """
-    emitter = Emitter(prefix, devices, dtype)
-    if schedule.workers == 1 or schedule.size == 0:
-        emitter.out.results = [emitter.identity(r, f"result_{r}", s) for r, s in enumerate(sources)]
-        return emitter.out
-    return _Lowering(schedule, emitter, sources, mean, None if wire == dtype else wire).run()
+    return unchanged(request) if request.is_done else _Lowering(schedule, request).run()
 
 
 class _Lowering:
-    def __init__(
-        self, schedule: Schedule, emitter: Emitter, sources: Sequence[str], mean: bool, wire: str | None
-    ) -> None:
+    def __init__(self, schedule: Schedule, request: Request) -> None:
         self.schedule = schedule
-        self.emit = emitter
-        self.sources = sources
-        self.mean = mean
+        self.emit = Emitter(request.prefix, request.devices, request.dtype)
+        self.sources = request.sources
+        self.mean = request.mean
+        self.wire = None if request.wire == request.dtype else request.wire
         self.divisor: float = schedule.workers
-        self.wire = wire
+        self.divisor_name = "divisor"
         self.local: dict[int, str] = {}  # tensor of each value where it lives
         self.on_wire: dict[int, str] = {}  # the same as it is sent
         self.arrived: dict[tuple[int, int], str] = {}  # (value, reader's rank): after the wire
@@ -200,24 +234,18 @@ class _Lowering:
             # Its largest number is 65504: a sum of gradients may not fit although their mean does. A power of two
             # in front leaves the bits of all sums that did fit as they are.
             power = 1 << (self.schedule.workers - 1).bit_length()
-            self.sources = [self._divided(r, f"share_{r}", source, power) for r, source in enumerate(self.sources)]
-            self.divisor = self.schedule.workers / power
+            self.sources = [self.emit.divided(r, f"share_{r}", source, power) for r, source in enumerate(self.sources)]
+            self.divisor, self.divisor_name = self.schedule.workers / power, "last_divisor"
         self._cut_sources()
         parts = self._parts_of_values()
         for number, instruction in enumerate(self.schedule.instructions):
-            operands = instruction.operands
-            given = [self.contributions[o] for o in operands]
-            if instruction.operation == "join" and len(set(given)) > 1:
-                raise InvariantError(f"{self.schedule.algorithm}: instruction {number} joins complete and partial sums")
-            self.contributions.append(
-                1 if instruction.operation == "take" else sum(given) if instruction.operation == "add" else given[0]
-            )
+            self.contributions.append(self._contributions_of(instruction))
             if instruction.size == 0:
                 continue
             if instruction.operation == "add":
                 self.local[number] = self._sum(number, instruction)
             elif instruction.operation == "join":
-                self.local[number] = self._join(f"join_{number}", instruction.rank, operands)
+                self.local[number] = self._join(f"join_{number}", instruction.rank, instruction.operands)
             elif instruction.operation == "copy":
                 self._copy(number, instruction)
             if number in parts:
@@ -225,6 +253,18 @@ class _Lowering:
         for rank, row in enumerate(self.schedule.results):
             self.emit.out.results.append(self._result(rank, row))
         return self.emit.out
+
+    def _contributions_of(self, instruction: Instruction) -> int:
+        """Of how many ranks the next value has contributions."""
+        if instruction.operation == "take":
+            return 1
+        given = [self.contributions[o] for o in instruction.operands]
+        if instruction.operation == "add":
+            return sum(given)
+        if len(set(given)) > 1:
+            where = f"{self.schedule.algorithm}: instruction {len(self.contributions)}"
+            raise InvariantError(f"{where} joins complete and partial sums")
+        return given[0]
 
     # -- cutting -----------------------------------------------------------------------------
 
@@ -326,19 +366,15 @@ class _Lowering:
         if self.contributions[number] < self.schedule.workers:
             return total
         if self.mean and self.divisor != 1:
-            total = self._divided(rank, f"mean_{number}", total, self.divisor)
+            total = self.emit.divided(rank, f"mean_{number}", total, self.divisor, self.divisor_name)
         if self.wire is not None:
             self.on_wire[number] = self.emit.cast(rank, f"send_{number}", total, self.wire, self.emit.dtype)
             total = self.emit.cast(rank, f"rounded_{number}", self.on_wire[number], self.emit.dtype, self.wire)
         return total
 
-    def _divided(self, rank: int, name: str, value: str, divisor: float) -> str:
-        inputs = [value, self.emit.divisor(rank, divisor)]
-        return self.emit.add(rank, name, "RealDiv", inputs, T=dtype_attribute(self.emit.dtype))
-
     def _join(self, name: str, rank: int, values: Sequence[int]) -> str:
         parts = [self._read(v, rank) for v in values if self.schedule.instructions[v].size > 0]
-        return parts[0] if len(parts) == 1 else self.emit.concat(rank, name, parts)
+        return self.emit.joined(rank, name, parts)
 
     def _result(self, rank: int, row: Sequence[int]) -> str:
         full = [v for v in row if self.schedule.instructions[v].size > 0]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from caramel.collectives.lower import Emitter
 from caramel.graph.graph import NodeDef
-from caramel.graph.nodes import dtype_attribute
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ def lower_all_gather(
     sent = []
     for rank, tensor in enumerate(values):
         if mean:
-            inputs = [tensor, emitter.divisor(rank, workers)]
-            tensor = emitter.add(rank, f"share_{rank}", "RealDiv", inputs, T=dtype_attribute(dtype))
+            tensor = emitter.divided(rank, f"share_{rank}", tensor, workers)
         sent.append(tensor if narrow is None else emitter.cast(rank, f"send_{rank}", tensor, narrow, dtype))
     gathered, places = [], []
     for rank in range(workers):

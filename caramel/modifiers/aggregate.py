@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import count
 
 from caramel.collectives.algorithms import ALL_GATHER, NATIVE, Schedules
 from caramel.collectives.emit import emit_all_reduce
-from caramel.collectives.lower import Emitter
+from caramel.collectives.lower import Emitter, Request
 from caramel.collectives.sparse import lower_all_gather
 from caramel.errors import InvariantError
 from caramel.graph import ops
-from caramel.graph.devices import Device
 from caramel.graph.graph import NodeDef, parse_input
 from caramel.model import Gradient, Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
@@ -39,7 +37,6 @@ def aggregate(
     """
     by_name = {g.name: g for g in model.gradients}
     schedules = Schedules()
-    devices = [str(Device.parse(d)) for d in plan.devices]
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
     after: Sequence[str] = ()
@@ -47,10 +44,10 @@ def aggregate(
         gradients = [by_name[name] for name in transfer.gradients]
         if transfer.algorithm == ALL_GATHER:
             (gradient,) = gradients
-            nodes = _gathered(distributed, plan, number, gradient, tensors, devices, changed)
+            nodes = _gathered(distributed, plan, number, gradient, tensors, changed)
             added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
             continue
-        emitter = Emitter(f"caramel/transfer_{number}", devices, transfer.dtype)
+        emitter = Emitter(f"caramel/transfer_{number}", plan.devices, transfer.dtype)
         sources = [
             _packed(emitter, rank, [(tensors[rank, g.name], g) for g in gradients]) for rank in range(plan.workers)
         ]
@@ -58,16 +55,18 @@ def aggregate(
             schedules,
             transfer.algorithm,
             transfer.depth,
-            prefix=f"caramel/transfer_{number}/reduce",
-            size=sum(g.size for g in gradients),
-            sources=sources,
-            devices=devices,
-            dtype=transfer.dtype,
-            mean=plan.reduction == "mean",
+            Request(
+                prefix=f"caramel/transfer_{number}/reduce",
+                sources=sources,
+                devices=plan.devices,
+                dtype=transfer.dtype,
+                size=sum(g.size for g in gradients),
+                mean=plan.reduction == "mean",
+                wire=transfer.wire,
+            ),
             turn=number,
-            instances=count(number + 1),
+            instance=number + 1,
             in_rank_order=plan.deterministic,
-            wire=transfer.wire,
             after=after,
         )
         if transfer.algorithm == NATIVE:
@@ -86,7 +85,6 @@ def _gathered(
     number: int,
     gradient: Gradient,
     tensors: Mapping[tuple[int, str], str],
-    devices: Sequence[str],
     changed: dict[str, NodeDef],
 ) -> Sequence[tuple[NodeDef, int]]:
     """Give everybody everybody's slices of a sparse gradient."""
@@ -96,7 +94,7 @@ def _gathered(
         prefix=f"caramel/transfer_{number}/gather",
         values=[tensors[rank, gradient.name] for rank in ranks],
         indices=[replica_tensor(rank, gradient.indices) for rank in ranks],
-        devices=devices,
+        devices=plan.devices,
         dtype=gradient.dtype,
         index_dtype=gradient.index_dtype,
         mean=plan.reduction == "mean",
@@ -114,14 +112,12 @@ def _packed(emitter: Emitter, rank: int, gradients: Sequence[tuple[str, Gradient
         _shaped(emitter, rank, f"flat_{rank}_{n}", tensor, gradient.shape, (gradient.size,))
         for n, (tensor, gradient) in enumerate(gradients)
     ]
-    return flat[0] if len(flat) == 1 else emitter.concat(rank, f"pack_{rank}", flat)
+    return emitter.joined(rank, f"pack_{rank}", flat)
 
 
 def _unpacked(emitter: Emitter, rank: int, result: str, gradients: Sequence[Gradient]) -> list[str]:
     """The gradients of a bucket in their own shapes."""
-    parts = [result]
-    if len(gradients) > 1:
-        parts = emitter.split(rank, f"unpack_{rank}", result, [g.size for g in gradients])
+    parts = emitter.parted(rank, f"unpack_{rank}", result, [g.size for g in gradients])
     return [
         _shaped(emitter, rank, f"result_{rank}_{n}", part, (gradient.size,), gradient.shape)
         for n, (part, gradient) in enumerate(zip(parts, gradients))
@@ -151,7 +147,7 @@ def _redirect(
         raise InvariantError(f"aggregate: gradient {gradient.name!r} of worker {rank} has no reader")
 
 
-def verify_aggregated(distributed: DistributedGraph, model: Model, workers: Sequence[int]) -> None:
+def verify_aggregated(distributed: DistributedGraph, model: Model, ranks: Sequence[int]) -> None:
     """Every update that uses gradients uses only aggregated ones; no edge crosses workers elsewhere.
 
     Raises:
@@ -175,10 +171,10 @@ def verify_aggregated(distributed: DistributedGraph, model: Model, workers: Sequ
         for g in model.gradients
         for tensor in (g.tensor, g.indices)
         if tensor is not None
-        for rank in workers
+        for rank in ranks
     }
     updates = {
-        replica_name(rank, writer): name for rank in workers for name, writers in model.updates for writer in writers
+        replica_name(rank, writer): name for rank in ranks for name, writers in model.updates for writer in writers
     }
     for writer, variable in updates.items():
         if not model.variable_by_name[variable].kind.is_local:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from caramel.graph.devices import Device
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 from caramel.model import Model
@@ -37,8 +36,8 @@ def weigh(
         return distributed, tensors
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
-    for rank, text in enumerate(plan.devices):
-        weights = _Weights(rank, str(Device.parse(text)))
+    for rank, device in enumerate(plan.devices):
+        weights = _Weights(rank, device)
         for gradient in model.gradients:
             if not gradient.sources:
                 tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from caramel.collectives.algorithms import ALGORITHMS, core_size
-from caramel.collectives.lower import lower
+from caramel.collectives.lower import Request, lower
 from caramel.collectives.schedule import check, in_chunks
 
 v1 = tf.compat.v1
@@ -26,15 +26,9 @@ STANDARD = {
 
 
 def lowered(schedule, dtype, mean, wire=None):
-    return lower(
-        schedule,
-        prefix="reduce",
-        sources=[f"source_{rank}" for rank in range(schedule.workers)],
-        devices=[f"/device:CPU:{rank}" for rank in range(schedule.workers)],
-        dtype=dtype,
-        mean=mean,
-        wire=wire,
-    )
+    sources = [f"source_{rank}" for rank in range(schedule.workers)]
+    devices = [f"/device:CPU:{rank}" for rank in range(schedule.workers)]
+    return lower(schedule, Request("reduce", sources, devices, dtype, schedule.size, mean, wire))
 
 
 def all_reduce(schedule, arrays, mean=False, wire=None):
