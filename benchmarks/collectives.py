@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
-from benchmarks.output import markdown_table, write_json
+from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.statistics import Ratio, geometric_mean, paired_ratio
 from benchmarks.testbed import Testbed
-from caramel.errors import CaramelError, ClusterError, InputError
+from caramel.errors import ClusterError, InputError
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.isolation import enter_network_namespace
 from caramel.runtime.progress import progress_over
@@ -78,7 +78,7 @@ def measure(
     """Time all contenders at all sizes."""
     from benchmarks.peers import MirroredWorkers, tensorflow_builds
     from caramel.collectives.algorithms import Schedules
-    from caramel.timing import AllReduceBench, build_for, per_all_reduce, repetitions
+    from caramel.timing import AllReduceBench, build_for, elements_of, per_all_reduce, repetitions
 
     limit = None
     if testbed is not None and testbed.rate_bytes_per_s is not None:
@@ -91,7 +91,7 @@ def measure(
         for position, size in enumerate(sizes):
             choice = network.choose(size, workers)
             builds: dict[str, Any] = {OURS: build_for(schedules, bench, choice.algorithm, choice.depth, size)}
-            builds.update(tensorflow_builds(bench.devices, size // 4))
+            builds.update(tensorflow_builds(bench.devices, elements_of(size)))
             bench.load(size, builds)
             repeats = repetitions(size)
             mirrored.load(size, repeats)
@@ -176,6 +176,23 @@ def plot(cells: Sequence[Cell], path: str) -> None:
     figure.savefig(path, dpi=110)
 
 
+def _network(
+    workers: int, sizes: Sequence[int], rounds: int, file: str | None, rate: str | None, testbed: Testbed | None
+) -> NetworkModel:
+    """The model to choose by: that of the file, or else one that is measured now."""
+    from caramel.netbench import DEFAULT_SIZES, Settings, measure_network
+    from caramel.netmodel.file import load
+
+    if file is not None:
+        network = load(file)
+        network.require(workers)
+        return network
+    # A line needs two sizes; otherwise the model knows just the sizes that are compared.
+    fitted = sizes if len(set(sizes)) > 1 else DEFAULT_SIZES
+    where = f"benchmark, links of {rate or 'the loopback device'}"
+    return measure_network(cluster(workers, testbed), [workers], Settings(tuple(fitted), rounds=rounds), where)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--workers", "numbers", type=int, multiple=True, default=(2, 4, 8), show_default=True)
 @click.option("--size", "sizes", multiple=True, help="Default: 64 B to 32 MiB.")
@@ -191,17 +208,10 @@ def plot(cells: Sequence[Cell], path: str) -> None:
 @click.option("--times", "times_file", metavar="FILE", help="Write the time of every round.")
 @click.option("--plot", "plot_file", metavar="FILE.png", help="Draw them.")
 @click.option("--save-network", metavar="FILE", help="Write the network model.")
-def main(numbers: tuple[int, ...], sizes: tuple[str, ...], rate: str | None, **options: Any) -> None:
-    """Compare all-reduces on local server processes, or on hosts with shaped links."""
-    try:
-        run(numbers, sizes, rate, **options)
-    except CaramelError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def run(
-    numbers: Sequence[int],
-    sizes: Sequence[str],
+@errors_for_click
+def main(
+    numbers: tuple[int, ...],
+    sizes: tuple[str, ...],
     rate: str | None,
     rounds: int,
     fit_rounds: int,
@@ -211,7 +221,7 @@ def run(
     plot_file: str | None,
     save_network: str | None,
 ) -> None:
-    """Measure and report."""
+    """Compare all-reduces on local server processes, or on hosts with shaped links."""
     with ExitStack() as stack:
         testbed = None
         if rate is not None:
@@ -219,24 +229,18 @@ def run(
         elif (refused := enter_network_namespace()) is not None:
             # The peers' servers, like all of TensorFlow's, would be open to the network.
             raise ClusterError(f"the benchmark needs a network namespace of its own: {refused}")
-        from caramel.netbench import DEFAULT_SIZES, Settings, measure_network
-        from caramel.netmodel.file import load, save
+        from caramel.netbench import DEFAULT_SIZES
+        from caramel.netmodel.file import save
+        from caramel.timing import ELEMENT_BYTES
 
         wanted = tuple(sorted(parse_size(s) for s in sizes)) or DEFAULT_SIZES
-        if min(wanted) < 4 or min(numbers) < 2:
-            raise InputError("all-reduces are compared from 4 bytes and 2 workers on")
+        if min(wanted) < ELEMENT_BYTES or min(numbers) < 2:
+            raise InputError(f"all-reduces are compared from {ELEMENT_BYTES} bytes and 2 workers on")
         measured: NetworkModel | None = None
         cells: list[Cell] = []
         for workers in numbers:
-            if network_file is not None:
-                network = load(network_file)
-                network.require(workers)
-            else:
-                # A line needs two sizes; otherwise the model knows just the sizes that are compared.
-                fitted = wanted if len(set(wanted)) > 1 else DEFAULT_SIZES
-                settings = Settings(fitted, rounds=fit_rounds)
-                where = f"benchmark, links of {rate or 'the loopback device'}"
-                network = measure_network(cluster(workers, testbed), [workers], settings, where)
+            network = _network(workers, wanted, fit_rounds, network_file, rate, testbed)
+            if network_file is None:
                 measured = network if measured is None else measured.merged(network)
             with progress_over(len(wanted) * rounds) as show:
                 found = measure(workers, wanted, rounds, network, testbed, show)

@@ -17,10 +17,9 @@ from dataclasses import asdict, dataclass
 import click
 
 from benchmarks.collectives import cluster
-from benchmarks.output import markdown_table, write_json
+from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.statistics import Ratio, paired_ratio
 from benchmarks.testbed import Testbed
-from caramel.errors import CaramelError
 from caramel.netmodel.model import MEASURED_DEPTHS, NetworkModel
 from caramel.runtime.progress import progress_over
 from caramel.units import format_size, parse_rate, parse_size
@@ -134,6 +133,7 @@ def plot(cells: Sequence[Cell], path: str, title: str) -> None:
 @click.option("--rate", metavar="RATE", help="Run on hosts with links of this rate (needs root), such as 500mbit.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the times.")
 @click.option("--plot", "plot_file", metavar="FILE.png", help="Draw them.")
+@errors_for_click
 def main(
     workers: int,
     algorithm: str,
@@ -145,20 +145,17 @@ def main(
     plot_file: str | None,
 ) -> None:
     """Time an all-reduce at fixed depths and at the adaptive one."""
-    try:
-        with ExitStack() as stack:
-            testbed = None if rate is None else stack.enter_context(Testbed(workers, parse_rate(rate)))
-            from caramel.netbench import Settings, measure_network
+    with ExitStack() as stack:
+        testbed = None if rate is None else stack.enter_context(Testbed(workers, parse_rate(rate)))
+        from caramel.netbench import Settings, measure_network
 
-            shown = tuple(sorted(parse_size(s) for s in sizes)) or SHOWN
-            where = cluster(workers, testbed)
-            network, selection = (
-                measure_network(where, [workers], Settings(chosen, (algorithm,), rounds=fit_rounds, prune=False))
-                for chosen in (FITTED, shown)
-            )
-            cells = measure(workers, algorithm, network, selection, rounds, testbed)
-    except CaramelError as error:
-        raise click.ClickException(str(error)) from error
+        shown = tuple(sorted(parse_size(s) for s in sizes)) or SHOWN
+        where = cluster(workers, testbed)
+        network, selection = (
+            measure_network(where, [workers], Settings(chosen, (algorithm,), rounds=fit_rounds, prune=False))
+            for chosen in (FITTED, shown)
+        )
+        cells = measure(workers, algorithm, network, selection, rounds, testbed)
     click.echo(table(cells))
     if json_file is not None:
         write_json([asdict(cell) for cell in cells], json_file)

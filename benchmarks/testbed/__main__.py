@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from benchmarks.output import errors_for_click
 from benchmarks.testbed.testbed import Testbed
-from caramel.errors import CaramelError, InputError
+from caramel.errors import InputError
 from caramel.units import parse_rate
 
 
@@ -21,13 +22,11 @@ def _rate(context: click.Context, parameter: click.Parameter, text: str | None) 
 @click.option("--rate", callback=_rate, help="Rate of each link, as 500mbit, 1gbit or 62.5MB; default: no limit.")
 @click.option("--burst", type=int, metavar="BYTES", help="What passes an idle link unshaped; default: fits the rate.")
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="How long to measure each pair.")
+@errors_for_click
 def main(hosts: int, rate: float | None, burst: int | None, seconds: float) -> None:
     """Build hosts with shaped links, measure from each host to the next, and remove them again. Needs root."""
-    try:
-        with Testbed(hosts, rate, burst) as testbed:
-            _report(testbed, seconds)
-    except CaramelError as error:
-        raise click.ClickException(str(error)) from error
+    with Testbed(hosts, rate, burst) as testbed:
+        _report(testbed, seconds)
 
 
 def _report(testbed: Testbed, seconds: float) -> None:
