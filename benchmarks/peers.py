@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from benchmarks.testbed import Testbed
 from caramel.collectives.lower import Lowered
 from caramel.errors import ClusterError
 from caramel.graph.graph import parse_input
+from caramel.timing import elements_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,17 +99,18 @@ class MirroredWorkers:
 
     def __init__(self, workers: int, testbed: Testbed | None, timeout_s: float = 300.0) -> None:
         self._timeout_s = timeout_s
+        self._is_late = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the workers
         addresses = [testbed.hosts[r].address if testbed else "127.0.0.1" for r in range(workers)]
         cluster = [f"{address}:{21000 + r}" for r, address in enumerate(addresses)]
         self._processes: list[Any] = []
-        for rank in range(workers):
-            command = ["env", f"PYTHONPATH={ROOT}", "TF_CPP_MIN_LOG_LEVEL=3", sys.executable]
-            command += ["-m", "benchmarks.mirrored_worker", json.dumps(cluster), str(rank)]
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
-            start = testbed.hosts[rank].popen if testbed else subprocess.Popen
-            self._processes.append(start(command, text=True, **pipes))
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
         try:
+            for rank in range(workers):
+                command = ["env", f"PYTHONPATH={ROOT}", "TF_CPP_MIN_LOG_LEVEL=3", sys.executable]
+                command += ["-m", "benchmarks.mirrored_worker", json.dumps(cluster), str(rank)]
+                start = testbed.hosts[rank].popen if testbed else subprocess.Popen
+                self._processes.append(start(command, text=True, **pipes))
             self._ask({"do": "ready"})
         except BaseException:
             self.close()
@@ -115,7 +118,7 @@ class MirroredWorkers:
 
     def load(self, size_bytes: int, repeats: int) -> None:
         """Make the tensors of a size and functions that reduce them so often in a row."""
-        self._ask({"do": "load", "elements": max(size_bytes // 4, 1), "repeats": repeats})
+        self._ask({"do": "load", "elements": elements_of(size_bytes), "repeats": repeats})
 
     def step_s(self) -> float:
         """Seconds of one step, measured on the first worker."""
@@ -126,7 +129,7 @@ class MirroredWorkers:
         return float(self._ask({"do": "empty"})[0])
 
     def _ask(self, request: dict[str, Any]) -> list[Any]:
-        timer = threading.Timer(self._timeout_s, self.close)
+        timer = threading.Timer(self._timeout_s, self._give_up)
         timer.start()
         try:
             for process in self._processes:
@@ -134,23 +137,36 @@ class MirroredWorkers:
                 process.stdin.flush()
             answers = [process.stdout.readline() for process in self._processes]
         except (OSError, ValueError) as error:
-            raise ClusterError(f"MultiWorkerMirroredStrategy ended: {self._said()}") from error
+            raise ClusterError(self._problem()) from error
         finally:
             timer.cancel()
         if not all(answers):
-            raise ClusterError(f"MultiWorkerMirroredStrategy ended: {self._said()}")
+            raise ClusterError(self._problem())
         return [json.loads(a) for a in answers]
 
-    def _said(self) -> str:
+    def _give_up(self) -> None:
+        """End the workers; whoever waits for them then reads the end of their output."""
+        self._is_late = True
+        for process in self._processes:
+            process.kill()
+
+    def _problem(self) -> str:
+        """What happened, with the last that the workers said."""
         self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-2000:]
+        said = self._log.read().decode(errors="replace")[-2000:]
+        what = f"did not answer within {self._timeout_s:g} s" if self._is_late else "ended"
+        return f"MultiWorkerMirroredStrategy {what}: {said}"
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and close what they wrote to; nothing happens the second time."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
             process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):  # a request that the worker did not read any more
+                    pipe.close()
+        self._log.close()
 
     def __enter__(self) -> MirroredWorkers:
         return self
