@@ -177,12 +177,11 @@ def make_plan(
     switches: dict[str, bool],
     analyzers: Sequence[Any] | None,
     uneven_batches: str,
-    collectives: CollectiveOptions | None = None,
-    statistics: str = "local",
-    pipeline: Pipeline | None = None,
+    collectives: CollectiveOptions,
+    statistics: str,
+    pipeline: Pipeline | None,
 ) -> Plan:
     """Decide; nothing is rewritten here."""
-    collectives = collectives or CollectiveOptions()
     notes = list(model.notes)
     idle = [name for name, is_on in switches.items() if is_on]
     if idle:
@@ -253,32 +252,31 @@ def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer],
     return notes
 
 
+@many_objects()
 def emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipeline | None = None) -> DistributedGraph:
     """Apply the modifiers in their order and verify the result of each."""
-    with many_objects():
-        return _emit(model, plan, evaluation, pipeline)
 
+    def checked(distributed: DistributedGraph, modifier: str) -> DistributedGraph:
+        verify_structure(distributed.graph, modifier)
+        return distributed
 
-def _emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipeline | None) -> DistributedGraph:
-    distributed = replicate(model, plan.devices)
-    verify_structure(distributed.graph, "replicate")
+    distributed = checked(replicate(model, plan.devices), "replicate")
     if pipeline is not None:
-        distributed = place_input(distributed, pipeline, plan.devices)
-        verify_structure(distributed.graph, "place_input")
+        distributed = checked(place_input(distributed, pipeline, plan.devices), "place_input")
     distributed, tensors = weigh(distributed, model, plan)
-    verify_structure(distributed.graph, "weigh")
-    distributed = aggregate(distributed, model, plan, tensors)
-    verify_structure(distributed.graph, "aggregate")
+    distributed = checked(distributed, "weigh")
+    distributed = checked(aggregate(distributed, model, plan, tensors), "aggregate")
     verify_aggregated(distributed, model, range(plan.workers))
-    if pipeline is None:
-        distributed = state.add_state(distributed, model, plan)
-    else:
+    saved: Sequence[state.Saved] = ()
+    if pipeline is not None:
         position, saved = saved_position(pipeline, plan.devices)
-        distributed = state.add_state(distributed.extended(position), model, plan, saved)
-        distributed = add_input_state(distributed, pipeline, plan.devices)
+        distributed = distributed.extended(position)
+    distributed = checked(state.add_state(distributed, model, plan, saved), "add_state")
+    if pipeline is not None:
+        distributed = checked(add_input_state(distributed, pipeline, plan.devices), "add_input_state")
     if evaluation is not None:
         distributed = add_evaluation(distributed, evaluation, model, plan, EVALUATION_SCOPE)
-    verify_structure(distributed.graph, "add_state")
+        distributed = checked(distributed, "add_evaluation")
     return distributed
 
 

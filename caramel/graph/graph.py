@@ -196,10 +196,10 @@ class Graph:
         keep = self.ancestors(roots)
         return Graph((n for n in self if n.name in keep), self.library, self.versions)
 
-    def replaced(self, changed: Mapping[str, NodeDef], added: Sequence[NodeDef] = ()) -> Graph:
-        """A new graph in which some nodes are other ones, and some are added at the end."""
+    def replaced(self, changed: Mapping[str, NodeDef], added: Sequence[NodeDef] = (), library: Any = None) -> Graph:
+        """A new graph in which some nodes are other ones, some are added, and the functions may be others."""
         nodes = [changed.get(n.name, n) for n in self]
-        return Graph([*nodes, *added], self.library, self.versions)
+        return Graph([*nodes, *added], self.library if library is None else library, self.versions)
 
 
 def behind_identities(graph: Graph, tensor: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from caramel.data.functions import merged
 from caramel.graph.graph import Graph, NodeDef
 
 
@@ -44,10 +46,14 @@ class DistributedGraph:
     roles: Mapping[str, Role]
 
     def extended(
-        self, added: Sequence[tuple[NodeDef, Role]], changed: Mapping[str, NodeDef] | None = None
+        self,
+        added: Sequence[tuple[NodeDef, Role]],
+        changed: Mapping[str, NodeDef] | None = None,
+        libraries: Sequence[Any] = (),
     ) -> DistributedGraph:
-        """A new graph with some nodes replaced and some added."""
-        graph = self.graph.replaced(changed or {}, [node for node, _ in added])
+        """A new graph with some nodes replaced, and some nodes and the functions of some libraries added."""
+        library = merged(self.graph.library, *libraries) if libraries else self.graph.library
+        graph = self.graph.replaced(changed or {}, [node for node, _ in added], library)
         return DistributedGraph(graph, {**self.roles, **{node.name: role for node, role in added}})
 
 

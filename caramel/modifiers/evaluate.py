@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from caramel.data.functions import canonical, merged
+from caramel.data.functions import canonical
 from caramel.errors import UnsupportedError
 from caramel.graph import ops
 from caramel.graph.devices import Device
@@ -121,6 +121,4 @@ def add_evaluation(
     """Add an evaluation, and its functions, to the distributed graph; see `evaluation_graph`."""
     role = Role(Purpose.EVALUATION, 0)
     added = evaluation_graph(evaluation, model, plan, scope)
-    extended = distributed.extended([(n, role) for n in added])
-    library = merged(extended.graph.library, added.library)
-    return DistributedGraph(Graph(extended.graph, library, extended.graph.versions), extended.roles)
+    return distributed.extended([(n, role) for n in added], libraries=[added.library])

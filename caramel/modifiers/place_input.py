@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from caramel.data import template as names
-from caramel.data.functions import merged
 from caramel.data.pipeline import Pipeline
 from caramel.data.source import SEED
 from caramel.graph.devices import Device, host_of
-from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
+from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, dtypes_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
@@ -60,9 +59,7 @@ def place_input(distributed: DistributedGraph, pipeline: Pipeline, devices: Sequ
             source = format_input(input_name(rank, names.ELEMENT), position)
             device = distributed.graph[name].device
             changed[name] = node(name, "Identity", [source], device, T=dtype_attribute(item.dtype))
-    placed = distributed.extended(added, changed)
-    library = merged(placed.graph.library, *(t.graph.library for t in pipeline.templates))
-    return DistributedGraph(Graph(placed.graph, library, placed.graph.versions), placed.roles)
+    return distributed.extended(added, changed, [t.graph.library for t in pipeline.templates])
 
 
 def _copy(original: NodeDef, rank: int, workers: int, host: str) -> NodeDef:

@@ -8,13 +8,15 @@ import pytest
 import tensorflow as tf
 
 import caramel
+from caramel import armodel as compiler
 from caramel.armodel import emit
 from caramel.errors import InvariantError
 from caramel.graph.devices import Device
 from caramel.graph.graph import parse_input
+from caramel.graph.nodes import node as new_node
 from caramel.model import Variable, VariableClass
 from caramel.modifiers.aggregate import verify_aggregated
-from caramel.modifiers.distributed import DistributedGraph, Purpose
+from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
 from caramel.modifiers.state import random_state_offset
 from caramel.plan import Plan
 
@@ -130,6 +132,40 @@ def test_a_control_edge_across_workers_in_a_collective_is_found(context):
     changed.input.append("^worker_0/" + context.model.loss.partition(":")[0])
     with pytest.raises(InvariantError, match="control edge .* crosses workers"):
         verify_aggregated(distributed.extended([], {name: changed}), context.model, range(2))
+
+
+@pytest.fixture(scope="module")
+def with_everything():
+    """A program to which every modifier adds something."""
+    weights = tf.Variable(np.zeros((3, 1), np.float32))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, weights) - 1.0))
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        return loss
+
+    data = tf.data.Dataset.from_tensor_slices(np.ones((8, 3), np.float32)).batch(4)
+    evaluation = {"evaluation": lambda x: tf.matmul(x, weights), "evaluation_inputs": [tf.TensorSpec([None, 3])]}
+    return caramel.capture(step, data=data, **evaluation)
+
+
+@pytest.mark.parametrize(
+    "modifier", ["replicate", "place_input", "weigh", "aggregate", "add_state", "add_input_state", "add_evaluation"]
+)
+def test_a_broken_graph_is_found_after_the_modifier_that_broke_it(with_everything, monkeypatch, modifier):
+    place = compiler.state if modifier == "add_state" else compiler
+    original = getattr(place, modifier)
+
+    def breaking(*arguments):
+        made = original(*arguments)
+        distributed, *rest = made if isinstance(made, tuple) else (made,)
+        broken = distributed.extended([(new_node("broken", "NoOp", ["^ghost"]), Role(Purpose.STATE, 0))])
+        return (broken, *rest) if rest else broken
+
+    monkeypatch.setattr(place, modifier, breaking)
+    with pytest.raises(InvariantError, match=f"after {modifier}: .*'broken' reads 'ghost'"):
+        caramel.ARModel(with_everything, 2)
 
 
 def test_modifiers_leave_their_input_alone(context):
