@@ -67,14 +67,14 @@ class Program:
                 "the program has no data: let its entry return {'data': batches}, each a tuple of arrays or a feed dict"
             )
         done = 0
-        while True:
+        while done != steps:
             before = done
             for batch in _guarded_batches(self.data):
-                if steps is not None and done >= steps:
-                    return
                 yield batch
                 done += 1
-            if steps is None or done >= steps:
+                if done == steps:  # before the next batch is made, which nobody needs
+                    return
+            if steps is None:
                 return
             if done == before:
                 again = " a second time (return a list or a function that makes an iterator)" if done else ""
@@ -89,7 +89,7 @@ def _guarded_batches(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Itera
             f"the program's data is {type(made).__name__}, not batches: return a list of them, or a function that "
             "makes an iterator"
         )
-    iterator = iter(made)
+    iterator = _guarded(lambda: iter(made), "the program's data")
     while True:
         batch = _guarded(lambda: next(iterator, iterator), "the program's data")
         if batch is iterator:
@@ -182,10 +182,7 @@ def _program(entry: Callable[[], Any], what: str) -> Program:
 
 
 def _checked(result: Any, what: str) -> Mapping[str, Any]:
-    if result is None:
-        return {}
-    if not isinstance(result, Mapping):
-        # A graph program may return what it likes to its own main part, a train op for one.
+    if not isinstance(result, Mapping):  # a graph program may return what it likes to its own main part
         return {}
     unknown = sorted(str(key) for key in result if key not in _KEYS)
     if unknown:
@@ -215,19 +212,32 @@ def _graph_program(context: Context, result: Any, what: str) -> Program:
     if "function" in evaluation:
         raise ProgramError(f"{what} builds a graph: its 'evaluation' takes 'outputs' (tensors), not a 'function'")
     context.evaluation = evaluation.get("outputs")
-    data, why_here = _for_workers(given.get("data"))
+    data, why_here = _for_workers(given.get("data"), what)
     context.data = data if why_here is None else None
     return Program(context, given.get("data"), evaluation.get("data"), why_here)
 
 
-def _for_workers(data: Any) -> tuple[Any, str | None]:
-    """The data, if it is a dataset that the workers can run; otherwise why not."""
+def _for_workers(data: Any, what: str) -> tuple[Any, str | None]:
+    """The data, if it is a dataset that the workers can run; otherwise why not.
+
+    Raises:
+        ProgramError: nor can it be read in this process, for it belongs to a graph.
+    """
+    import tensorflow as tf
+
     from caramel.data.components import is_dataset
     from caramel.data.given import why_not_on_workers
 
     if not is_dataset(data):
         return None, None
-    return data, why_not_on_workers(data)
+    why_here = why_not_on_workers(data)
+    is_eager = isinstance(tf.data.experimental.to_variant(data), tf.__internal__.EagerTensor)
+    if why_here is not None and not is_eager:
+        raise ProgramError(
+            f"{what}: the workers cannot run the dataset 'data': {why_here}. Nor can this process read a dataset that "
+            "was not made eagerly: return a function that makes an iterator of arrays instead"
+        )
+    return data, why_here
 
 
 def _step_program(result: Mapping[str, Any], what: str) -> Program:
@@ -239,7 +249,7 @@ def _step_program(result: Mapping[str, Any], what: str) -> Program:
     evaluation = given.get("evaluation") or {}
     if "outputs" in evaluation:
         raise ProgramError(f"{what} returns a step: its 'evaluation' takes a 'function', not 'outputs'")
-    data, why_here = _for_workers(given.get("data"))
+    data, why_here = _for_workers(given.get("data"), what)
     try:
         context = capture(
             given["step"],

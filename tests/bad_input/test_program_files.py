@@ -1,6 +1,7 @@
 """Program files that cannot be loaded, raise, exit, or break the contract of their entry."""
 
 import pytest
+import tensorflow as tf
 
 import caramel
 from caramel.program import load_program
@@ -262,3 +263,32 @@ def test_data_that_raises(write, refused):
     loaded = load_program(f"{path}:build")
     with refused(caramel.ProgramError, "data", line_of(path, "raise"), "OSError", "the disk is gone"):
         list(loaded.batches(3))
+
+
+def test_data_that_raises_after_the_last_step(write):
+    """No batch is taken that no step will use."""
+    text = "\n    def read():\n        yield 1, 2\n        raise OSError('the disk is gone')\n" + STEP
+    path = write(text.replace("return {", 'return {"data": read, '))
+    loaded = load_program(f"{path}:build")
+    assert list(loaded.batches(1)) == [(1, 2)]
+    assert list(loaded.batches(0)) == []
+
+
+def test_data_that_cannot_be_iterated_over(write, refused):
+    text = STEP.replace(
+        "    def build",
+        "    class Closed(list):\n        def __iter__(self):\n            raise OSError('closed')\n\n    def build",
+    )
+    path = write(text.replace("return {", 'return {"data": Closed(), '))
+    with refused(caramel.ProgramError, "data", line_of(path, "raise"), "OSError", "closed"):
+        list(load_program(f"{path}:build").batches(1))
+
+
+FROM_PYTHON = "tf.data.Dataset.from_generator(lambda: [[0.0] * 3], output_signature=tf.TensorSpec([3])).batch(2)"
+
+
+def test_a_dataset_of_a_graph_that_the_workers_cannot_run(write, refused):
+    """Nor can it be read here, as datasets can where TensorFlow runs eagerly."""
+    path = write(GRAPH.replace("return {", f'return {{"data": {FROM_PYTHON}, '))
+    with tf.Graph().as_default(), refused(caramel.ProgramError, "'data'", "runs Python", "eagerly", "a function"):
+        load_program(f"{path}:build")
