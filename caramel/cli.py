@@ -17,6 +17,7 @@ from caramel.errors import CaramelError, InputError
 from caramel.units import parse_rate, parse_size
 
 if TYPE_CHECKING:
+    from caramel.armodel import ARModel
     from caramel.netmodel.model import NetworkModel
     from caramel.program import Program
     from caramel.runtime.cluster import Cluster
@@ -56,9 +57,20 @@ def main(context: click.Context, debug: bool) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up messages are of no use here
 
 
+def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Several options as one decorator; the help lists them in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def _with_cluster(default: str) -> Callable[..., Any]:
     """Options about where to run."""
-    options = [
+    return _options(
         click.option(
             "--cluster",
             metavar="CLUSTER",
@@ -75,14 +87,7 @@ def _with_cluster(default: str) -> Callable[..., Any]:
             help="processes: start even where the kernel allows no network namespace. The servers then listen on every "
             "interface, and anyone who reaches them can run any graph.",
         ),
-    ]
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    )
 
 
 _with_devices = click.option(
@@ -90,23 +95,19 @@ _with_devices = click.option(
 )
 
 
-def _with_collectives(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options about the all-reduces."""
-    options = [
-        click.option(
-            "--network",
-            metavar="FILE.json",
-            type=click.Path(dir_okay=False),
-            help="Choose algorithms and depths by this model of the network (caramel netbench makes one).",
-        ),
-        click.option("--algorithm", metavar="NAME", help="One all-reduce algorithm for all gradients instead."),
-        click.option("--depth", type=int, help="Number of chunks of every all-reduce instead."),
-        click.option("--deterministic", is_flag=True, help="Add gradients in rank order only."),
-        click.option("--wire", metavar="DTYPE", help="Send gradients rounded to bfloat16 or float16."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_with_collectives = _options(
+    click.option(
+        "--network",
+        metavar="FILE.json",
+        type=click.Path(dir_okay=False),
+        help="Choose algorithms and depths by this model of the network (caramel netbench makes one).",
+    ),
+    click.option("--algorithm", metavar="NAME", help="One all-reduce algorithm for all gradients instead."),
+    click.option("--depth", type=int, help="Number of chunks of every all-reduce instead."),
+    click.option("--deterministic", is_flag=True, help="Add gradients in rank order only."),
+    click.option("--wire", metavar="DTYPE", help="Send gradients rounded to bfloat16 or float16."),
+)
+"""Options about the all-reduces."""
 
 
 @main.command()
@@ -149,11 +150,7 @@ def run(
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
     chosen = _cluster(cluster, base_port, allow_open_ports)
-    loaded = _load(program)
-    from caramel.armodel import ARModel
-
-    armodel = ARModel(loaded.context, workers, device_list=devices or None, **collectives)
-    click.echo(armodel.plan.table())
+    loaded, armodel = _compiled(program, workers, devices, collectives)
     with armodel.session(chosen, step_timeout_s=step_timeout) as session:
         _train(session, loaded, steps, checkpoint, save_every)
 
@@ -167,12 +164,8 @@ def run(
 @_reporting_errors
 def export(program: str, workers: int, out: str, devices: tuple[str, ...], **collectives: Any) -> None:
     """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
-    loaded = _load(program)
-    from caramel.armodel import ARModel
-
-    armodel = ARModel(loaded.context, workers, device_list=devices or None, **collectives)
+    _, armodel = _compiled(program, workers, devices, collectives)
     armodel.export(out)
-    click.echo(armodel.plan.table())
     click.echo(f"\nexported to {out}: see README.md there")
 
 
@@ -306,10 +299,18 @@ def worker(cluster: str, task: int | None, devices: int) -> None:
     serve_forever(there.addresses, there.task, devices)
 
 
-def _load(program: str) -> Program:
+def _compiled(
+    program: str, workers: int, devices: tuple[str, ...], collectives: dict[str, Any]
+) -> tuple[Program, ARModel]:
+    """Capture and compile a program file, and print the plan."""
     from caramel.program import load_program
 
-    return load_program(program)
+    loaded = load_program(program)
+    from caramel.armodel import ARModel
+
+    armodel = ARModel(loaded.context, workers, device_list=devices or None, **collectives)
+    click.echo(armodel.plan.table())
+    return loaded, armodel
 
 
 def _cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluster:
@@ -353,41 +354,50 @@ def _train(
         session.restore(latest)
         click.echo(f"restored {latest} (step {session.step_count})")
 
+    saved: dict[int, str] = {}  # prefix of the checkpoint after a step
+
     def on_step(result: StepResult) -> None:
         if directory is not None and save_every is not None and result.step % save_every == 0:
-            directory.save(session)
+            saved[result.step] = directory.save(session)
 
     started = time.perf_counter()
     if program.why_here is not None:
         click.echo(f"the data goes through this process: {program.why_here}", err=True)
-    results = (
-        session.run(steps=steps, on_step=on_step)
-        if program.on_workers
-        else session.run(program.batches(steps), on_step=on_step)
-    )
+    batches = None if program.on_workers else program.batches(steps)
+    results = session.run(batches, steps, on_step=on_step)
     elapsed = time.perf_counter() - started
     if results:
         click.echo(
             f"\n{len(results)} steps in {elapsed:.1f} s ({elapsed / len(results) * 1e3:.1f} ms each): "
             f"loss {results[0].loss:.6g} -> {results[-1].loss:.6g}"
         )
+    if directory is not None:  # before the evaluation, which may fail
+        click.echo(f"saved {saved.get(session.step_count) or directory.save(session)}")
     if program.evaluation_data is not None:
         data = program.evaluation_data
         values = session.evaluate(*data) if isinstance(data, tuple) else session.evaluate(data)
         for name, value in _named(values):
             click.echo(f"evaluation {name}: {value}")
-    if directory is not None:
-        click.echo(f"saved {directory.save(session)}")
 
 
-def _named(values: Any, path: str = "") -> list[tuple[str, Any]]:
+def _named(values: Any, path: str = "") -> list[tuple[str, str]]:
     """Name and printable value of every array in a structure."""
     if isinstance(values, dict):
         return [item for key, value in values.items() for item in _named(value, f"{path}{key}/")]
     if isinstance(values, (list, tuple)):
         return [item for n, value in enumerate(values) for item in _named(value, f"{path}{n}/")]
-    shown = f"{float(values):.6g}" if getattr(values, "shape", None) == () else f"array of shape {list(values.shape)}"
-    return [(path.rstrip("/") or "result", shown)]
+    return [(path.rstrip("/") or "result", _shown(values))]
+
+
+def _shown(value: Any) -> str:
+    import numpy as np
+
+    array = np.asarray(value)
+    if array.shape:
+        return f"array of shape {list(array.shape)}"
+    if isinstance(value, bytes):  # TensorFlow's strings
+        return value.decode(errors="replace")
+    return f"{float(array):.6g}" if array.dtype.kind in "biuf" else str(array)
 
 
 if __name__ == "__main__":

@@ -146,6 +146,13 @@ def test_save_every(train, tmp_path):
     np.testing.assert_allclose(weights(tmp_path / "saved", 7), one_device(7), rtol=1e-4, atol=1e-7)
 
 
+def test_a_pass_after_one_that_was_saved_at_its_last_step(train, tmp_path):
+    """The position in that checkpoint is the end of the pass, which the next run begins anew."""
+    assert "5 steps in" in train(STEP, "--checkpoint", tmp_path / "saved", "--save-every", 5)
+    assert "5 steps in" in train(STEP, "--checkpoint", tmp_path / "saved")
+    np.testing.assert_allclose(weights(tmp_path / "saved", 10), one_device(10), rtol=1e-4, atol=1e-7)
+
+
 def test_no_end(train):
     text = STEP.replace(".batch(9)", ".repeat().batch(9)")
     assert "--steps" in train(text, succeeds=False)

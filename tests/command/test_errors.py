@@ -136,6 +136,17 @@ def test_an_evaluation_is_printed(call, write):
     assert "evaluation predicted: array of shape [6]" in result.stdout
 
 
+def test_values_that_are_no_real_numbers_are_printed(call, write):
+    values = '{"verdict": tf.constant("good"), "turned": tf.complex(tf.reduce_sum(x), 1.0), "all": tf.constant(True)}'
+    text = STEP.replace('return {"error"', f'return {values}\n            return {{"error"')
+    evaluation = '"evaluation": {"function": evaluate, "inputs": specs, "data": batch()}'
+    path = write(text.replace('"data": [batch()]', f'"data": [batch()], {evaluation}'))
+    result = call("run", f"{path}:build", "--workers", 2)
+    assert result.exit_code == 0, repr(result.exception)
+    lines = [line.removeprefix("evaluation ") for line in result.stdout.splitlines() if line.startswith("evaluation ")]
+    assert lines == ["verdict: good", "turned: (18+1j)", "all: 1"]
+
+
 def test_a_program_that_cannot_be_replicated(call, write):
     path = write(
         STEP.replace("tf.linalg.matvec(x, w) - y", "tf.linalg.matvec(x, w) - tf.py_function(abs, [y], y.dtype)")

@@ -6,6 +6,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from caramel.cli import main
+from caramel.runtime.session import Session
 
 PROGRAM = """
     import numpy as np
@@ -73,6 +74,36 @@ def test_save_every(train, tmp_path):
     saved = {path.stem for path in (tmp_path / "saved").glob("*.index")}
     assert saved == {"checkpoint-2", "checkpoint-4", "checkpoint-5"}
     assert not np.array_equal(weights(tmp_path / "saved", 2), weights(tmp_path / "saved", 4))
+
+
+@pytest.mark.parametrize("steps, expected", [(4, [2, 4]), (3, [2, 3]), (0, [0])])
+def test_what_is_saved_already_is_not_saved_again(train, tmp_path, monkeypatch, steps, expected):
+    saved, save = [], Session.save
+
+    def counted(session, path):
+        saved.append(session.step_count)
+        save(session, path)
+
+    monkeypatch.setattr(Session, "save", counted)
+    output = train(steps, tmp_path / "saved", "--save-every", 2)
+    assert saved == expected
+    assert f"saved {tmp_path / 'saved' / f'checkpoint-{steps}'}\n" in output
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        '{"function": lambda x: tf.reduce_sum(x), "inputs": [tf.TensorSpec([None, 3])], "data": (np.zeros([2, 4]),)}',
+        '{"function": lambda x: tf.gather(w, x), "inputs": [tf.TensorSpec([], tf.int32)], "data": (7,)}',
+    ],
+    ids=["a batch that does not fit", "an op that fails"],
+)
+def test_an_evaluation_that_fails_loses_no_training(write, tmp_path, evaluation):
+    text = PROGRAM.replace('"data": [batch]}', f'"data": [batch], "evaluation": {evaluation}}}')
+    arguments = [f"{write(text)}:build", "--workers", "2", "--steps", "3", "--checkpoint", str(tmp_path / "saved")]
+    result = CliRunner().invoke(main, ["run", *arguments])
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit), result.output
+    assert tf.train.latest_checkpoint(str(tmp_path / "saved")) == str(tmp_path / "saved" / "checkpoint-3")
 
 
 def test_a_relative_directory(train, tmp_path, monkeypatch):
