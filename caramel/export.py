@@ -92,6 +92,7 @@ def _write(armodel: ARModel, directory: Path) -> None:
         inputs=inputs.strip() or "- none",
         data="" if signature.data is not None else " --data batch.npz",
         reduction={"mean": "the mean", "sum": "the sum"}[signature.reported],
+        weight={"mean": "`N * b / B`", "sum": "1, or 0 if b is 0,"}[signature.reduction],
         plan=armodel.plan.table(),
         version=tf.__version__,
         cluster=",".join(f"HOST{number}:2222" for number in range(_processes(signature.devices))),

@@ -120,9 +120,11 @@ class Signature:
         restore: ops to run, in order, to start from a checkpoint: read it on worker 0, broadcast.
         restore_unsaved: op that restores what single-device checkpoints leave out (from an initial
             checkpoint only).
-        restore_local: op that restores the local state of the other workers.
+        restore_local: op that restores what is local to each worker, if the checkpoint has it.
+        local_keys: the keys that it reads.
         save_prefix: tensor to feed the path to write to.
         save_steps: tensor to feed the number of steps to, for programs that do not count them.
+        steps_key: checkpoint key of the number of steps: the program's own counter, if it has one.
         save: op that writes a checkpoint.
         group_leader: the task that must be named as ``experimental.collective_group_leader`` in the
             configuration of servers and session; empty unless the graph has native all-reduces.
@@ -145,8 +147,10 @@ class Signature:
     restore: tuple[str, ...]
     restore_unsaved: str
     restore_local: str
+    local_keys: tuple[str, ...]
     save_prefix: str
     save_steps: str
+    steps_key: str
     save: str
     group_leader: str
     flush: tuple[str, ...]

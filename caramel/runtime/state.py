@@ -13,7 +13,7 @@ import tensorflow as tf
 from caramel.errors import CheckpointError, InputError, StepError, listed
 from caramel.graph.graph import NodeDef
 from caramel.model import Model, Variable
-from caramel.modifiers.state import STEPS_KEY, assignment_nodes, kept_apart, local_key
+from caramel.modifiers.state import assignment_nodes, kept_apart, local_key
 from caramel.runtime import checkpoint
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ class State:
                 raise CheckpointError(f"worker 0 cannot read checkpoint {prefix!r}, it is damaged: {error}") from error
 
     def _steps(self, reader: Any) -> int:
-        counter = self._model.step_counter or STEPS_KEY
-        return int(reader.get_tensor(counter)) if reader.has_tensor(counter) else 0
+        key = self._signature.steps_key
+        return int(reader.get_tensor(key)) if reader.has_tensor(key) else 0
 
     # -- from the workers --------------------------------------------------------------------
 

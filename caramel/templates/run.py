@@ -136,7 +136,7 @@ def feeds_for(signature, arrays):
             if feed["optional"]:
                 continue
             raise SystemExit("the data has no array %r" % feed["name"])
-        array = arrays[feed["name"]].astype(feed["dtype"])
+        array = arrays[feed["name"]].astype(tf.as_dtype(feed["dtype"]).as_numpy_dtype)
         parts = np.array_split(array, workers) if feed["split"] else [array] * workers
         if feed["split"]:
             if shares is not None and sum(shares) != len(array):
@@ -246,12 +246,18 @@ class WorkerData:
 
 
 def restore(session, signature, prefix, initial):
-    """Start from a checkpoint: worker 0 reads it, the others get its values."""
+    """Start from a checkpoint: worker 0 reads it, the others get its values. Returns the number of steps in it."""
     feeds = {signature["restore_prefix"]: os.path.abspath(prefix)}
     first, *others = signature["restore"]
     load = [signature["data"]["load"]] if initial and signature["data"] else []
-    for op in [first, *([signature["restore_unsaved"]] if initial else []), *others, *load]:
+    reader = tf.train.load_checkpoint(prefix)
+    # What is local to each worker: a checkpoint of another number of workers has other keys, and is of no use.
+    kept = {key for key in reader.get_variable_to_shape_map() if key.startswith("caramel/worker_")}
+    local = [signature["restore_local"]] if kept and kept == set(signature["local_keys"]) else []
+    for op in [first, *([signature["restore_unsaved"]] if initial else []), *others, *load, *local]:
         session.run(op, feeds)
+    key = signature["steps_key"]
+    return int(reader.get_tensor(key)) if reader.has_tensor(key) else 0
 
 
 def train(arguments):
@@ -276,9 +282,9 @@ def train(arguments):
             arrays = dict(data)
     fed, shares = feeds_for(signature, arrays)
     with v1.Session(target, graph=graph, config=config) as session:
-        restore(session, signature, os.path.join(HERE, "initial"), initial=True)
+        done = restore(session, signature, os.path.join(HERE, "initial"), initial=True)
         if arguments.restore:
-            restore(session, signature, arguments.restore, initial=False)
+            done = restore(session, signature, arguments.restore, initial=False)
         data = WorkerData(session, signature, arguments.restore) if signature["data"] else None
         for step in range(1, arguments.steps + 1):
             if data is not None:
@@ -292,7 +298,7 @@ def train(arguments):
         if arguments.save:
             saved = {
                 signature["save_prefix"]: os.path.abspath(arguments.save),
-                signature["save_steps"]: arguments.steps,
+                signature["save_steps"]: done + arguments.steps,
                 **({} if data is None else data.saved()),
             }
             session.run(signature["save"], saved)

@@ -330,6 +330,45 @@ def test_the_runner_refuses_data_that_does_not_fit(small, arrays, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+def test_the_runner_feeds_texts(small):
+    runner = runpy.run_path(str(small[1] / "run.py"))
+    signature = json.loads((small[1] / "signature.json").read_text())
+    signature["feeds"] = [{**signature["feeds"][0], "dtype": "string", "shape": [None]}]
+    feeds, shares = runner["feeds_for"](signature, {"x": np.array(["a", "bc", "def"])})  # as np.load gives them
+    assert [part.tolist() for part in feeds.values()] == [["a"], ["bc"], ["def"]]
+    assert {part.dtype for part in feeds.values()} == {np.dtype(object)}
+    assert shares == [1, 1, 1]
+
+
+# With and without a step counter of the program's own.
+@pytest.mark.parametrize("counted", [True, False])
+def test_two_runs_of_the_runner_are_one(tmp_path, monkeypatch, counted):
+    """The second goes on with the number of steps, and with what is local to each worker."""
+    with caramel.capture() as context:
+        x = v1.placeholder(tf.float32, [None], "x")
+        w, seen = (
+            v1.get_variable(n, [], initializer=tf.zeros_initializer(), trainable=n == "w") for n in ("w", "seen")
+        )
+        with tf.control_dependencies([v1.assign(seen, 0.5 * seen + tf.reduce_sum(x))]):
+            loss = tf.reduce_mean((w - x) ** 2)
+        count = v1.train.get_or_create_global_step() if counted else None
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, count)
+    caramel.ARModel(context, 2).export(tmp_path / "out")
+    np.savez(tmp_path / "batch.npz", x=np.arange(4, dtype=np.float32))
+
+    def train(steps, save, *options):
+        arguments = ["train", "--data", tmp_path / "batch.npz", "--steps", steps, "--save", tmp_path / save, *options]
+        monkeypatch.setattr("sys.argv", ["run.py", *map(str, arguments)])
+        runpy.run_path(str(tmp_path / "out" / "run.py"), run_name="__main__")
+        reader = tf.train.load_checkpoint(str(tmp_path / save))
+        return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+
+    first = train(2, "first")
+    assert first["seen"] != first["caramel/worker_1/seen"]
+    assert first["caramel/steps"] == 2
+    assert train(3, "second", "--restore", tmp_path / "first") == train(5, "whole")
+
+
 WORKERS = ["host1:2222", "host2:2222"]
 
 
@@ -423,7 +462,19 @@ def test_readme(small):
     for word in ("`x`", "`scale`", "/job:w/task:2/device:GPU:0", "HOST2:2222", "run.py train", tf.__version__):
         assert word in text
     assert armodel.plan.table() in text
+    assert "feed `N * b / B` to the `weights`" in text
     assert "$" not in text
+
+
+def test_the_weights_of_a_sum_in_the_readme(tmp_path):
+    with caramel.capture() as context:
+        x = v1.placeholder(tf.float32, [None], "x")
+        w = v1.get_variable("w", [], initializer=tf.zeros_initializer())
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum((w - x) ** 2))
+    caramel.ARModel(context, 2).export(tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "feed 1, or 0 if b is 0," in text
+    assert "N * b / B" not in text
 
 
 def test_the_same_model_gives_the_same_files(small, tmp_path):
