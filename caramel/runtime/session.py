@@ -33,7 +33,7 @@ class StepResult:
     Attributes:
         step: number of steps that the variables have seen, this one included.
         loss: of the whole batch: the weighted mean of the workers' losses, or their sum, as the reported loss
-            is a mean or a sum over the batch.
+            is a mean or a sum over the batch. Of a complex loss this is the real part, which its gradient descends.
         worker_losses: of each worker.
         examples: number of examples in the step (0 where no input is split).
         worker_examples: of each worker.
@@ -139,7 +139,7 @@ class Session:
             raise
         self._step_count += 1
         workers = self._signature.workers
-        losses = tuple(float(np.sum(v, dtype=_sum_dtype(v))) for v in values[:workers])
+        losses = tuple(float(np.sum(np.asarray(v).real, dtype=np.float64)) for v in values[:workers])
         rest = values[workers:]
         outputs = {name: tuple(rest[n * workers : (n + 1) * workers]) for n, name in enumerate(names)}
         return StepResult(
@@ -384,10 +384,6 @@ def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
             return
         yield batch
         count += 1
-
-
-def _sum_dtype(value: np.ndarray) -> Any:
-    return np.float64 if np.asarray(value).dtype.kind != "c" else np.complex128
 
 
 def _hashable(fetches: Any) -> Any:

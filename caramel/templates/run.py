@@ -168,7 +168,7 @@ def weight_feeds(signature, shares):
 def loss_of(signature, losses, shares):
     """The loss of the whole batch."""
     weights = weights_for(signature["workers"], shares, signature["reported"])
-    losses = [weight * float(np.sum(loss)) for weight, loss in zip(weights, losses) if weight]
+    losses = [weight * float(np.sum(np.real(loss))) for weight, loss in zip(weights, losses) if weight]
     return sum(losses) / (1 if signature["reported"] == "sum" else len(weights))
 
 

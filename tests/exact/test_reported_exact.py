@@ -1,5 +1,7 @@
 """The loss that a step reports is that of one device with the whole batch, whatever is differentiated."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -65,6 +67,24 @@ def test_a_graph():
     with caramel.ARModel(context, 3).session() as session:
         got = session.step({"x": X, "y": Y}).loss
     np.testing.assert_allclose(got, np.sum((X @ START - Y) ** 2), rtol=1e-12)
+
+
+def test_a_complex_loss_is_reported_by_the_part_that_its_gradient_descends():
+    w = tf.Variable(tf.cast(START, tf.complex128), name="w")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((0.6 + 0.8j) * tf.square(tf.cast(x, tf.complex128) @ w - tf.cast(y, tf.complex128)))
+        w.assign_sub(0.001 * tape.gradient(loss, w))
+        return loss
+
+    context = caramel.capture(step, inputs=SPECS)
+    with caramel.ARModel(context, 3).session() as session, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = [session.step(X, Y).loss for _ in range(2)]
+    want = [step(tf.constant(X), tf.constant(Y)).numpy().real for _ in range(2)]
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    assert got[1] < got[0]
 
 
 def test_what_cannot_be_told_is_said():
