@@ -222,6 +222,7 @@ def main(
     save_network: str | None,
 ) -> None:
     """Compare all-reduces on local server processes, or on hosts with shaped links."""
+    numbers = tuple(sorted(set(numbers)))
     with ExitStack() as stack:
         testbed = None
         if rate is not None:

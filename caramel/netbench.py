@@ -44,7 +44,9 @@ class Settings:
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in self.algorithms or ("none",):
+        if not self.algorithms:
+            raise InputError("give at least one algorithm to measure")
+        for name in self.algorithms:
             check_algorithm(name)
         if len(set(self.sizes)) < 2 or min(self.sizes) < ELEMENT_BYTES:
             raise InputError(

@@ -122,7 +122,8 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
         allowed = [options.algorithm]
     if options.network is None or workers == 1:
         algorithm = options.algorithm or DEFAULT_ALGORITHM
-        why = "as asked for" if options.algorithm else "no network model was given"
+        missing = "no network model was given" if options.network is None else "one worker has nothing to send"
+        why = "as asked for" if options.algorithm else missing
         return Collective(algorithm, options.depth or 1, f"{algorithm}: {why}.")
     if options.algorithm is not None and options.depth is not None:
         return Collective(

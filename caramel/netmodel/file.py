@@ -96,7 +96,7 @@ def _number(value: Any) -> float:
 
 def _whole(value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise ValueError(f"{str(value)[:20]!r} should be a whole number of at least {least}")
+        raise ValueError(f"{str(value)[:20]!r} should be a whole number between {least} and {_MOST}")
     return value
 
 

@@ -158,7 +158,17 @@ class NetworkModel:
         return tuple(c.warning for c in self.curves if c.warning is not None)
 
     def merged(self, other: NetworkModel) -> NetworkModel:
-        """This model with the measurements of another one of the same network, for other numbers of workers."""
+        """This model with the measurements of another one of the same network, for other numbers of workers.
+
+        Raises:
+            InputError: both have measured the same.
+        """
+        if both := self._by_key.keys() & other._by_key.keys():
+            workers, algorithm, depth = min(both)
+            raise InputError(
+                f"both network models have measured {algorithm} at depth {depth} on {workers} workers: "
+                "leave one of the measurements out"
+            )
         gamma = min(self.gamma_s_per_byte, other.gamma_s_per_byte)
         return NetworkModel(self.description, (*self.curves, *other.curves), gamma)
 
@@ -315,7 +325,6 @@ class NetworkModel:
     def _given_candidates(
         self, size_bytes: float, workers: int, depth: int | None
     ) -> Iterator[tuple[str, int, Prediction]]:
-        found = []
         for name in CHOICES:
             if depth is not None or name == NATIVE:
                 depths: Sequence[int] = (depth or 1,)
@@ -323,8 +332,8 @@ class NetworkModel:
                 depths = MEASURED_DEPTHS
             else:
                 depths = (default_depth(size_bytes, self._threshold(name, workers)) if workers > 1 else 1,)
-            found += [(name, chunks, self.predict(name, chunks, workers, size_bytes)) for chunks in depths]
-        yield from sorted(found, key=lambda item: item[1])  # a tie goes to the smaller depth
+            for chunks in depths:
+                yield name, chunks, self.predict(name, chunks, workers, size_bytes)
 
 
 def _reason(candidates: Sequence[tuple[Prediction, str, int]], ranked: Sequence[int], size_bytes: float) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.build import BUCKETS, buckets, graph_of, resnet50_sizes
 from benchmarks.statistics import geometric_mean, paired_ratio
@@ -96,6 +97,27 @@ def test_collectives_on_shaped_hosts(tmp_path):
         assert row["limit_s"] == pytest.approx(row["bytes"] / (25e6 * 0.95), rel=0.05)
         if row["bytes"] == 2**20:
             assert 0.8 * row["limit_s"] < row["time_s"] < 4 * row["limit_s"]
+
+
+def test_a_number_of_workers_that_is_said_twice_is_measured_once(monkeypatch, tmp_path):
+    from benchmarks import collectives
+    from caramel import netbench
+    from caramel.netmodel.file import load
+    from caramel.netmodel.line import Curve, Sample
+    from caramel.netmodel.model import NetworkModel
+
+    def measured(cluster, workers, settings, description):
+        samples = [Sample(64, 1e-3), Sample(4096, 2e-3)]
+        return NetworkModel(description, tuple(Curve.fitted(n, "ring", 1, samples) for n in workers))
+
+    monkeypatch.setattr(netbench, "measure_network", measured)
+    monkeypatch.setattr(collectives, "measure", lambda *arguments: [])
+    monkeypatch.setattr(collectives, "enter_network_namespace", lambda: None)
+    saved = str(tmp_path / "network.json")
+    arguments = ["--workers", "4", "--workers", "2", "--workers", "2", "--save-network", saved]
+    result = CliRunner().invoke(collectives.main, arguments)
+    assert result.exit_code == 0, repr(result.exception)
+    assert load(saved).workers == (2, 4)
 
 
 @pytest.mark.parametrize(

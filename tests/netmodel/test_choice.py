@@ -98,6 +98,15 @@ def test_without_a_network(options, dtype):
         assert found.reason
 
 
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_one_worker_with_a_network(algorithm):
+    """Whose model has nothing to say then."""
+    found = choose_collective(CollectiveOptions(algorithm=algorithm, network=ALL), 1, "float32", 1000)
+    assert (found.algorithm, found.depth) == (algorithm or "shuffle", 1)
+    assert ("as asked for" if algorithm else "one worker") in found.reason
+    assert "no network model" not in found.reason
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_was_asked_for_is_taken(algorithm):
     for model in (None, NetworkModel.from_costs(1e-4, 1e-9)):

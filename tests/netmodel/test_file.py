@@ -235,6 +235,15 @@ def test_bad_measurements(bad):
         assert is_input_error_or_valid(json.dumps(replaced(data, place, bad))), place
 
 
+@pytest.mark.parametrize(("key", "least"), [("workers", 1), ("depth", 1), ("samples", 0)])
+@pytest.mark.parametrize("bad", [-1, 2**60 + 1, 2.0])
+def test_the_range_of_a_whole_number_is_said(key, least, bad):
+    data = json.loads(to_json(MEASURED))
+    place = ("curves", 0, key, *((0, 0) if key == "samples" else ()))
+    with pytest.raises(InputError, match=f"'{bad}' should be a whole number between {least} and {2**60}"):
+        from_json(json.dumps(replaced(data, place, bad)))
+
+
 def test_bad_numbers_by_hand():
     data = json.loads(to_json(GIVEN))
     for number in (1e-4, 1e-9, 1e-10):

@@ -159,6 +159,18 @@ def test_one_worker_adds_nothing_to_costs():
         model.predict("ring", 1, 16, 1000)
 
 
+def test_models_of_different_numbers_of_workers_are_merged():
+    two, four = network(curve(2, "ring", 1), gamma=2e-9), network(curve(4, "ring", 1), gamma=1e-9)
+    both = two.merged(four)
+    assert (both.workers, both.curves, both.gamma_s_per_byte) == ((2, 4), two.curves + four.curves, 1e-9)
+
+
+def test_what_both_have_measured_is_not_merged():
+    """A file of it could not be read again."""
+    with pytest.raises(InputError, match="ring at depth 1 on 2 workers"):
+        network(curve(2, "ring", 1)).merged(network(curve(2, "ring", 2), curve(2, "ring", 1)))
+
+
 def test_no_costs_at_all():
     with pytest.raises(InputError, match="above 0"):
         NetworkModel.from_costs(0.0, 0.0)

@@ -89,7 +89,7 @@ def test_wrong_results_are_noticed():
         ({"sizes": (64,)}, "at least 2 different sizes"),
         ({"sizes": (1, 64)}, "at least 4 bytes"),
         ({"algorithms": ("tree",)}, "no all-reduce algorithm 'tree'"),
-        ({"algorithms": ()}, "no all-reduce algorithm"),
+        ({"algorithms": ()}, "at least one algorithm"),
         ({"depths": (0,)}, "depths must be at least 1"),
         ({"rounds": 0}, "rounds must be at least 1"),
     ],
