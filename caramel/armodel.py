@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from caramel.analyzers.transfers import one_per_gradient
-from caramel.checks import positive_integer
+from caramel.checks import whole_number
 from caramel.collectives.algorithms import NATIVE
 from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import CaptureError, InputError, listed
@@ -105,7 +105,7 @@ class ARModel:
     ) -> None:
         if not isinstance(context, Context):
             raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
-        workers = positive_integer(number_of_workers, "number_of_workers")
+        workers = whole_number(number_of_workers, "number_of_workers")
         if uneven_batches not in ("weight", "refuse"):
             raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {uneven_batches!r}")
         if statistics not in ("local", "mean"):

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from caramel.armodel import ARModel
-from caramel.checks import positive_integer
+from caramel.checks import whole_number
 from caramel.data.components import arguments_of
 from caramel.errors import CaptureError, InputError, in_one_line
 from caramel.frontend.context import Context, capture
@@ -76,8 +76,8 @@ def fit(
         CaptureError: the model's training step cannot be captured or replicated.
         DataError: the dataset is empty, or fails.
     """
-    _check(model, dataset, epochs, steps_per_epoch, validation_freq)
-    number = positive_integer(workers, "workers")
+    _check(model, dataset, epochs, initial_epoch, steps_per_epoch, validation_freq)
+    number = whole_number(workers, "workers")
     if class_weight is not None:
         dataset = weighted(dataset, class_weight)
     _build(model, dataset)
@@ -116,7 +116,9 @@ def fit(
     return model.history
 
 
-def _check(model: Any, dataset: Any, epochs: int, steps_per_epoch: int | None, validation_freq: Any) -> None:
+def _check(
+    model: Any, dataset: Any, epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any
+) -> None:
     if not isinstance(model, keras.Model):
         raise InputError(f"fit takes a compiled keras.Model, got {type(model).__name__}")
     if not model.compiled:
@@ -125,12 +127,12 @@ def _check(model: Any, dataset: Any, epochs: int, steps_per_epoch: int | None, v
         raise InputError(
             f"model {model.name!r} is to run eagerly, which workers cannot: compile it without run_eagerly"
         )
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
-        raise InputError(f"epochs must be a whole number of at least 0, got {epochs!r}")
+    whole_number(epochs, "epochs", 0)
+    whole_number(initial_epoch, "initial_epoch", 0)
     if not isinstance(validation_freq, Collection) or isinstance(validation_freq, str):
-        positive_integer(validation_freq, "validation_freq")
+        whole_number(validation_freq, "validation_freq")
     if steps_per_epoch is not None:
-        positive_integer(steps_per_epoch, "steps_per_epoch")
+        whole_number(steps_per_epoch, "steps_per_epoch")
     if not isinstance(dataset, tf.data.Dataset):
         if callable(dataset):
             return

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from caramel.checks import whole_number
 from caramel.collectives.algorithms import CHOICES, NATIVE, Schedules, check_algorithm
 from caramel.errors import InputError
 from caramel.netmodel.line import Curve, Sample
@@ -44,6 +45,9 @@ class Settings:
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
+        for name, what in (("sizes", "size"), ("depths", "depth")):
+            object.__setattr__(self, name, tuple(whole_number(n, f"each {what}") for n in getattr(self, name)))
+        object.__setattr__(self, "rounds", whole_number(self.rounds, "rounds"))
         if not self.algorithms:
             raise InputError("give at least one algorithm to measure")
         for name in self.algorithms:
@@ -52,10 +56,8 @@ class Settings:
             raise InputError(
                 f"a line needs at least 2 different sizes of at least {ELEMENT_BYTES} bytes, got {self.sizes}"
             )
-        if not self.depths or min(self.depths) < 1:
-            raise InputError(f"depths must be at least 1, got {self.depths}")
-        if self.rounds < 1:
-            raise InputError(f"rounds must be at least 1, got {self.rounds}")
+        if not self.depths:
+            raise InputError("give at least one depth to measure")
 
     def choices(self) -> list[tuple[str, int]]:
         """Pairs of algorithm and depth."""
@@ -86,7 +88,7 @@ def measure_network(
         FitError: too few sizes could be measured.
     """
     settings = settings or Settings()
-    numbers = sorted(set(workers))
+    numbers = sorted({whole_number(number, "each number of workers") for number in workers})
     if not numbers:
         raise InputError("give at least one number of workers")
     curves: list[Curve] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from caramel.checks import positive_integer
+from caramel.checks import whole_number
 from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE, check_algorithm
 from caramel.collectives.dtypes import ITEM_BYTES, NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.collectives.schedule import check
@@ -49,7 +49,7 @@ class CollectiveOptions:
         if self.algorithm is not None:
             check_algorithm(self.algorithm)
         if self.depth is not None:
-            object.__setattr__(self, "depth", positive_integer(self.depth, "the depth of a collective"))
+            object.__setattr__(self, "depth", whole_number(self.depth, "the depth of a collective"))
         if self.wire is not None and self.wire not in WIRE_DTYPES:
             raise InputError(f"the wire can have {' or '.join(WIRE_DTYPES)}, got {self.wire!r}")
         if self.wire is not None and self.deterministic:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from caramel.checks import positive_integer
+from caramel.checks import whole_number
 from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import Device, cpu_count, default_devices
 from caramel.runtime.cluster import Cluster
@@ -85,7 +85,7 @@ class Servers:
         """
         if self.task is None:
             raise InputError("which server to run is not known: make the cluster with a task")
-        serve_forever(self.addresses, self.task, positive_integer(devices, "devices"))
+        serve_forever(self.addresses, self.task, whole_number(devices, "devices"))
 
     def check_drives(self) -> None:
         """Refuse where this process should serve.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caramel.armodel import evaluation_signature
+from caramel.checks import whole_number
 from caramel.errors import ClusterError, EndOfData, InputError, StepError, listed
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.runtime.cluster import Cluster, placed_nodes
@@ -192,6 +193,7 @@ class Session:
                 dataset without end.
             DataError: an input pipeline failed.
         """
+        steps = None if steps is None else whole_number(steps, "steps", 0)
         taken = self._elements(batches, steps)
         results: list[StepResult] = []
         with progress_over(steps, progress) as report:
@@ -215,7 +217,6 @@ class Session:
             )
         if steps is None and self._signature.data.infinite:
             raise InputError("the dataset has no end: say how many steps, run(steps=...) or --steps")
-        _check_steps(steps)
         return self._steps_on_data(self._data, steps)
 
     def _steps_on_data(self, data: WorkerData, steps: int | None) -> Iterator[StepResult]:
@@ -362,13 +363,7 @@ class Session:
             )
 
 
-def _check_steps(steps: int | None) -> None:
-    if steps is not None and steps < 0:
-        raise InputError(f"steps must be at least 0, got {steps}")
-
-
 def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
-    _check_steps(steps)
     count = 0
     if not isinstance(batches, Iterable):
         raise InputError(f"batches must be an iterable of batches, got {type(batches).__name__}")

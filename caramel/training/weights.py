@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from caramel.checks import whole_number
 from caramel.errors import InputError
 
 
@@ -20,10 +21,11 @@ def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
     Raises:
         InputError: a class is no number, or the elements are no ``(x, y)`` with one tensor of classes.
     """
-    if not class_weight or not all(isinstance(c, int) and c >= 0 for c in class_weight):
+    if not class_weight or not isinstance(class_weight, Mapping):
         raise InputError(
             f"class_weight must give the weight of each class by its number (0, 1, ...), got {class_weight!r}"
         )
+    by_class = {whole_number(number, "a class in class_weight", 0): weight for number, weight in class_weight.items()}
     if not isinstance(dataset, tf.data.Dataset):
         return lambda workers, rank: weighted(dataset(workers, rank), class_weight)
     spec = dataset.element_spec
@@ -32,8 +34,8 @@ def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
             "class_weight goes with a dataset of batches (x, y) with one tensor y of classes, and without sample "
             f"weights; its elements are {spec}"
         )
-    known = max(class_weight) + 1
-    weights = [float(class_weight.get(number, 1.0)) for number in range(known + 1)]  # the last for all further ones
+    known = max(by_class) + 1
+    weights = [float(by_class.get(number, 1.0)) for number in range(known + 1)]  # the last for all further ones
 
     def with_weights(x: Any, y: Any) -> Any:
         return x, y, tf.gather(tf.constant(weights), tf.minimum(_classes(y), known))

@@ -97,9 +97,10 @@ def test_fewer_batches_than_steps(session, refused):
         session.run([], steps=2)
 
 
-def test_a_negative_number_of_steps(session, refused):
-    with refused(caramel.InputError, "steps", "-1"):
-        session.run([(X, Y)], steps=-1)
+@pytest.mark.parametrize("steps", [-1, "1", 1.0, True])
+def test_a_number_of_steps_that_is_none(session, refused, steps):
+    with refused(caramel.InputError, "steps", "whole number of at least 0", repr(steps)):
+        session.run([(X, Y)], steps=steps)
 
 
 def test_an_uneven_batch_where_that_is_refused(captured, line, minimize, refused):

@@ -200,6 +200,12 @@ def test_a_model_that_is_not_compiled():
     refused(["not compiled", "model.compile"], keras.Sequential([keras.layers.Dense(1)]), dataset())
 
 
+@pytest.mark.parametrize("name, least", [("epochs", 0), ("initial_epoch", 0), ("steps_per_epoch", 1), ("workers", 1)])
+@pytest.mark.parametrize("value", ["1", 1.0, True, -1])
+def test_numbers_that_are_not_whole(name, least, value):
+    refused([f"{name} must be a whole number of at least {least}", repr(value)], compiled(), dataset(), **{name: value})
+
+
 def test_something_else_than_a_model():
     refused(["keras.Model", "str"], "model", dataset())
 

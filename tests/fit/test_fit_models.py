@@ -53,6 +53,14 @@ def test_classes_without_a_weight_count_one():
     np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-12)
 
 
+def test_numbers_from_numpy_are_as_good_as_python_s():
+    options = {"workers": 2, "epochs": 2, "initial_epoch": 1, "class_weight": {0: 0.3, 2: 2.0}}
+    from_numpy = {**{name: np.int64(options[name]) for name in ("workers", "epochs", "initial_epoch")}}
+    from_numpy["class_weight"] = dict(zip(np.array([0, 2]), np.array([0.3, 2.0])))
+    histories = [caramel.fit(made(dense)(), dataset(58), verbose=0, **given).history for given in (options, from_numpy)]
+    assert histories[0] == histories[1]
+
+
 def test_validation_on_arrays():
     x, y = arrays(20, 8)
     weights = np.linspace(0.1, 2, 20)
@@ -300,7 +308,7 @@ def test_a_log_that_is_taken_for_the_loss_and_cannot_be_told():
     refused(["returns 'largest'", "Max"], make)
 
 
-@pytest.mark.parametrize("weights", [{}, {"a": 1.0}, {-1: 1.0}, [1.0, 2.0]])
+@pytest.mark.parametrize("weights", [{}, {"a": 1.0}, {-1: 1.0}, {True: 1.0}, [1.0, 2.0], [0, 1]])
 def test_weights_of_what_is_no_class(weights):
     with pytest.raises(caramel.InputError, match="class_weight"):
         caramel.fit(made(dense)(), dataset(), workers=2, verbose=0, class_weight=weights)

@@ -1,5 +1,6 @@
 """Measuring a network: on virtual devices, where it is quick; that wrong results are noticed."""
 
+import numpy as np
 import pytest
 
 import caramel
@@ -90,13 +91,26 @@ def test_wrong_results_are_noticed():
         ({"sizes": (1, 64)}, "at least 4 bytes"),
         ({"algorithms": ("tree",)}, "no all-reduce algorithm 'tree'"),
         ({"algorithms": ()}, "at least one algorithm"),
-        ({"depths": (0,)}, "depths must be at least 1"),
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"sizes": ("64", "4096")}, "size must be a whole number.*'64'"),
+        ({"depths": (0,)}, "depth must be a whole number of at least 1"),
+        ({"depths": ("2",)}, "depth must be a whole number.*'2'"),
+        ({"depths": ()}, "at least one depth"),
+        ({"rounds": 0}, "rounds must be a whole number of at least 1"),
+        ({"rounds": "3"}, "rounds must be a whole number.*'3'"),
     ],
 )
 def test_bad_settings(options, message):
     with pytest.raises(InputError, match=message):
         Settings(**options)
+
+
+def test_settings_from_numpy_can_be_saved(tmp_path):
+    settings = Settings(sizes=2 ** np.array([6, 9]), algorithms=("star",), depths=np.array([1]), rounds=np.int64(1))
+    network = measure_network(caramel.InProcess(), np.array([2]), settings)
+    save(network, tmp_path / "network.json")
+    assert load(tmp_path / "network.json") == network
+    with pytest.raises(InputError, match="number of workers must be a whole number.*'2'"):
+        measure_network(caramel.InProcess(), ["2"], settings)
 
 
 def test_one_worker_has_nothing_to_measure():
