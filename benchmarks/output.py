@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
 
 from caramel.errors import CaramelError
+from caramel.writing import write_whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,10 +32,7 @@ def errors_for_click(function: Callable[P, R]) -> Callable[P, R]:
 
 def write_json(data: Any, path: str | os.PathLike[str]) -> None:
     """Write JSON, whole or not at all."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data, indent=1) + "\n")
-    temporary.replace(target)
+    write_whole(path, json.dumps(data, indent=1) + "\n")
 
 
 def markdown_row(cells: Iterable[str]) -> str:

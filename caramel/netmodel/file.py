@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from caramel.errors import FitError, InputError
 from caramel.netmodel.costs import Cost
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
+from caramel.writing import write_whole
 
 NETWORK_VERSION = 1
 _KIND = "caramel network model"
@@ -132,17 +132,12 @@ def save(network: NetworkModel, path: str | os.PathLike[str]) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    target = Path(path)
-    if not target.name:
+    if not Path(path).name:
         raise InputError(f"the network model cannot be written to {str(path)!r}: it is no name of a file")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(to_json(network), encoding="utf-8")
-        os.replace(temporary, target)
+        write_whole(path, to_json(network))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise InputError(f"the network model cannot be written to {target}: {error.strerror}") from error
+        raise InputError(f"the network model cannot be written to {path}: {error.strerror}") from error
 
 
 def load(path: str | os.PathLike[str]) -> NetworkModel:

@@ -18,6 +18,7 @@ from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from caramel.errors import CheckpointError, listed
 from caramel.model import Variable
+from caramel.writing import write_whole
 
 if TYPE_CHECKING:
     from caramel.runtime.session import Session
@@ -226,9 +227,4 @@ class Directory:
 
     def _write_list(self, names: list[str]) -> None:
         state = CheckpointState(model_checkpoint_path=names[-1], all_model_checkpoint_paths=names)
-        temporary = self.path / f"checkpoint.writing-{uuid.uuid4().hex[:8]}"
-        try:
-            temporary.write_text(text_format.MessageToString(state))
-            temporary.replace(self.path / "checkpoint")
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(self.path / "checkpoint", text_format.MessageToString(state))

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.build import BUCKETS, buckets, graph_of, resnet50_sizes
+from benchmarks.output import write_json
 from benchmarks.statistics import geometric_mean, paired_ratio
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,15 @@ def test_bounds_hold_the_true_ratio_as_often_as_they_say():
         held["low"] += ratio.low <= 1.1
         held["high"] += ratio.high >= 1.1
     assert all(0.90 < count / 300 <= 1.0 for count in held.values())
+
+
+def test_results_that_cannot_be_written_leave_nothing_behind(tmp_path):
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_json([1], tmp_path / "directory")
+    assert [path.name for path in tmp_path.iterdir()] == ["directory"]
+    write_json([1], tmp_path / "file.json")
+    assert json.loads((tmp_path / "file.json").read_text()) == [1]
 
 
 def test_the_model_is_a_resnet50():

@@ -65,8 +65,12 @@ def test_by_hand(command, tmp_path):
         (["--out", "{}/n.json", "--workers", "2", "--size", "64"], 1, "at least 2 different sizes"),
         (["--out", "{}/n.json", "--workers", "2", "--size", "x", "--size", "64"], 1, "cannot read the size 'x'"),
         (["--out", "{}/n.json", "--workers", "2", "--algorithm", "tree"], 1, "no all-reduce algorithm 'tree'"),
-        (["--out", "{}/n.json", "--workers", "2", "--depth", "0"], 1, "depths must be at least 1"),
-        (["--out", "{}/n.json", "--workers", "2", "--rounds", "0"], 1, "rounds must be at least 1"),
+        (
+            ["--out", "{}/n.json", "--workers", "2", "--depth", "0"],
+            1,
+            "each depth must be a whole number of at least 1",
+        ),
+        (["--out", "{}/n.json", "--workers", "2", "--rounds", "0"], 1, "rounds must be a whole number of at least 1"),
     ],
 )
 def test_bad_arguments(command, tmp_path, arguments, code, message):
