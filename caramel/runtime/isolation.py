@@ -25,7 +25,8 @@ def enter_network_namespace() -> str | None:
     process keeps its own user id.
 
     Returns:
-        None on success, otherwise why the kernel does not allow it.
+        None on success, otherwise why the kernel does not allow it. The process may then be in a namespace
+        without any running device; see `why_no_network_namespace`.
     """
     if not sys.platform.startswith("linux"):
         return f"network namespaces exist on Linux only, this is {sys.platform}"
@@ -46,6 +47,27 @@ def enter_network_namespace() -> str | None:
     except OSError as error:
         return f"the loopback device of the new namespace cannot be started ({error})"
     return None
+
+
+def why_no_network_namespace() -> str | None:
+    """What `enter_network_namespace` would return, tried in a child process, so that this one stays where it is.
+
+    There is no way back out of a namespace that was entered but could not be made ready.
+    """
+    if not sys.platform.startswith("linux"):
+        return enter_network_namespace()
+    answer, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(tell, (enter_network_namespace() or "").encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    with open(answer) as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return said or None
 
 
 def network_namespace(path: str) -> tuple[int, int] | None:

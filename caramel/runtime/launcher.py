@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from caramel.errors import CaramelError, ClusterError
-from caramel.runtime.isolation import enter_network_namespace, join_network_namespace, network_namespace
+from caramel.runtime.isolation import (
+    enter_network_namespace,
+    join_network_namespace,
+    network_namespace,
+    why_no_network_namespace,
+)
 from caramel.runtime.server import READY, serve_worker
 
 _POLL_S = 0.2
@@ -77,7 +82,7 @@ class Launcher:
                     )
             _join(settings["hosts"][0][0])
             return
-        refused = enter_network_namespace()
+        refused = why_no_network_namespace() or enter_network_namespace()
         if refused is not None and not settings["allow_open_ports"]:
             raise ClusterError(
                 f"local processes refuse to start: {refused}. TensorFlow servers listen on every interface and run any "
