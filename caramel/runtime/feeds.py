@@ -188,22 +188,7 @@ def _list(feeds: Sequence[Feed]) -> str:
 
 
 def _array(feed: Feed, value: Any) -> np.ndarray:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InputError(f"input {feed.name!r} is no array: {error}") from error
-    if feed.dtype == "string":
-        array = array.astype(object) if array.dtype.kind in "SU" else array
-    else:
-        wanted = _numpy_dtype(feed.dtype)
-        if array.dtype != wanted:
-            if array.dtype == object or not np.can_cast(array.dtype, wanted, casting="same_kind"):
-                raise InputError(f"input {feed.name!r} takes {feed.dtype}, got {array.dtype}")
-            if wanted.kind in "iu" and not np.array_equal(array.astype(wanted), array):
-                raise InputError(
-                    f"input {feed.name!r} takes {feed.dtype}, but some of the numbers are too large for it"
-                )
-            array = array.astype(wanted)
+    array = converted(value, feed.dtype, f"input {feed.name!r}")
     if feed.shape is not None:
         # A split input's leading dimension is one worker's; it is checked when the batch is split.
         static = (None, *feed.shape[1:]) if feed.split and feed.shape else feed.shape
@@ -213,6 +198,33 @@ def _array(feed: Feed, value: Any) -> np.ndarray:
     elif feed.split and array.ndim == 0:
         raise InputError(f"input {feed.name!r} is split over the workers, so it cannot be a scalar")
     return array
+
+
+def converted(value: Any, dtype: str, what: str) -> np.ndarray:
+    """An array of the dtype with the same numbers, but for rounding.
+
+    Args:
+        value: an array or what numpy makes one of.
+        dtype: TensorFlow's name of the dtype.
+        what: what takes the array, for messages.
+
+    Raises:
+        InputError: it is no array, of another kind, or has whole numbers that are too large.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"{what} is no array: {error}") from error
+    if dtype == "string":
+        return array.astype(object) if array.dtype.kind in "SU" else array
+    wanted = _numpy_dtype(dtype)
+    if array.dtype == wanted:
+        return array
+    if array.dtype == object or not np.can_cast(array.dtype, wanted, casting="same_kind"):
+        raise InputError(f"{what} takes {dtype}, got {array.dtype}")
+    if wanted.kind in "iu" and not np.array_equal(array.astype(wanted), array):
+        raise InputError(f"{what} takes {dtype}, but some of the numbers are too large for it")
+    return array.astype(wanted)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from caramel.errors import CheckpointError, InputError, StepError, listed
 from caramel.graph.graph import NodeDef
 from caramel.model import Model, Variable
 from caramel.modifiers.state import assignment_nodes, kept_apart, local_key
 from caramel.runtime import checkpoint
+from caramel.runtime.feeds import converted
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -241,11 +241,9 @@ def _fitting(model: Model, name: str, value: Any) -> np.ndarray:
     variable = model.variable_by_name.get(name)
     if variable is None:
         raise InputError(f"there is no variable {name!r}; there are {listed([v.name for v in model.variables])}")
-    array = np.asarray(value)
-    wanted = tf.as_dtype(variable.dtype).as_numpy_dtype
-    if array.shape != variable.shape or not np.can_cast(array.dtype, wanted, "same_kind"):
+    array = converted(value, variable.dtype, f"variable {name!r}")
+    if array.shape != variable.shape:
         raise InputError(
-            f"variable {name!r} has dtype {variable.dtype} and shape {variable.shape}, "
-            f"the value {array.dtype} and {array.shape}"
+            f"variable {name!r} takes an array of shape {list(variable.shape)}, got {list(array.shape)}"
         )
-    return array.astype(wanted)
+    return array

@@ -127,3 +127,20 @@ def test_a_bad_batch_after_good_ones_stops_the_run(captured, line, minimize, ref
         assert [result.step for result in results] == [1, 2]
         assert other.step_count == 2
         assert other.step(X, Y).step == 3
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"nothing": 1}, ["'nothing'", "w", "global_step"]),
+        ({"w": [1.0, 2.0]}, ["'w'", "[3]", "[2]"]),
+        ({"w": np.ones(3, complex)}, ["'w'", "float32", "complex128"]),
+        ({"w": [[1.0], [1.0, 2.0], 3.0]}, ["'w'", "no array"]),
+        ({"global_step": 1.0}, ["'global_step'", "int64", "float64"]),
+        ({"global_step": np.uint64(2**63)}, ["'global_step'", "int64", "too large"]),
+        ({"w": [9.0, 9.0, 9.0], "global_step": np.uint64(2**64 - 1)}, ["'global_step'", "too large"]),
+    ],
+)
+def test_an_assigned_value_that_does_not_fit(session, refused, values, words):
+    with refused(caramel.InputError, *words):
+        session.assign(values)
