@@ -382,8 +382,9 @@ def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:
 
 
 def _hashable(fetches: Any) -> Any:
+    """Equal for the same tensors in the same structure, which is that of the result."""
     if isinstance(fetches, Mapping):
-        return tuple((key, _hashable(value)) for key, value in fetches.items())
+        return type(fetches), tuple((key, _hashable(value)) for key, value in fetches.items())
     if isinstance(fetches, (list, tuple)):
-        return tuple(_hashable(value) for value in fetches)
+        return type(fetches), tuple(_hashable(value) for value in fetches)
     return fetches if isinstance(fetches, (str, type(None))) else id(fetches)

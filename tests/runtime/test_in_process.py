@@ -1,6 +1,7 @@
 """Workers as virtual devices of this process: placement, device strings, isolation."""
 
 import os
+from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -189,6 +190,17 @@ def test_two_sessions_share_nothing(compiled, batch):
         np.testing.assert_array_equal(other.values()["w"], np.zeros(3))
         assert other.step(*batch).step == 1
         assert one.values()["global_step"] == 3
+
+
+def test_evaluations_of_the_same_tensors_in_other_structures(compiled):
+    pair = namedtuple("pair", "first second")
+    names = ("w/Read/ReadVariableOp:0",) * 2
+    with compiled().session() as session:
+        found = [
+            session.evaluate(fetches=fetches)
+            for fetches in (list(names), names, pair(*names), dict(enumerate(names)), OrderedDict(enumerate(names)))
+        ]
+    assert [type(each) for each in found] == [list, tuple, pair, dict, OrderedDict]
 
 
 def test_closing_twice_does_no_harm(compiled, batch):
