@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 v1 = tf.compat.v1
 
+_DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
+"""What TensorFlow's reader raises, as it comes to notice."""
+
 OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
@@ -50,7 +53,7 @@ def read_values(prefix: str | os.PathLike[str], names: Iterable[str] | None = No
     wanted = reader.get_variable_to_shape_map() if names is None else names
     try:
         return {name: reader.get_tensor(name) for name in wanted}
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
 
 
@@ -65,7 +68,7 @@ def open_checkpoint(prefix: str | os.PathLike[str]) -> Any:
         raise CheckpointError(f"there is no checkpoint at {str(prefix)!r}: {str(prefix)!r}.index does not exist{hint}")
     try:
         return tf.train.load_checkpoint(str(prefix))
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
 
 
@@ -157,6 +160,11 @@ def _second_name(file: Path, name: Path) -> None:
         os.link(file, name)
     except OSError:  # a file system without hard links
         shutil.copy2(file, name)
+
+
+def fed_path(path: str | os.PathLike[str]) -> np.ndarray:
+    """A path as it is fed to ops that read or write there; workers may run in another directory."""
+    return np.array(os.path.abspath(path).encode(), dtype=object)
 
 
 def beside(prefix: str | os.PathLike[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from caramel.armodel import evaluation_signature
 from caramel.checks import whole_number
-from caramel.errors import ClusterError, EndOfData, InputError, StepError, listed
+from caramel.errors import CheckpointError, ClusterError, EndOfData, InputError, StepError, listed
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.runtime.cluster import Cluster, placed_nodes
 from caramel.runtime.executor import Run
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from caramel.armodel import ARModel
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
+
+_RESTORED_IN_PART = (
+    "a checkpoint was restored only in part, so variables and the position in the data may not belong together; "
+    "restore a checkpoint first"
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Session:
         self._model = armodel.model
         self._signature = armodel.signature
         self._timeout_s = step_timeout_s
-        self._failure: str | None = None
+        self._failure: str | None = None  # why no step may be taken
         self._closed = False
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
@@ -136,7 +141,10 @@ class Session:
         try:
             values = self._executor.run(fetches, self._signature.step, feeds, self._timeout_s)
         except BaseException as error:  # an interrupted step, too, may have written some variables
-            self._failure = str(error) or type(error).__name__
+            self._failure = (
+                "a step failed before, so some variables may have seen it and some not; restore a checkpoint first. "
+                f"(It failed with: {str(error) or type(error).__name__})"
+            )
             raise
         self._step_count += 1
         workers = self._signature.workers
@@ -342,10 +350,17 @@ class Session:
 
         Raises:
             InputError: the path is no prefix.
-            CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
+            CheckpointError: it is missing, damaged or does not fit; then nothing has changed. If only the
+                position in the data is damaged, the session does not go on without another restore.
+            DataError: the input pipeline failed on its way to the position; likewise.
         """
         self._refuse_when_closed()
-        self._step_count = self._state.restore(path)
+        before, self._failure = self._failure, _RESTORED_IN_PART
+        try:
+            self._step_count = self._state.restore(path)
+        except (InputError, CheckpointError):
+            self._failure = before
+            raise
         if self._data is not None:
             self._data.restore(self._state.last_read)
         self._failure = None
@@ -357,10 +372,7 @@ class Session:
     def _refuse_after_failure(self) -> None:
         self._refuse_when_closed()
         if self._failure is not None:
-            raise StepError(
-                "a step failed before, so some variables may have seen it and some not; restore a checkpoint first. "
-                f"(It failed with: {self._failure})"
-            )
+            raise StepError(self._failure)
 
 
 def _limited(batches: Iterable[Any], steps: int | None) -> Iterator[Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from caramel.errors import CheckpointError, InputError, StepError, listed
 from caramel.graph.graph import NodeDef
-from caramel.model import Model, Variable
+from caramel.model import Model
 from caramel.modifiers.state import assignment_nodes, kept_apart, local_key
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted
@@ -59,16 +60,18 @@ class State:
             InputError: the path is no prefix.
             CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
         """
-        prefix = self.last_read = _prefix(path)
+        prefix = _prefix(path)
         reader = checkpoint.open_checkpoint(prefix)
         if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
             return self._restore_objects(prefix)
         checkpoint.check_fits(prefix, reader, [v for v in self._model.variables if v.saved])
-        self._read(prefix, self._signature.restore)
-        self._restore_local(prefix, reader)
-        return self._steps(reader)
+        steps, local = self._steps(prefix), self._local_targets(prefix)
+        self._read(prefix, [*self._signature.restore, *local])
+        self.last_read = prefix
+        return steps
 
     def _restore_objects(self, prefix: str) -> int:
+        """Restore the user's own objects, and from them the workers; on failure the objects are as before."""
         objects = self._context.checkpoint
         if objects is None:
             raise CheckpointError(
@@ -78,49 +81,64 @@ class State:
         live = self._context.live_variables
         before = {name: v.numpy().copy() for name, v in live.items()}
         try:
-            objects.read(prefix).assert_existing_objects_matched()
-        except Exception as error:  # TensorFlow raises anything from AssertionError to ValueError here
+            try:
+                objects.read(prefix).assert_existing_objects_matched()
+            except Exception as error:  # TensorFlow raises anything from AssertionError to ValueError here
+                raise CheckpointError(f"checkpoint {prefix!r} does not fit the program's objects: {error}") from error
+            return self._restore_from_objects(prefix)
+        except BaseException:
             for name, value in before.items():
                 live[name].assign(value)
-            raise CheckpointError(f"checkpoint {prefix!r} does not fit the program's objects: {error}") from error
-        values = {**self._model.values.load(), **{n: v.numpy() for n, v in live.items()}}
-        beside = self._written_together(prefix, values)
-        self.last_read = None if beside is None else checkpoint.beside(prefix)
-        if beside is None:
-            return self._push(values)
+            raise
+
+    def _restore_from_objects(self, prefix: str) -> int:
+        """Give the workers what the user's objects have, and what `save` wrote beside them."""
+        values = {**self._model.values.load(), **{n: v.numpy() for n, v in self._context.live_variables.items()}}
+        beside = checkpoint.beside(prefix)
+        local = self._local_beside(beside, values)
+        if local is None:
+            steps = self._push(values)
+            self.last_read = None
+            return steps
+        steps, targets = self._steps(beside), self._local_targets(beside)
         # The objects need not hold all: Keras leaves the state of its random generators out.
-        self._push({**values, **{v.name: beside.get_tensor(v.name) for v in self._local_variables()}})
-        self._restore_local(checkpoint.beside(prefix), beside)
-        return self._steps(beside)
+        self._push({**values, **local})
+        self._read(beside, targets)
+        self.last_read = beside
+        return steps
 
-    def _local_variables(self) -> list[Variable]:
-        return [v for v in self._model.variables if v.saved and v.kind.is_local]
-
-    def _written_together(self, prefix: str, values: Mapping[str, np.ndarray]) -> Any:
-        """A reader of what `save` wrote beside an object-based checkpoint, if it is of the same state.
+    def _local_beside(self, beside: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+        """Worker 0's local variables as `save` wrote them beside the objects, if both are of the same state.
 
         The single-device program may have written the objects again since then.
         """
-        beside = checkpoint.beside(prefix)
         if not os.path.exists(f"{beside}.index"):
             return None
-        reader = checkpoint.open_checkpoint(beside)
-        shared = [v for v in self._model.variables if v.saved and not v.kind.is_local]
-        checkpoint.check_fits(beside, reader, [*shared, *self._local_variables()])
-        same = all(np.array_equal(reader.get_tensor(v.name), values[v.name], equal_nan=True) for v in shared)
-        return reader if same else None
+        saved = [v for v in self._model.variables if v.saved]
+        checkpoint.check_fits(beside, checkpoint.open_checkpoint(beside), saved)
+        written = checkpoint.read_values(beside, [v.name for v in saved])
+        shared = [v.name for v in saved if not v.kind.is_local]
+        if not all(np.array_equal(written[name], values[name], equal_nan=True) for name in shared):
+            return None
+        return {v.name: written[v.name] for v in saved if v.kind.is_local}
 
-    def _restore_local(self, prefix: str, reader: Any) -> None:
-        """What is local to the other workers, if the checkpoint has it for this number of workers."""
-        shapes = reader.get_variable_to_shape_map()
+    def _local_targets(self, prefix: str) -> list[str]:
+        """What restores the other workers' local values, if the checkpoint has them for this number of workers.
+
+        Raises:
+            CheckpointError: they are damaged.
+        """
+        shapes = checkpoint.open_checkpoint(prefix).get_variable_to_shape_map()
         wanted = {key: v.shape for _, v, key in kept_apart(self._model, self._plan)}
         names = [v.name for v in self._model.variables if v.kind.is_local]
         kept = {key for r in (0, self._plan.workers) for n in names if (key := local_key(r, n)) in shapes}
         # Of more workers, or of a plan that averaged what this one does not: then all go on with what is shared.
         if not kept <= wanted.keys():
-            return
-        if wanted and all(tuple(shapes.get(key, (-1,))) == shape for key, shape in wanted.items()):
-            self._read(prefix, [self._signature.restore_local])
+            return []
+        if not wanted or any(tuple(shapes.get(key, (-1,))) != shape for key, shape in wanted.items()):
+            return []
+        checkpoint.read_values(prefix, wanted)  # they are read last, when damage would come too late
+        return [self._signature.restore_local]
 
     def _push(self, values: Mapping[str, np.ndarray], *further: str) -> int:
         """Give every worker these values, through a checkpoint that only exists meanwhile.
@@ -129,12 +147,11 @@ class State:
             values: by key.
             further: other ops that read it.
         """
-        with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
-            prefix = os.path.join(directory, "values")
+        with _temporary_prefix() as prefix:
             checkpoint.write_values(prefix, values)
             first, *others = self._signature.restore
             self._read(prefix, [first, self._signature.restore_unsaved, *others, *further])
-            return self._steps(checkpoint.open_checkpoint(prefix))
+            return self._steps(prefix)
 
     def assign(self, values: Mapping[str, np.ndarray], extend: Callable[[list[NodeDef]], None]) -> None:
         """Give every worker new values of some variables.
@@ -154,8 +171,7 @@ class State:
             scope = f"caramel/assign_{len(self._assignments) + 1}"
             extend(assignment_nodes(self._model, self._plan, names, scope))
             self._assignments[names] = scope
-        with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
-            prefix = os.path.join(directory, "values")
+        with _temporary_prefix() as prefix:
             checkpoint.write_values(prefix, arrays)
             self._read(prefix, [self._assignments[names]])
 
@@ -163,20 +179,25 @@ class State:
         """Run ops that read a checkpoint, one after the other."""
         for target in targets:
             try:
-                self._run(target, {self._signature.restore_prefix: _text(prefix)})
+                self._run(target, {self._signature.restore_prefix: checkpoint.fed_path(prefix)})
             except StepError as error:
-                raise CheckpointError(f"worker 0 cannot read checkpoint {prefix!r}, it is damaged: {error}") from error
+                raise CheckpointError(
+                    f"worker 0 cannot read checkpoint {prefix!r}: {error}. It is damaged, or worker 0 does not see the "
+                    "files of this process: run on worker 0's machine, or set TMPDIR to a directory that both see and "
+                    "keep checkpoints in such a one"
+                ) from error
 
-    def _steps(self, reader: Any) -> int:
+    def _steps(self, prefix: str) -> int:
         key = self._signature.steps_key
-        return int(reader.get_tensor(key)) if reader.has_tensor(key) else 0
+        if not checkpoint.open_checkpoint(prefix).has_tensor(key):
+            return 0
+        return int(checkpoint.read_values(prefix, [key])[key])
 
     # -- from the workers --------------------------------------------------------------------
 
     def values(self, steps: int) -> dict[str, np.ndarray]:
         """The value of every saved variable on worker 0."""
-        with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
-            prefix = os.path.join(directory, "values")
+        with _temporary_prefix() as prefix:
             self._write(prefix, steps)
             return checkpoint.read_values(prefix, self._signature.checkpoint_names)
 
@@ -219,7 +240,7 @@ class State:
         checkpoint.write_atomically(writers)
 
     def _write(self, prefix: str, steps: int, position: Mapping[str, np.ndarray] | None = None) -> None:
-        feeds = {self._signature.save_prefix: _text(prefix), self._signature.save_steps: np.int64(steps)}
+        feeds = {self._signature.save_prefix: checkpoint.fed_path(prefix), self._signature.save_steps: np.int64(steps)}
         feeds.update(position or {})
         try:
             self._run(self._signature.save, feeds)
@@ -227,8 +248,11 @@ class State:
             raise CheckpointError(f"worker 0 cannot write checkpoint {prefix!r}: {error}") from error
 
 
-def _text(path: str) -> np.ndarray:
-    return np.array(os.path.abspath(path).encode(), dtype=object)
+@contextmanager
+def _temporary_prefix() -> Iterator[str]:
+    """Prefix of a checkpoint that only exists meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
+        yield os.path.join(directory, "values")
 
 
 def _prefix(path: Any) -> str:
@@ -243,7 +267,5 @@ def _fitting(model: Model, name: str, value: Any) -> np.ndarray:
         raise InputError(f"there is no variable {name!r}; there are {listed([v.name for v in model.variables])}")
     array = converted(value, variable.dtype, f"variable {name!r}")
     if array.shape != variable.shape:
-        raise InputError(
-            f"variable {name!r} takes an array of shape {list(variable.shape)}, got {list(array.shape)}"
-        )
+        raise InputError(f"variable {name!r} takes an array of shape {list(variable.shape)}, got {list(array.shape)}")
     return array

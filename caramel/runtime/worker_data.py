@@ -8,7 +8,6 @@ to each other again after an error.
 
 from __future__ import annotations
 
-import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from caramel.data.template import INDEX
 from caramel.errors import DataError, EndOfData, StepError
-from caramel.runtime.checkpoint import open_checkpoint
+from caramel.runtime.checkpoint import fed_path, open_checkpoint, read_values
 from caramel.runtime.executor import Run
 from caramel.runtime.shares import checked_shares
 from caramel.signature import DataSignature, Signature
@@ -242,23 +241,24 @@ class WorkerData:
 
         Args:
             prefix: the checkpoint; None if it holds the program's objects only.
+
+        Raises:
+            CheckpointError: it is damaged.
+            DataError: a pipeline failed.
         """
         self._built, self._passes, self._taken, self._state = False, 0, 0, _ENDED
         self._found, self._must_replay = {}, False
-        reader = None if prefix is None else open_checkpoint(prefix)
-        if reader is None or prefix is None or not reader.has_tensor(self._names.position_key):
+        if prefix is None or not open_checkpoint(prefix).has_tensor(self._names.position_key):
             return
-        seed, passes, taken, state, has_state, workers = reader.get_tensor(self._names.position_key).tolist()
+        saved = read_values(prefix, [self._names.position_key, self._names.digest_key])
+        seed, passes, taken, state, has_state, workers = saved[self._names.position_key].tolist()
         self._seed = seed
         draws = not self._names.anew and self._names.draws != "never"
         if state == _ENDED:
             self._passes, self._taken, self._must_replay = passes, taken, passes > 0 and draws
             return
-        fits = (
-            has_state
-            and self._names.resumes
-            and reader.get_tensor(self._names.digest_key).decode() == self._names.digest
-        )
+        same = bytes(saved[self._names.digest_key]) == self._names.digest.encode()
+        fits = has_state and self._names.resumes and same
         if not self._shared:
             self._keep_something()
             if workers != self._workers:  # other datasets: each worker passes over its share of what was seen
@@ -282,8 +282,7 @@ class WorkerData:
         self._passes = passes - 1
         self._begin()
         try:
-            path = np.array(os.path.abspath(prefix).encode(), dtype=object)
-            self._run([self._names.restore], {self._signature.restore_prefix: path})
+            self._run([self._names.restore], {self._signature.restore_prefix: fed_path(prefix)})
         except StepError as error:
             warnings.warn(f"the pipeline's position cannot be restored as it was ({error}); passing over", stacklevel=5)
             return False

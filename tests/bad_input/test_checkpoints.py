@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
+from caramel.runtime.checkpoint import write_values
 
 v1 = tf.compat.v1
 
@@ -200,6 +201,102 @@ def test_objects_in_a_truncated_file(with_objects, refused, tmp_path):
         session.restore(tmp_path / "saved")
     np.testing.assert_array_equal(session.values()["w"], before["w"])
     np.testing.assert_array_equal(objects.weights.numpy(), [9.0, 9.0, 9.0])
+
+
+def put_back(objects, session, before):
+    """What a refused checkpoint must leave behind."""
+    np.testing.assert_array_equal(session.values()["w"], before["w"])
+    np.testing.assert_array_equal(objects.weights.numpy(), [9.0, 9.0, 9.0])
+    assert session.step(X, Y).step == 3
+
+
+def test_objects_beside_which_is_a_checkpoint_of_something_else(with_objects, refused, tmp_path):
+    session, objects = with_objects
+    session.save(tmp_path / "saved")
+    session.step(X, Y)
+    before = session.values()
+    objects.weights.assign([9.0, 9.0, 9.0])
+    write_values(tmp_path / "saved-workers", {"other": np.zeros(3)})
+    with refused(caramel.CheckpointError, "saved-workers", "does not fit"):
+        session.restore(tmp_path / "saved")
+    put_back(objects, session, before)
+
+
+def test_objects_beside_which_is_a_truncated_file(with_objects, refused, tmp_path):
+    session, objects = with_objects
+    session.save(tmp_path / "saved")
+    session.step(X, Y)
+    before = session.values()
+    objects.weights.assign([9.0, 9.0, 9.0])
+    (tmp_path / "saved-workers.data-00000-of-00001").write_bytes(b"")
+    with refused(caramel.CheckpointError, "saved-workers", "damaged"):
+        session.restore(tmp_path / "saved")
+    put_back(objects, session, before)
+
+
+# -- parts of a checkpoint that are damaged --------------------------------------------------
+
+
+def damage(prefix, key):
+    """Change a byte of one array of a checkpoint."""
+    file = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
+    content, array = file.read_bytes(), tf.train.load_checkpoint(str(prefix)).get_tensor(key).tobytes()
+    assert content.count(array) == 1
+    file.write_bytes(content.replace(array, bytes([array[0] ^ 1]) + array[1:]))
+
+
+def test_damage_to_what_is_local_to_another_worker(compiled, line, refused, tmp_path):
+    def build():
+        program = line()
+        average = v1.get_variable("average", [3], initializer=tf.zeros_initializer(), trainable=False)
+        with tf.control_dependencies([average.assign_add(tf.reduce_mean(program.x * [1.0, 2.0, 3.0], 0))]):
+            v1.train.GradientDescentOptimizer(0.1).minimize(program.loss)
+
+    with compiled(build).session() as session:
+        session.step(X, Y)
+        session.save(tmp_path / "saved")
+        damage(tmp_path / "saved", "caramel/worker_1/average")
+        session.step(X, Y)
+        before = session.values()
+        with refused(caramel.CheckpointError, "saved", "damaged"):
+            session.restore(tmp_path / "saved")
+        for name, value in session.values().items():
+            np.testing.assert_array_equal(value, before[name])
+
+
+def test_damage_to_the_position_in_the_data(refused, tmp_path):
+    """Variables of one step and data of another do not go on together."""
+    weights = tf.Variable(0.0, name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x - weights)
+        weights.assign_sub(0.0 * tape.gradient(loss, weights))
+        return loss
+
+    armodel = caramel.ARModel(caramel.capture(step, data=tf.data.Dataset.range(8).map(as_float).batch(2)), 2)
+    with armodel.session() as session:
+        for name in ("good", "bad"):
+            session.step()
+            session.save(tmp_path / name)
+        damage(tmp_path / "bad", "caramel/input/position")
+        with refused(caramel.CheckpointError, "bad", "damaged"):
+            session.restore(tmp_path / "bad")
+        with refused(caramel.StepError, "only in part", "restore a checkpoint"):
+            session.step()
+        session.restore(tmp_path / "good")
+        assert session.step().loss == 2.5
+
+
+def as_float(number):
+    return tf.cast(number, tf.float32)
+
+
+def test_a_worker_0_that_does_not_see_the_files(session, refused, monkeypatch):
+    """As on another machine."""
+    monkeypatch.setattr("caramel.runtime.checkpoint.write_values", lambda prefix, values: None)
+    with refused(caramel.CheckpointError, "worker 0 cannot read", "does not see the files", "TMPDIR"):
+        session.assign({"w": W})
 
 
 # -- after a failed step ---------------------------------------------------------------------
