@@ -68,8 +68,9 @@ class DataSignature:
         snapshot: ops that put down the iterators' positions for the next ``save``.
         forget: ops that drop them again; once before the first ``save``, too.
         restore: op that puts the iterators where a checkpoint says, after ``begin``.
-        position: six numbers to feed to ``save``: seed, passes begun, elements taken in this pass, whether
-            it goes on, whether ``snapshot`` was run, number of workers.
+        position: six numbers to feed to ``save``: seed, passes begun, elements taken in this pass, what the
+            pass is doing (0: it has ended, 1: it goes on, 2: it goes on after an element that failed, and each
+            worker must find the next one), whether ``snapshot`` was run, number of workers.
         position_key: their key in a checkpoint.
         digest: of the pipelines; a position fits only the same.
         digest_key: its key in a checkpoint.

@@ -31,7 +31,7 @@ _MOST_FAILURES = 1000
 """Elements that may fail in a pass that is only read to get at the next one."""
 
 _ENDED, _GOING, _AFTER_ERROR = 0, 1, 2
-"""What a pass is doing, in the saved position."""
+"""What a pass is doing, in the saved position; see `DataSignature.position`."""
 
 
 class WorkerData:
@@ -284,7 +284,7 @@ class WorkerData:
         try:
             self._run([self._names.restore], {self._signature.restore_prefix: fed_path(prefix)})
         except StepError as error:
-            warnings.warn(f"the pipeline's position cannot be restored as it was ({error}); passing over", stacklevel=5)
+            warnings.warn(f"the pipeline's position cannot be restored as it was ({error}); passing over", stacklevel=4)
             return False
         return True
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import caramel
 from caramel.errors import DataError, EndOfData, StepError
+from caramel.runtime.checkpoint import read_values, write_values
 from caramel.runtime.executor import SessionExecutor
 from caramel.runtime.worker_data import WorkerData
 from caramel.signature import DataSignature, Signature
@@ -339,6 +340,22 @@ def test_saving_changes_nothing(tmp_path):
             session.restore(tmp_path / "saved")
         session.run(steps=3)
         assert session.run(steps=1)[0].step == 6
+
+
+def test_a_position_that_cannot_be_restored_is_passed_over_to(tmp_path):
+    """As after an update of TensorFlow; the warning names the line that restores."""
+    with model(numbers(12).batch(4), 2).session() as session:
+        session.step()
+        session.save(tmp_path / "saved")
+        dtypes = tf.train.load_checkpoint(str(tmp_path / "saved")).get_variable_to_dtype_map()
+        saved = read_values(tmp_path / "saved", [key for key, dtype in dtypes.items() if dtype != tf.variant])
+        write_values(
+            tmp_path / "other", {k: np.array(v, object if isinstance(v, bytes) else None) for k, v in saved.items()}
+        )
+        with pytest.warns(UserWarning, match="cannot be restored as it was") as warned:
+            session.restore(tmp_path / "other")
+        assert [warning.filename for warning in warned] == [__file__]
+        assert seen(session.step()) == [4, 5, 6, 7]
 
 
 # -- nothing goes through the driver ---------------------------------------------------------
