@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -242,31 +243,40 @@ def _process_context() -> Any:
     return multiprocessing.get_context("fork" if single else "spawn")
 
 
-def serve(connection: Connection, launcher: Launcher) -> None:
-    """Answer requests until the pipe closes."""
-    while True:
+_REQUESTS: dict[str, Callable[[Launcher, Any], Any]] = {
+    "start": Launcher.start,
+    "load": Launcher.load,
+    "run": Launcher.run,
+    "run_each": Launcher.run_each,
+    "extend": Launcher.extend,
+    "pids": lambda launcher, _: launcher.pids(),
+}
+
+
+def answer(launcher: Launcher, kind: str, payload: Any) -> tuple[str, Any]:
+    """What a request comes to: ``"ok"`` and a value, or ``"error"`` with the error's class and message."""
+    try:
+        return "ok", _REQUESTS[kind](launcher, payload)
+    except CaramelError as error:
+        return "error", (type(error).__name__, str(error))
+    except Exception as error:  # report it; the user's process decides
+        return "error", ("ClusterError", f"{kind} failed: {type(error).__name__}: {error}")
+
+
+def serve_one(connection: Connection, launcher: Launcher) -> bool:
+    """Answer one request; False if the user's process wants no more, closed the pipe or is gone."""
+    try:
         kind, payload = connection.recv()
-        if kind == "close":
-            return
-        try:
-            answer: Any = None
-            if kind == "start":
-                launcher.start(payload)
-            elif kind == "load":
-                launcher.load(payload)
-            elif kind == "run":
-                answer = launcher.run(payload)
-            elif kind == "run_each":
-                answer = launcher.run_each(payload)
-            elif kind == "extend":
-                launcher.extend(payload)
-            elif kind == "pids":
-                answer = launcher.pids()
-            connection.send(("ok", answer))
-        except CaramelError as error:
-            connection.send(("error", (type(error).__name__, str(error))))
-        except Exception as error:  # report it; the user's process decides
-            connection.send(("error", ("ClusterError", f"{kind} failed: {type(error).__name__}: {error}")))
+    except (EOFError, OSError):
+        return False
+    if kind == "close":
+        return False
+    answered = answer(launcher, kind, payload)
+    try:
+        connection.send(answered)
+    except OSError:
+        return False
+    return True
 
 
 def watch(parent: int, launcher: Launcher) -> None:
@@ -283,18 +293,12 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     parent = int(sys.argv[2])
     launcher = Launcher(parent, Path(sys.argv[3]))
-    kind, settings = connection.recv()
     try:
         # The first request starts the servers while this process still has only one thread.
-        if kind == "start":
-            launcher.start(settings)
-            connection.send(("ok", None))
+        if serve_one(connection, launcher):
             threading.Thread(target=watch, args=(parent, launcher), daemon=True).start()
-            serve(connection, launcher)
-    except CaramelError as error:
-        connection.send(("error", (type(error).__name__, str(error))))
-    except (EOFError, OSError):
-        pass  # the user's process closed the pipe or is gone
+            while serve_one(connection, launcher):
+                pass
     finally:
         launcher.stop()
     os._exit(0)  # gRPC threads of a dead cluster may never end by themselves

@@ -224,3 +224,12 @@ def test_ports_beyond_the_last(compiled, ours):
     with pytest.raises(caramel.InputError, match=r"port 65536 .*worker 1.*base_port"):
         compiled().session(caramel.LocalProcesses(base_port=65535))
     assert ours() == []
+
+
+def test_a_start_that_the_system_refuses(compiled, ours, scratch):
+    """The reason is said: here that a log file's name is too long."""
+    devices = [f"/job:{'w' * 300}/task:{task}" for task in range(2)]
+    with pytest.raises(caramel.ClusterError, match=r"start failed: OSError: .*File name too long"):
+        compiled(device_list=devices).session(caramel.LocalProcesses())
+    assert ours() == []
+    assert list(scratch.iterdir()) == []
