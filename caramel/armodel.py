@@ -14,7 +14,7 @@ from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import CaptureError, InputError, listed
 from caramel.frontend.context import Context
 from caramel.graph.bulk import many_objects
-from caramel.graph.devices import Device, default_devices
+from caramel.graph.devices import Device, default_devices, task_name
 from caramel.graph.graph import tensor_name
 from caramel.graph.verify import verify_structure
 from caramel.model import Evaluation, Model, VariableClass
@@ -325,7 +325,7 @@ def _group_leader(plan: Plan) -> str:
     if plan.workers == 1 or all(t.algorithm != NATIVE for t in plan.transfers):
         return ""
     device = Device.parse(plan.devices[0])
-    return f"/job:{device.job or 'localhost'}/replica:0/task:{device.task or 0}"
+    return task_name(device.job or "localhost", device.task or 0)
 
 
 def evaluation_signature(evaluation: Evaluation, scope: str) -> EvaluationSignature:

@@ -23,7 +23,7 @@ from caramel.errors import InputError, InvariantError
 from caramel.graph.devices import default_devices
 from caramel.graph.graph import Graph, NodeDef
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
-from caramel.runtime.cluster import Cluster, placed_nodes
+from caramel.runtime.cluster import Cluster
 from caramel.runtime.executor import Executor
 
 _DTYPE = "float32"
@@ -146,7 +146,7 @@ class AllReduceBench:
         for name, build in builds.items():
             last = self._repeated(nodes, scope, f"{scope}/{name}", build, repeats)
             self._targets[name] = (last, repeats)
-        self._executor.extend(placed_nodes(nodes))
+        self._executor.extend(Graph(nodes).to_bytes())
         self._run([f"{scope}/initialise_{rank}" for rank in range(self.workers)])
 
     def _repeated(self, nodes: list[NodeDef], scope: str, name: str, build: Build, repeats: int) -> list[str]:
@@ -240,7 +240,7 @@ class AllReduceBench:
             nodes.append(_binary("AddV2", f"{scope}/add_{number}", nodes[-2].name, nodes[-1].name, device))
             target = f"{scope}/done_{number}"
             nodes.append(assign(target, f"{scope}/c", nodes[-1].name, _DTYPE, device))
-        self._executor.extend(placed_nodes(nodes))
+        self._executor.extend(Graph(nodes).to_bytes())
         self._run([f"{scope}/initialise"])
         self._run([target])
         times = []

@@ -91,6 +91,11 @@ def merge(user: str, replica: Device, node: str) -> str:
     return str(replace(replica, type=pinned.type, index=pinned.index))
 
 
+def task_name(job: str, task: int) -> str:
+    """The full name of a process, as TensorFlow writes it."""
+    return str(Device(job, 0, task))
+
+
 def host_of(device: Device) -> Device:
     """The CPU of the process that a device belongs to."""
     index = device.index or 0 if device.type == "CPU" else 0

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from caramel.errors import ClusterError, InputError
-from caramel.graph.devices import Device, in_process_mapping
-from caramel.graph.graph import NodeDef
+from caramel.graph.devices import Device, InProcessPlacement, in_process_mapping, task_name
 from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
 from caramel.runtime.membership import LAST_PORT
 
@@ -49,35 +48,37 @@ class InProcess:
                 f"{len(devices)} workers take turns on the GPUs that are here, and TensorFlow's own all-reduce "
                 "('native') waits for ever unless each has a device of its own: use another algorithm"
             )
-        placed = type(graph_def)()
-        placed.CopyFrom(graph_def)
-        cache: dict[str, str] = {"": ""}
-        for node in placed.node:
-            if node.device not in cache:
-                cache[node.device] = placement.place(node.device)
-            node.device = cache[node.device]
-        leader = "/job:localhost/replica:0/task:0" if is_native else ""
-        config = self.options.config(placement.cpu_count, leader)
-        return InProcessExecutor(SessionExecutor(placed, "", config), cache, placement)
+        config = self.options.config(placement.cpu_count, task_name("localhost", 0) if is_native else "")
+        return InProcessExecutor(graph_def, placement, config)
 
 
-class InProcessExecutor:
-    """A SessionExecutor that also places nodes that are added later."""
+class InProcessExecutor(SessionExecutor):
+    """A session on virtual devices of this process.
 
-    def __init__(self, inner: SessionExecutor, cache: dict[str, str], placement: Any) -> None:
-        self.run = inner.run
-        self.run_each = inner.run_each
-        self.close = inner.close
-        self._inner = inner
-        self._cache = cache
+    Args:
+        graph_def: the graph, with the workers' own devices.
+        placement: where they are here.
+        config: a ConfigProto.
+    """
+
+    def __init__(self, graph_def: Any, placement: InProcessPlacement, config: Any) -> None:
         self._placement = placement
+        super().__init__(self._placed(graph_def), "", config)
 
     def extend(self, graph_def: bytes) -> None:
         """Place and add nodes."""
-        added = tf.compat.v1.GraphDef.FromString(graph_def)
-        for node in added.node:
-            node.device = self._placement.place(node.device) if node.device else ""
-        self._inner.extend(added.SerializeToString())
+        super().extend(self._placed(tf.compat.v1.GraphDef.FromString(graph_def)).SerializeToString())
+
+    def _placed(self, graph_def: Any) -> Any:
+        """A copy with devices of this process."""
+        placed = type(graph_def)()
+        placed.CopyFrom(graph_def)
+        devices = {"": ""}
+        for node in placed.node:
+            if node.device not in devices:
+                devices[node.device] = self._placement.place(node.device)
+            node.device = devices[node.device]
+        return placed
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,3 @@ class LocalProcesses:
         if self.hosts is not None and len(self.hosts) != len(tasks):
             raise InputError(f"there are {len(self.hosts)} hosts for {len(tasks)} workers: give one for each")
         return start_processes(graph_def, devices, tasks, self, timeout_s)
-
-
-def placed_nodes(nodes: list[NodeDef]) -> bytes:
-    """Nodes as the bytes of a GraphDef, for `Executor.extend`."""
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.node.extend(nodes)
-    return bytes(graph_def.SerializeToString())

@@ -206,7 +206,7 @@ class SessionExecutor:
 _ABORTED_FOR_GOOD = "Collective ops is aborted"
 """TensorFlow's servers say so, of every later collective op, too, once one of them failed."""
 
-_CLUSTER_CODES = (tf.errors.UNAVAILABLE, tf.errors.DEADLINE_EXCEEDED, tf.errors.ABORTED, tf.errors.CANCELLED)
+_CLUSTER_CODES = (tf.errors.UNAVAILABLE, tf.errors.ABORTED, tf.errors.CANCELLED)
 
 
 def translated(error: Any, when: str) -> CaramelError:

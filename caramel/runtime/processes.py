@@ -20,7 +20,7 @@ import numpy as np
 import caramel
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
-from caramel.graph.devices import cpu_count
+from caramel.graph.devices import cpu_count, task_name
 from caramel.runtime.executor import Run, has_native_collectives
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def start_processes(
     Raises:
         ClusterError: they cannot be started, safely or at all.
     """
-    job, task = tasks[0]
-    leader = f"/job:{job}/replica:0/task:{task}" if has_native_collectives(graph_def) else ""
+    leader = task_name(*tasks[0]) if has_native_collectives(graph_def) else ""
     configs = [cluster.options.config(cpu_count(devices, worker), leader).SerializeToString() for worker in tasks]
     settings = {
         "devices": list(devices),

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from caramel.errors import ClusterError
+from caramel.graph.devices import task_name
 from caramel.runtime.isolation import die_with_parent, join_network_namespace
 from caramel.runtime.membership import JOB
 
 READY = "caramel server ready"
-GROUP_LEADER = f"/job:{JOB}/replica:0/task:0"
+GROUP_LEADER = task_name(JOB, 0)
 """Who coordinates TensorFlow's own collective ops; a server knows it even if no graph has any yet."""
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from caramel.armodel import evaluation_signature
 from caramel.checks import whole_number
 from caramel.errors import CheckpointError, ClusterError, EndOfData, InputError, StepError, listed
+from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
-from caramel.runtime.cluster import Cluster, placed_nodes
+from caramel.runtime.cluster import Cluster
 from caramel.runtime.executor import Run
 from caramel.runtime.feeds import Batch, bind, combined, split
 from caramel.runtime.progress import progress_over
@@ -310,7 +311,7 @@ class Session:
             InputError: there is no such variable, or a value does not fit it; nothing has changed.
         """
         self._refuse_after_failure()
-        self._state.assign(values, lambda nodes: self._executor.extend(placed_nodes(nodes)))
+        self._state.assign(values, lambda nodes: self._executor.extend(Graph(nodes).to_bytes()))
 
     def write_back(self) -> None:
         """Give the trained values to the user's own variables (a Keras model and its optimizer).

@@ -9,9 +9,9 @@ from exact_tf1 import MicroBatches, OneDevice, capture, distributed
 
 import caramel
 from caramel.armodel import emit, make_signature
+from caramel.graph.graph import Graph
 from caramel.graph.nodes import node
 from caramel.netmodel.line import Curve, Sample
-from caramel.runtime.cluster import placed_nodes
 
 ALGORITHMS = ["shuffle", "star", "ring", "halving_doubling", "chain", "native"]
 IN_ORDER = ["shuffle", "star", "chain"]
@@ -116,7 +116,7 @@ def replica_values(session, armodel, rank):
         name = f"test/read_{rank}_{number}"
         dtype = handle.attr["dtype"]
         reads.append(node(name, "ReadVariableOp", [handle.name], handle.device, dtype=dtype))
-    session._executor.extend(placed_nodes(reads))
+    session._executor.extend(Graph(reads).to_bytes())
     return session._executor.run([f"{n.name}:0" for n in reads], [], {}, 60.0)
 
 

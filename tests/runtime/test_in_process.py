@@ -97,13 +97,13 @@ def test_every_device_list_runs_on_a_machine_without_gpu(compiled, batch, name):
 def spied(monkeypatch):
     """The executors that clusters of this process make."""
     made = []
-    original = cluster_module.SessionExecutor
+    original = cluster_module.InProcessExecutor
 
-    def executor(graph_def, target, config):
-        made.append(original(graph_def, target, config))
+    def executor(graph_def, placement, config):
+        made.append(original(graph_def, placement, config))
         return made[-1]
 
-    monkeypatch.setattr(cluster_module, "SessionExecutor", executor)
+    monkeypatch.setattr(cluster_module, "InProcessExecutor", executor)
     return made
 
 
