@@ -106,6 +106,33 @@ class SessionExecutor:
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], Any] = {}
         self._pool: ThreadPoolExecutor | None = None
 
+    @classmethod
+    def on_servers(
+        cls, graph_def: Any, target: str, config: Any, devices: Sequence[str], timeout_s: float
+    ) -> SessionExecutor:
+        """A session on servers, with variables of its own, that has all its workers' devices.
+
+        Args:
+            graph_def: the graph.
+            target: ``grpc://host:port`` of the server that coordinates.
+            config: a ConfigProto; changed here.
+            devices: device string of each worker, with job and task.
+            timeout_s: how long an operation may take.
+
+        Raises:
+            InputError: a device is not there.
+            ClusterError: the servers do not answer.
+        """
+        config.isolate_session_state = True
+        config.operation_timeout_in_ms = int(timeout_s * 1000)
+        made = cls(graph_def, target, config)
+        try:
+            made.require(devices)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
     def run(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
     ) -> list[np.ndarray]:

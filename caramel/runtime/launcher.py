@@ -141,11 +141,14 @@ class Launcher:
 
         from caramel.runtime.executor import SessionExecutor
 
-        config = tf.compat.v1.ConfigProto.FromString(self._settings["configs"][0])
-        config.isolate_session_state = True
-        config.operation_timeout_in_ms = int(self._settings["timeout_s"] * 1000)
-        self._executor = SessionExecutor(tf.compat.v1.GraphDef.FromString(graph_def), self._target, config)
-        self._executor.require(self._settings["devices"])
+        settings = self._settings
+        self._executor = SessionExecutor.on_servers(
+            tf.compat.v1.GraphDef.FromString(graph_def),
+            self._target,
+            tf.compat.v1.ConfigProto.FromString(settings["configs"][0]),
+            settings["devices"],
+            settings["timeout_s"],
+        )
 
     def run(self, payload: Any) -> Any:
         """One run of the session; a failure also says which server died."""

@@ -135,20 +135,12 @@ class Servers:
 
     def _session(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> SessionExecutor:
         config = self.options.config(group_leader=GROUP_LEADER if has_native_collectives(graph_def) else "")
-        config.isolate_session_state = True
-        config.operation_timeout_in_ms = int(timeout_s * 1000)
-        session = SessionExecutor(graph_def, f"grpc://{self.addresses[0]}", config)
         try:
-            session.require(devices)
+            return SessionExecutor.on_servers(graph_def, f"grpc://{self.addresses[0]}", config, devices, timeout_s)
         except ClusterError as error:
-            session.close()
             silent = [address for address in self.addresses if not is_listening(address)]
             where = f". From here nothing listens at {listed(silent)}" if silent else ""
             raise ClusterError(f"{error}{where}") from error
-        except BaseException:
-            session.close()
-            raise
-        return session
 
 
 @contextmanager
