@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import caramel
 from benchmarks.testbed import commands
 from benchmarks.testbed.commands import TestbedError, UnavailableError
+from caramel.runtime.environment import child_environment
 
 _ROOT = Path(__file__).resolve().parents[2]
 _KEEPER_TIMEOUT_S = 10.0
@@ -115,7 +115,6 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
 
 
 def _start_keeper(count: int) -> subprocess.Popen[bytes]:
-    package_root = str(Path(caramel.__file__).resolve().parent.parent)
     return subprocess.Popen(
         [sys.executable, "-S", "-m", "benchmarks.testbed.holders", str(os.getpid()), str(count)],
         stdin=subprocess.PIPE,
@@ -123,7 +122,7 @@ def _start_keeper(count: int) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
         bufsize=0,
         cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": package_root},
+        env=child_environment(),
         start_new_session=True,  # Ctrl-C reaches the owner, which then closes in order
     )
 

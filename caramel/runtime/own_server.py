@@ -11,11 +11,10 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any
 
-import caramel
 from caramel.errors import ClusterError
+from caramel.runtime.environment import child_environment
 from caramel.runtime.executor import Executor
 from caramel.runtime.server import READY
 
@@ -49,9 +48,6 @@ class OwnServer:
 
     def __init__(self, addresses: Sequence[str], config: Any, timeout_s: float) -> None:
         settings = {"addresses": list(addresses), "config": config.SerializeToString(), "parent": os.getpid()}
-        environment = dict(os.environ)
-        package_root = str(Path(caramel.__file__).resolve().parent.parent)
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, environment.get("PYTHONPATH")) if p)
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the server is stopped
         # In a session of its own: Ctrl-C reaches the driver alone, which then closes in order.
         process = subprocess.Popen(
@@ -59,7 +55,7 @@ class OwnServer:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=environment,
+            env=child_environment(),
             start_new_session=True,
         )
         self._finalizer = weakref.finalize(self, _stop, process, log)

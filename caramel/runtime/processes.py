@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import caramel
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
 from caramel.graph.devices import cpu_count, task_name
+from caramel.runtime.environment import child_environment
 from caramel.runtime.executor import Run, has_native_collectives
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ class ProcessExecutor:
         self._log = Path(self._directory.name) / "launcher.log"
         self._lock = threading.Lock()
         ours, theirs = Pipe()
-        package_root = str(Path(caramel.__file__).resolve().parent.parent)
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in (package_root, environment.get("PYTHONPATH")) if p)
+        environment = child_environment()
         for name in _PROXIES:
             environment.pop(name, None)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
