@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tensorflow.core.framework import function_pb2
 
 from caramel.errors import InvariantError
+from caramel.graph import ops
 from caramel.graph.graph import NodeDef, copied
 
 _DIGITS = 12
@@ -52,7 +53,7 @@ class _Renaming:
         """Make a node call functions by their new names, and forget the number that tf.data gave it."""
         if "metadata" in node.attr and node.op.endswith(_DATASET):
             node.attr["metadata"].s = b""
-        for reference in _references(node):
+        for reference in ops.function_references(node):
             reference.name = self._name(reference.name)
         if node.op in self._bodies:
             node.op = self._name(node.op)
@@ -94,14 +95,6 @@ def _renamed_input(text: str, names: Mapping[str, str]) -> str:
     control = "^" if text.startswith("^") else ""
     name = text.removeprefix("^")
     return control + names.get(name, name)
-
-
-def _references(node: NodeDef) -> Iterator[Any]:
-    for key in sorted(node.attr):
-        value = node.attr[key]
-        if value.HasField("func"):
-            yield value.func
-        yield from value.list.func
 
 
 def merged(*libraries: Any) -> Any:

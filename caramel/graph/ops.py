@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -167,14 +168,18 @@ def calls_functions(op: str) -> bool:
     return any(a.type in ("func", "list(func)") for a in op_def(op).attr)
 
 
-def functions_of(node: NodeDef) -> list[str]:
-    """Names of the library functions that the node calls."""
-    names: list[str] = []
-    for value in node.attr.values():
+def function_references(node: NodeDef) -> Iterator[Any]:
+    """The attributes' references to library functions, in the order of the attributes' names."""
+    for key in sorted(node.attr):
+        value = node.attr[key]
         if value.HasField("func"):
-            names.append(value.func.name)
-        names.extend(f.name for f in value.list.func)
-    return names
+            yield value.func
+        yield from value.list.func
+
+
+def functions_of(node: NodeDef) -> list[str]:
+    """Names of the library functions that the node calls by its attributes."""
+    return [reference.name for reference in function_references(node)]
 
 
 def _repeated(arguments: Any, node: NodeDef) -> list[tuple[str, int]]:

@@ -44,10 +44,11 @@ class DrawingFunctions:
     def renamed(self, node: NodeDef, rank: int) -> NodeDef:
         """Let a worker's node, which is changed, call that worker's functions."""
         if rank > 0 and self._names:
-            for value in node.attr.values():
-                for function in [value.func] if value.HasField("func") else value.list.func:
-                    if function.name in self._names:
-                        function.name = _copy_name(function.name, rank)
+            for reference in ops.function_references(node):
+                if reference.name in self._names:
+                    reference.name = _copy_name(reference.name, rank)
+            if node.op in self._names:
+                node.op = _copy_name(node.op, rank)
         return node
 
     def library(self, workers: int) -> Any:
@@ -68,9 +69,9 @@ class DrawingFunctions:
         copy.CopyFrom(original)
         copy.signature.name = _copy_name(name, rank)
         for node in copy.node_def:
-            self.renamed(node, rank)
             if node.op not in self._library and ops.is_seeded_random(node):
                 offset_seed(node, rank)
+            self.renamed(node, rank)
         return copy
 
 
