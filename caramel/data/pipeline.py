@@ -49,6 +49,10 @@ class Pipeline:
         """Whether all workers run the same pipeline, and so are at the same position in it."""
         return self.sharding is not Sharding.OWN
 
+    def saved_ranks(self, workers: int) -> range:
+        """The workers whose positions a checkpoint keeps, which are those of all."""
+        return range(1 if self.shared else workers)
+
     @property
     def values(self) -> Mapping[str, np.ndarray]:
         """What must be loaded before the datasets are made, by key."""

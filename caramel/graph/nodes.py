@@ -92,9 +92,9 @@ def group(name: str, targets: Iterable[str], device: str) -> NodeDef:
     return node(name, "NoOp", ["^" + target for target in targets], device)
 
 
-def variable(name: str, dtype: str, shape: Sequence[int], device: str) -> NodeDef:
-    """The handle of a variable that is shared under its own name."""
-    attributes: dict[str, object] = {"shape": shape_attribute(shape), "shared_name": name.encode()}
+def variable(name: str, dtype: str, shape: Sequence[int], device: str, shared_name: str | None = None) -> NodeDef:
+    """The handle of a variable; it is shared under the node's name, unless another is given."""
+    attributes: dict[str, object] = {"shape": shape_attribute(shape), "shared_name": (shared_name or name).encode()}
     return node(name, "VarHandleOp", (), device, dtype=dtype_attribute(dtype), **attributes)
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from caramel.data import template as names
 from caramel.data.pipeline import Pipeline
 from caramel.data.source import SEED
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
-from caramel.graph.nodes import constant, dtype_attribute, dtypes_attribute, group, node, shape_attribute
+from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
-from caramel.modifiers.state import RESTORE_PREFIX, Saved
+from caramel.modifiers.state import Builder, Saved, read_checkpoint
 from caramel.signature import DataSignature
 
 LOAD = "caramel/input/load"
@@ -84,8 +82,8 @@ def saved_position(pipeline: Pipeline, devices: Sequence[str]) -> tuple[Sequence
     attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute([POSITION_SIZE])}
     position = node(POSITION, "PlaceholderWithDefault", [zeros.name], host, **attributes)
     digest = constant(DIGEST, pipeline.digest.encode(), "string", host)
-    ranks = [0] if pipeline.shared else range(len(devices))
     saved = [Saved(POSITION, position.name, "int64"), Saved(DIGEST, digest.name, "string")]
+    ranks = pipeline.saved_ranks(len(devices))
     saved += [Saved(state_key(rank), input_name(rank, f"{names.STATE}/read"), "variant") for rank in ranks]
     return [(made, Role(Purpose.STATE, 0)) for made in (zeros, position, digest)], saved
 
@@ -99,41 +97,24 @@ def add_input_state(distributed: DistributedGraph, pipeline: Pipeline, devices: 
         devices: device of each rank.
     """
     hosts = [str(host_of(Device.parse(d))) for d in devices]
-    added: list[tuple[NodeDef, Role]] = []
+    builder = Builder([])
     wanted = [(rank, c) for rank in range(len(devices)) for c in pipeline.source(rank).constants]
-    keys = {c.key: c.dtype for _, c in wanted}
-    read = _read_checkpoint(added, LOAD, keys, hosts[0])
+    read = read_checkpoint(builder, f"{LOAD}_ops", {c.key: c.dtype for _, c in wanted}, hosts[0])
     done = []
     for number, (rank, c) in enumerate(wanted):
         handle = input_name(rank, f"{names.SOURCE}/{c.node}")
-        name, kind = f"{LOAD}_ops/assign_{number}", dtype_attribute(c.dtype)
-        made = node(name, "AssignVariableOp", [handle, read[c.key]], hosts[rank], dtype=kind)
-        added.append((made, Role(Purpose.STATE, rank)))
-        done.append(name)
-    added.append((group(LOAD, done, hosts[0]), Role(Purpose.STATE, 0)))
-    states = {state_key(rank): "variant" for rank in ([0] if pipeline.shared else range(len(devices)))}
-    read = _read_checkpoint(added, RESTORE, states, hosts[0])
+        made = assign(f"{LOAD}_ops/assign_{number}", handle, read[c.key], c.dtype, hosts[rank])
+        done.append(builder.add(made, rank))
+    builder.add(group(LOAD, done, hosts[0]), 0)
+    ranks = pipeline.saved_ranks(len(devices))
+    read = read_checkpoint(builder, f"{RESTORE}_ops", {state_key(rank): "variant" for rank in ranks}, hosts[0])
     done = []
     for rank, host in enumerate(hosts):
-        inputs = [input_name(rank, names.ITERATOR), read[state_key(0 if pipeline.shared else rank)]]
-        done.append(f"{RESTORE}_ops/iterator_{rank}")
-        added.append((node(done[-1], "DeserializeIterator", inputs, host), Role(Purpose.STATE, rank)))
-    added.append((group(RESTORE, done, hosts[0]), Role(Purpose.STATE, 0)))
-    return distributed.extended(added)
-
-
-def _read_checkpoint(
-    added: list[tuple[NodeDef, Role]], scope: str, dtypes: dict[str, str], host: str
-) -> dict[str, str]:
-    """Nodes on worker 0 that read the keys; the tensor of each."""
-    if not dtypes:
-        return {}
-    keys = constant(f"{scope}_ops/keys", np.array([k.encode() for k in dtypes], dtype=object), "string", host)
-    slices = constant(f"{scope}_ops/slices", np.array([b""] * len(dtypes), dtype=object), "string", host)
-    inputs = [RESTORE_PREFIX, keys.name, slices.name]
-    read = node(f"{scope}_ops/read", "RestoreV2", inputs, host, dtypes=dtypes_attribute(dtypes.values()))
-    added += [(made, Role(Purpose.STATE, 0)) for made in (keys, slices, read)]
-    return {key: format_input(read.name, position) for position, key in enumerate(dtypes)}
+        state = read[state_key(rank % len(ranks))]  # one for all, or each its own
+        inputs = [input_name(rank, names.ITERATOR), state]
+        done.append(builder.add(node(f"{RESTORE}_ops/iterator_{rank}", "DeserializeIterator", inputs, host), rank))
+    builder.add(group(RESTORE, done, hosts[0]), 0)
+    return distributed.extended(builder.nodes)
 
 
 def data_signature(pipeline: Pipeline, workers: int) -> DataSignature:
@@ -162,8 +143,8 @@ def data_signature(pipeline: Pipeline, workers: int) -> DataSignature:
         begin=everywhere(names.BEGIN),
         advance=everywhere(names.ADVANCE),
         counts=everywhere(names.COUNTS, ":0"),
-        snapshot=everywhere(names.SNAPSHOT)[: 1 if pipeline.shared else workers],
-        forget=everywhere(names.FORGET)[: 1 if pipeline.shared else workers],
+        snapshot=everywhere(names.SNAPSHOT)[: len(pipeline.saved_ranks(workers))],
+        forget=everywhere(names.FORGET)[: len(pipeline.saved_ranks(workers))],
         restore=RESTORE,
         position=f"{POSITION}:0",
         position_key=POSITION,

@@ -9,7 +9,7 @@ from caramel.errors import InputError
 from caramel.graph import ops
 from caramel.graph.devices import Device, merge
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
-from caramel.graph.nodes import colocate, dtype_attribute, group, node, shape_attribute
+from caramel.graph.nodes import colocate, group, variable
 from caramel.graph.shapes import SHAPES
 from caramel.model import Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
@@ -89,16 +89,7 @@ def _missing_handles(model: Model, rank: int, device: Device) -> list[NodeDef]:
     if rank != 0:
         return []
     return [
-        node(
-            replica_name(rank, v.node),
-            ops.VARIABLE,
-            (),
-            str(device),
-            dtype=dtype_attribute(v.dtype),
-            shape=shape_attribute(v.shape),
-            shared_name=shared_name(rank, v.name).encode(),
-            container=b"",
-        )
+        variable(replica_name(rank, v.node), v.dtype, v.shape, str(device), shared_name(rank, v.name))
         for v in model.variables
         if v.node not in model.graph
     ]

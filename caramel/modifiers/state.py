@@ -44,7 +44,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class _Builder:
+class Builder:
     """Collects state nodes."""
 
     nodes: list[tuple[NodeDef, Role]]
@@ -52,6 +52,27 @@ class _Builder:
     def add(self, made: NodeDef, rank: int) -> str:
         self.nodes.append((made, Role(Purpose.STATE, rank)))
         return made.name
+
+
+def read_checkpoint(builder: Builder, scope: str, dtypes: Mapping[str, str], host: str) -> dict[str, str]:
+    """Read the checkpoint that is fed to `RESTORE_PREFIX`.
+
+    Args:
+        builder: gets the nodes.
+        scope: prefix of their names.
+        dtypes: dtype of each key.
+        host: device of worker 0's host.
+
+    Returns:
+        The tensor of each key.
+    """
+    if not dtypes:
+        return {}
+    keys = _strings(builder, f"{scope}/keys", dtypes, host)
+    slices = _strings(builder, f"{scope}/slices", ["" for _ in dtypes], host)
+    types = dtypes_attribute(dtypes.values())
+    read = builder.add(node(f"{scope}/read", "RestoreV2", [RESTORE_PREFIX, keys, slices], host, dtypes=types), 0)
+    return {key: format_input(read, position) for position, key in enumerate(dtypes)}
 
 
 def local_key(rank: int, name: str) -> str:
@@ -137,17 +158,17 @@ def add_state(
     Returns:
         The graph with the ops named by the constants of this module.
     """
-    builder = _Builder([])
+    builder = Builder([])
     parsed = [Device.parse(d) for d in plan.devices]
     host = str(host_of(parsed[0]))
-    prefix = builder.add(_string_placeholder(RESTORE_PREFIX, host), 0)
+    builder.add(_string_placeholder(RESTORE_PREFIX, host), 0)
     saved = [v for v in model.variables if v.saved]
     unsaved = [v for v in model.variables if not v.saved]
     for done, chosen in ((RESTORE_SAVED, saved), (RESTORE_UNSAVED, unsaved)):
         items = [(0, v, v.name) for v in chosen]
-        _restore(builder, done, prefix, items, host, parsed)
+        _restore(builder, done, items, host, parsed)
     local = kept_apart(model, plan)
-    _restore(builder, RESTORE_LOCAL, prefix, local, host, parsed)
+    _restore(builder, RESTORE_LOCAL, local, host, parsed)
     _broadcast(builder, model, plan, parsed)
     together = _combine(builder, model, plan, parsed)
     _save(builder, [(0, v, v.name) for v in saved], local, together, further, host, parsed)
@@ -162,43 +183,32 @@ def _handle(rank: int, variable: Variable) -> str:
     return replica_name(rank, variable.node)
 
 
-def _strings(builder: _Builder, name: str, values: Iterable[str], device: str) -> str:
+def _strings(builder: Builder, name: str, values: Iterable[str], device: str) -> str:
     array = np.array([v.encode() for v in values], dtype=object)
     return builder.add(constant(name, array, "string", device), 0)
 
 
 def _restore(
-    builder: _Builder,
+    builder: Builder,
     done: str,
-    prefix: str,
     items: Sequence[tuple[int, Variable, str]],
     host: str,
     devices: Sequence[Device],
 ) -> None:
     scope = done + "_ops"
     assigned: list[str] = []
-    if items:
-        restored = _restored(builder, scope, prefix, items, host)
-        for position, (rank, variable, _) in enumerate(items):
-            value = format_input(restored, position)
-            made = _assign(f"{scope}/assign_{position}", rank, variable, value, devices)
-            assigned.append(builder.add(made, rank))
+    restored = read_checkpoint(builder, scope, {key: v.dtype for _, v, key in items}, host)
+    for position, (rank, variable, key) in enumerate(items):
+        made = _assign(f"{scope}/assign_{position}", rank, variable, restored[key], devices)
+        assigned.append(builder.add(made, rank))
     builder.add(group(done, assigned, host), 0)
-
-
-def _restored(builder: _Builder, scope: str, prefix: str, items: Sequence[tuple[int, Variable, str]], host: str) -> str:
-    """The node that reads values from a checkpoint, in order."""
-    keys = _strings(builder, f"{scope}/keys", [key for _, _, key in items], host)
-    slices = _strings(builder, f"{scope}/slices", ["" for _ in items], host)
-    types = dtypes_attribute(v.dtype for _, v, _ in items)
-    return builder.add(node(f"{scope}/read", "RestoreV2", [prefix, keys, slices], host, dtypes=types), 0)
 
 
 def _assign(name: str, rank: int, variable: Variable, value: str, devices: Sequence[Device]) -> NodeDef:
     return assign(name, _handle(rank, variable), value, variable.dtype, str(devices[rank]))
 
 
-def _combine(builder: _Builder, model: Model, plan: Plan, devices: Sequence[Device]) -> dict[str, str]:
+def _combine(builder: Builder, model: Model, plan: Plan, devices: Sequence[Device]) -> dict[str, str]:
     """The values that all workers have together; see `combined`."""
     together = combined(model, plan)
     for variable in model.variables:
@@ -218,7 +228,7 @@ def _combine(builder: _Builder, model: Model, plan: Plan, devices: Sequence[Devi
     return together
 
 
-def _broadcast(builder: _Builder, model: Model, plan: Plan, devices: Sequence[Device]) -> None:
+def _broadcast(builder: Builder, model: Model, plan: Plan, devices: Sequence[Device]) -> None:
     """Worker 0's values to all."""
     scope = "caramel/broadcast"
     assigned: list[str] = []
@@ -229,7 +239,7 @@ def _broadcast(builder: _Builder, model: Model, plan: Plan, devices: Sequence[De
 
 
 def _to_others(
-    builder: _Builder,
+    builder: Builder,
     scope: str,
     number: int,
     variable: Variable,
@@ -264,15 +274,15 @@ def assignment_nodes(model: Model, plan: Plan, names: Sequence[str], scope: str)
         names: of the variables; also their keys in the checkpoint.
         scope: name of the op that does it.
     """
-    builder = _Builder([])
+    builder = Builder([])
     devices = [Device.parse(d) for d in plan.devices]
     host = str(host_of(devices[0]))
     variables = [model.variable_by_name[name] for name in names]
     inside = f"{scope}_ops"
-    restored = _restored(builder, inside, RESTORE_PREFIX, [(0, v, v.name) for v in variables], host)
+    restored = read_checkpoint(builder, inside, {v.name: v.dtype for v in variables}, host)
     assigned = []
     for number, variable in enumerate(variables):
-        value = format_input(restored, number)
+        value = restored[variable.name]
         assigned.append(builder.add(_assign(f"{inside}/assign_{number}_0", 0, variable, value, devices), 0))
         if variable.node in model.graph:
             assigned += _to_others(builder, inside, number, variable, value, plan, devices)
@@ -285,7 +295,7 @@ def _read(name: str, rank: int, variable: Variable, devices: Sequence[Device]) -
 
 
 def _save(
-    builder: _Builder,
+    builder: Builder,
     shared: Sequence[tuple[int, Variable, str]],
     local: Sequence[tuple[int, Variable, str]],
     together: Mapping[str, str],
