@@ -72,8 +72,7 @@ class Counts:
 
     def _combination(self, output: str, what: str) -> Combination:
         """How the workers' values of a result combine."""
-        # What the step reports as its loss is not among its other results.
-        found = self._combinations.get(output, self._reported) or self._said
+        found = self._combinations.get(output, self._reported) or self._said  # as in `_of_workers`
         if found is None:
             tensor = self._watched.outputs[output]
             raise CaptureError(
@@ -98,7 +97,7 @@ class Counts:
     def after(self, result: StepResult) -> Any:
         """Take over a step; gives the logs as the model's training step returns them."""
         for counted in self._counted.values():
-            counted.after(result)
+            counted.after(_of_workers(counted.output, result), result.worker_examples)
         for call in self._watched.calls:
             self._update(call, result)
         if self._watched.logs is None:
@@ -127,9 +126,7 @@ class Counts:
     def _value(self, output: str, result: StepResult) -> np.ndarray:
         combination = self._combination(output, "")
         dtype = self._watched.outputs[output].dtype.as_numpy_dtype
-        values = result.outputs.get(output)
-        if values is None:
-            values = tuple(np.asarray(value) for value in result.worker_losses)
+        values = _of_workers(output, result)
         shares = result.worker_examples
         counting = [v for v, examples in zip(values, shares) if examples or not any(shares)]
         if combination is Combination.SAME:
@@ -165,6 +162,13 @@ class Counts:
         return metrics
 
 
+def _of_workers(output: str, result: StepResult) -> tuple[np.ndarray, ...]:
+    """The workers' values of a result; what the step reports as its loss is not among its outputs."""
+    if output in result.outputs:
+        return result.outputs[output]
+    return tuple(np.asarray(value) for value in result.worker_losses)
+
+
 class _Counted:
     """A variable that all workers only add to: what they have added together.
 
@@ -175,7 +179,7 @@ class _Counted:
 
     def __init__(self, variable: Any, output: str) -> None:
         self._variable = variable
-        self._output = output
+        self.output = output
         self._base = self._given = variable.numpy()
         self._start: Sequence[np.ndarray] = ()  # of each worker, when the model's variable was `_base`
         self._last: Sequence[np.ndarray] = ()
@@ -196,12 +200,15 @@ class _Counted:
             self._start = self._last
             self._repeated = {}
 
-    def after(self, result: StepResult) -> None:
+    def after(self, states: Sequence[np.ndarray], examples: Sequence[int]) -> None:
         """Add up what the workers have counted.
 
         A worker without examples ran on one that it had before, which counts for nothing.
+
+        Args:
+            states: what each worker has of the variable.
+            examples: number of examples of each in this step.
         """
-        states, examples = result.outputs[self._output], result.worker_examples
         last = self._last or [self._base] * len(states)
         start = self._start or [self._base] * len(states)
         for rank, state in enumerate(states):

@@ -308,6 +308,32 @@ def test_a_log_that_is_taken_for_the_loss_and_cannot_be_told():
     refused(["returns 'largest'", "Max"], make)
 
 
+def test_a_count_that_is_taken_for_the_loss():
+    """It is the only number that the step gives."""
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.squares.update_state(tf.reduce_sum(tf.square(x), -1))
+            return {"squares": self.squares.result()}
+
+        @property
+        def metrics(self):
+            return [self.squares]
+
+    def make():
+        base = compiled()
+        model = Own(base.inputs, base.outputs)
+        model.compile(keras.optimizers.SGD(0.1), base.loss)
+        model.squares = keras.metrics.Sum(name="squares")
+        return model
+
+    same(*both(dataset(58), make, epochs=2))
+
+
 @pytest.mark.parametrize("weights", [{}, {"a": 1.0}, {-1: 1.0}, {True: 1.0}, [1.0, 2.0], [0, 1]])
 def test_weights_of_what_is_no_class(weights):
     with pytest.raises(caramel.InputError, match="class_weight"):
