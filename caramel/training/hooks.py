@@ -18,18 +18,21 @@ _ONLY_LOGS = (
 )
 """Callbacks that look at nothing but logs around a batch."""
 
+_SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+"""Callbacks that look at values around a batch only if they are to save them there."""
+
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 def may_look_at_values(callback: Any) -> bool:
     """Whether a callback is called around batches and may want the model's values there, or change them."""
-    if isinstance(callback, _ONLY_LOGS):
-        return False
-    if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
-        return bool(getattr(callback, "save_freq", "epoch") != "epoch")
+    harmless = [keras.callbacks.Callback, *_ONLY_LOGS]
+    if getattr(callback, "save_freq", "epoch") == "epoch":
+        harmless += _SAVING
     for hook in _BATCH_HOOKS:
         given = getattr(callback, hook)
-        if getattr(given, "__func__", given) is not getattr(keras.callbacks.Callback, hook):
+        function = getattr(given, "__func__", given)  # not bound to the callback
+        if not any(function is getattr(kind, hook) for kind in harmless):
             return True
     return False
 

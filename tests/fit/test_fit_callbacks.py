@@ -171,6 +171,19 @@ def test_hooks_given_as_functions():
     np.testing.assert_allclose(rates[1], rates[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint])
+def test_a_hook_of_its_own_beside_those_of_keras(kind, tmp_path):
+    seen = []
+
+    class Own(kind):
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            seen.append(float(np.sum(self.model.layers[1].kernel)))
+
+    both(dataset(), epochs=2, callbacks=lambda: [Own(str(tmp_path / "logs.keras"))])
+    np.testing.assert_allclose(seen[10:], seen[:10], rtol=1e-8)
+
+
 def test_it_ends_at_a_loss_that_is_no_number():
     x, y = arrays()
     x[30] = np.nan
