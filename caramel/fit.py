@@ -11,7 +11,8 @@ import tensorflow as tf
 from caramel.armodel import ARModel
 from caramel.checks import whole_number
 from caramel.data.components import arguments_of
-from caramel.errors import CaptureError, InputError, in_one_line
+from caramel.data.given import sample
+from caramel.errors import CaptureError, DataError, InputError, in_one_line
 from caramel.frontend.context import Context, capture
 from caramel.runtime.cluster import Cluster, InProcess
 from caramel.training.counts import Counts
@@ -72,9 +73,9 @@ def fit(
         The keras.callbacks.History.
 
     Raises:
-        InputError: the model is not compiled or not as said, or an argument does not fit.
+        InputError: the model is not compiled or not as said, an argument does not fit, or the dataset is empty.
         CaptureError: the model's training step cannot be captured or replicated.
-        DataError: the dataset is empty, or fails.
+        DataError: the dataset fails.
     """
     _check(model, dataset, epochs, initial_epoch, steps_per_epoch, validation_freq)
     number = whole_number(workers, "workers")
@@ -155,8 +156,11 @@ def _length(dataset: Any) -> int | None:
 
 def _build(model: Any, dataset: Any) -> None:
     """Make what is only made at the first batch: the model's, its metrics' and its optimizer's variables."""
-    first = dataset if isinstance(dataset, tf.data.Dataset) else dataset(1, 0)
-    batch = next(iter(first.take(1)), None)
+    first = sample(dataset)
+    try:
+        batch = next(iter(first.take(1)), None)
+    except tf.errors.OpError as error:
+        raise DataError(f"the dataset fails at its first batch: {in_one_line(error)}. No step has run") from error
     if batch is None:
         raise InputError("the dataset is empty: it has no batch to train on")
     if isinstance(batch, tuple) and len(batch) > 3:

@@ -54,24 +54,36 @@ def given_data(data: Any) -> Given:
     Raises:
         InputError: it is something else.
     """
-    if is_dataset(data):
-        return Given(data.element_spec, lambda workers: [serialise(data)])
-    if isinstance(data, tf.data.Iterator) or not callable(data):
-        raise InputError(
-            "data must be a tf.data.Dataset, or a function (workers, rank) -> tf.data.Dataset that makes each worker's "
-            f"own, got {type(data).__name__}. (Arrays are fed in Session.run(batches) or Session.step(...))"
-        )
-    first = _called(data, 1, 0)
+    first = sample(data)
+    if first is data:
+        return Given(first.element_spec, lambda workers: [serialise(first)])
 
     def serialised(workers: int) -> list[Serialised]:
         found = []
         for rank in range(workers):
-            dataset = _called(data, workers, rank)
+            dataset = sample(data, workers, rank)
             _check_same(dataset.element_spec, first.element_spec, workers, rank)
             found.append(serialise(dataset))
         return found
 
     return Given(first.element_spec, serialised, own=True)
+
+
+def sample(data: Any, workers: int = 1, rank: int = 0) -> Any:
+    """The dataset of one worker, by default of a single one: what the user passed as ``data``, or a call of it.
+
+    Raises:
+        InputError: it is no tf.data.Dataset and no function that returns one.
+        CaptureError: the function fails.
+    """
+    if is_dataset(data):
+        return data
+    if isinstance(data, tf.data.Iterator) or not callable(data):
+        raise InputError(
+            "data must be a tf.data.Dataset, or a function (workers, rank) -> tf.data.Dataset that makes each worker's "
+            f"own, got {type(data).__name__}. (Arrays are fed in Session.run(batches) or Session.step(...))"
+        )
+    return _called(data, workers, rank)
 
 
 def _called(function: Callable[[int, int], Any], workers: int, rank: int) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from caramel.checks import whole_number
+from caramel.data.components import is_dataset
+from caramel.data.given import sample
 from caramel.errors import InputError
 
 
@@ -16,7 +18,7 @@ def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
 
     Args:
         dataset: a tf.data.Dataset, or a function that makes each worker's own.
-        class_weight: weight of each class by its number; 1 for those that are left out.
+        class_weight: weight of each class by its number; 1 for those that are left out, and for negative targets.
 
     Raises:
         InputError: a class is no number, or the elements are no ``(x, y)`` with one tensor of classes.
@@ -26,8 +28,12 @@ def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
             f"class_weight must give the weight of each class by its number (0, 1, ...), got {class_weight!r}"
         )
     by_class = {whole_number(number, "a class in class_weight", 0): weight for number, weight in class_weight.items()}
-    if not isinstance(dataset, tf.data.Dataset):
-        return lambda workers, rank: weighted(dataset(workers, rank), class_weight)
+    if is_dataset(dataset):
+        return _weighted(dataset, by_class)
+    return lambda workers, rank: _weighted(sample(dataset, workers, rank), by_class)
+
+
+def _weighted(dataset: Any, by_class: Mapping[int, float]) -> Any:
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) != 2 or not isinstance(spec[1], tf.TensorSpec):
         raise InputError(
@@ -35,10 +41,12 @@ def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
             f"weights; its elements are {spec}"
         )
     known = max(by_class) + 1
-    weights = [float(by_class.get(number, 1.0)) for number in range(known + 1)]  # the last for all further ones
+    weights = [float(by_class.get(number, 1.0)) for number in range(known + 1)]  # the last for all others
 
     def with_weights(x: Any, y: Any) -> Any:
-        return x, y, tf.gather(tf.constant(weights), tf.minimum(_classes(y), known))
+        classes = _classes(y)
+        others = tf.constant(known, tf.int64)
+        return x, y, tf.gather(tf.constant(weights), tf.where((classes < 0) | (classes > others), others, classes))
 
     return dataset.map(with_weights)
 

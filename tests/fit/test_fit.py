@@ -227,6 +227,19 @@ def test_an_empty_dataset(empty):
     refused(["empty"], compiled(), empty())
 
 
+@pytest.mark.parametrize("options", [{}, {"class_weight": {0: 2.0}}], ids=["plain", "weighted"])
+@pytest.mark.parametrize("given", [[], lambda workers, rank: dataset()], ids=["list", "function"])
+def test_a_function_that_returns_no_dataset(options, given):
+    words = ["data(1, 0)", "tf.data.Dataset", type(given).__name__]
+    refused(words, compiled(), lambda workers, rank: given, **options)
+
+
+def test_a_first_batch_that_fails():
+    data = dataset().map(lambda x, y: (tf.debugging.check_numerics(x / 0, "no numbers"), y))
+    with pytest.raises(caramel.DataError, match="first batch: .*no numbers"):
+        caramel.fit(compiled(), data, workers=2, verbose=0)
+
+
 def test_elements_that_do_not_fit():
     data = tf.data.Dataset.from_tensor_slices((np.zeros([4, 2]), np.zeros(4))).batch(2)
     refused(["cannot take", "TensorSpec"], compiled(), data)

@@ -61,6 +61,20 @@ def test_numbers_from_numpy_are_as_good_as_python_s():
     assert histories[0] == histories[1]
 
 
+def test_targets_below_all_classes_count_one():
+    """Keras does so with arrays; with a dataset it fails for them."""
+    x, y = arrays(60)
+    signs = np.where(y == 0, -1, 1)
+
+    def make():
+        return made(lambda: keras.Sequential([keras.Input([FEATURES]), keras.layers.Dense(1)]), "hinge")()
+
+    alone = make().fit(x, signs, batch_size=12, shuffle=False, verbose=0, class_weight={1: 2.5})
+    data = tf.data.Dataset.from_tensor_slices((x, signs)).batch(12)
+    history = caramel.fit(make(), data, workers=2, verbose=0, class_weight={1: 2.5})
+    np.testing.assert_allclose(history.history["loss"], alone.history["loss"], rtol=1e-6)
+
+
 def test_validation_on_arrays():
     x, y = arrays(20, 8)
     weights = np.linspace(0.1, 2, 20)
