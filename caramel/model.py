@@ -208,8 +208,7 @@ class Model:
     Attributes:
         graph: the step's nodes, without initialisers and whatever else a step does not need.
         inputs: what the driver feeds, in the order of the user's arguments.
-        loss: the tensor reported as the loss.
-        loss_is_scalar: whether ``loss`` has rank 0 (otherwise its elements are added).
+        loss: the tensor reported as the loss; if it has several elements, their sum is.
         outputs: further per-step results of the user's step function, ``(name, tensor)``.
         combinations: how the workers' values of each of ``outputs`` combine; None where it cannot be told.
         targets: nodes that make up the step (everything that must run in each step).
@@ -229,7 +228,6 @@ class Model:
     graph: Graph
     inputs: tuple[Input, ...]
     loss: str
-    loss_is_scalar: bool
     outputs: tuple[tuple[str, str], ...]
     targets: tuple[str, ...]
     variables: tuple[Variable, ...]

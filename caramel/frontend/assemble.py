@@ -14,7 +14,7 @@ from caramel.frontend.replicable import refuse_in_loops, refuse_irreplicable, re
 from caramel.frontend.reports import Reports, untold
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, copied, node_of, parse_input, tensor_name
-from caramel.graph.shapes import SHAPES, static_shape
+from caramel.graph.shapes import SHAPES
 from caramel.model import Gradient, Input, Model, Variable
 
 _STEP_COUNTERS = ("global_step", "iteration", "iterations")
@@ -55,7 +55,6 @@ def assemble(raw: RawProgram) -> Model:
         graph=_without_shapes(step),
         inputs=inputs,
         loss=tensor_name(loss),
-        loss_is_scalar=static_shape(step, loss) == (),
         outputs=raw.outputs,
         targets=raw.targets,
         variables=variables,
