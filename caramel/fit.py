@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -82,39 +83,86 @@ def fit(
     if class_weight is not None:
         dataset = weighted(dataset, class_weight)
     _build(model, dataset)
-    said = options.pop("loss_reduction", None)
-    context, counts = _captured(model, dataset, said)
+    context, counts = _captured(model, dataset, options.pop("loss_reduction", None))
     check_monitors(counts.names, callbacks, validation_data is not None)
     armodel = ARModel(context, number, **options)
+    validation = _Validation(validation_data, validation_batch_size, validation_steps, validation_freq)
     length = _length(dataset)
-    hooks = keras.callbacks.CallbackList(
+    hooks = _hooks(model, callbacks, epochs, steps_per_epoch or length, verbose)
+    model.stop_training = False
+    hooks.on_train_begin()  # may load values, and say at which epoch they were
+    first = getattr(model, "_initial_epoch", None) or initial_epoch
+    with armodel.session(cluster or InProcess(), step_timeout_s=step_timeout_s) as session:
+        values = Values(session, _without_metrics(model, context.live_variables), context.model.values.load())
+        looks = any(may_look_at_values(c) for c in hooks.callbacks)
+        training = Epochs(model, session, hooks, counts, values, looks, length)
+        logs = _trained(training, validation, range(first, epochs), steps_per_epoch)
+    if epochs > 0:
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+    hooks.on_train_end(logs)
+    return model.history
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """What a model is validated on, and when.
+
+    Attributes:
+        data: what the model's ``fit`` takes as ``validation_data``; None for no validation.
+        batch_size: examples in a step, for arrays.
+        steps: how many steps.
+        frequency: epochs from one validation to the next, or the numbers (from 1) of those with one.
+    """
+
+    data: Any
+    batch_size: int | None
+    steps: int | None
+    frequency: int | Collection[int]
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether there is one after the epoch of this number (from 0)."""
+        if self.data is None:
+            return False
+        if isinstance(self.frequency, Collection):
+            return epoch + 1 in self.frequency
+        return (epoch + 1) % self.frequency == 0
+
+    def logs(self, model: Any, hooks: Any) -> dict[str, Any]:
+        """Validate the model as it is now; gives what is added to the logs of the epoch."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(self.data)
+        found = model.evaluate(
+            x, y, self.batch_size, "auto", weights, steps=self.steps, callbacks=hooks, return_dict=True
+        )
+        return {f"val_{name}": value for name, value in found.items()}
+
+
+def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None, verbose: int | str) -> Any:
+    """The keras.callbacks.CallbackList of a training."""
+    return keras.callbacks.CallbackList(
         list(callbacks),
         add_history=True,
         add_progbar=verbose != 0,
         model=model,
         epochs=epochs,
-        steps=steps_per_epoch or length,
+        steps=steps,
         verbose=verbose,
     )
-    model.stop_training = False
-    hooks.on_train_begin()  # may load values
-    logs: dict[str, Any] | None = None
-    with armodel.session(cluster or InProcess(), step_timeout_s=step_timeout_s) as session:
-        values = Values(session, _without_metrics(model, context.live_variables), context.model.values.load())
-        looks = any(may_look_at_values(c) for c in hooks.callbacks)
-        training = Epochs(model, session, hooks, counts, values, looks, length)
-        for epoch in range(getattr(model, "_initial_epoch", None) or initial_epoch, epochs):
-            logs = training.run(epoch, steps_per_epoch)
-            if validation_data is not None and _is_validated(epoch, validation_freq):
-                validated = _validated(model, validation_data, validation_batch_size, validation_steps, hooks)
-                logs.update((f"val_{name}", value) for name, value in validated.items())
-            hooks.on_epoch_end(epoch, logs)
-            if model.stop_training:
-                break
-    if epochs > 0:
-        model.optimizer.finalize_variable_values(model.trainable_weights)
-    hooks.on_train_end(logs)
-    return model.history
+
+
+def _trained(
+    training: Epochs, validation: _Validation, epochs: Iterable[int], steps: int | None
+) -> dict[str, Any] | None:
+    """Train and validate epoch by epoch, until a callback ends it; gives the logs of the last one."""
+    model, hooks = training.model, training.hooks
+    logs = None
+    for epoch in epochs:
+        logs = training.run(epoch, steps)
+        if validation.is_due(epoch):
+            logs.update(validation.logs(model, hooks))
+        hooks.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
+    return logs
 
 
 def _check(
@@ -214,17 +262,3 @@ def _captured(model: Any, dataset: Any, said: str | None) -> tuple[Context, Coun
         context.model  # noqa: B018
     names = {id(variable): name for name, variable in context.live_variables.items()}
     return context, Counts(model, context.model, watched, names, said)
-
-
-def _is_validated(epoch: int, frequency: int | Collection[int]) -> bool:
-    if isinstance(frequency, Collection):
-        return epoch + 1 in frequency
-    return (epoch + 1) % frequency == 0
-
-
-def _validated(model: Any, data: Any, batch_size: int | None, steps: int | None, hooks: Any) -> dict[str, Any]:
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-    given: dict[str, Any] = model.evaluate(
-        x, y, batch_size, "auto", weights, steps=steps, callbacks=hooks, return_dict=True
-    )
-    return given

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,24 @@ from caramel.runtime.session import Session
 from caramel.training.counts import Counts
 
 
+@dataclass
 class Values:
     """The variables of a Keras model, and the workers' values of them.
 
-    Args:
+    Attributes:
         session: runs the workers.
         live: the model's tf.Variables by name, without those of metrics.
-        known: what the workers have.
+        known: what the workers have, to begin with.
     """
 
-    def __init__(self, session: Session, live: Mapping[str, Any], known: Mapping[str, np.ndarray]) -> None:
-        self._session = session
-        self._live = live
-        self._known = {name: known[name] for name in live}
-        self._in_model = True
+    session: Session
+    live: Mapping[str, Any]
+    known: InitVar[Mapping[str, np.ndarray]]
+    _known: dict[str, np.ndarray] = field(init=False)
+    _in_model: bool = field(init=False, default=True)
+
+    def __post_init__(self, known: Mapping[str, np.ndarray]) -> None:
+        self._known = {name: known[name] for name in self.live}
 
     def trained(self) -> None:
         """Note that the workers have gone on."""
@@ -36,27 +41,28 @@ class Values:
         """Give the model what the workers have, if they have gone on since then."""
         if self._in_model:
             return
-        values = self._session.values()
-        for name, variable in self._live.items():
+        values = self.session.values()
+        for name, variable in self.live.items():
             variable.assign(values[name])
             self._known[name] = values[name]
         self._in_model = True
 
     def take_changes(self) -> None:
         """Give the workers what callbacks have changed in the model."""
-        now = {name: v.numpy() for name, v in self._live.items()}
+        now = {name: v.numpy() for name, v in self.live.items()}
         changed = {n: value for n, value in now.items() if not np.array_equal(value, self._known[n], equal_nan=True)}
-        self._session.assign(changed)
+        self.session.assign(changed)
         self._known.update(changed)
 
 
+@dataclass
 class Epochs:
     """Runs the epochs of a training.
 
     A dataset whose length is known ends where Keras takes it to end. Of others the end is only seen by
     asking for more, after the callbacks were told that a batch begins.
 
-    Args:
+    Attributes:
         model: the Keras model.
         session: runs the workers.
         hooks: the CallbackList.
@@ -66,25 +72,15 @@ class Epochs:
         length: number of batches in the dataset, if it is known.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        session: Session,
-        hooks: Any,
-        counts: Counts,
-        values: Values,
-        looks_at_values: bool,
-        length: int | None,
-    ) -> None:
-        self._model = model
-        self._session = session
-        self._hooks = hooks
-        self._counts = counts
-        self._values = values
-        self._looks_at_values = looks_at_values
-        self._length = length
-        self._taken = 0  # of the present pass
-        self._ended = False
+    model: Any
+    session: Session
+    hooks: Any
+    counts: Counts
+    values: Values
+    looks_at_values: bool
+    length: int | None
+    _taken: int = field(init=False, default=0)  # of the present pass
+    _ended: bool = field(init=False, default=False)
 
     def run(self, epoch: int, steps: int | None) -> dict[str, Any]:
         """Train for an epoch, without its validation.
@@ -96,60 +92,56 @@ class Epochs:
         Returns:
             Its logs.
         """
-        self._model.reset_metrics()
-        self._counts.reset(self._session)
-        self._hooks.on_epoch_begin(epoch)
-        self._values.take_changes()  # a learning rate; what was put back at the end of the epoch before
+        self.model.reset_metrics()
+        self.counts.reset(self.session)
+        self.hooks.on_epoch_begin(epoch)
+        self.values.take_changes()  # a learning rate; what was put back at the end of the epoch before
         logs: Any = {}
-        for first in self._firsts(steps):
-            self._before(first)
-            done, logs = self._some_steps(logs)
-            if not done:
-                self._ran_out(steps)
-                break
-            self._after(first, logs)
-            if self._model.stop_training:
-                break
-        if self._taken == self._length:
-            self._begin_again()
-        self._values.bring_back()
-        return self._counts.logs(logs)
-
-    def _firsts(self, steps: int | None) -> Iterable[int]:
-        """The numbers of the steps before which callbacks are called."""
-        number, at_once = 0, self._model.steps_per_execution
-        wanted = self._length if steps is None else steps
+        number, wanted = 0, self.length if steps is None else steps
         while wanted is None or number < wanted:
-            if self._taken == self._length:
-                self._ran_out(steps)
-                return
-            yield number
-            number += at_once
+            done, logs = self._between_calls(number, logs)
+            if not done:
+                self._begin_again()
+                if steps is not None:
+                    warnings.warn(
+                        f"the data ended before the {steps} steps of an epoch: the epoch ends there, and the next one "
+                        "begins the data again. Repeat the dataset (dataset.repeat()) if it should go on",
+                        stacklevel=4,  # whoever calls `fit`
+                    )
+                break
+            if self.model.stop_training:
+                break
+            number += self.model.steps_per_execution
+        if self._taken == self.length:
+            self._begin_again()
+        self.values.bring_back()
+        return self.counts.logs(logs)
 
     def _begin_again(self) -> None:
         self._taken, self._ended = 0, False
 
-    def _ran_out(self, steps: int | None) -> None:
-        self._begin_again()
-        if steps is not None:
-            warnings.warn(
-                f"the data ended before the {steps} steps of an epoch: the epoch ends there, and the next one begins "
-                "the data again. Repeat the dataset (dataset.repeat()) if it should go on",
-                stacklevel=5,
-            )
+    def _between_calls(self, number: int, logs: Any) -> tuple[int, Any]:
+        """The steps between two calls of callbacks, as `_some_steps`; none if the data has ended."""
+        if self._taken == self.length:
+            return 0, logs
+        self._before(number)
+        done, logs = self._some_steps(logs)
+        if done:
+            self._after(number, logs)
+        return done, logs
 
     def _before(self, number: int) -> None:
-        self._hooks.on_train_batch_begin(number)
-        if self._looks_at_values:
-            self._counts.changed()
-            self._values.take_changes()
+        self.hooks.on_train_batch_begin(number)
+        if self.looks_at_values:
+            self.counts.changed()
+            self.values.take_changes()
 
     def _some_steps(self, logs: Any) -> tuple[int, Any]:
-        """The steps between two calls of callbacks: how many there were, and the logs of the last."""
+        """As many steps as are made at once: how many there were, and the logs of the last."""
         done = 0
-        while done < self._model.steps_per_execution and not self._ended:
+        while done < self.model.steps_per_execution and not self._ended:
             try:
-                result = self._session.step()
+                result = self.session.step()
             except EndOfData:
                 if self._taken == 0 and done == 0:
                     continue  # the end of the pass before; the next step begins another
@@ -157,11 +149,11 @@ class Epochs:
                 break
             done += 1
             self._taken += 1
-            self._values.trained()
-            logs = self._counts.after(result)
+            self.values.trained()
+            logs = self.counts.after(result)
         return done, logs
 
     def _after(self, first: int, logs: Any) -> None:
-        if self._looks_at_values:
-            self._values.bring_back()
-        self._hooks.on_train_batch_end(first + self._model.steps_per_execution - 1, logs)
+        if self.looks_at_values:
+            self.values.bring_back()
+        self.hooks.on_train_batch_end(first + self.model.steps_per_execution - 1, logs)

@@ -1,5 +1,7 @@
 """`caramel.fit` against Keras' own fit on one device."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -46,6 +48,15 @@ def test_sample_weights():
 
 def test_steps_per_epoch_go_on_in_the_dataset():
     same(*both(dataset().repeat(), epochs=4, steps_per_epoch=3))
+
+
+@pytest.mark.parametrize("data", [dataset, lambda: dataset().filter(lambda x, y: True)], ids=["known", "unknown"])
+def test_the_warning_of_an_epoch_that_is_cut_short_names_the_callers_line(data):
+    model = compiled()
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.warns(UserWarning, match="the data ended before the 7 steps") as caught:
+        caramel.fit(model, data(), workers=2, verbose=0, steps_per_epoch=7)
+    assert [(w.filename, w.lineno) for w in caught if "the data ended" in str(w.message)] == [(__file__, line)]
 
 
 def test_schedules_and_other_callbacks():
