@@ -107,16 +107,16 @@ def capture(
     return Context(
         program,
         inputs,
-        loss,
-        train_op,
-        loss_reduction,
-        tuple(replicated),
-        evaluation,
-        evaluation_inputs,
-        checkpoint,
-        data,
-        gradients,
-        values,
+        loss=loss,
+        train_op=train_op,
+        loss_reduction=loss_reduction,
+        replicated=tuple(replicated),
+        evaluation=evaluation,
+        evaluation_inputs=evaluation_inputs,
+        checkpoint=checkpoint,
+        data=data,
+        gradients=gradients,
+        values=values,
     )
 
 
@@ -131,6 +131,7 @@ class Context:
         self,
         program: Any,
         inputs: Sequence[Any] | None,
+        *,
         loss: Any,
         train_op: Any,
         loss_reduction: str | None,
@@ -138,9 +139,9 @@ class Context:
         evaluation: Any,
         evaluation_inputs: Sequence[Any] | None,
         checkpoint: Any,
-        data: Any = None,
-        gradients: Any = None,
-        values: Any = None,
+        data: Any,
+        gradients: Any,
+        values: Any,
     ) -> None:
         self._program = program = read_file(program) if isinstance(program, (str, os.PathLike)) else program
         self._gradients = gradients
