@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
+from caramel.data.serialise import Serialised
 from caramel.errors import UnsupportedError
 from caramel.graph import ops
 from caramel.graph.functions import Library
@@ -54,14 +54,14 @@ _CHANCE = ("ChooseFastest", "DataServiceDataset")
 """Dataset ops that give what is ready first."""
 
 
-def refuse_foreign(graph_def: Any) -> None:
+def refuse_foreign(serialised: Serialised) -> None:
     """Refuse, by name, what cannot run in another process.
 
     Raises:
         UnsupportedError: for the first such op, with what to do instead.
     """
-    handles = resource_makers(graph_def.node)
-    for node, where in _everywhere(graph_def):
+    handles = resource_makers(serialised.graph)
+    for node, where in _everywhere(serialised.graph):
         if node.op in _PYTHON:
             raise UnsupportedError(
                 f"op {node.name!r} ({node.op}){where} of the dataset runs Python (from_generator, py_function or "
@@ -88,13 +88,12 @@ def _makes_resource(node: NodeDef) -> bool:
     )
 
 
-def _everywhere(graph_def: Any) -> Iterator[tuple[NodeDef, str]]:
+def _everywhere(graph: Graph) -> Iterator[tuple[NodeDef, str]]:
     """Every node that is not a call of a function by name, with the function that it is in."""
-    bodies = {f.signature.name for f in graph_def.library.function}
-    for node in graph_def.node:
-        if node.op != "_Retval":
-            yield node, ""
-    for function in graph_def.library.function:
+    bodies = {f.signature.name for f in graph.library.function}
+    for node in graph:
+        yield node, ""
+    for function in graph.library.function:
         for node in function.node_def:
             if node.op not in bodies:
                 yield node, f" in function {function.signature.name!r}"
@@ -118,8 +117,6 @@ def resource_makers(nodes: Iterable[NodeDef]) -> Mapping[str, str]:
 
 def _named_inputs(node: NodeDef) -> Iterator[tuple[str, str]]:
     """(argument name, producer) of each data input of a node of a graph."""
-    if node.op == "_Retval":
-        return
     for (name, _), text in zip(ops.input_types(node), node.input):
         yield name, node_of(text)
 
@@ -134,7 +131,7 @@ def unset_seeds(graph: Graph, node: NodeDef) -> tuple[int, int] | None:
 
 
 def _seed_inputs(node: NodeDef) -> tuple[int, int] | None:
-    if node.op == "_Retval" or not {"seed", "seed2"} <= {a.name for a in ops.op_def(node.op).input_arg}:
+    if not {"seed", "seed2"} <= {a.name for a in ops.op_def(node.op).input_arg}:
         return None
     names = [name for name, _ in ops.input_types(node)]
     return names.index("seed"), names.index("seed2")
@@ -145,14 +142,14 @@ def _is_zero(node: NodeDef) -> bool:
     return tensor is not None and not any(tensor.int64_val) and not any(tensor.tensor_content)
 
 
-def draws(nodes: Iterable[NodeDef]) -> str:
+def draws(serialised: Serialised) -> str:
     """How often one pass over a dataset draws seeds: ``"never"``, ``"once"`` or ``"often"``.
 
     A dataset that is iterated again and again draws another seed each time. ``"often"`` is all but once, when
     the pass begins: within the pass (it is repeated there, or comes late), or in the first pass only (its
     elements are cached).
     """
-    graph = Graph(n for n in nodes if n.op != "_Retval")
+    graph = serialised.graph
     drawing = _drawing(graph)
     if not drawing:
         return "never"
@@ -164,10 +161,9 @@ def draws(nodes: Iterable[NodeDef]) -> str:
     return "once"
 
 
-def draws_late(nodes: Iterable[NodeDef]) -> bool:
+def draws_late(serialised: Serialised) -> bool:
     """Whether a seed may be drawn after others have been, so that the state of an iterator does not know of it yet."""
-    graph = Graph(n for n in nodes if n.op != "_Retval")
-    return _draws_late(graph, _drawing(graph))
+    return _draws_late(serialised.graph, _drawing(serialised.graph))
 
 
 def _drawing(graph: Graph) -> set[str]:
@@ -185,28 +181,22 @@ def _iterated_later(node: NodeDef) -> list[str]:
     return [producer for name, producer in _named_inputs(node) if name.endswith("other_arguments")]
 
 
-def random_op(graph_def: Any) -> str | None:
+def random_op(serialised: Serialised) -> str | None:
     """The first random op whose numbers differ from process to process, and why, for messages."""
-    graph, library = _with_library(graph_def)
-    for node in graph:
-        for function, inner, why in _by_chance(library, node):
+    for node in serialised.graph:
+        for function, inner, why in _by_chance(serialised.library, node):
             return f"op {inner.name!r} ({inner.op}) in function {function!r} {why}"
     return None
 
 
-def has_seeded_random(graph_def: Any) -> bool:
+def has_seeded_random(serialised: Serialised) -> bool:
     """Whether a random op draws the same numbers in every process: one after the other, from its seed on."""
-    graph, library = _with_library(graph_def)
-    for node in graph:
+    library = serialised.library
+    for node in serialised.graph:
         chance = {(function, inner.name) for function, inner, _ in _by_chance(library, node)}
         if any((function, inner.name) not in chance for function, inner in _random_ops(library, node)):
             return True
     return False
-
-
-def _with_library(graph_def: Any) -> tuple[Graph, Library]:
-    graph = Graph((n for n in graph_def.node if n.op != "_Retval"), graph_def.library)
-    return graph, Library(graph)
 
 
 def _random_ops(library: Library, node: NodeDef) -> Iterator[tuple[str, NodeDef]]:
@@ -228,12 +218,12 @@ def _by_chance(library: Library, node: NodeDef) -> Iterator[tuple[str, NodeDef, 
                 yield function, inner, "is called in any order (num_parallel_calls)"
 
 
-def why_different(graph_def: Any) -> str | None:
+def why_different(serialised: Serialised) -> str | None:
     """Why two processes that run the dataset may see other elements, in another order; None if they do not.
 
     Values that random ops compute by chance may differ, as long as they decide nothing.
     """
-    graph, library = _with_library(graph_def)
+    graph, library = serialised.graph, serialised.library
     random = {n.name for n in graph if any(_by_chance(library, n))}
     for node in graph:
         if node.op in _DECIDING and random & graph.ancestors([node.name]):
@@ -256,9 +246,9 @@ def why_different(graph_def: Any) -> str | None:
     return None
 
 
-def reads_csv(graph_def: Any) -> bool:
+def reads_csv(serialised: Serialised) -> bool:
     """Whether an op reads CSV files, whose position TensorFlow does not restore."""
-    return any(node.op.startswith(_CSV) for node, _ in _everywhere(graph_def))
+    return any(node.op.startswith(_CSV) for node, _ in _everywhere(serialised.graph))
 
 
 def _decides_inside(library: Library, node: NodeDef) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
 
 from caramel.errors import CaptureError, UnsupportedError, in_one_line
 from caramel.graph import ops
+from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, node_of, tensor_name
 
 v1 = tf.compat.v1
@@ -24,12 +26,19 @@ class Serialised:
     """A dataset's graph as TensorFlow writes it.
 
     Attributes:
-        graph_def: its nodes, the last of which (``_Retval``) names the dataset.
+        graph: its nodes.
+        dataset: the node that is the dataset.
         cardinality: number of elements, or one of tf.data's INFINITE_CARDINALITY and UNKNOWN_CARDINALITY.
     """
 
-    graph_def: Any
+    graph: Graph
+    dataset: str
     cardinality: int
+
+    @cached_property
+    def library(self) -> Library:
+        """The functions that the nodes call."""
+        return Library(self.graph)
 
 
 def serialise(dataset: Any) -> Serialised:
@@ -106,7 +115,10 @@ def _graph_of(variant: Any) -> Any:
 
 
 def _parsed(data: bytes, cardinality: Any) -> Serialised:
-    return Serialised(v1.GraphDef.FromString(data), int(cardinality))
+    graph_def = v1.GraphDef.FromString(data)
+    (result,) = [n for n in graph_def.node if n.op == "_Retval"]  # TensorFlow's way to name the dataset
+    nodes = (n for n in graph_def.node if n.op != "_Retval")
+    return Serialised(Graph(nodes, graph_def.library, graph_def.versions), node_of(result.input[0]), int(cardinality))
 
 
 @contextmanager

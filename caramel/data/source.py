@@ -9,12 +9,12 @@ that all workers are fed, so that all see the same batches.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework import attr_value_pb2, dataset_options_pb2
 
 from caramel.data import checks
 from caramel.data.components import Component
@@ -102,36 +102,33 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
     Raises:
         UnsupportedError: an op runs Python or holds something of this process.
     """
-    graph_def = serialised.graph_def
-    checks.refuse_foreign(graph_def)
+    checks.refuse_foreign(serialised)
     notes = []
     if shared:
-        loose = list(_made_deterministic(graph_def))
+        graph, loose = _made_deterministic(serialised.graph)
+        serialised = replace(serialised, graph=graph)
         if loose:
             notes.append(
                 f"input: deterministic=False has no effect ({listed(loose, 3)}), because all workers must see the "
                 "same batches"
             )
-    result = next(n for n in graph_def.node if n.op == "_Retval")
-    nodes = _with_own_resources([n for n in graph_def.node if n is not result])
-    nodes = _with_seed(nodes)
-    nodes, constants = _without_values(nodes)
-    nodes, library = canonical(nodes, graph_def.library)
-    random = checks.random_op(graph_def)
+    nodes, constants = _without_values(_with_seed(_with_own_resources(serialised.graph)))
+    nodes, library = canonical(nodes, serialised.graph.library)
+    random = checks.random_op(serialised)
     if random is not None:
         notes.append(f"input: {random}, so it draws other numbers on each worker")
     resumes = _resumes(serialised)
     if not resumes:
         notes.append("input: a restore within a pass reads again what was taken of it")
     return Source(
-        graph=Graph(nodes, library, graph_def.versions),
-        dataset=node_of(result.input[0]),
+        graph=Graph(nodes, library, serialised.graph.versions),
+        dataset=serialised.dataset,
         components=components,
         cardinality=serialised.cardinality,
         constants=constants,
         anew=anew,
-        draws=checks.draws(graph_def.node),
-        differs=checks.why_different(graph_def),
+        draws=checks.draws(serialised),
+        differs=checks.why_different(serialised),
         random=random,
         resumes=resumes,
         notes=tuple(notes),
@@ -143,38 +140,50 @@ def _resumes(serialised: Serialised) -> bool:
 
     Random ops begin again with each iterator; but a dataset without end would be too much to read again for them.
     """
-    graph_def = serialised.graph_def
-    if checks.reads_csv(graph_def) or checks.draws_late(graph_def.node):
+    if checks.reads_csv(serialised) or checks.draws_late(serialised):
         return False
-    return serialised.cardinality == tf.data.INFINITE_CARDINALITY or not checks.has_seeded_random(graph_def)
+    return serialised.cardinality == tf.data.INFINITE_CARDINALITY or not checks.has_seeded_random(serialised)
 
 
-def _made_deterministic(graph_def: tf.compat.v1.GraphDef) -> Iterator[str]:
-    """Change, in place, what lets elements come out in any order; names of the ops."""
-    from tensorflow.core.framework import dataset_options_pb2
-
-    for current in _all_nodes(graph_def):
-        changed = False
-        if current.attr["deterministic"].s == b"false" if "deterministic" in current.attr else False:
-            current.attr["deterministic"].s = b"true"
-            changed = True
-        if "sloppy" in current.attr and current.attr["sloppy"].b:
-            current.attr["sloppy"].b = False
-            changed = True
-        if current.op == "OptionsDataset":
-            options = dataset_options_pb2.Options.FromString(current.attr["serialized_options"].s)
-            if options.WhichOneof("optional_deterministic") and not options.deterministic:
-                options.deterministic = True
-                current.attr["serialized_options"].s = options.SerializeToString(deterministic=True)
-                changed = True
-        if changed:
-            yield current.name
+def _made_deterministic(graph: Graph) -> tuple[Graph, list[str]]:
+    """The dataset without what lets elements come out in any order, and the names of the ops that did."""
+    changed = {}
+    for original in graph:
+        strict = _strict(original)
+        if strict:
+            changed[original.name] = copied(original)
+            _set(changed[original.name], strict)
+    loose = list(changed)
+    library = type(graph.library)()
+    library.CopyFrom(graph.library)
+    for function in library.function:
+        for inner in function.node_def:
+            strict = _strict(inner)
+            if strict:
+                _set(inner, strict)
+                loose.append(inner.name)
+    return Graph(graph.replaced(changed), library, graph.versions), loose
 
 
-def _all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[NodeDef]:
-    yield from graph_def.node
-    for function in graph_def.library.function:
-        yield from function.node_def
+def _strict(current: NodeDef) -> dict[str, attr_value_pb2.AttrValue]:
+    """The attributes that must change for a dataset op to give its elements in order."""
+    changes = {}
+    if "deterministic" in current.attr and current.attr["deterministic"].s == b"false":
+        changes["deterministic"] = attr_value_pb2.AttrValue(s=b"true")
+    if "sloppy" in current.attr and current.attr["sloppy"].b:
+        changes["sloppy"] = attr_value_pb2.AttrValue(b=False)
+    if current.op == "OptionsDataset":
+        options = dataset_options_pb2.Options.FromString(current.attr["serialized_options"].s)
+        if options.WhichOneof("optional_deterministic") and not options.deterministic:
+            options.deterministic = True
+            written = options.SerializeToString(deterministic=True)
+            changes["serialized_options"] = attr_value_pb2.AttrValue(s=written)
+    return changes
+
+
+def _set(target: NodeDef, attributes: Mapping[str, attr_value_pb2.AttrValue]) -> None:
+    for name, value in attributes.items():
+        target.attr[name].CopyFrom(value)
 
 
 def _with_own_resources(nodes: Iterable[NodeDef]) -> list[NodeDef]:
