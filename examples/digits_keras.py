@@ -5,37 +5,17 @@ The same file on 4 workers:            caramel run examples/digits_keras.py:prog
 """
 
 import keras
-import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
+
+import digits
 
 BATCH = 96
-TEST = 360
-
-
-def load():
-    """The 1,797 digits that ship with scikit-learn, shuffled: (train images, labels), (test images, labels)."""
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    images = (digits.images[order, :, :, None] / 16).astype(np.float32)
-    labels = digits.target[order].astype(np.int64)
-    return (images[TEST:], labels[TEST:]), (images[:TEST], labels[:TEST])
-
-
-def batches(images, labels, seed=0):
-    """Batches of one epoch after the other, forever, each epoch in an order of its own."""
-    rng = np.random.default_rng(seed)
-    while True:
-        order = rng.permutation(len(labels))
-        for start in range(0, len(order) - BATCH + 1, BATCH):
-            chosen = order[start : start + BATCH]
-            yield images[chosen], labels[chosen]
 
 
 def program():
     """The training program for one device."""
     keras.utils.set_random_seed(1)
-    train, test = load()
+    train, test = digits.load()
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -68,7 +48,7 @@ def program():
     return {
         "step": step,
         "inputs": specs,
-        "data": lambda: batches(*train),
+        "data": lambda: digits.batches(*train, BATCH),
         "evaluation": {"function": evaluate, "inputs": specs, "data": test},
     }
 

@@ -6,23 +6,18 @@ Run it:                                python examples/digits_mixed.py [WORKERS]
 import sys
 
 import keras
-import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 import caramel
+import digits
 
-BATCH, TEST = 96, 360
+BATCH = 96
 
 
 def datasets():
-    """The 1,797 digits that ship with scikit-learn: (training, test)."""
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    images = (digits.images[order, :, :, None] / 16).astype(np.float32)
-    labels = digits.target[order].astype(np.int64)
-    whole = tf.data.Dataset.from_tensor_slices((images, labels))
-    return whole.skip(TEST).shuffle(2000, seed=1).batch(BATCH), whole.take(TEST).batch(BATCH)
+    """The digits as (training, test)."""
+    training, test = map(tf.data.Dataset.from_tensor_slices, digits.load())
+    return training.shuffle(2000, seed=1).batch(BATCH), test.batch(BATCH)
 
 
 def compiled():

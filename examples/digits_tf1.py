@@ -4,23 +4,13 @@ Run it alone on one device:            python examples/digits_tf1.py
 The same file on 4 workers:            caramel run examples/digits_tf1.py:build --workers 4 --steps 300
 """
 
-import numpy as np
 import tensorflow.compat.v1 as tf
-from sklearn.datasets import load_digits
+
+import digits
 
 tf.disable_v2_behavior()  # reference variables and control flow as they were then
 
 BATCH = 96
-TEST = 360
-
-
-def load():
-    """The 1,797 digits that ship with scikit-learn, shuffled."""
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    images = (digits.images[order, :, :, None] / 16).astype(np.float32)
-    labels = digits.target[order].astype(np.int64)
-    return (images[TEST:], labels[TEST:]), (images[:TEST], labels[:TEST])
 
 
 def convolution(name, inputs, filters, padding):
@@ -44,7 +34,7 @@ def dense(name, inputs, units):
 def build():
     """Build the graph of one device."""
     tf.set_random_seed(1)
-    (images, labels), test = load()
+    train, test = digits.load()
     x = tf.placeholder(tf.float32, [None, 8, 8, 1], name="images")
     y = tf.placeholder(tf.int64, [None], name="labels")
     hidden = convolution("conv1", x, 32, "SAME")
@@ -56,21 +46,17 @@ def build():
     accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), y), tf.float32), name="accuracy")
     step = tf.train.get_or_create_global_step()
     rate = tf.train.exponential_decay(2e-3, step, 100, 0.9)
-    train = tf.train.AdamOptimizer(rate).minimize(loss, global_step=step)
+    train_op = tf.train.AdamOptimizer(rate).minimize(loss, global_step=step)
 
     def batches():
-        rng = np.random.default_rng(0)
-        while True:
-            order = rng.permutation(len(labels))
-            for start in range(0, len(order) - BATCH + 1, BATCH):
-                chosen = order[start : start + BATCH]
-                yield {x: images[chosen], y: labels[chosen]}
+        for images, labels in digits.batches(*train, BATCH):
+            yield {x: images, y: labels}
 
     return {
         "data": batches,
         "evaluation": {"outputs": {"accuracy": accuracy}, "data": {x: test[0], y: test[1]}},
         "loss": loss,
-        "train_op": train,
+        "train_op": train_op,
     }
 
 

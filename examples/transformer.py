@@ -6,14 +6,10 @@ Run it alone on one device:            python examples/transformer.py
 The same file on 4 workers:            caramel run examples/transformer.py:program --workers 4 --steps 200
 """
 
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).parent))
 import text
 
 CONTEXT, BATCH, WIDTH, HEADS, BLOCKS = 48, 48, 64, 4, 2

@@ -6,13 +6,9 @@ Run it alone on one device:            python examples/word_vectors.py
 The same file on 4 workers:            caramel run examples/word_vectors.py:program --workers 4 --steps 600
 """
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).parent))
 import text
 
 VOCABULARY, WIDTH, BATCH, NOISE = 4000, 48, 512, 8
@@ -25,6 +21,31 @@ def examples(codes):
     places = np.arange(2, len(codes) - 2)
     places = places[codes[places] > 0]
     return codes[places[:, None] + AROUND], codes[places]
+
+
+def batches(around, word, rest):
+    """Batches of random words of the text, forever: the words around, the word, and random ones in its place."""
+    counts = np.bincount(word[rest], minlength=VOCABULARY).astype(float)
+    weight = counts[word[rest]] ** -0.25  # as often as in the text, to the power 0.75 (Mikolov et al. 2013)
+    weight /= weight.sum()
+    draw = np.random.default_rng(2)
+    while True:
+        chosen = draw.choice(rest, BATCH)
+        noise = word[draw.choice(rest, (BATCH, NOISE), p=weight)]
+        yield around[chosen], word[chosen], noise
+
+
+def middle(vectors, around):
+    """What stands between the words: the mean of their vectors."""
+    return tf.reduce_mean(tf.gather(vectors, around), 1)
+
+
+def apply_adagrad(variable, total, gradient, rate=0.3):
+    """Adagrad for the rows that the gradient has; rows that are there several times are added up."""
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    total.scatter_add(tf.IndexedSlices(tf.square(values), rows))
+    variable.scatter_sub(tf.IndexedSlices(rate * values * tf.math.rsqrt(tf.gather(total, rows)), rows))
 
 
 def program():
@@ -41,15 +62,7 @@ def program():
 
     def scores(around, candidates):
         """How well each of the candidates fits between the words."""
-        middle = tf.reduce_mean(tf.gather(vectors, around), 1)
-        return tf.einsum("bw,bcw->bc", middle, tf.gather(meanings, candidates))
-
-    def apply_adagrad(variable, total, gradient, rate=0.3):
-        """Adagrad for the rows that the gradient has; rows that are there several times are added up."""
-        rows, places = tf.unique(gradient.indices)
-        values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
-        total.scatter_add(tf.IndexedSlices(tf.square(values), rows))
-        variable.scatter_sub(tf.IndexedSlices(rate * values * tf.math.rsqrt(tf.gather(total, rows)), rows))
+        return tf.einsum("bw,bcw->bc", middle(vectors, around), tf.gather(meanings, candidates))
 
     @tf.function
     def step(around, word, noise):
@@ -66,21 +79,9 @@ def program():
     @tf.function
     def evaluate(around, word):
         """How often the word is among the ten best of the vocabulary."""
-        middle = tf.reduce_mean(tf.gather(vectors, around), 1)
-        best = tf.math.top_k(tf.matmul(middle, meanings, transpose_b=True), 10).indices
+        best = tf.math.top_k(tf.matmul(middle(vectors, around), meanings, transpose_b=True), 10).indices
         return {"in_best_ten": tf.reduce_mean(tf.cast(tf.reduce_any(best == word[:, None], 1), tf.float32))}
 
-    def batches():
-        draw = np.random.default_rng(2)
-        while True:
-            chosen = draw.choice(rest, BATCH)
-            # Random words as often as they are in the text, to the power 0.75 (Mikolov et al. 2013)
-            noise = word[draw.choice(rest, (BATCH, NOISE), p=weight)]
-            yield around[chosen], word[chosen], noise
-
-    counts = np.bincount(word[rest], minlength=VOCABULARY).astype(float)
-    weight = counts[word[rest]] ** -0.25
-    weight /= weight.sum()
     specs = [
         tf.TensorSpec([None, 4], tf.int32),
         tf.TensorSpec([None], tf.int32),
@@ -89,7 +90,7 @@ def program():
     return {
         "step": step,
         "inputs": specs,
-        "data": batches,
+        "data": lambda: batches(around, word, rest),
         "evaluation": {"function": evaluate, "inputs": specs[:2], "data": (around[held_out], word[held_out])},
     }
 

@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 def main() -> int:
     """Run the demo; 0 if the accuracy is reached and the curves agree."""
-    import digits_keras
     from rich.console import Console
 
     import caramel
+    import digits_keras
     from caramel.program import load_program
 
     console = Console()
