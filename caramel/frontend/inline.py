@@ -155,9 +155,16 @@ class _Inliner:
     def _resolved(self, each: NodeDef) -> NodeDef:
         texts = [self._source(*parse_input(text)) for text in each.input]
         guard = self._guards.get(each.name)
-        if guard is not None and not any(node_of(text) in self._guards or node_of(text) == guard for text in texts):
+        if guard is not None and not any(self._is_bound(text, guard) for text in texts):
             texts.append("^" + guard)
         return each if texts == list(each.input) else copied(each, texts)
+
+    def _is_bound(self, text: str, guard: str) -> bool:
+        """Whether an input is there only if a guard runs: what comes from an outer branch is there without it."""
+        name: str | None = node_of(text)
+        while name is not None and name != guard:
+            name = self._guards.get(name)
+        return name == guard
 
     # -- calls -------------------------------------------------------------------------------
 

@@ -111,6 +111,29 @@ def a_branch_on_the_step():
     return Program(step, SPECS, {"w": w, "count": count, "best": best})
 
 
+def a_branch_in_a_branch():
+    """The inner branches write, and give back, a tensor of the outer one."""
+    w = variable([4], "w")
+    count = tf.Variable(0, dtype=tf.int64, name="count", trainable=False)
+    total = tf.Variable(0.0, dtype=tf.float64, name="total", trainable=False)
+    taken = tf.Variable(0.0, dtype=tf.float64, name="taken", trainable=False)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, w) - y))
+        g = tape.gradient(loss, w)
+
+        def inner(outer):
+            return tf.cond(tf.equal(count % 3, 0), lambda: total.assign_add(outer), lambda: outer)
+
+        taken.assign(tf.cond(tf.equal(count % 2, 0), lambda: inner(tf.reduce_sum(w) * 2.0), lambda: total + 1.0))
+        w.assign_sub(0.1 * g)
+        count.assign_add(1)
+        return loss
+
+    return Program(step, SPECS, {"w": w, "count": count, "total": total, "taken": taken})
+
+
 def a_case_that_differentiates():
     """Two branches are chosen by their numbers, the last one by any other number."""
     w = variable([4], "w")
@@ -213,6 +236,7 @@ PROGRAMS = {
         functions_in_functions,
         a_differentiation_in_a_function,
         a_branch_on_the_step,
+        a_branch_in_a_branch,
         a_case_that_differentiates,
         a_differentiated_case,
         a_loop_that_reads,
