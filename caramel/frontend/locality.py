@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+from caramel.graph.graph import Graph, NodeDef, node_of
+from caramel.graph.guards import guards_of
 
 LOOPS = frozenset({"While", "StatelessWhile"})
 
@@ -34,7 +35,7 @@ def differing(
     *,
     by_shape: bool = True,
 ) -> set[str]:
-    """The nodes whose values differ between workers.
+    """The nodes whose values differ between workers, or that run on some workers only.
 
     Args:
         graph: the nodes.
@@ -44,22 +45,16 @@ def differing(
         by_shape: whether what depends on no more than the shapes of differing values counts.
     """
     own = {*start, *draws(graph, library)}
+    guards = guards_of(graph)
     found: set[str] = set()
     for name in graph.order:
         node = graph[name]
         if name in equal or (not by_shape and node.op in SHAPES):
             continue
-        if name in own or any(_carries(graph, text, found) for text in node.input):
+        conditions = [*guards.decided[name], *(condition for condition, _ in guards.of[name])]
+        if name in own or not found.isdisjoint([*(p for p, _ in ops.data_inputs(node)), *conditions]):
             found.add(name)
     return found
-
-
-def _carries(graph: Graph, text: str, found: Collection[str]) -> bool:
-    """Whether a difference comes in with an input: by its value, or because it decides whether the node runs."""
-    name, index = parse_input(text)
-    if name not in found:
-        return False
-    return index >= 0 or (graph[name].op == "Identity" and graph[node_of(graph[name].input[0])].op == "Switch")
 
 
 def differing_in_body(

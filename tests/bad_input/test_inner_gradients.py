@@ -182,6 +182,25 @@ def test_a_sum_over_rounds_that_the_examples_decide(refused, kind):
         caramel.ARModel(captured(change, loss_reduction=kind), 2)
 
 
+def test_a_number_of_rounds_from_a_branch_that_only_some_workers_take(refused):
+    """Of the constants, nothing but that they wait for a write tells in which branch they are."""
+    seen = tf.Variable(0.0, name="seen", trainable=False)
+
+    def change(x, y, w):
+        def after_a_write(number):
+            with tf.control_dependencies([seen.assign_add(1.0)]):
+                return tf.constant(number)
+
+        total, loss = tf.zeros([4]), tf.zeros([])
+        for _ in tf.range(tf.cond(tf.reduce_mean(x) > 0.0, lambda: after_a_write(3), lambda: after_a_write(2))):
+            g, loss = gradient_of(x, y, w)
+            total = total + g
+        return total, loss
+
+    with refused(caramel.UnsupportedError, "While", "'w'", "rounds", "differs between workers", "replicated="):
+        caramel.ARModel(captured(change), 2)
+
+
 def test_a_mean_over_a_round_for_each_example(refused):
     def change(x, y, w):
         total, loss = tf.zeros([4]), tf.zeros([])
