@@ -321,8 +321,9 @@ class Context:
         known = len(self._raw.variables)
         if fetches is None:
             return self._declared
-        evaluation = capture_evaluation(wanted, None, self._naming)
-        new = self._naming.variables[known:]
+        naming = self._naming.copy()  # of an evaluation that is refused nothing stays
+        evaluation = capture_evaluation(wanted, None, naming)
+        new = naming.variables[known:]
         if new:
             raise CaptureError(
                 f"the evaluation uses variable {new[0].name!r}, which the captured program does not have: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,14 @@ class Naming:
         self.objects: dict[str, Any] = {}
         self._constants: dict[str, np.ndarray] = {}
 
+    def copy(self) -> Naming:
+        """The same names; more of them do not get into these."""
+        made = Naming()
+        made._by_handle.update(self._by_handle)
+        made.objects.update(self.objects)
+        made._constants.update(self._constants)
+        return made
+
     @property
     def variables(self) -> tuple[RawVariable, ...]:
         """All variables seen, in the order of capture."""
@@ -155,11 +163,9 @@ class Naming:
         return raw
 
     def _add(self, key: int, name: str, dtype: str, shape: tuple[int, ...], trainable: bool) -> RawVariable:
-        taken = {v.name for v in self._by_handle.values()}
-        unique, number = name, 1
-        while unique in taken:
-            unique, number = f"{name}_{number}", number + 1
+        unique = _unique(name, {v.name for v in self._by_handle.values()})
         node = "caramel.variables/" + re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", unique)
+        node = _unique(node, {v.node for v in self._by_handle.values()})  # "a b" and "a_b" are two names
         raw = RawVariable(unique, node, dtype, shape, trainable)
         self._by_handle[key] = raw
         return raw
@@ -176,6 +182,14 @@ class Naming:
     def live(self) -> dict[str, Any]:
         """The user's variable objects by name."""
         return {name: v for name, v in self.objects.items() if name not in self._constants}
+
+
+def _unique(name: str, taken: Collection[str]) -> str:
+    """A name that is not taken: this one, or this one with a number."""
+    unique, number = name, 1
+    while unique in taken:
+        unique, number = f"{name}_{number}", number + 1
+    return unique
 
 
 def capture_step(

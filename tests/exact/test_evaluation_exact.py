@@ -188,6 +188,22 @@ def test_a_graph_that_is_built_on_after_its_capture():
         check(session.evaluate(HELD_OUT, fetches=wanted), want)
 
 
+def test_a_refused_evaluation_leaves_nothing_behind():
+    program, other = Program(), tf.Variable(np.ones(ROWS), name="other")
+    late = tf.function(lambda x: tf.reduce_sum(x * other), input_signature=INPUT)
+    known = tf.function(lambda x: tf.reduce_sum(x * program.seen), input_signature=INPUT)
+    context = caramel.capture(program.step, INPUT)
+    with caramel.ARModel(context, 2).session(in_process()) as session:
+        session.evaluate(HELD_OUT, fetches=known)
+        for _ in range(2):
+            with pytest.raises(caramel.CaptureError, match="variable 'other', which the captured program does not"):
+                session.evaluate(HELD_OUT, fetches=late)
+        session.evaluate(HELD_OUT, fetches=known)
+        session.evaluate(HELD_OUT, fetches=tf.function(program.loop, input_signature=INPUT))
+        session.write_back()
+    assert set(context.live_variables) == {"w", "seen"}
+
+
 # -- what an evaluation must not change ------------------------------------------------------
 
 

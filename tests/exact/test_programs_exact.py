@@ -150,6 +150,23 @@ def test_names_like_the_librarys_own():
     check(make, [(rng.normal(size=(6, 2)), rng.normal(size=6)) for _ in range(3)], 2)
 
 
+def test_names_that_differ_only_in_what_an_op_cannot_be_called():
+    def make():
+        w = tf.Variable([1.0, -1.0], dtype=tf.float64, name="a b")
+        v = tf.Variable([0.5, 2.0], dtype=tf.float64, name="a_b")
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, w) + tf.linalg.matvec(x, v * v) - 1.0))
+            for each, g in zip((w, v), tape.gradient(loss, (w, v))):
+                each.assign_sub(0.1 * g)
+            return loss
+
+        return Program(step, [tf.TensorSpec([None, 2], tf.float64, "x")], {"a b": w, "a_b": v})
+
+    check(make, [(np.random.default_rng(0).normal(size=(6, 2)),) for _ in range(3)], 2)
+
+
 # -- statistics ------------------------------------------------------------------------------
 
 
