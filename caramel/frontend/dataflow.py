@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from caramel.errors import UnsupportedError, listed
 from caramel.frontend.locality import draws
 from caramel.frontend.raw import RawVariable
@@ -97,7 +95,7 @@ def classify(
     kinds = {
         v.node: VariableClass.ACCUMULATOR
         if v.node in accumulators
-        else _kind(v, writes.get(v.node, ()), graph, differentiated, random_state, local, bits, handles)
+        else _kind(v, writes, differentiated, random_state, local, bits, handles)
         for v in variables
     }
     _refuse_local_branches(gradients, state)
@@ -147,14 +145,10 @@ def _random_states(
                 seeds.extend(p for p in producers if p in handles)
     behind = graph.ancestors(seeds, control=False)
     for handle, variable in handles.items():
-        is_seed = variable.shape in ((2,), (3,)) and np.dtype(_numpy_name(variable.dtype)).kind in "iu"
+        is_seed = variable.shape in ((2,), (3,)) and variable.dtype.startswith(("int", "uint"))
         if is_seed and handle in behind and handle in writes:
             states.add(handle)
     return states
-
-
-def _numpy_name(dtype: str) -> str:
-    return dtype if dtype != "bfloat16" else "float32"
 
 
 def _propagate(
@@ -197,8 +191,7 @@ def _propagate(
 
 def _kind(
     variable: RawVariable,
-    writers: Sequence[str],
-    graph: Graph,
+    writes: Mapping[str, Sequence[str]],
     differentiated: set[str],
     random_state: set[str],
     local: Mapping[str, str],
@@ -211,11 +204,11 @@ def _kind(
         return VariableClass.PARAMETER
     floating = variable.dtype.startswith(("float", "bfloat", "complex"))
     follows_gradient = bits.get(variable.node, 0) != 0
-    if variable.trainable and floating and (follows_gradient or not writers):
+    if variable.trainable and floating and (follows_gradient or variable.node not in writes):
         return VariableClass.PARAMETER
     if variable.node in local:
         return VariableClass.STATISTICS
-    if _shares_update(variable.node, writers, graph, differentiated, handles):
+    if _shares_update(variable.node, writes, differentiated, handles):
         return VariableClass.SLOT
     if follows_gradient and (variable.shape != () or bits[variable.node].bit_count() == 1):
         return VariableClass.SLOT
@@ -223,18 +216,14 @@ def _kind(
 
 
 def _shares_update(
-    handle: str,
-    writers: Sequence[str],
-    graph: Graph,
-    differentiated: set[str],
-    handles: Mapping[str, RawVariable],
+    handle: str, writes: Mapping[str, Sequence[str]], differentiated: set[str], handles: Mapping[str, RawVariable]
 ) -> bool:
     """Whether one op writes this variable and a parameter (the Apply ops of TF1 optimizers)."""
-    for writer in writers:
-        written = {node_of(text) for text in graph[writer].input} & handles.keys()
-        if any(handles[other].name in differentiated for other in written - {handle}):
-            return True
-    return False
+    own = set(writes.get(handle, ()))
+    return any(
+        other != handle and handles[other].name in differentiated and not own.isdisjoint(writers)
+        for other, writers in writes.items()
+    )
 
 
 def _refuse_divergence(

@@ -70,6 +70,33 @@ def test_integer_step_that_is_trainable_by_default_is_a_counter():
     assert classes(graph_context(build))["step"] == HYPER
 
 
+def test_two_strings_are_no_seed():
+    def build(x):
+        names = v1.get_variable("names", initializer=["a", "b"], trainable=False)
+        with tf.control_dependencies([names.assign(names + "c")]):
+            loss = tf.reduce_mean(tf.matmul(x, weights()))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    found = classes(graph_context(build))
+    assert found == {"w": PARAMETER, "names": HYPER}
+
+
+def test_a_loop_that_only_reads_a_parameter_makes_no_slot():
+    w, b = (tf.Variable(tf.ones([3]), name=name) for name in "wb")
+    largest = tf.Variable(0.0, name="largest", trainable=False)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * w + b, 1) - 1.0))
+        for v, g in zip((w, b), tape.gradient(loss, (w, b))):
+            v.assign_sub(0.1 * g)
+        for number in tf.range(3):
+            largest.assign(tf.maximum(largest, w[number] + b[number]))
+
+    context = caramel.capture(step, [tf.TensorSpec([None, 3])])
+    assert classes(context) == {"w": PARAMETER, "b": PARAMETER, "largest": HYPER}
+
+
 def test_keras_with_batch_normalisation_and_dropout():
     layers = [keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     model = keras.Sequential([*layers, keras.layers.Dense(1)])
