@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend import dataflow, inner
@@ -10,7 +11,12 @@ from caramel.frontend.accumulation import accumulated
 from caramel.frontend.raw import RawGradient, RawProgram
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, OWN_ATTRIBUTES
 from caramel.frontend.reduction import Reductions, reduce_program
-from caramel.frontend.replicable import refuse_in_loops, refuse_irreplicable, refuse_uneven_rounds
+from caramel.frontend.replicable import (
+    refuse_functions_as_ops,
+    refuse_in_loops,
+    refuse_irreplicable,
+    refuse_uneven_rounds,
+)
 from caramel.frontend.reports import Reports, untold
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, copied, node_of, parse_input, tensor_name
@@ -38,13 +44,14 @@ def assemble(raw: RawProgram) -> Model:
     _check_inputs(inputs)
     sums = accumulated(step, _gradients(used, raw, step), raw.variables)
     roles = dataflow.classify(step, raw.variables, sums.gradients, inputs, sums.accumulators)
-    reduction, reductions = reduce_program(raw, used, sorted_out.inside, inputs)
+    graph = _with_losses(raw, step, used, sorted_out.inside)
+    reduction, reductions = reduce_program(replace(raw, graph=graph), used, sorted_out.inside, inputs)
     local = [v for v, kind in roles.kinds.items() if kind.is_local]
     refuse_uneven_rounds(step, sums.gradients, inputs, local, reduction.kind)
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
     batch_wide = _batch_wide(reductions, losses)
-    reports = Reports(raw.graph, inputs, roles.origins, reductions)
-    is_differentiated = behind_identities(raw.graph, loss) in {behind_identities(raw.graph, t) for t in losses}
+    reports = Reports(graph, inputs, roles.origins, reductions)
+    is_differentiated = behind_identities(graph, loss) in {behind_identities(graph, t) for t in losses}
     reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
     variables = tuple(
         Variable(v.name, v.node, v.dtype, v.shape, roles.kinds[v.node], ops.item_bytes(v.dtype), v.saved)
@@ -84,6 +91,15 @@ def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple
     used = [g for g in gradients if _is_used(step, g)]
     # Only the values of a sparse gradient may be used (for a norm); its rows travel with them all the same.
     return raw.graph.pruned([*roots, *(node_of(g.indices) for g in used if g.indices is not None)]), used
+
+
+def _with_losses(raw: RawProgram, step: Graph, used: Sequence[RawGradient], inside: Mapping[str, int]) -> Graph:
+    """A step and what it differentiates, which need not be part of it; the rest of the program may be of any kind."""
+    calls = sorted({*(g.call for g in used), *inside.values()})
+    losses = [node_of(tensor) for call in calls for tensor in raw.targets_of(call)]
+    graph = raw.graph.pruned([*step.nodes, *losses, *(node_of(tensor) for tensor in inside)])
+    refuse_functions_as_ops(graph)
+    return graph
 
 
 def _nothing_learned(raw: RawProgram) -> CaptureError:

@@ -19,6 +19,7 @@ from caramel.frontend.marks import Marks, marked
 from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder
 from caramel.frontend.references import replace_references
+from caramel.frontend.replicable import refuse_functions_as_ops
 from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Input
@@ -81,6 +82,7 @@ def capture_graph(
     variables = tuple(_raw_variable(v, graph) for v in objects)
     nodes, fetched = nodes_of(graph, [] if loss is None else [_tensor_name(graph, loss, "loss")])
     target = _train_op(graph, nodes, train_op)
+    refuse_functions_as_ops(nodes.pruned([target]))
     if gradients is not None:
         named = _named_gradients(graph, nodes, variables, gradients, target)
         marks = Marks(named, tuple((tensor, 1) for tensor in fetched))
@@ -129,7 +131,7 @@ def _named_gradients(
         if name not in by_name:
             raise CaptureError(f"gradients= names {name!r}, which is no variable; there are {listed(list(by_name))}")
         tensors = given if isinstance(given, (tuple, list)) else (given,)
-        if len(tensors) > 2:
+        if len(tensors) not in (1, 2):
             raise CaptureError(f"the gradient of {name!r} must be a tensor, or (values, rows), got {given!r}")
         checked = [_tensor_name(graph, t, f"the gradient of {name!r}") for t in tensors]
         if node_of(checked[0]) not in step:
@@ -250,9 +252,11 @@ def _tensor_name(graph: Any, tensor: Any, what: str) -> str:
         element = graph.as_graph_element(tensor, allow_tensor=True, allow_operation=True)
     except (KeyError, ValueError, TypeError) as error:
         raise CaptureError(f"{what} {tensor!r} is not in the captured graph: {error}") from error
-    if isinstance(element, tf.Operation):
-        return element.outputs[0].name
-    return element.name
+    if isinstance(element, tf.Tensor):
+        return element.name
+    if not element.outputs:
+        raise CaptureError(f"{what} {element.name!r} is an op without a result: name the op that computes it")
+    return element.outputs[0].name
 
 
 def _inputs(graph: Any, replicated: Sequence[Any]) -> tuple[Input, ...]:

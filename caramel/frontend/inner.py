@@ -20,6 +20,7 @@ from caramel.errors import UnsupportedError
 from caramel.frontend.locality import LOOPS, SHAPES, differing, differing_in_body
 from caramel.frontend.raw import RawGradient, RawProgram
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, RESULT_ATTRIBUTE, SOURCE_ATTRIBUTE
+from caramel.frontend.replicable import refuse_functions_as_ops
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library, arguments_from
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, tensor_name
@@ -80,6 +81,7 @@ class _Sorting:
         has_legacy_loops = any(n.op in ops.LEGACY_LOOPS for n in self._graph)  # refused elsewhere, by name
         if has_legacy_loops or not (any(into.values()) or results or has_calls):
             return Sorted(self._raw.gradients, {})
+        refuse_functions_as_ops(self._graph)
         local = differing(self._graph, self._library, self._split)
         self._refuse_by_tensors(results, local)
         outer: list[RawGradient] = []

@@ -21,14 +21,10 @@ def refuse_irreplicable(graph: Graph, raw: RawProgram) -> None:
     Raises:
         UnsupportedError: for the first such op, with what to do instead.
     """
+    refuse_functions_as_ops(graph)
     handles = {v.node for v in raw.variables}
     library = Library(graph)
     for node in graph:
-        if node.op in library:
-            raise UnsupportedError(
-                f"op {node.name!r} calls function {node.op!r} by name, which cannot be replicated. "
-                "Make it a tf.function"
-            )
         _check_node(node, f"op {node.name!r} ({node.op})", library)
         for producer in library.written(node):
             if graph[producer].op != ops.VARIABLE:
@@ -44,6 +40,21 @@ def refuse_irreplicable(graph: Graph, raw: RawProgram) -> None:
         for function, each in library.inner_nodes(node):
             where = f"op {each.name!r} ({each.op}) in function {function!r}, called by {node.name!r} ({node.op}),"
             _check_inner(each, where, library)
+
+
+def refuse_functions_as_ops(graph: Graph) -> None:
+    """Refuse nodes whose op is a function of the graph's library: TensorFlow has no definition of such an op.
+
+    Raises:
+        UnsupportedError: for the first such node, with what to do instead.
+    """
+    library = Library(graph)
+    for node in graph:
+        if node.op in library:
+            raise UnsupportedError(
+                f"op {node.name!r} calls function {node.op!r} by name, which cannot be replicated. "
+                "Make it a tf.function"
+            )
 
 
 def _check_node(node: NodeDef, what: str, library: Library) -> None:

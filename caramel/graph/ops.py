@@ -157,9 +157,9 @@ def is_call(node: NodeDef) -> bool:
 
 def is_variable_write(node: NodeDef) -> bool:
     """Whether the op writes the variables whose handles it takes."""
-    if node.op in READS or not op_def(node.op).is_stateful:
+    if node.op in READS or not (node.op.startswith(_WRITE_PREFIXES) or node.op in _RANDOM_RESOURCE_OPS):
         return False
-    return node.op.startswith(_WRITE_PREFIXES) or node.op in _RANDOM_RESOURCE_OPS
+    return bool(op_def(node.op).is_stateful)
 
 
 @cache

@@ -89,6 +89,11 @@ def test_a_loss_that_is_not_in_the_graph(compiled, line, minimize, refused):
         compiled(lambda: minimize(line().loss), loss="nowhere:0")
 
 
+def test_a_loss_that_is_an_op_without_a_result(compiled, line, minimize, refused):
+    with refused(caramel.CaptureError, "loss", "'nothing'", "an op without a result"):
+        compiled(lambda: (minimize(line().loss), tf.no_op("nothing")), loss="nothing")
+
+
 def test_a_loss_that_is_no_output_of_the_step(refused):
     with refused(caramel.CaptureError, "loss='accuracy'", "not an output", "output"):
         caramel.ARModel(caramel.capture(a_step(), SPECS, loss="accuracy"), 2)

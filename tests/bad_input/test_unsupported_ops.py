@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import function
 
 import caramel
 
@@ -328,6 +329,58 @@ def test_a_loop_of_tensorflow_1(compiled, line, minimize, refused, old_control_f
         minimize(line(transform=loop).loss)
 
     with refused(caramel.UnsupportedError, "'my_loop/", "(Enter)", "enable_control_flow_v2()"):
+        compiled(build)
+
+
+def test_a_loop_of_tensorflow_1_that_the_step_does_not_need(compiled, line, minimize, old_control_flow):
+    def build():
+        program = line()
+        minimize(program.loss)
+        v1.while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z * 2.0), [0, program.x])
+
+    assert compiled(build).plan.reduction == "mean"
+
+
+def defined():
+    """A function that is called by an op of its own name."""
+
+    @function.Defun(tf.float32, func_name="my_function")
+    def double(x):
+        return x * 2.0
+
+    return double
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("where", ["forward", "after the gradient"])
+def test_a_function_that_is_an_op(line, minimize, refused, where, is_finished):
+    def build():
+        if where == "forward":
+            minimize(line(transform=lambda x: tf.ensure_shape(defined()(x), [None, 3])).loss)
+            return
+        program, optimizer = line(), v1.train.GradientDescentOptimizer(0.1)
+        ((gradient, weights),) = optimizer.compute_gradients(program.loss)
+        optimizer.apply_gradients([(tf.ensure_shape(defined()(gradient), [3]), weights)])
+
+    if is_finished:
+        with tf.Graph().as_default() as graph:
+            build()
+        context = caramel.capture(graph)
+    else:
+        with caramel.capture() as context:
+            build()
+    with refused(caramel.UnsupportedError, "'my_function'", "calls function", "tf.function"):
+        caramel.ARModel(context, 2)
+
+
+def test_a_gradient_in_the_loss_beside_a_function_that_is_an_op(compiled, line, refused):
+    def build():
+        program = line(transform=lambda x: tf.ensure_shape(defined()(x), [None, 3]))
+        (gradient,) = tf.gradients(program.loss, [program.weights])
+        loss = program.loss + tf.reduce_sum(gradient)
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    with refused(caramel.UnsupportedError, "'my_function'", "calls function", "tf.function"):
         compiled(build)
 
 

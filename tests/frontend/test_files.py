@@ -160,6 +160,8 @@ def test_a_graph_def_without_roles(tmp_path):
         ({"v": "the_loss:0"}, ["'v'", "no variable"]),
         ({"w": "nothing:0"}, ["'w'", "nothing:0"]),
         ({"w": ("a:0", "b:0", "c:0")}, ["'w'", "values, rows"]),
+        ({"w": ()}, ["'w'", "values, rows"]),
+        ({"w": "train"}, ["'w'", "'train'", "without a result"]),
     ],
 )
 def test_bad_gradients(tmp_path, gradients, words):
