@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from caramel.errors import UnsupportedError
-from caramel.frontend.locality import LOOPS, SHAPES, differing, differing_in_body
+from caramel.frontend.locality import SHAPES, Locality, differing_in_body
 from caramel.frontend.raw import RawGradient, RawProgram
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, RESULT_ATTRIBUTE, SOURCE_ATTRIBUTE
 from caramel.frontend.replicable import refuse_functions_as_ops
@@ -72,6 +73,7 @@ class _Sorting:
         self._split = {i.node for i in raw.inputs if i.split and i.node in self._graph}
         self._effects = self._graph.ancestors(raw.targets)
         self._behind = {call: self._walk(call) for call in sorted({g.call for g in raw.gradients})}
+        self._forwards: dict[int, Collection[str]] = {}
 
     def sorted(self) -> Sorted:
         """See `sort_out`."""
@@ -82,17 +84,16 @@ class _Sorting:
         if has_legacy_loops or not (any(into.values()) or results or has_calls):
             return Sorted(self._raw.gradients, {})
         refuse_functions_as_ops(self._graph)
-        local = differing(self._graph, self._library, self._split)
+        local = self._locality.differing(self._split)
         self._refuse_by_tensors(results, local)
         outer: list[RawGradient] = []
         inside: dict[str, int] = {}
         for gradient, calls in into.items():
-            if not calls or not gradient.passed:
-                if not calls or node_of(gradient.tensor) in local:
-                    outer.append(gradient)
-                continue
-            if node_of(gradient.tensor) not in local:
+            if calls and node_of(gradient.tensor) not in local:
                 continue  # of a term without examples, say: the same everywhere
+            if not calls or not gradient.passed:
+                outer.append(gradient)
+                continue
             for call in calls:
                 self._check(gradient.tensor, f"gradient taken at {gradient.location}", call)
             inside[gradient.tensor] = gradient.call
@@ -153,7 +154,7 @@ class _Sorting:
         """Refuse a gradient inside a loss that is no linear function of it."""
         if not self._is_applied(call):
             return
-        why = self._not_linear(tensor, self._raw.targets_of(call), self._behind[call][0])
+        why = self._not_linear(tensor, call)
         if why is not None:
             raise UnsupportedError(
                 f"the {what} is part of what is differentiated at {self._locations(call)}, through {why}. Each worker "
@@ -162,13 +163,27 @@ class _Sorting:
                 "aggregated first, or use gradients with respect to the inputs"
             )
 
-    def _not_linear(self, tensor: str, targets: Sequence[str], behind: Collection[str]) -> str | None:
+    @cached_property
+    def _locality(self) -> Locality:
+        return Locality(self._graph, self._library)
+
+    @cached_property
+    def _local_in_losses(self) -> Collection[str]:
+        """The nodes that differ once the gradients that later differentiations take for constants are aggregated."""
+        return self._locality.differing(self._split, {n for n in map(node_of, self._by_tensor) if self._is_constant(n)})
+
+    def _forward(self, call: int) -> Collection[str]:
+        """What the targets of a call are computed from."""
+        if call not in self._forwards:
+            targets = [node_of(t) for t in self._raw.targets_of(call)]
+            self._forwards[call] = self._graph.ancestors(targets, control=False)
+        return self._forwards[call]
+
+    def _not_linear(self, tensor: str, call: int) -> str | None:
         """Why a call's targets are not linear in a tensor; None if they are."""
-        if not targets:
+        if not self._raw.targets_of(call):
             return "a loop"
-        forward = self._graph.ancestors([node_of(t) for t in targets], control=False)
-        cut = {node_of(t) for t in self._by_tensor}
-        local = differing(self._graph, self._library, self._split, {n for n in cut if self._is_constant(n)})
+        forward, behind = self._forward(call), self._behind[call][0]
         dependent: set[str] = set()
         for name in self._graph.order:
             node = self._graph[name]
@@ -176,7 +191,7 @@ class _Sorting:
             if not any(own):
                 continue
             if name in forward:
-                if not self._is_linear(node, own, local):
+                if not self._is_linear(node, own, self._local_in_losses):
                     return f"op {name!r} ({node.op})"
                 dependent.add(name)
             elif name in behind and node.op not in _WITHOUT_VALUES:
@@ -212,7 +227,7 @@ class _Sorting:
     def _refuse_by_tensors(self, results: Mapping[str, NodeDef], local: Collection[str]) -> None:
         """Those by a tensor that is the same on all workers are of the batch, too, and cannot be aggregated."""
         cut = {*results, *(node_of(t) for t in self._by_tensor)}
-        bare = differing(self._graph, self._library, self._split, cut)
+        bare = self._locality.differing(self._split, cut)
         sources = _sources(self._graph, bare)
         for name, node in results.items():
             number, location = _mark(node)
@@ -238,7 +253,7 @@ class _Sorting:
         """Gradients in the functions of a loop or branch, by tensors that are the same on all workers."""
         inputs = data_texts(call)[arguments_from(call) :]
         positions = [position for position, text in enumerate(inputs) if node_of(text) in bare]
-        is_loop = call.op in LOOPS
+        is_loop = call.op in ops.LOOPS
         for function in self._library.called(call):
             body = self._library.body(function)
             results = {n.name: n for n in body.inner if RESULT_ATTRIBUTE in n.attr}

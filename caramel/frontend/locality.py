@@ -9,8 +9,6 @@ from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, node_of
 from caramel.graph.guards import guards_of
 
-LOOPS = frozenset({"While", "StatelessWhile"})
-
 SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 """Ops of which the result does not depend on the numbers in a tensor."""
 
@@ -27,34 +25,39 @@ def draws(graph: Graph, library: Library) -> dict[str, str]:
     return found
 
 
-def differing(
-    graph: Graph,
-    library: Library,
-    start: Collection[str],
-    equal: Collection[str] = frozenset(),
-    *,
-    by_shape: bool = True,
-) -> set[str]:
-    """The nodes whose values differ between workers, or that run on some workers only.
+class Locality:
+    """What tells which nodes of a graph differ between workers.
 
     Args:
-        graph: the nodes.
+        graph: the nodes, without loops of TensorFlow 1.
         library: the functions that they call.
-        start: nodes that differ by themselves; those that draw random numbers do, too.
-        equal: nodes that do not, whatever they come from.
-        by_shape: whether what depends on no more than the shapes of differing values counts.
     """
-    own = {*start, *draws(graph, library)}
-    guards = guards_of(graph)
-    found: set[str] = set()
-    for name in graph.order:
-        node = graph[name]
-        if name in equal or (not by_shape and node.op in SHAPES):
-            continue
-        conditions = [*guards.decided[name], *(condition for condition, _ in guards.of[name])]
-        if name in own or not found.isdisjoint([*(p for p, _ in ops.data_inputs(node)), *conditions]):
-            found.add(name)
-    return found
+
+    def __init__(self, graph: Graph, library: Library) -> None:
+        self._graph = graph
+        self._drawn = draws(graph, library)
+        self._guards = guards_of(graph)
+
+    def differing(
+        self, start: Collection[str], equal: Collection[str] = frozenset(), *, by_shape: bool = True
+    ) -> set[str]:
+        """The nodes whose values differ between workers, or that run on some workers only.
+
+        Args:
+            start: nodes that differ by themselves; those that draw random numbers do, too.
+            equal: nodes that do not, whatever they come from.
+            by_shape: whether what depends on no more than the shapes of differing values counts.
+        """
+        own = {*start, *self._drawn}
+        found: set[str] = set()
+        for name in self._graph.order:
+            node = self._graph[name]
+            if name in equal or (not by_shape and node.op in SHAPES):
+                continue
+            conditions = [*self._guards.decided[name], *(condition for condition, _ in self._guards.of[name])]
+            if name in own or not found.isdisjoint([*(p for p, _ in ops.data_inputs(node)), *conditions]):
+                found.add(name)
+        return found
 
 
 def differing_in_body(
@@ -72,14 +75,15 @@ def differing_in_body(
         body: the function.
         library: the functions that it calls.
         positions: of the arguments that differ at first.
-        equal: as for `differing`.
+        equal: as for `Locality.differing`.
         is_loop: whether results become arguments.
-        by_shape: as for `differing`.
+        by_shape: as for `Locality.differing`.
     """
+    locality = Locality(body.graph, library)
     known = set(positions)
     while True:
         start = [body.arguments[position] for position in sorted(known)]
-        found = differing(body.graph, library, start, equal, by_shape=by_shape)
+        found = locality.differing(start, equal, by_shape=by_shape)
         more = {number for number, text in enumerate(body.results) if node_of(text) in found} if is_loop else set()
         if more <= known:
             return found, known
@@ -99,5 +103,5 @@ def rounds_differ(loop: NodeDef, library: Library, positions: Collection[int], *
     condition = library.body(loop.attr["cond"].func.name)
     _, known = differing_in_body(body, library, positions, is_loop=True, by_shape=by_shape)
     start = [condition.arguments[position] for position in sorted(known)]
-    found = differing(condition.graph, library, start, by_shape=by_shape)
+    found = Locality(condition.graph, library).differing(start, by_shape=by_shape)
     return any(node_of(text) in found for text in condition.results)

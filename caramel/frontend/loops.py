@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from caramel.frontend.accumulation import Sums
-from caramel.frontend.locality import LOOPS
 from caramel.frontend.raw import RawGradient
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, MarkedGradient, Recorder
+from caramel.graph import ops
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input, tensor_name
 
@@ -38,7 +38,7 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
     library = Library(graph)
     found: list[RawGradient] = []
     marks: set[int] = set()
-    for call, loop in enumerate(n for n in graph if n.op in LOOPS):
+    for call, loop in enumerate(n for n in graph if n.op in ops.LOOPS):
         body = library.body(loop.attr["body"].func.name)
         condition = library.body(loop.attr["cond"].func.name)
         marked = {tensor_name(n.name): n.attr[GRADIENT_ATTRIBUTE].i for n in body.inner if GRADIENT_ATTRIBUTE in n.attr}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caramel.errors import UnsupportedError
-from caramel.frontend.locality import LOOPS, differing, rounds_differ
+from caramel.frontend.locality import Locality, rounds_differ
 from caramel.frontend.raw import RawProgram
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE
 from caramel.frontend.references import refuse_reference
@@ -113,11 +113,11 @@ def refuse_uneven_rounds(
     for gradient in gradients:
         for tensor in (gradient.tensor, *(source for source, _ in gradient.sources)):
             loop = step[node_of(tensor)]
-            if loop.op not in LOOPS:
+            if loop.op not in ops.LOOPS:
                 continue
             if differ is None:
                 equal = {node_of(g.tensor) for g in gradients if not g.consumers}
-                differ = differing(step, library, start, equal, by_shape=by_shape)
+                differ = Locality(step, library).differing(start, equal, by_shape=by_shape)
             positions = [p for p, (name, _) in enumerate(ops.data_inputs(loop)) if name in differ]
             if rounds_differ(loop, library, positions, by_shape=by_shape):
                 raise UnsupportedError(

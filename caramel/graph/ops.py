@@ -29,23 +29,15 @@ PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefaul
 
 LEGACY_LOOPS = frozenset({"Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration", "LoopCond"})
 
-CALLS = frozenset(
-    {
-        "PartitionedCall",
-        "StatefulPartitionedCall",
-        "If",
-        "StatelessIf",
-        "While",
-        "StatelessWhile",
-        "Case",
-        "StatelessCase",
-    }
-)
-"""Ops that do what the functions do that they name."""
-
 INLINED_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 """Calls whose first input says which function; the function gets the others."""
+
+LOOPS = frozenset({"While", "StatelessWhile"})
+
+CALLS = INLINED_CALLS | BRANCHES | LOOPS
+"""Ops that do what the functions do that they name."""
 
 _HARMLESS_STATEFUL = frozenset(
     {
