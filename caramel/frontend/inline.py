@@ -84,6 +84,11 @@ def _with_shapes(graph: Graph) -> Graph:
     return graph.replaced(changed)
 
 
+def _prefixes(name: str) -> list[str]:
+    """What scopes a name is in, each with its "/"."""
+    return [name[: position + 1] for position, letter in enumerate(name) if letter == "/"]
+
+
 def _is_inlined(call: NodeDef) -> bool:
     if call.op in ops.INLINED_CALLS:
         return True
@@ -114,7 +119,7 @@ def _touches_variables(call: NodeDef) -> bool:
 class _Inliner:
     def __init__(self, graph: Graph, library: Library) -> None:
         self._library = library
-        self._taken = set(graph.nodes)
+        self._taken = {prefix for name in graph.nodes for prefix in _prefixes(name)}  # names up to a "/"
         self._nodes: list[NodeDef] = []
         self._replaced: dict[tuple[str, int], str] = {}  # (call, output) -> tensor
         self._guards: dict[str, str] = {}  # of nodes in a branch: what must run for them to run
@@ -135,6 +140,7 @@ class _Inliner:
 
     def _add(self, each: NodeDef, guard: str) -> str:
         self._nodes.append(each)
+        self._taken.update(_prefixes(each.name))
         if guard:
             self._guards[each.name] = guard
         return str(each.name)
@@ -195,7 +201,7 @@ class _Inliner:
     def _scope(self, name: str) -> str:
         """A prefix that no node has."""
         scope, number = name + "/", 1
-        while any(taken.startswith(scope) for taken in self._taken):
+        while scope in self._taken:
             scope, number = f"{name}_{number}/", number + 1
         self._taken.add(scope)
         return scope
@@ -213,14 +219,14 @@ class _Inliner:
             guard: the node without which none of them must run; "" for none.
             device: of those that have none.
         """
-        passed = set(body.arguments)
         names = {inner.name for inner in body.inner}
+        self._taken.update(prefix for name in names for prefix in _prefixes(scope + name))
         for inner in body.inner:
             copy = copied(inner, [_renamed(body, scope, arguments, text) for text in inner.input])
             copy.name = scope + inner.name
             copy.device = inner.device or device
             copy.attr[SCOPE_ATTRIBUTE].s = scope.encode()
-            if all(node_of(text) in passed for text in inner.input):
+            if all(node_of(text) in body.positions for text in inner.input):
                 copy.input.extend(text for text in controls if text not in copy.input)
             colocate(copy, lambda name: scope + name if name in names else None)
             self.emit(copy, guard)
@@ -229,38 +235,37 @@ class _Inliner:
 
     def _branch(self, branch: NodeDef, guard: str) -> None:
         scope = self._scope(branch.name)
-        results = self._choice(branch, scope, scope + "caramel/", branch.name, _branches(branch), guard)
+        results = self._choice(branch, 0, scope, scope + "caramel/", branch.name, guard)
         for index, result in enumerate(results):
             self._replaced[branch.name, index] = result
 
     def _choice(
         self,
         branch: NodeDef,
+        first: int,
         scope: str,
         own: str,
         done: str,
-        branches: Sequence[tuple[str, str]],
         guard: str,
     ) -> list[str]:
-        """The first of some branches if it is chosen, or else a choice between the others.
+        """One of the branches if it is chosen, or else a choice between those after it.
 
         Args:
             branch: the If or Case.
+            first: number of the branch.
             scope: prefix of the names of what is in its branches.
             own: of those that choose.
             done: name of the node that is done when the branch that is taken is.
-            branches: (key, function) of each.
             guard: the node without which none of this must run; "" for none.
 
         Returns:
             The results of the branch that is taken.
         """
         device, boolean = branch.device, dtype_attribute("bool")
-        condition = self._condition(branch, own, len(ops.functions_of(branch)) - len(branches), guard)
-        is_first = done == branch.name
-        controls = control_texts(branch) if is_first else []
+        condition = self._condition(branch, own, first, guard)
+        controls = control_texts(branch) if first == 0 else []
         switch = self._add(node(own + "switch", "Switch", [condition, condition, *controls], device, T=boolean), guard)
-        (key, function), *others = branches
+        (key, function), *others = _branches(branch)[first:]
         sides, ends = [], []
         for number, (side, further) in enumerate(((others[0][0], others), (key, []))):
             inside = f"{own}{side}/"
@@ -268,7 +273,7 @@ class _Inliner:
                 node(inside + "pivot", "Identity", [format_input(switch, number)], device, T=boolean), guard
             )
             if len(further) > 1:
-                results = self._choice(branch, scope, f"{own}others/", f"{own}others/done", further, pivot)
+                results = self._choice(branch, first + 1, scope, f"{own}others/", f"{own}others/done", pivot)
                 after = [f"^{own}others/done"]
             else:
                 name = further[0][1] if further else function
@@ -276,7 +281,7 @@ class _Inliner:
             sides.append((inside, pivot, results))
             ends.append(self._add(node(inside + "done", "Identity", [pivot, *after], device, T=boolean), pivot))
         types = [ops.dtype_name(dtype) for dtype in ops.output_types(branch)]
-        marks = [_marks_of(branch, index) if is_first else [] for index in range(len(types))]
+        marks = [_marks_of(branch, index) if first == 0 else [] for index in range(len(types))]
         merged = [
             self._merged(f"{own}result_{i}", i, types[i], sides, marks[i], device, guard) for i in range(len(types))
         ]
@@ -333,7 +338,7 @@ def _marks_of(call: NodeDef, index: int) -> list[int]:
 def _renamed(body: Body, scope: str, arguments: Sequence[str], text: str) -> str:
     """The tensor or control input of the new graph for one of the function."""
     name, index = parse_input(text)
-    if name not in body.arguments:
+    if name not in body.positions:
         return format_input(scope + name, index)
-    given = arguments[body.arguments.index(name)]
+    given = arguments[body.positions[name]]
     return given if index >= 0 else "^" + node_of(given)

@@ -36,18 +36,22 @@ class Body:
     @cached_property
     def inner(self) -> tuple[NodeDef, ...]:
         """The nodes without the arguments."""
-        arguments = set(self.arguments)
-        return tuple(n for n in self.graph if n.name not in arguments)
+        return tuple(n for n in self.graph if n.name not in self.positions)
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """Position of each argument, by its name."""
+        return {name: position for position, name in enumerate(self.arguments)}
 
     def argument_of(self, text: str) -> int | None:
         """Which argument a tensor is, if it is one that was only passed on."""
         name, index = parse_input(text)
-        while name not in self.arguments:
+        while name not in self.positions:
             node = self.graph[name]
             if node.op != "Identity" or index != 0:
                 return None
             name, index = parse_input(node.input[0])
-        return self.arguments.index(name)
+        return self.positions[name]
 
 
 class Library:
@@ -76,8 +80,9 @@ class Library:
 
     def called(self, node: NodeDef) -> list[str]:
         """The functions that a node calls by itself."""
-        names = ops.functions_of(node)
-        return [*([node.op] if node.op in self else []), *(n for n in names if n in self)]
+        if node.op in self:
+            return [node.op]
+        return [n for n in ops.functions_of(node) if n in self] if ops.calls_functions(node.op) else []
 
     def all_called(self, node: NodeDef) -> list[str]:
         """The functions that a node calls, directly or not, in the order of the calls."""
