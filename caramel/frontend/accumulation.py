@@ -16,12 +16,11 @@ from tensorflow.python.framework import tensor_util
 from caramel.frontend.raw import RawVariable
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, data_texts, format_input, node_of, tensor_name
+from caramel.graph.graph import Graph, NodeDef, behind_identities, data_texts, node_of, tensor_name
 from caramel.model import Gradient
 
 _SUMS = frozenset({"Add", "AddV2", "AddN"})
 _SCALINGS = frozenset({"Mul", "RealDiv"})
-_PASSING = frozenset({"Identity"})
 
 _ADDING = {"AssignAddVariableOp": 0, "AssignVariableOp": 1}
 """How often the value that is written has to read the variable for the op to add to it."""
@@ -77,19 +76,12 @@ def _in_order(step: Graph, gradients: Sequence[Gradient]) -> tuple[Gradient, ...
         behind[name] = 0
         for text in step[name].input:
             behind[name] |= behind[node_of(text)] | bits.get(node_of(text), 0)
-    placed: dict[int, None] = {}
 
-    def place(number: int) -> None:
-        if number not in placed:
-            before = behind[node_of(gradients[number].tensor)]
-            for other in range(len(gradients)):
-                if before >> other & 1:
-                    place(other)
-            placed[number] = None
+    def place(number: int) -> tuple[int, int]:
+        """What a gradient depends on depends on less than the gradient does."""
+        return behind[node_of(gradients[number].tensor)].bit_count(), number
 
-    for number in range(len(gradients)):
-        place(number)
-    return tuple(gradients[number] for number in placed)
+    return tuple(gradients[number] for number in sorted(range(len(gradients)), key=place))
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,7 @@ class Sums:
         inputs = data_texts(node)
         if node.op in _SUMS:
             parts = [self.terms(i, markers, is_base) for i in inputs if not self.is_zero(i)]
-        elif node.op in _PASSING:
+        elif node.op == "Identity":
             parts = [self.terms(inputs[0], markers, is_base)]
         elif (scaled := self.scaled(node)) is not None:
             parts = [self.terms(scaled, markers, is_base)]
@@ -154,26 +146,19 @@ class Sums:
         if node.op not in _SCALINGS:
             return None
         first, second = data_texts(node)
-        if self._constant(second) is not None:
+        if self._is_constant_number(second):
             return first
-        return second if node.op == "Mul" and self._constant(first) is not None else None
+        return second if node.op == "Mul" and self._is_constant_number(first) else None
 
-    def _constant(self, text: str) -> np.ndarray | None:
-        """A constant number."""
-        node = self._step[node_of(text)]
-        while node.op in _PASSING:
-            node = self._step[node_of(node.input[0])]
+    def _is_constant_number(self, text: str) -> bool:
+        node = self._behind_identities(text)
         if node.op == "Cast":
-            return self._constant(node.input[0])
-        if node.op != "Const" or node.attr["value"].tensor.tensor_shape.dim:
-            return None
-        return np.asarray(tensor_util.MakeNdarray(node.attr["value"].tensor))
+            return self._is_constant_number(node.input[0])
+        return node.op == "Const" and not node.attr["value"].tensor.tensor_shape.dim
 
     def is_zero(self, text: str) -> bool:
         """Whether a tensor is made of zeros."""
-        node = self._step[node_of(text)]
-        while node.op in _PASSING:
-            node = self._step[node_of(node.input[0])]
+        node = self._behind_identities(text)
         if node.op == "ZerosLike":
             return True
         if node.op == "Fill":
@@ -181,6 +166,9 @@ class Sums:
         if node.op != "Const" or ops.dtype_name(node.attr["dtype"].type) == "string":
             return False
         return not np.any(tensor_util.MakeNdarray(node.attr["value"].tensor))
+
+    def _behind_identities(self, text: str) -> NodeDef:
+        return self._step[node_of(behind_identities(self._step, text))]
 
 
 class _Analysis:
@@ -314,12 +302,12 @@ class _Analysis:
             inputs = data_texts(node)
             if node.op in _SUMS:
                 into = [tensor_name(i) for i in inputs if not self._sums.is_zero(i)]
-            elif node.op in _PASSING or tensor_name(self._sums.scaled(node) or "") == tensor:
+            elif node.op == "Identity" or tensor_name(self._sums.scaled(node) or "") == tensor:
                 into = [tensor]
             else:
                 continue
             if all(leaves.get(i) == frozenset([reader]) for i in into):
-                made = tensor_name(format_input(reader, 0))
+                made = f"{reader}:0"
                 rest = {t: u for t, u in leaves.items() if t not in into}
                 return {**rest, made: self._uses(made, ())}
         return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from caramel.frontend.counterparts import counterpart, is_reference_write, references_of
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE
 from caramel.graph import ops
@@ -42,7 +40,7 @@ class Aliases:
         self._before: dict[str, int] = {}
         self.references: dict[Tensor, str] = {}
         self.aliases: dict[Tensor, str] = {}
-        for node in in_order(graph):
+        for node in graph.around_loops():
             before = 0
             for text in node.input:
                 before |= self._up_to(node_of(text))
@@ -117,21 +115,3 @@ class Aliases:
                 found.append("^" + node_of(text))
                 wanted &= ~new
         return found
-
-
-def in_order(graph: Graph) -> Iterator[NodeDef]:
-    """Producers first; around a loop, what enters it comes first."""
-    producers = {
-        node.name: {node_of(t) for t in node.input if graph[node_of(t)].op not in ("NextIteration", "RefNextIteration")}
-        for node in graph
-    }
-    waiting = {name: len(found) for name, found in producers.items()}
-    ready = [name for name, count in waiting.items() if count == 0]
-    for name in ready:  # grows on the way
-        yield graph[name]
-        for reader in dict.fromkeys(reader for reader, _ in graph.consumers[name]):
-            if name in producers[reader]:
-                waiting[reader] -= 1
-                if waiting[reader] == 0:
-                    ready.append(reader)
-    yield from (node for node in graph if waiting[node.name] > 0)  # on a cycle that is no loop; others refuse it

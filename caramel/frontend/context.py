@@ -348,8 +348,8 @@ def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
             ) from error
         outputs.append((path or element.op.name, element.name))
     nodes, values = nodes_of(graph, [tensor for _, tensor in outputs])
-    values = tuple(placeholder_of(t, raw.iterators) for t in values)
-    nodes = with_placeholders(nodes, raw.iterators).pruned([node_of(t) for t in values])
+    values = tuple(placeholder_of(t, raw.iterator) for t in values)
+    nodes = with_placeholders(nodes, raw.iterator).pruned([node_of(t) for t in values])
     refuse_irreplicable(nodes, raw)
     inputs = tuple(
         Input(i.name, i.node, i.dtype, i.shape, split=False, optional=i.optional) for i in raw.inputs if i.node in nodes

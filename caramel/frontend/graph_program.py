@@ -12,9 +12,9 @@ import tensorflow as tf
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend.files import GivenValues
 from caramel.frontend.handles import direct_handles
-from caramel.frontend.inference import infer_differentiation, readers_outside
+from caramel.frontend.inference import differentiation_scopes, infer_differentiation, readers_outside
 from caramel.frontend.inline import inline
-from caramel.frontend.iterators import given_iterator, iterator_inputs, iterators_of, with_placeholders
+from caramel.frontend.iterators import given_iterator, iterator_inputs, iterator_of, with_placeholders
 from caramel.frontend.marks import Marks, marked
 from caramel.frontend.raw import RawGradient, RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder
@@ -93,12 +93,13 @@ def capture_graph(
         handles = {v.node for v in variables}
         marks = marked(nodes, recorder, lambda v: _handle_of(v, handles))
     reported = next(iter(fetched), None)
-    iterators = iterators_of(nodes, [target] if reported is None else [target, node_of(reported)])
-    inputs = _inputs(graph, replicated)
-    for get_next in iterators:
-        inputs += iterator_inputs(nodes, get_next, {_tensor_name(graph, t, "replicated input") for t in replicated})
+    iterator = iterator_of(nodes, [target] if reported is None else [target, node_of(reported)])
+    whole = {_tensor_name(graph, tensor, "replicated input") for tensor in replicated}
+    inputs = _inputs(graph, whole)
+    if iterator is not None:
+        inputs += iterator_inputs(nodes, iterator, whole)
     return RawProgram(
-        graph=with_placeholders(nodes, iterators),
+        graph=with_placeholders(nodes, iterator),
         variables=variables,
         gradients=marks.gradients,
         differentiated=marks.differentiated,
@@ -115,8 +116,8 @@ def capture_graph(
         is_graph=True,
         notes=_unreached_updates(graph, nodes, target),
         loop_marks=marks.loop_marks,
-        given=given_iterator(nodes, iterators[0]) if iterators else None,
-        iterators=iterators,
+        given=None if iterator is None else given_iterator(nodes, iterator),
+        iterator=iterator,
     )
 
 
@@ -126,6 +127,7 @@ def _named_gradients(
     """The gradients that the caller names."""
     by_name = {v.name: v for v in variables}
     step = nodes.ancestors([train_op])
+    scopes = differentiation_scopes(graph)
     found = []
     for name, given in gradients.items():
         if name not in by_name:
@@ -137,7 +139,7 @@ def _named_gradients(
         if node_of(checked[0]) not in step:
             raise CaptureError(f"the gradient of {name!r}, {checked[0]!r}, is not used by the training op {train_op!r}")
         indices = checked[1] if len(checked) == 2 else None
-        readers = readers_outside(graph, nodes, checked)
+        readers = readers_outside(nodes, checked, scopes)
         found.append(RawGradient(by_name[name].node, checked[0], readers, 1, "gradients=", indices))
     if not found:
         raise CaptureError("gradients= is empty: name the gradient of every parameter, or leave it out")
@@ -259,8 +261,7 @@ def _tensor_name(graph: Any, tensor: Any, what: str) -> str:
     return element.outputs[0].name
 
 
-def _inputs(graph: Any, replicated: Sequence[Any]) -> tuple[Input, ...]:
-    whole = {_tensor_name(graph, item, "replicated input") for item in replicated}
+def _inputs(graph: Any, whole: Collection[str]) -> tuple[Input, ...]:
     found = []
     for op in graph.get_operations():
         if op.type not in ops.PLACEHOLDERS:

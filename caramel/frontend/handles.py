@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tensorflow.core.framework import attr_value_pb2
 
-from caramel.frontend.aliases import Tensor, in_order
+from caramel.frontend.aliases import Tensor
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import dtype_attribute, node, shape_attribute
@@ -53,7 +53,7 @@ def _variables(graph: Graph) -> dict[Tensor, str]:
     found: dict[Tensor, str] = {}
     if not any(n.op == "Switch" and n.attr["T"].type == ops.DT_RESOURCE for n in graph):
         return found
-    for current in in_order(graph):
+    for current in graph.around_loops():
         if current.op == ops.VARIABLE:
             found[current.name, 0] = current.name
         elif current.op in _PASSING and current.attr["T"].type == ops.DT_RESOURCE:

@@ -16,7 +16,7 @@ from typing import Any
 from caramel.errors import CaptureError
 from caramel.frontend.raw import RawGradient, RawVariable
 from caramel.graph import ops
-from caramel.graph.graph import Graph, format_input, node_of, parse_input, tensor_name
+from caramel.graph.graph import Graph, node_of, parse_input, tensor_name
 from caramel.graph.shapes import Shape, static_shape
 
 _SUFFIX = "_grad/"
@@ -174,9 +174,13 @@ def _with_rows(gradient: RawGradient, rows: Mapping[str, Mapping[str, Sequence[s
     return gradient
 
 
-def readers_outside(graph: Any, nodes: Graph, tensors: Sequence[str]) -> tuple[str, ...]:
+def differentiation_scopes(graph: Any) -> list[str]:
+    """Name scopes of the differentiations of a tf.Graph, with a trailing slash."""
+    return _scopes(_forward_ops(graph))
+
+
+def readers_outside(nodes: Graph, tensors: Sequence[str], scopes: Sequence[str]) -> tuple[str, ...]:
     """The nodes that read tensors of a differentiation and do not belong to it; all readers where it has no scope."""
-    scopes = _scopes(_forward_ops(graph))
     found: dict[str, None] = {}
     for tensor in tensors:
         inside = tuple(scope for scope in scopes if tensor.startswith(scope))
@@ -241,7 +245,7 @@ def _fits(variable: RawVariable, shape: Shape | None) -> bool:
 def _targets(forward: Mapping[str, str], nodes: Graph, region: set[str], scope: str) -> list[str]:
     """The differentiated tensors: what the ops differentiate that take the initial gradient.
 
-    None where the program gave that gradient: then it is not these tensors alone that say what is reduced.
+    There are none where the program gave that gradient: then it is not these tensors alone that say what is reduced.
     """
     found: dict[str, None] = {}
     if any(nodes[name].op == "Identity" for name in region if name.startswith(scope + "grad_ys_")):
@@ -256,7 +260,7 @@ def _targets(forward: Mapping[str, str], nodes: Graph, region: set[str], scope: 
                     continue
                 seen.add(reader)
                 if reader in forward:
-                    found[tensor_name(format_input(forward[reader], 0))] = None
+                    found[f"{forward[reader]}:0"] = None
                 elif reader.startswith(scope + "grad_ys_"):
                     waiting.append(reader)
     return _last(nodes, list(found))

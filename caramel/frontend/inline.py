@@ -151,7 +151,7 @@ class _Inliner:
 
     def outputs(self) -> dict[str, str]:
         """See `Inlined`."""
-        return {tensor_name(format_input(*key)): tensor_name(self._source(*key)) for key in self._replaced}
+        return {f"{name}:{index}": tensor_name(self._source(name, index)) for name, index in self._replaced}
 
     def _source(self, name: str, index: int) -> str:
         while (name, index) in self._replaced:

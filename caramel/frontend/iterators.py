@@ -5,7 +5,7 @@ Only our copy of the graph is changed; the user's stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
@@ -26,14 +26,14 @@ _ADVICE = (
 )
 
 
-def iterators_of(nodes: Graph, roots: Sequence[str]) -> tuple[str, ...]:
-    """The ops that take an element from an iterator and that the roots need; at most one.
+def iterator_of(nodes: Graph, roots: Sequence[str]) -> str | None:
+    """The op that takes an element from an iterator and that the roots need, if there is one.
 
     Raises:
         UnsupportedError: there are several.
     """
     needed = nodes.ancestors(roots)
-    found = tuple(n.name for n in nodes if n.op == GET_NEXT and n.name in needed)
+    found = [n.name for n in nodes if n.op == GET_NEXT and n.name in needed]
     if len(found) > 1:
         same = len({nodes[name].input[0] for name in found}) == 1
         raise UnsupportedError(
@@ -44,7 +44,7 @@ def iterators_of(nodes: Graph, roots: Sequence[str]) -> tuple[str, ...]:
                 else " from two iterators: make one of their datasets (tf.data.Dataset.zip)"
             )
         )
-    return found
+    return found[0] if found else None
 
 
 def given_iterator(nodes: Graph, get_next: str) -> Given:
@@ -103,17 +103,17 @@ def _placeholder_name(get_next: str, position: int) -> str:
     return f"{get_next}/component_{position}"
 
 
-def with_placeholders(nodes: Graph, iterators: Sequence[str]) -> Graph:
-    """The graph with placeholders in the place of what iterators give."""
-    if not iterators:
+def with_placeholders(nodes: Graph, get_next: str | None) -> Graph:
+    """The graph with placeholders in the place of what an iterator gives, if there is one."""
+    if get_next is None:
         return nodes
-    widths = {name: len(ops.output_types(nodes[name])) for name in iterators}
+    width = len(ops.output_types(nodes[get_next]))
     made: list[NodeDef] = []
     for current in nodes:
-        if current.name in widths:
-            made += [_placeholder(current, position) for position in range(widths[current.name])]
-        elif any(parse_input(text)[0] in widths for text in current.input):
-            made.append(_redirected(current, widths))
+        if current.name == get_next:
+            made += [_placeholder(current, position) for position in range(width)]
+        elif any(parse_input(text)[0] == get_next for text in current.input):
+            made.append(_redirected(current, get_next, width))
         else:
             made.append(current)
     return Graph(made, nodes.library, nodes.versions)
@@ -128,20 +128,20 @@ def _placeholder(get_next: NodeDef, position: int) -> NodeDef:
     return made
 
 
-def _redirected(current: NodeDef, widths: Mapping[str, int]) -> NodeDef:
+def _redirected(current: NodeDef, get_next: str, width: int) -> NodeDef:
     made = copied(current, ())
     for text in current.input:
         name, index = parse_input(text)
-        if name not in widths:
+        if name != get_next:
             made.input.append(text)
         elif index >= 0:
             made.input.append(_placeholder_name(name, index))
         else:
-            made.input.extend(format_input(_placeholder_name(name, p), -1) for p in range(widths[name]))
+            made.input.extend(format_input(_placeholder_name(name, p), -1) for p in range(width))
     return made
 
 
-def placeholder_of(tensor: str, iterators: Sequence[str]) -> str:
+def placeholder_of(tensor: str, get_next: str | None) -> str:
     """The name of a tensor after `with_placeholders`."""
     name, index = parse_input(tensor)
-    return f"{_placeholder_name(name, index)}:0" if name in iterators else tensor
+    return f"{_placeholder_name(name, index)}:0" if name == get_next else tensor

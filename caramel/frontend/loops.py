@@ -11,7 +11,7 @@ from caramel.frontend.raw import RawGradient
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, MarkedGradient, Recorder
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
-from caramel.graph.graph import Graph, NodeDef, format_input, node_of, parse_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
                 seen = recorder.gradients[marked[min(sources)]]
                 handle = handle_of(seen.variable)
                 if handle is not None:
-                    tensor = tensor_name(format_input(loop.name, position))
+                    tensor = f"{loop.name}:{position}"
                     passed = any(recorder.gradients[marked[m]].passed for m in sources)
                     found.append(RawGradient(handle, tensor, (), call, seen.location, passed=passed))
                     marks.update(marked[m] for m in sources)

@@ -10,7 +10,7 @@ from caramel.frontend.inline import SCOPE_ATTRIBUTE
 from caramel.frontend.loops import loop_gradients
 from caramel.frontend.raw import RawGradient
 from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, TARGETS_ATTRIBUTE, Recorder
-from caramel.graph.graph import Graph, NodeDef, format_input, tensor_name
+from caramel.graph.graph import Graph, NodeDef, tensor_name
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,5 @@ def _targets(graph: Graph, calls: dict[tuple[int, str], int]) -> list[tuple[str,
             here = [calls[call, _scope(node)]] if (call, _scope(node)) in calls else []
             # A loss may also be differentiated inside a function that was called with it.
             for number in here or [n for (c, _), n in calls.items() if c == call]:
-                found.append((tensor_name(format_input(node.name, index)), number))
+                found.append((f"{node.name}:{index}", number))
     return found

@@ -72,7 +72,7 @@ class RawProgram:
         notes: what was assumed.
         loop_marks: numbers of the gradients inside loops whose sums are among ``gradients``.
         given: the dataset that a graph's iterator reads, if there is one.
-        iterators: ops that take elements of it, for which the graph has placeholders instead.
+        iterator: the op that takes elements of it, for which the graph has placeholders instead.
     """
 
     graph: Graph
@@ -89,7 +89,7 @@ class RawProgram:
     notes: tuple[str, ...] = ()
     loop_marks: frozenset[int] = frozenset()
     given: Given | None = None
-    iterators: tuple[str, ...] = ()
+    iterator: str | None = None
 
     def targets_of(self, call: int) -> list[str]:
         """What a call differentiates."""

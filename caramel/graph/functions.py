@@ -11,7 +11,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from caramel.errors import InvariantError
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
+from caramel.graph.graph import Graph, NodeDef, behind_identities, copied, format_input, node_of
 from caramel.graph.nodes import node
 
 
@@ -45,13 +45,7 @@ class Body:
 
     def argument_of(self, text: str) -> int | None:
         """Which argument a tensor is, if it is one that was only passed on."""
-        name, index = parse_input(text)
-        while name not in self.positions:
-            node = self.graph[name]
-            if node.op != "Identity" or index != 0:
-                return None
-            name, index = parse_input(node.input[0])
-        return self.positions[name]
+        return self.positions.get(node_of(behind_identities(self.graph, text)))
 
 
 class Library:

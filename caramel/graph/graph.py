@@ -160,6 +160,23 @@ class Graph:
             raise InvariantError(f"graph: cycle through {stuck[0]!r} ({len(stuck)} nodes cannot be ordered)")
         return tuple(order)
 
+    def around_loops(self) -> Iterator[NodeDef]:
+        """The nodes, producers first, of a graph with loops of TensorFlow 1, too: what enters a loop comes first."""
+        back = ("NextIteration", "RefNextIteration")
+        producers = {
+            node.name: {node_of(text) for text in node.input if self[node_of(text)].op not in back} for node in self
+        }
+        waiting = {name: len(found) for name, found in producers.items()}
+        ready = [name for name, count in waiting.items() if count == 0]
+        for name in ready:  # grows on the way
+            yield self[name]
+            for reader in dict.fromkeys(reader for reader, _ in self.consumers[name]):
+                if name in producers[reader]:
+                    waiting[reader] -= 1
+                    if waiting[reader] == 0:
+                        ready.append(reader)
+        yield from (node for node in self if waiting[node.name] > 0)  # on a cycle that is no loop; others refuse it
+
     def ancestors(
         self,
         roots: Iterable[str],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of, parse_input
 
 Guard = tuple[str, int]
 """A node whose value decides, and the value (0 or 1) for which a node runs."""
@@ -61,7 +61,4 @@ def _of_node(
 
 def _condition(graph: Graph, switch: str) -> str:
     """The node whose value decides a Switch."""
-    name = node_of(graph[switch].input[1])
-    while graph[name].op == "Identity":
-        name = node_of(graph[name].input[0])
-    return name
+    return node_of(behind_identities(graph, graph[switch].input[1]))

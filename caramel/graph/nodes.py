@@ -22,7 +22,7 @@ def node(
     device: str = "",
     **attributes: object,
 ) -> NodeDef:
-    """A NodeDef; attributes may be ints, bools, bytes, AttrValues or, as ``("type", name)``, dtypes."""
+    """A NodeDef; attributes may be ints, bools, bytes or AttrValues."""
     made = node_def_pb2.NodeDef(name=name, op=op, input=list(inputs), device=device)
     for key, value in attributes.items():
         made.attr[key].CopyFrom(_attribute(value))
