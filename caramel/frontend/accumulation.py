@@ -39,15 +39,18 @@ class Accumulation:
     accumulators: frozenset[str]
 
 
-def accumulated(step: Graph, gradients: Sequence[Gradient], variables: Sequence[RawVariable]) -> Accumulation:
+def accumulated(
+    step: Graph, library: Library, gradients: Sequence[Gradient], variables: Sequence[RawVariable]
+) -> Accumulation:
     """Find the sums of gradients.
 
     Args:
         step: the step's nodes.
+        library: the functions that they call.
         gradients: as they leave the differentiation.
         variables: the program's variables.
     """
-    analysis = _Analysis(step, variables)
+    analysis = _Analysis(step, library, variables)
     found: list[Gradient] = []
     accumulators: set[str] = set()
     by_parameter: dict[str, list[Gradient]] = {}
@@ -172,13 +175,12 @@ class Sums:
 
 
 class _Analysis:
-    def __init__(self, step: Graph, variables: Sequence[RawVariable]) -> None:
+    def __init__(self, step: Graph, library: Library, variables: Sequence[RawVariable]) -> None:
         self._step = step
         self._sums = Sums(step)
         self._candidates = {v.node: v for v in variables if v.node in step and not v.trainable}
         self._writers: dict[str, list[str]] = {}
         self._readers: dict[str, list[str]] = {}
-        library = Library(step)
         for node in step:
             written = library.written(node)
             for handle, _ in ops.data_inputs(node):

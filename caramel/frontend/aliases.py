@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE
 from caramel.frontend.counterparts import counterpart, is_reference_write, references_of
-from caramel.frontend.recorder import GRADIENT_ATTRIBUTE
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, parse_input
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend import dataflow, inner
 from caramel.frontend.accumulation import accumulated
+from caramel.frontend.attributes import bare
 from caramel.frontend.raw import RawGradient, RawProgram
-from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, OWN_ATTRIBUTES
 from caramel.frontend.reduction import Reductions, reduce_program
 from caramel.frontend.replicable import (
     refuse_functions_as_ops,
@@ -19,8 +19,7 @@ from caramel.frontend.replicable import (
 )
 from caramel.frontend.reports import Reports, untold
 from caramel.graph import ops
-from caramel.graph.graph import Graph, behind_identities, copied, node_of, parse_input, tensor_name
-from caramel.graph.shapes import SHAPES
+from caramel.graph.graph import Graph, behind_identities, node_of, parse_input, tensor_name
 from caramel.model import Gradient, Input, Model, Variable
 
 _STEP_COUNTERS = ("global_step", "iteration", "iterations")
@@ -37,17 +36,17 @@ def assemble(raw: RawProgram) -> Model:
     sorted_out = _sorted_out(raw)
     loss = _loss(raw, sorted_out.outer)
     step, used = _step(raw, loss, sorted_out.outer)
-    refuse_irreplicable(step, raw)
+    refuse_irreplicable(step, raw.library, raw)
     if not used:
         raise _nothing_learned(raw)
     inputs = tuple(i for i in raw.inputs if i.node in step)
     _check_inputs(inputs)
-    sums = accumulated(step, _gradients(used, raw, step), raw.variables)
-    roles = dataflow.classify(step, raw.variables, sums.gradients, inputs, sums.accumulators)
+    sums = accumulated(step, raw.library, _gradients(used, raw, step), raw.variables)
+    roles = dataflow.classify(step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
     graph = _with_losses(raw, step, used, sorted_out.inside)
     reduction, reductions = reduce_program(replace(raw, graph=graph), used, sorted_out.inside, inputs)
     local = [v for v, kind in roles.kinds.items() if kind.is_local]
-    refuse_uneven_rounds(step, sums.gradients, inputs, local, reduction.kind)
+    refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
     batch_wide = _batch_wide(reductions, losses)
     reports = Reports(graph, inputs, roles.origins, reductions)
@@ -59,7 +58,7 @@ def assemble(raw: RawProgram) -> Model:
     )
     by_node = {v.node: v.name for v in raw.variables}
     return Model(
-        graph=_without_shapes(step),
+        graph=bare(step),
         inputs=inputs,
         loss=tensor_name(loss),
         outputs=raw.outputs,
@@ -98,7 +97,7 @@ def _with_losses(raw: RawProgram, step: Graph, used: Sequence[RawGradient], insi
     calls = sorted({*(g.call for g in used), *inside.values()})
     losses = [node_of(tensor) for call in calls for tensor in raw.targets_of(call)]
     graph = raw.graph.pruned([*step.nodes, *losses, *(node_of(tensor) for tensor in inside)])
-    refuse_functions_as_ops(graph)
+    refuse_functions_as_ops(graph, raw.library)
     return graph
 
 
@@ -196,19 +195,6 @@ def _batch_wide(reductions: Reductions, losses: Sequence[str]) -> list[str]:
         f"the loss uses values over the whole batch ({listed(found, 3)}): each worker computes them over its own part, "
         "as batch normalisation does"
     ]
-
-
-def _without_shapes(graph: Graph) -> Graph:
-    """The graph without the shapes and marks that only capture needs."""
-    stripped = []
-    for node in graph:
-        copy = copied(node)
-        if GRADIENT_ATTRIBUTE in copy.attr:
-            copy.attr.pop("_gradient_op_type", None)
-        for name in (SHAPES, *OWN_ATTRIBUTES):
-            copy.attr.pop(name, None)
-        stripped.append(copy)
-    return Graph(stripped, graph.library, graph.versions)
 
 
 def _without_gradient(raw: RawProgram, gradients: Sequence[Gradient]) -> list[str]:

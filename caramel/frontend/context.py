@@ -25,6 +25,7 @@ from caramel.data.components import (
 from caramel.data.given import Given, given_data
 from caramel.errors import CaptureError, InputError
 from caramel.frontend.assemble import assemble
+from caramel.frontend.attributes import bare
 from caramel.frontend.files import graph_from, is_graph_proto, read_file
 from caramel.frontend.function_program import Naming, capture_evaluation, capture_step
 from caramel.frontend.graph_program import capture_graph, nodes_of
@@ -32,6 +33,7 @@ from caramel.frontend.iterators import placeholder_of, with_placeholders
 from caramel.frontend.raw import RawProgram
 from caramel.frontend.recorder import Recorder, recording
 from caramel.frontend.replicable import refuse_irreplicable
+from caramel.graph.functions import Library
 from caramel.graph.graph import node_of
 from caramel.model import Evaluation, Input, Model
 
@@ -350,7 +352,7 @@ def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
     nodes, values = nodes_of(graph, [tensor for _, tensor in outputs])
     values = tuple(placeholder_of(t, raw.iterator) for t in values)
     nodes = with_placeholders(nodes, raw.iterator).pruned([node_of(t) for t in values])
-    refuse_irreplicable(nodes, raw)
+    refuse_irreplicable(nodes, Library(nodes), raw)
     inputs = tuple(
         Input(i.name, i.node, i.dtype, i.shape, split=False, optional=i.optional) for i in raw.inputs if i.node in nodes
     )
@@ -358,4 +360,4 @@ def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
     def pack(arrays: Sequence[Any]) -> Any:
         return tf.nest.pack_sequence_as(wanted, list(arrays))
 
-    return Evaluation(nodes, inputs, tuple((name, value) for (name, _), value in zip(outputs, values)), (), pack)
+    return Evaluation(bare(nodes), inputs, tuple((name, value) for (name, _), value in zip(outputs, values)), (), pack)

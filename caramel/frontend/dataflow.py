@@ -55,6 +55,7 @@ class _State:
 
 def classify(
     graph: Graph,
+    library: Library,
     variables: Sequence[RawVariable],
     gradients: Sequence[Gradient],
     inputs: Sequence[Input],
@@ -64,6 +65,7 @@ def classify(
 
     Args:
         graph: the step's nodes.
+        library: the functions that they call.
         variables: the program's variables.
         gradients: the gradients that will be aggregated; ``parameter`` is the variable's name.
         inputs: the program's inputs.
@@ -73,7 +75,6 @@ def classify(
         UnsupportedError: a parameter's update uses a value that differs between workers.
     """
     handles = {v.node: v for v in variables if v.node in graph}
-    library = Library(graph)
     writes = _writes(graph, handles, library)
     differentiated = {g.parameter for g in gradients}
     random_state = _random_states(graph, handles, writes, library)

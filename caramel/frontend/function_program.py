@@ -14,6 +14,7 @@ from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.util import nest
 
 from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
+from caramel.frontend.attributes import bare
 from caramel.frontend.inline import inline
 from caramel.frontend.marks import marked
 from caramel.frontend.raw import RawProgram, RawVariable
@@ -254,7 +255,7 @@ def capture_evaluation(function: Callable[..., Any], specs: Sequence[Any] | None
             filled[position] = array
         return tf.nest.pack_sequence_as(structure, filled)
 
-    return Evaluation(traced.graph, inputs, tuple(traced.outputs), traced.targets, pack)
+    return Evaluation(bare(traced.graph), inputs, tuple(traced.outputs), traced.targets, pack)
 
 
 def _specs(function: Any, specs: Sequence[Any] | None) -> Sequence[Any]:

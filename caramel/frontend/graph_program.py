@@ -21,6 +21,7 @@ from caramel.frontend.recorder import Recorder
 from caramel.frontend.references import replace_references
 from caramel.frontend.replicable import refuse_functions_as_ops
 from caramel.graph import ops
+from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Input
 
@@ -82,7 +83,7 @@ def capture_graph(
     variables = tuple(_raw_variable(v, graph) for v in objects)
     nodes, fetched = nodes_of(graph, [] if loss is None else [_tensor_name(graph, loss, "loss")])
     target = _train_op(graph, nodes, train_op)
-    refuse_functions_as_ops(nodes.pruned([target]))
+    refuse_functions_as_ops(nodes.pruned([target]), Library(nodes))
     if gradients is not None:
         named = _named_gradients(graph, nodes, variables, gradients, target)
         marks = Marks(named, tuple((tensor, 1) for tensor in fetched))

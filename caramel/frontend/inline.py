@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from caramel.frontend.recorder import TARGETS_ATTRIBUTE
+from caramel.frontend.attributes import SCOPE_ATTRIBUTE, TARGETS_ATTRIBUTE
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import (
@@ -31,9 +31,6 @@ from caramel.graph.nodes import colocate, constant, dtype_attribute, node
 from caramel.graph.shapes import SHAPES
 
 _CASES = frozenset({"Case", "StatelessCase"})
-
-SCOPE_ATTRIBUTE = "_caramel_scope"
-"""Attribute of a node that came out of a function: the prefix of its name."""
 
 
 @dataclass(frozen=True)

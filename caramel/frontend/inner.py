@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from caramel.errors import UnsupportedError
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, RESULT_ATTRIBUTE, SOURCE_ATTRIBUTE
 from caramel.frontend.locality import SHAPES, Locality, differing_in_body
 from caramel.frontend.raw import RawGradient, RawProgram
-from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, RESULT_ATTRIBUTE, SOURCE_ATTRIBUTE
 from caramel.frontend.replicable import refuse_functions_as_ops
 from caramel.graph import ops
-from caramel.graph.functions import Body, Library, arguments_from
+from caramel.graph.functions import Body, arguments_from
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, tensor_name
 from caramel.graph.shapes import static_shape
 
@@ -64,7 +64,7 @@ class _Sorting:
     def __init__(self, raw: RawProgram) -> None:
         self._raw = raw
         self._graph = _of_interest(raw)
-        self._library = Library(self._graph)
+        self._library = raw.library
         self._by_tensor: dict[str, list[RawGradient]] = {}
         for gradient in raw.gradients:
             for tensor in (gradient.tensor, gradient.indices):
@@ -83,7 +83,7 @@ class _Sorting:
         has_legacy_loops = any(n.op in ops.LEGACY_LOOPS for n in self._graph)  # refused elsewhere, by name
         if has_legacy_loops or not (any(into.values()) or results or has_calls):
             return Sorted(self._raw.gradients, {})
-        refuse_functions_as_ops(self._graph)
+        refuse_functions_as_ops(self._graph, self._library)
         local = self._locality.differing(self._split)
         self._refuse_by_tensors(results, local)
         outer: list[RawGradient] = []

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from caramel.frontend.accumulation import Sums
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE
 from caramel.frontend.raw import RawGradient
-from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, MarkedGradient, Recorder
+from caramel.frontend.recorder import MarkedGradient, Recorder
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name

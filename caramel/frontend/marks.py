@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from caramel.frontend.inline import SCOPE_ATTRIBUTE
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, SCOPE_ATTRIBUTE, TARGETS_ATTRIBUTE
 from caramel.frontend.loops import loop_gradients
 from caramel.frontend.raw import RawGradient
-from caramel.frontend.recorder import GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, TARGETS_ATTRIBUTE, Recorder
+from caramel.frontend.recorder import Recorder
 from caramel.graph.graph import Graph, NodeDef, tensor_name
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from caramel.data.given import Given
+from caramel.graph.functions import Library
 from caramel.graph.graph import Graph
 from caramel.model import Input, ValueSource
 
@@ -90,6 +92,11 @@ class RawProgram:
     loop_marks: frozenset[int] = frozenset()
     given: Given | None = None
     iterator: str | None = None
+
+    @cached_property
+    def library(self) -> Library:
+        """The functions of the graph, and of whatever is left of it once it is pruned."""
+        return Library(self.graph)
 
     def targets_of(self, call: int) -> list[str]:
         """What a call differentiates."""

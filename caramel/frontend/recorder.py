@@ -27,28 +27,17 @@ from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import tf_stack
 
 from caramel.errors import CaptureError, UnsupportedError
+from caramel.frontend.attributes import (
+    GRADIENT_ATTRIBUTE,
+    INDICES_ATTRIBUTE,
+    RESULT_ATTRIBUTE,
+    SOURCE_ATTRIBUTE,
+    TARGETS_ATTRIBUTE,
+)
 from caramel.graph import ops
-
-GRADIENT_ATTRIBUTE = "_caramel_gradient"
-"""Attribute of the Identity that carries a gradient out of the differentiation: its number."""
-
-INDICES_ATTRIBUTE = "_caramel_indices"
-"""The same for the indices of a sparse gradient."""
-
-TARGETS_ATTRIBUTE = "_caramel_targets"
-"""Attribute of an op that is differentiated: (number of the call, index of the output), one after the other."""
-
-SOURCE_ATTRIBUTE = "_caramel_source"
-"""Attribute of an Identity of a tensor, no variable, by which was differentiated: the number of the result."""
-
-RESULT_ATTRIBUTE = "_caramel_result"
-"""Attribute of the Identity that carries such a gradient: its number and ``file:line`` of the call."""
 
 _DIFFERENTIABLE = "CaramelGradient"
 """The op type under which an Identity with a gradient is differentiated."""
-
-OWN_ATTRIBUTES = (GRADIENT_ATTRIBUTE, INDICES_ATTRIBUTE, TARGETS_ATTRIBUTE, SOURCE_ATTRIBUTE, RESULT_ATTRIBUTE)
-"""All of them: of use only until the roles of the program are known."""
 
 _SESSION_RUNS = ("run", "_call_tf_sessionrun")
 """Ways to run a session: `run`, and what the functions of `make_callable` call."""
@@ -69,14 +58,12 @@ class MarkedGradient:
 
     Attributes:
         variable: the variable object; of a reference variable it may be the reference.
-        node: name of the Identity that carries it (its values, where it is sparse), as it was when made.
         call: number of the call, in program order.
         location: ``file:line`` of the user's call.
         passed: whether another differentiation goes through it: it is not a constant to that.
     """
 
     variable: Any
-    node: str
     call: int
     location: str
     passed: bool = False
@@ -139,7 +126,7 @@ class Recorder:
         number = attr_value_pb2.AttrValue(i=next(_numbers))
         is_sparse = isinstance(result, tf.IndexedSlices)
         values = _carried(result.values if is_sparse else result, number)
-        seen = MarkedGradient(source, values.op.name, self.call, location)
+        seen = MarkedGradient(source, self.call, location)
         _marks[number.i] = seen
         self.kept.append(seen)
         graph = tf.compat.v1.get_default_graph()

@@ -15,6 +15,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from caramel.errors import UnsupportedError
 from caramel.frontend.aliases import PASSED, PLAIN, Aliases, Tensor
+from caramel.frontend.attributes import strip
 from caramel.frontend.counterparts import Counterpart, advice, counterpart
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, control_texts, copied, format_input, parse_input, tensor_name
@@ -196,8 +197,7 @@ class _Rewriting:
     @staticmethod
     def _like(node: NodeDef, name: str, inputs: list[str]) -> NodeDef:
         made = _copy(node, inputs, name=name)
-        for mark in [key for key in made.attr if key.startswith("_caramel")]:  # what they mark is the node itself
-            del made.attr[mark]
+        strip(made)  # what the marks say is of the node itself
         return made
 
     def _waiting_for(self, node: NodeDef, tensor: Tensor) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caramel.errors import UnsupportedError
+from caramel.frontend.attributes import GRADIENT_ATTRIBUTE
 from caramel.frontend.locality import Locality, rounds_differ
 from caramel.frontend.raw import RawProgram
-from caramel.frontend.recorder import GRADIENT_ATTRIBUTE
 from caramel.frontend.references import refuse_reference
 from caramel.graph import ops
 from caramel.graph.functions import Library
@@ -15,15 +15,19 @@ from caramel.graph.graph import Graph, NodeDef, node_of
 from caramel.model import Gradient, Input
 
 
-def refuse_irreplicable(graph: Graph, raw: RawProgram) -> None:
+def refuse_irreplicable(graph: Graph, library: Library, raw: RawProgram) -> None:
     """Refuse, by name, every op that a replica cannot have.
+
+    Args:
+        graph: the nodes of a step or an evaluation.
+        library: the functions that they call.
+        raw: the program.
 
     Raises:
         UnsupportedError: for the first such op, with what to do instead.
     """
-    refuse_functions_as_ops(graph)
+    refuse_functions_as_ops(graph, library)
     handles = {v.node for v in raw.variables}
-    library = Library(graph)
     for node in graph:
         _check_node(node, f"op {node.name!r} ({node.op})", library)
         for producer in library.written(node):
@@ -42,13 +46,12 @@ def refuse_irreplicable(graph: Graph, raw: RawProgram) -> None:
             _check_inner(each, where, library)
 
 
-def refuse_functions_as_ops(graph: Graph) -> None:
+def refuse_functions_as_ops(graph: Graph, library: Library) -> None:
     """Refuse nodes whose op is a function of the graph's library: TensorFlow has no definition of such an op.
 
     Raises:
         UnsupportedError: for the first such node, with what to do instead.
     """
-    library = Library(graph)
     for node in graph:
         if node.op in library:
             raise UnsupportedError(
@@ -82,9 +85,8 @@ def _check_inner(inner: NodeDef, where: str, library: Library) -> None:
 
 def refuse_in_loops(raw: RawProgram) -> None:
     """Gradients inside a loop are only of use where the loop just adds them up."""
-    library = Library(raw.graph)
     for node in raw.graph:
-        for function, each in library.inner_nodes(node):
+        for function, each in raw.library.inner_nodes(node):
             if GRADIENT_ATTRIBUTE in each.attr and each.attr[GRADIENT_ATTRIBUTE].i not in raw.loop_marks:
                 if node.op in ops.BRANCHES:
                     raise UnsupportedError(
@@ -100,13 +102,17 @@ def refuse_in_loops(raw: RawProgram) -> None:
 
 
 def refuse_uneven_rounds(
-    step: Graph, gradients: Sequence[Gradient], inputs: Sequence[Input], local: Sequence[str], kind: str
+    step: Graph,
+    library: Library,
+    gradients: Sequence[Gradient],
+    inputs: Sequence[Input],
+    local: Sequence[str],
+    kind: str,
 ) -> None:
     """A loop that adds up gradients must go round as often on every worker.
 
     One that adds up gradients of a sum may have a round for each of the worker's own examples.
     """
-    library = Library(step)
     by_shape = kind != "sum"
     start = {*(i.node for i in inputs if i.split), *local}
     differ: set[str] | None = None

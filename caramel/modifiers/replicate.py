@@ -10,7 +10,6 @@ from caramel.graph import ops
 from caramel.graph.devices import Device, merge
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import colocate, group, variable
-from caramel.graph.shapes import SHAPES
 from caramel.model import Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.modifiers.seeds import DrawingFunctions, offset_seed
@@ -69,8 +68,6 @@ def copy_node(
     made = copied(original, [format_input(renamed(name), index) for name, index in inputs])
     made.name = renamed(original.name)
     made.device = merge(original.device, device, original.name)
-    for key in [k for k in made.attr if k.startswith("_caramel") or k == SHAPES]:
-        del made.attr[key]
     colocate(made, lambda name: renamed(name) if name in graph else None)
     if made.op == ops.VARIABLE:
         made.attr["shared_name"].s = shared_name(rank, variables[original.name]).encode()
