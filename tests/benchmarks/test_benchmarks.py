@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from benchmarks.build import BUCKETS, buckets, graph_of, resnet50_sizes
 from benchmarks.output import write_json
 from benchmarks.statistics import geometric_mean, paired_ratio
+from caramel.netmodel.file import save
+from caramel.netmodel.model import NetworkModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,9 +99,10 @@ def test_collectives_on_shaped_hosts(tmp_path):
         Testbed(1).close()
     except UnavailableError as error:
         pytest.skip(str(error))
-    rows_file = tmp_path / "rows.json"
+    rows_file, network = tmp_path / "rows.json", tmp_path / "network.json"
+    save(NetworkModel.from_link_rate(25e6), network)
     done = run(
-        "collectives", "--workers", 2, "--size", 64, "--size", "1MiB", "--rounds", 3, "--fit-rounds", 2,
+        "collectives", "--workers", 2, "--size", 64, "--size", "1MiB", "--rounds", 2, "--network", network,
         "--rate", "200mbit", "--json", rows_file,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
