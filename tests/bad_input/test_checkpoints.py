@@ -40,7 +40,7 @@ def unchanged(session):
 
 
 @pytest.fixture
-def write(tmp_path):
+def write_checkpoint(tmp_path):
     """Function that writes a single-device checkpoint of some variables."""
 
     def write_it(**values):
@@ -60,8 +60,8 @@ W = np.full(3, 0.5, np.float32)
 GOOD = {"w": W, "w__Momentum": W, "global_step": np.int64(7)}
 
 
-def test_a_good_checkpoint_of_the_same_kind(session, write):
-    session.restore(write(**GOOD))
+def test_a_good_checkpoint_of_the_same_kind(session, write_checkpoint):
+    session.restore(write_checkpoint(**GOOD))
     assert session.step_count == 7
     np.testing.assert_array_equal(session.values()["w"], W)
 
@@ -82,30 +82,30 @@ class TestRefused:
         with refused(caramel.CheckpointError, "no checkpoint", "saved.index", "does not exist"):
             session.restore(tmp_path / "saved.index")
 
-    def test_a_missing_variable(self, session, refused, write):
+    def test_a_missing_variable(self, session, refused, write_checkpoint):
         values = {name: value for name, value in GOOD.items() if name != "w__Momentum"}
         with refused(caramel.CheckpointError, "w/Momentum is missing", "same program", "optimizer"):
-            session.restore(write(**values))
+            session.restore(write_checkpoint(**values))
 
-    def test_a_checkpoint_of_something_else(self, session, refused, write):
+    def test_a_checkpoint_of_something_else(self, session, refused, write_checkpoint):
         with refused(caramel.CheckpointError, "w is missing", "w/Momentum is missing", "global_step is missing"):
-            session.restore(write(kernel=W))
+            session.restore(write_checkpoint(kernel=W))
 
-    def test_another_shape(self, session, refused, write):
+    def test_another_shape(self, session, refused, write_checkpoint):
         with refused(caramel.CheckpointError, "w has shape [4]", "wants [3]"):
-            session.restore(write(**{**GOOD, "w": np.ones(4, np.float32)}))
+            session.restore(write_checkpoint(**{**GOOD, "w": np.ones(4, np.float32)}))
 
-    def test_another_rank(self, session, refused, write):
+    def test_another_rank(self, session, refused, write_checkpoint):
         with refused(caramel.CheckpointError, "w has shape [1, 3]", "wants [3]"):
-            session.restore(write(**{**GOOD, "w": np.ones((1, 3), np.float32)}))
+            session.restore(write_checkpoint(**{**GOOD, "w": np.ones((1, 3), np.float32)}))
 
-    def test_another_dtype(self, session, refused, write):
+    def test_another_dtype(self, session, refused, write_checkpoint):
         with refused(caramel.CheckpointError, "w is float64", "wants float32"):
-            session.restore(write(**{**GOOD, "w": np.ones(3)}))
+            session.restore(write_checkpoint(**{**GOOD, "w": np.ones(3)}))
 
-    def test_many_things_wrong_at_once_are_counted(self, session, refused, write):
+    def test_many_things_wrong_at_once_are_counted(self, session, refused, write_checkpoint):
         with refused(caramel.CheckpointError, "w is", "w/Momentum is", "global_step is"):
-            session.restore(write(w=np.ones(3), w__Momentum=np.ones(3), global_step=np.float32(3)))
+            session.restore(write_checkpoint(w=np.ones(3), w__Momentum=np.ones(3), global_step=np.float32(3)))
 
     @pytest.mark.parametrize("keep", [0, 5])
     def test_a_truncated_data_file(self, session, refused, tmp_path, keep):

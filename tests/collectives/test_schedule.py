@@ -54,11 +54,6 @@ def shards_of(workers, size):
     return [length for _, length in cuts(size, workers)]
 
 
-def messages(shards, skipped):
-    """How many of the shards are not empty, two given ones apart."""
-    return sum(1 for n, s in enumerate(shards) if s and n != skipped)
-
-
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_is_proved(name, workers):

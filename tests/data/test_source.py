@@ -63,10 +63,6 @@ def test_strings_and_booleans():
 # -- seeds -----------------------------------------------------------------------------------
 
 
-def seeds(found, op):
-    return [found.graph[text] for text in only(found, op).input if text.startswith(("seed", "Const"))][-3:-1]
-
-
 def test_a_shuffle_without_a_seed_takes_the_common_one():
     found = source(Dataset.range(9).shuffle(3).shuffle(4))
     shuffles = [n for n in found.graph if n.op == "ShuffleDatasetV3"]

@@ -88,14 +88,14 @@ def test_a_complex_loss_is_reported_by_the_part_that_its_gradient_descends():
 
 
 def test_what_cannot_be_told_is_said():
+    w = tf.Variable(START)
+
     def step(x, y):
-        w = test_what_cannot_be_told_is_said.w
         with tf.GradientTape() as tape:
             errors = tf.square(x @ w - y)
             loss = tf.reduce_mean(errors)
         w.assign_sub(0.001 * tape.gradient(loss, w))
         return {"loss": tf.reduce_max(errors)}
 
-    test_what_cannot_be_told_is_said.w = tf.Variable(START)
     notes = "; ".join(caramel.ARModel(caramel.capture(step, inputs=SPECS), 3).plan.notes)
     assert "the reported loss" in notes and "combined by mean" in notes

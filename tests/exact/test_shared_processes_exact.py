@@ -24,14 +24,14 @@ def placed(devices, algorithm="shuffle"):
 
 @pytest.fixture
 def one_step():
-    def train(devices, base_port):
+    def train_it(devices, base_port):
         case = Case()
         context, program = v1.capture(case)
         armodel = caramel.ARModel(context, len(devices), device_list=devices)
         with armodel.session(caramel.LocalProcesses(base_port=base_port)) as session:
             session.step(program.feed(batches(12, case.dtype, steps=1)[0]))
 
-    return train
+    return train_it
 
 
 @pytest.mark.parametrize("devices", [DEVICES, MIXED], ids=["in order", "mixed"])

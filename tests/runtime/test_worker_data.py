@@ -46,7 +46,7 @@ def model(data, workers=2, **options):
 
 def seen(result):
     """The examples of each worker; a worker without any computes with one that is not its own."""
-    shares = [len(numbers) for numbers in result.outputs["seen"]]
+    shares = [len(share) for share in result.outputs["seen"]]
     return np.concatenate(result.outputs["seen"]).tolist() if sum(shares) == result.examples else None
 
 
@@ -77,7 +77,7 @@ def test_the_end_of_a_pass_is_raised_once():
             assert session.step_count == count
 
 
-def test_sum_and_on_step():
+def test_on_step():
     found = []
     with model(numbers(10).batch(4)).session() as session:
         session.run(on_step=lambda result: found.append(result.examples), progress=False)
