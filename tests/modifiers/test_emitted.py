@@ -224,7 +224,22 @@ def test_user_scopes_cannot_clash_with_our_names():
         assert session.step(np.ones((4, 3))).loss == pytest.approx(2.7)
 
 
-@pytest.mark.slow
+def test_values_are_not_in_the_graph():
+    table = tf.Variable(tf.random.normal([1000, 1000]), name="table")
+    optimizer = keras.optimizers.Adam()
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ table))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        return loss
+
+    armodel = caramel.ARModel(caramel.capture(step, [tf.TensorSpec([None, 1000])]), 8)
+    assert sum(v.size_bytes for v in armodel.model.variables) > 12_000_000
+    assert armodel.graph_def.ByteSize() < 200_000
+
+
+@pytest.mark.soak
 def test_vgg16_with_adam_on_8_workers_stays_small():
     model = keras.applications.VGG16(weights=None)
     optimizer = keras.optimizers.Adam()
