@@ -10,7 +10,6 @@ from exact_steps import Program, check, distributed, fresh
 import caramel
 
 SPECS = [tf.TensorSpec([None, 4], tf.float64, "x"), tf.TensorSpec([None], tf.float64, "y")]
-MICRO = [tf.TensorSpec([3, None, 4], tf.float64, "x"), tf.TensorSpec([3, None], tf.float64, "y")]
 
 
 def examples(count=12, steps=7, seed=3):
@@ -91,7 +90,8 @@ def conditions(armodel):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_over_steps(form):
-    armodel = check(over_steps(form), examples(), [2, 3])
+    """On even batches, then on uneven ones of two sizes."""
+    armodel = check(over_steps(form), [*examples(), *examples(7, 3), *examples(11, 4)], [2, 3])
     assert conditions(armodel) == {0: True}
     classes = dict(armodel.plan.variable_classes)
     assert classes == {
@@ -101,11 +101,6 @@ def test_over_steps(form):
         "count": "hyperparameter or counter",
     }
     assert any("added up by each worker" in note for note in armodel.plan.notes)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_uneven_batches_over_steps(form):
-    check(over_steps(form), [*examples(7, 3), *examples(11, 4)], 3)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -247,12 +247,8 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_step_with(make):
-    check(make, examples(), WORKERS)
-
-
-@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
-def test_uneven_batches_with(make):
-    check(make, examples(count=7), WORKERS)
+    """On even batches, then on uneven ones."""
+    check(make, [*examples(), *examples(count=7)], WORKERS)
 
 
 def test_all_workers_skip_an_update_or_none():

@@ -186,12 +186,8 @@ KERAS = {
 
 @pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_step_with(make):
-    check(make, examples(), [1, 2, 3])
-
-
-@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
-def test_uneven_batches_with(make):
-    check(make, examples(count=7), 3)
+    """On even batches, then on uneven ones."""
+    check(make, [*examples(), *examples(count=7)], [1, 2, 3])
 
 
 @pytest.mark.parametrize("optimizer", KERAS.values(), ids=KERAS)
