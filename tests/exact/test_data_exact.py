@@ -418,10 +418,19 @@ BETWEEN = {  # where it matters, longer than what is read ahead
 }
 
 
-@pytest.mark.parametrize("before, others", [(0, 3), (3, 2), (3, 3), (5, 2), (8, 3)])
-@pytest.mark.parametrize("name", BETWEEN)
+POINTS = {  # steps before saving on 2 workers, and workers that go on
+    **dict.fromkeys(BETWEEN, [(3, 3), (8, 3)]),
+    "shuffled": [(0, 3), (3, 2), (3, 3), (5, 2), (8, 3)],
+    "shuffled and repeated": [(0, 3), (3, 2), (3, 3), (5, 2), (8, 3), (11, 2), (15, 2)],  # passes of 8, in 2 orders
+}
+
+
+@pytest.mark.parametrize("name, before, others", [(name, *point) for name in BETWEEN for point in POINTS[name]])
 def test_a_session_goes_on_where_another_was_saved(name, before, others, tmp_path):
-    """Before the first step, in the middle of a pass, at its end and in the second one; 2 workers, then others."""
+    """Before the first step, in the middle of a pass, at its end and in the second one; 2 workers, then others.
+
+    How far a shuffle has come is more than the number of passes, if it is repeated in each.
+    """
     make = BETWEEN[name]
     with session_on(make, 2) as session:
         session.run(steps=before)
@@ -454,21 +463,6 @@ def test_a_session_in_batches_goes_on(before, others, tmp_path):
     want = one_device([*first, *rest[:4]])
     np.testing.assert_allclose(got.losses, want.losses[before:], rtol=RTOL)
     assert_close(got.values, want.values)
-
-
-def test_a_session_goes_on_after_a_pass_with_several_shuffles(tmp_path):
-    """How far a shuffle has come is more than the number of passes, if it is repeated in each."""
-    make = DATASETS["shuffled and repeated"]
-    length = len(listed(make()))
-    for before in (length, length + 3, 2 * length - 1):
-        with session_on(make, 2) as session:
-            session.run(steps=before)
-            session.save(tmp_path / "saved")
-        with session_on(make, 2) as session:
-            session.restore(tmp_path / "saved")
-            got = trained(session, length)
-        want = one_device(passes(make, 3)[: before + length])
-        np.testing.assert_allclose(got.losses, want.losses[before:], rtol=RTOL)
 
 
 def test_a_shuffle_without_a_seed_goes_on(tmp_path, no_global_seed):
@@ -513,18 +507,6 @@ def test_a_session_goes_on_with_the_next_pass(name, tmp_path):
     assert_close(got.values, want.values)
 
 
-def test_own_datasets_go_on_with_the_next_pass(tmp_path):
-    with session_on(own, 3) as session:
-        session.run()
-        session.save(tmp_path / "saved")
-        want = trained(session, 4)
-    with session_on(own, 3) as session:
-        session.restore(tmp_path / "saved")
-        got = trained(session, 4)
-    assert got.losses == want.losses
-    assert_bits(got.values, want.values)
-
-
 def test_an_iterator_goes_on_with_the_next_pass(tmp_path):
     """Its initializer makes the dataset anew, with seeds of that pass."""
 
@@ -548,9 +530,11 @@ def test_an_iterator_goes_on_with_the_next_pass(tmp_path):
     assert len({*first, *want}) == len(first) + len(want)
 
 
-def test_own_datasets_go_on(tmp_path):
+@pytest.mark.parametrize("steps", [None, 2])
+def test_own_datasets_go_on(steps, tmp_path):
+    """After a whole pass, and in the middle of one."""
     with session_on(own, 3) as session:
-        session.run(steps=2)
+        session.run(steps=steps)
         session.save(tmp_path / "saved")
         want = trained(session, 5)
     with session_on(own, 3) as session:
