@@ -39,7 +39,7 @@ def test_equals_one_device_with_the_whole_batch(optimizer, workers):
     assert_equivalent(distributed(case, workers, data), want)
 
 
-@pytest.mark.parametrize("feature", SAME)
+@pytest.mark.parametrize("feature", ["unused", "convolution"])  # the others are in test_matrix_exact.py
 def test_each_feature_equals_one_device_with_the_whole_batch(feature):
     case = Case("adam", (feature,), clip=1.0)
     data = batches(BATCH, case.dtype)
@@ -89,13 +89,12 @@ def test_each_feature_has_the_bits_of_micro_batches(feature):
     assert_same(distributed(case, 3, data), MicroBatches(case, 3).train(data))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on(workers):
+def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on():
     case = Case("adam", ("convolution", "norm", "dropout", "clip"), "float32", clip=2.0)
     data = batches(BATCH, case.dtype)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-    oracle = MicroBatches(case, workers).train(data)
-    assert_same(distributed(case, workers, data, caramel.InProcess()), oracle)
+    oracle = MicroBatches(case, 3).train(data)
+    assert_same(distributed(case, 3, data, caramel.InProcess()), oracle)
 
 
 @pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
