@@ -194,7 +194,7 @@ ONE = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index
     [
         (None, ["TF_CONFIG is not set", "host0:2222"]),
         ("{", ["TF_CONFIG is no JSON", "line 1"]),
-        (ONE, ["task 1 of the cluster", "`caramel worker`"]),
+        (ONE, ["task 1 of the cluster (b:1), and task 0 (a:1) drives it", "run `caramel worker` here"]),
     ],
 )
 def test_tf_config(call, monkeypatch, verb, text, words):
