@@ -2,7 +2,7 @@
 
 TensorFlow has one pool of such threads for all sessions of a process, as large as the first session
 asks for. Results that are compared bit for bit need the same number in every process, so tests fix it here.
-Also here: a network for tests that start TensorFlow servers, which nobody else should reach.
+Also here: TensorFlow 1's control flow, and a network for tests that start TensorFlow servers, which nobody else should reach.
 """
 
 import os
@@ -24,6 +24,16 @@ def _no_seed_left():
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None:
         tensorflow.random.set_seed(None)
+
+
+@pytest.fixture
+def old_control_flow():
+    """Branches and loops of graphs are Switch, Merge and Enter, as in TensorFlow 1."""
+    from tensorflow.compat import v1
+
+    v1.disable_control_flow_v2()
+    yield
+    v1.enable_control_flow_v2()
 
 
 @pytest.fixture

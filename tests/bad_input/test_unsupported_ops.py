@@ -10,13 +10,6 @@ import caramel
 v1 = tf.compat.v1
 
 
-@pytest.fixture
-def old_control_flow():
-    v1.disable_control_flow_v2()
-    yield
-    v1.enable_control_flow_v2()
-
-
 def a_table():
     initializer = tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2], tf.int64), tf.constant([0.5, 2.0]))
     return tf.lookup.StaticHashTable(initializer, 0.0, name="scales")

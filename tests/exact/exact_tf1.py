@@ -278,3 +278,20 @@ def distributed(
     context, program = capture(case, **options)
     with caramel.ARModel(context, workers, **(armodel or {})).session(cluster or in_process()) as session:
         return train(session, [program.feed(batch) for batch in data])
+
+
+def trained_alone(
+    make: Callable[[], Sequence[Any]], data: Sequence[Sequence[np.ndarray]]
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses of a graph on one device, and what its variables are after that, by name.
+
+    Args:
+        make: builds it; gives its placeholders, its loss and its step.
+        data: arrays for the placeholders, a tuple for each step.
+    """
+    with tf.Graph().as_default(), v1.Session() as session:
+        *inputs, loss, step = make()
+        session.run(v1.global_variables_initializer())
+        losses = [session.run([loss, step], dict(zip(inputs, batch)))[0] for batch in data]
+        variables = v1.global_variables()
+        return losses, dict(zip([v.op.name for v in variables], session.run(variables)))

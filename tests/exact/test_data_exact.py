@@ -419,9 +419,17 @@ BETWEEN = {  # where it matters, longer than what is read ahead
 
 
 POINTS = {  # steps before saving on 2 workers, and workers that go on
-    **dict.fromkeys(BETWEEN, [(3, 3), (8, 3)]),
+    **{name: [(3, 3), (8, 3)] for name in BETWEEN},
     "shuffled": [(0, 3), (3, 2), (3, 3), (5, 2), (8, 3)],
-    "shuffled and repeated": [(0, 3), (3, 2), (3, 3), (5, 2), (8, 3), (11, 2), (15, 2)],  # passes of 8, in 2 orders
+    "shuffled and repeated": [
+        (0, 3),
+        (3, 2),
+        (3, 3),
+        (5, 2),
+        (8, 3),
+        (11, 2),
+        (15, 2),
+    ],  # a pass is 8 steps, with 2 shuffles
 }
 
 

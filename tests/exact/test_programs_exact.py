@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from exact_common import in_process
 from exact_steps import Program, check, fresh
+from exact_tf1 import trained_alone
 
 import caramel
 
@@ -80,13 +81,6 @@ def test_a_recurrent_model_on_sequences_of_any_length():
 # -- control flow of TensorFlow 1 ------------------------------------------------------------
 
 
-@pytest.fixture
-def old_control_flow():
-    v1.disable_control_flow_v2()
-    yield
-    v1.enable_control_flow_v2()
-
-
 def graph_with_branches():
     """A graph in which v1 branches compute, differentiate through, and update."""
     x = v1.placeholder(tf.float64, [None, 4], "x")
@@ -100,23 +94,19 @@ def graph_with_branches():
     train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(loss, step)
     with tf.control_dependencies([train]):
         keep = v1.cond(even, lambda: v1.assign(best, w), lambda: tf.identity(best), name="keep")
-    return loss, v1.group(train, keep, name="whole_step")
+    assert any(op.type == "Switch" for op in x.graph.get_operations())
+    return x, y, loss, v1.group(train, keep, name="whole_step")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_branches_of_tensorflow_1(workers, old_control_flow):
     rng = np.random.default_rng(1)
-    batches = [{"x:0": rng.normal(size=(12, 4)), "y:0": rng.normal(size=12)} for _ in range(6)]
-    with tf.Graph().as_default() as graph, v1.Session() as session:
-        loss, train = graph_with_branches()
-        assert any(op.type == "Switch" for op in graph.get_operations())
-        session.run(v1.global_variables_initializer())
-        losses = [session.run([loss, train], b)[0] for b in batches]
-        want = {v.op.name: session.run(v) for v in v1.global_variables()}
+    batches = [(rng.normal(size=(12, 4)), rng.normal(size=12)) for _ in range(6)]
+    losses, want = trained_alone(graph_with_branches, batches)
     with caramel.capture(loss_reduction="mean") as context:
-        _, context.train_op = graph_with_branches()
+        *_, context.train_op = graph_with_branches()
     with caramel.ARModel(context, workers).session(in_process()) as session:
-        got_losses = [session.step({k.removesuffix(":0"): v for k, v in b.items()}).loss for b in batches]
+        got_losses = [session.step(*batch).loss for batch in batches]
         got = session.values()
     np.testing.assert_allclose(got_losses, losses, rtol=1e-8)
     assert set(got) == set(want)

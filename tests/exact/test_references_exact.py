@@ -32,6 +32,7 @@ from exact_tf1 import (
     build,
     capture,
     distributed,
+    trained_alone,
 )
 
 import caramel
@@ -39,13 +40,6 @@ import caramel
 v1 = tf.compat.v1
 EVERY = [*OPTIMIZERS, *FURTHER_OPTIMIZERS]
 HALF = STEPS // 2
-
-
-@pytest.fixture
-def old_control_flow():
-    v1.disable_control_flow_v2()
-    yield
-    v1.enable_control_flow_v2()
 
 
 def case_of(optimizer, features, dtype="float64", **options):
@@ -147,18 +141,12 @@ def counting(dtype="float64"):
 
 
 def test_what_assigns_return():
-    data = [batch[0] for batch in batches(BATCH, "float64")]
-    with tf.Graph().as_default():
-        x, loss, step = counting()
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            losses = [session.run([loss, step], {x: batch})[0] for batch in data]
-            names = [v.op.name for v in v1.global_variables()]
-            want = dict(zip(names, session.run(v1.global_variables())))
+    data = [batch[:1] for batch in batches(BATCH, "float64")]
+    losses, want = trained_alone(counting, data)
     with caramel.capture() as context:
-        x, loss, context.train_op = counting()
+        *_, context.train_op = counting()
     with caramel.ARModel(context, 3).session(in_process()) as session:
-        got = [session.step(batch).loss for batch in data]
+        got = [session.step(*batch).loss for batch in data]
         values = session.values()
     assert values["count"] == len(data) and np.all(values["norms"] > 0)
     np.testing.assert_allclose(got, losses, rtol=1e-8)
@@ -182,15 +170,9 @@ def looking_up(optimizer):
 def test_sparse_gradients(optimizer):
     rng = np.random.default_rng(4)
     data = [(rng.integers(0, 7, 12).astype(np.int32), rng.normal(size=12)) for _ in range(8)]
-    with tf.Graph().as_default():
-        rows, y, loss, step = looking_up(optimizer)
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            losses = [session.run([loss, step], {rows: r, y: v})[0] for r, v in data]
-            names = [v.op.name for v in v1.global_variables()]
-            want = dict(zip(names, session.run(v1.global_variables())))
+    losses, want = trained_alone(lambda: looking_up(optimizer), data)
     with caramel.capture() as context:
-        rows, y, loss, _ = looking_up(optimizer)
+        looking_up(optimizer)
     with caramel.ARModel(context, 3).session(in_process()) as session:
         got = [session.step(*batch).loss for batch in data]
         values = session.values()
@@ -221,18 +203,12 @@ def looking_ahead(resource):
 @pytest.mark.parametrize("resource", [False, True], ids=["references", "resources"])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_branches_that_write(workers, resource, old_control_flow):
-    data = [batch[0] for batch in batches(BATCH, "float64")]
-    with tf.Graph().as_default():
-        x, loss, step = looking_ahead(resource)
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            losses = [session.run([loss, step], {x: batch})[0] for batch in data]
-            names = [v.op.name for v in v1.global_variables()]
-            want = dict(zip(names, session.run(v1.global_variables())))
+    data = [batch[:1] for batch in batches(BATCH, "float64")]
+    losses, want = trained_alone(lambda: looking_ahead(resource), data)
     with caramel.capture() as context:
-        x, loss, context.train_op = looking_ahead(resource)
+        *_, context.train_op = looking_ahead(resource)
     with caramel.ARModel(context, workers).session(in_process()) as session:
-        got = [session.step(batch).loss for batch in data]
+        got = [session.step(*batch).loss for batch in data]
         values = session.values()
     assert values["net/count"] == len(data)
     np.testing.assert_allclose(got, losses, rtol=1e-8)

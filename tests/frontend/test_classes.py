@@ -198,7 +198,7 @@ def test_gradients_inside_the_loss_are_not_aggregated():
 
 
 @pytest.mark.parametrize("resource", [False, True], ids=["references", "resources"])
-def test_what_a_branch_of_tensorflow_1_writes(resource):
+def test_what_a_branch_of_tensorflow_1_writes(resource, old_control_flow):
     """It gets the variables through Switches."""
 
     def build(x):
@@ -215,8 +215,4 @@ def test_what_a_branch_of_tensorflow_1_writes(resource):
         loss = tf.reduce_mean(tf.matmul(x, weights()) * one)
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
 
-    v1.disable_control_flow_v2()
-    try:
-        assert classes(graph_context(build)) == {"w": PARAMETER, "seen": STATISTICS, "rounds": HYPER}
-    finally:
-        v1.enable_control_flow_v2()
+    assert classes(graph_context(build)) == {"w": PARAMETER, "seen": STATISTICS, "rounds": HYPER}

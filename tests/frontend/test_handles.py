@@ -10,13 +10,7 @@ from caramel.graph.graph import Graph
 from caramel.graph.verify import verify_structure
 
 v1 = tf.compat.v1
-
-
-@pytest.fixture(autouse=True)
-def _old_control_flow():
-    v1.disable_control_flow_v2()
-    yield
-    v1.enable_control_flow_v2()
+pytestmark = pytest.mark.usefixtures("old_control_flow")
 
 
 def nodes_of(graph):

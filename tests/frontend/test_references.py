@@ -18,13 +18,6 @@ v1 = tf.compat.v1
 SHAPE = (4, 3)
 
 
-@pytest.fixture
-def old_control_flow():
-    v1.disable_control_flow_v2()
-    yield
-    v1.enable_control_flow_v2()
-
-
 def variable(name, value, trainable=True):
     value = np.asarray(value)
     return v1.get_variable(
