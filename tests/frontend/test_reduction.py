@@ -20,9 +20,10 @@ v1 = tf.compat.v1
 PARTS = (2, 4)
 
 
-def analysed(loss, batch=None):
+def analysed(loss, batch=None, variable=False):
     """(static conclusion, reason, values of two parts, value of the whole) of ``loss(x, y, w)``."""
     w = tf.constant(np.linspace(-1, 1, 12).reshape(3, 4), tf.float32)
+    w = tf.Variable(w) if variable else w
     traced = tf.function(lambda x, y: loss(x, y, w)).get_concrete_function(
         tf.TensorSpec([batch, 3], name="x"), tf.TensorSpec([batch], tf.int64, name="y")
     )
@@ -274,6 +275,25 @@ NEITHER = {
     "scan over examples": lambda x, y, w: tf.reduce_mean(
         tf.scan(lambda a, e: 0.5 * a + e, per_example(x, y, w), initializer=0.0)
     ),
+    "branches of the batch's mean": lambda x, y, w: tf.reduce_mean(
+        tf.cond(tf.reduce_mean(x) > 0.55, lambda: tf.square(x @ w), lambda: tf.abs(x @ w))
+    ),
+    "branches of the size": lambda x, y, w: tf.reduce_mean(
+        tf.cond(tf.shape(x)[0] > 3, lambda: tf.square(x @ w), lambda: tf.abs(x @ w))
+    ),
+    "several branches": lambda x, y, w: tf.reduce_mean(
+        tf.switch_case(tf.shape(x)[0] // 3, [lambda: tf.square(x @ w), lambda: tf.abs(x @ w), lambda: x @ w])
+    ),
+    "a branch in a branch": lambda x, y, w: tf.cond(
+        tf.reduce_sum(w) > -1.0,
+        lambda: tf.cond(
+            tf.reduce_mean(x) > 0.55, lambda: tf.reduce_mean(x @ w), lambda: tf.reduce_mean(tf.abs(x @ w))
+        ),
+        lambda: tf.reduce_mean(tf.square(x @ w)),
+    ),
+    "one of two means, as the size says": lambda x, y, w: tf.where(
+        tf.shape(x)[0] > 3, tf.reduce_mean(x @ w), tf.reduce_mean(tf.square(x @ w))
+    ),
     "correlation": lambda x, y, w: keras.losses.CosineSimilarity(axis=0)(x, tf.matmul(x, w)[:, :3]),
     "dice": lambda x, y, w: keras.losses.Dice()(tf.one_hot(y, 4), tf.sigmoid(tf.matmul(x, w))),
 }
@@ -321,6 +341,34 @@ def test_what_is_neither_is_not_taken_for_one(name):
     for wrong in ("mean", "sum"):  # it is not asked for without need
         with pytest.raises(AssertionError):
             check(wrong, values)
+
+
+BRANCHES = [
+    "branch of the batch",
+    "branches of the batch's mean",
+    "branches of the size",
+    "several branches",
+    "a branch in a branch",
+]
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_that_the_batch_decides_may_touch_a_variable(name):
+    """Such a branch is inlined: only a control edge leads from it to its condition."""
+    kind, reason, _ = analysed(NEITHER[name], variable=True)
+    assert kind is None
+    assert "takes a branch that the examples decide" in reason
+
+
+def test_a_branch_that_a_number_decides_may_touch_a_variable():
+    kind, reason, values = analysed(
+        lambda x, y, w: tf.cond(
+            tf.reduce_sum(w) > 4.0, lambda: tf.reduce_mean(x @ w), lambda: 0.1 * tf.reduce_mean(squares(x, y, w))
+        ),
+        variable=True,
+    )
+    assert kind == "mean", reason
+    check("mean", values)
 
 
 @pytest.mark.parametrize("name", NORMALISED)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from caramel.frontend.batch.values import FREE, Free, ListOf, One, Unknown, Valu
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, parse_input, tensor_name
+from caramel.graph.guards import guards_of
 from caramel.graph.shapes import SHAPES, Shape, static_shape
 from caramel.graph.shapes import sizes as shape_sizes
 
@@ -22,6 +24,8 @@ _ROUNDS = 10
 
 _SMALL = 64
 """Nodes behind a tensor that is worked out; constants that matter here are shapes and orders of axes."""
+
+_BRANCH = "takes a branch that the examples decide, or how many there are"
 
 _OF_SIZES = (
     frozenset({"Fill", "Tile", "BroadcastTo", "RngReadAndSkip", "RngSkip"})
@@ -67,16 +71,34 @@ class Analysis:
         self._values: dict[str, Sequence[Value]] = {}
         self.notes: dict[str, None] = {}
 
+    @cached_property
+    def _decided(self) -> Mapping[str, Sequence[str]]:
+        """For each Merge the nodes whose values choose between its inputs."""
+        return guards_of(self._graph).decided
+
     def value_of(self, tensor: str) -> Value:
         """What a tensor is."""
         name, index = parse_input(tensor)
         if name not in self._values:
-            needed = self._graph.ancestors([name], control=False, stop=lambda n: n in self._values)
+            needed = self._behind([name], lambda n: n in self._values)
             for current in self._graph.order:
                 if current in needed and current not in self._values:
                     self._values[current] = self._of(self._graph[current])
         found = self._values[name]
         return found[index]
+
+    def _behind(self, names: Sequence[str], stop: Callable[[str], bool]) -> set[str]:
+        """What goes into some nodes: as data, or because it decides which of two branches the data comes from."""
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            further = self._graph.ancestors(
+                waiting, control=False, stop=lambda n: n in found or n in self._given or stop(n)
+            )
+            merges = [n for n in further - found if self._graph[n].op == "Merge" and n not in self._given]
+            found |= further
+            waiting = [c for n in merges if not stop(n) for c in self._decided[n]]
+        return found
 
     def _of(self, node: NodeDef) -> Sequence[Value]:
         outputs = max(len(ops.output_types(node)), 1)
@@ -148,6 +170,10 @@ class Analysis:
     # -- control flow ------------------------------------------------------------------------
 
     def _merge(self, op: Op) -> Value | Sequence[Value]:
+        """The value of the branch that was taken: an inlined branch is tied to its condition by control edges only."""
+        decided = self._decided[op.node.name]
+        if not decided or not all(is_number(v) for condition in decided for v in self._values[condition]):
+            return op.unknown(_BRANCH)
         found = op.inputs[0]
         for value in op.inputs[1:]:
             found = joined(found, value)
@@ -158,7 +184,7 @@ class Analysis:
         names = self._library.called(op.node)
         first = 1 if op.node.op in ops.BRANCHES else 0
         if first and not is_number(op.inputs[0]):
-            return op.unknown("takes a branch that the examples decide, or how many there are")
+            return op.unknown(_BRANCH)
         found: list[Value] | None = None
         for name in names:
             results = self._function(name, op, op.inputs[first:], op.texts[first:])
@@ -239,7 +265,7 @@ def _switch(op: Op) -> Value:
     value, decision = op.inputs
     if is_number(decision):
         return value
-    return op.unknown("takes a branch that the examples decide, or how many there are")
+    return op.unknown(_BRANCH)
 
 
 def _with_shapes(graph: Graph, shapes: Mapping[str, Shape | None], outer: Graph) -> Graph:

@@ -154,9 +154,9 @@ def _linear(op: Op, totals: Sequence[Total], rest: Sequence[Free]) -> Total | No
         powers = {t.power for t in totals}
         if len(powers) == 1 and (not rest or (powers == {-1} and all(v.power == 0 for v in rest))):
             return Total(totals[0].power, channels, () if rest else totals[0].counts)
-    if kind in ("Select", "SelectV2") and not isinstance(op.inputs[0], Total):
+    if kind in ("Select", "SelectV2"):
         branches = {v.power for v in op.inputs[1:] if isinstance(v, (Total, Free))}
-        if len(totals) == 2 and len(branches) == 1 and isinstance(op.inputs[0], Free):
+        if len(totals) == 2 and len(branches) == 1 and is_number(op.inputs[0]):
             return Total(totals[0].power, channels)
     return None
 
