@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from caramel.frontend.attributes import SCOPE_ATTRIBUTE, TARGETS_ATTRIBUTE
@@ -28,7 +27,7 @@ from caramel.graph.graph import (
     tensor_name,
 )
 from caramel.graph.nodes import colocate, constant, dtype_attribute, node
-from caramel.graph.shapes import SHAPES
+from caramel.graph.shapes import with_inferred_shapes
 
 _CASES = frozenset({"Case", "StatelessCase"})
 
@@ -62,23 +61,7 @@ def inline(graph: Graph) -> Inlined:
     for each in graph:
         inliner.emit(each, "")
     nodes = inliner.finished()
-    return Inlined(_with_shapes(Graph(nodes, graph.library, graph.versions)), inliner.outputs())
-
-
-def _with_shapes(graph: Graph) -> Graph:
-    """The graph with the static shapes that follow now that arguments are known."""
-    bare = graph.to_graph_def()
-    for each in bare.node:
-        each.attr.pop(SHAPES, None)
-    with tf.Graph().as_default() as inferred:
-        tf.import_graph_def(bare, name="")
-    known = {n.name: n.attr[SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if SHAPES in n.attr}
-    changed = {}
-    for each in graph:
-        if each.name in known:
-            changed[each.name] = copied(each)
-            changed[each.name].attr[SHAPES].CopyFrom(known[each.name])
-    return graph.replaced(changed)
+    return Inlined(with_inferred_shapes(Graph(nodes, graph.library, graph.versions)), inliner.outputs())
 
 
 def _prefixes(name: str) -> list[str]:

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from caramel.errors import CaptureError
-from caramel.frontend.batch.analysis import Analysis
+from caramel.frontend.batch.analysis import Analysis, Bodies
 from caramel.frontend.batch.values import FREE, Examples, Free, Statistic, Total, Unknown, Value
 from caramel.frontend.raw import RawGradient, RawProgram
 from caramel.graph import ops
-from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Input, Reduction
 
@@ -31,16 +30,12 @@ class Reductions:
 
     def __init__(self, graph: Graph, inputs: Sequence[Input]) -> None:
         self._graph = graph
-        self._given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
-        self._analysis = Analysis(graph, Library(graph), self._given)
+        self._analysis = Analysis(graph, Bodies(graph), {i.node: Examples(0) for i in inputs if i.split})
 
     def learn(self, gradient: str, kind: str) -> None:
-        """Take a gradient for a ``"mean"`` or a ``"sum"``, or for ``"equal"``: the same whatever a worker's examples.
-
-        To be called before anything that depends on it is asked for.
-        """
+        """Take a gradient for a ``"mean"`` or a ``"sum"``, or for ``"equal"``: the same on all workers."""
         if len(ops.output_types(self._graph[node_of(gradient)])) == 1:
-            self._given[node_of(gradient)] = _GRADIENTS[kind]
+            self._analysis.learn(node_of(gradient), _GRADIENTS[kind])
 
     def of(self, loss: str) -> tuple[str | None, str]:
         """``("mean" | "sum" | None, reason)`` for a tensor that is differentiated; None where it cannot be told."""
@@ -71,9 +66,7 @@ class Reductions:
 
         Batch normalisation's mean and variance are such. Each worker computes them over its own part.
         """
-        for loss in losses:
-            self._analysis.value_of(loss)
-        return tuple(self._analysis.notes)
+        return self._analysis.notes_behind(losses)
 
 
 def reduce_program(

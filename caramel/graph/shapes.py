@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from caramel.graph.graph import Graph, parse_input
+from caramel.graph.graph import Graph, copied, parse_input
 
 SHAPES = "_output_shapes"
 """Attribute with the shapes of a node's outputs, as TensorFlow writes it."""
@@ -25,3 +26,30 @@ def sizes(shape: Any) -> Shape | None:
     if shape.unknown_rank:
         return None
     return tuple(d.size if d.size >= 0 else None for d in shape.dim)
+
+
+def with_inferred_shapes(graph: Graph, arguments: Mapping[str, Shape | None] | None = None) -> Graph:
+    """The graph with the static shapes that TensorFlow infers.
+
+    Args:
+        graph: nodes and the library of the functions that they call.
+        arguments: for a function's graph the shapes of its arguments. Its nodes may have shapes that cannot be
+            inferred (of what is in a list, say); those of other graphs are forgotten.
+    """
+    import tensorflow as tf
+
+    bare = graph.to_graph_def()
+    for node in bare.node:
+        if arguments is None:
+            node.attr.pop(SHAPES, None)
+        elif node.name in arguments:
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(arguments[node.name]).as_proto())
+    with tf.Graph().as_default() as inferred:
+        tf.import_graph_def(bare, name="")
+    known = {n.name: n.attr[SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if SHAPES in n.attr}
+    changed = {}
+    for node in graph:
+        if node.name in known:
+            changed[node.name] = copied(node)
+            changed[node.name].attr[SHAPES].CopyFrom(known[node.name])
+    return graph.replaced(changed)

@@ -192,12 +192,39 @@ UNKNOWN = {
         lambda x, y, w: tf.reduce_sum(per_example(x, y, w) * x[:, 0]) / tf.reduce_sum(x[:, 0]),
         "not linear",
     ),
+    "truth of the size": (
+        lambda x, y, w: tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.cast(tf.shape(x)[0], tf.bool), tf.float32),
+        "not linear",
+    ),
+    "all sizes": (
+        lambda x, y, w: (
+            tf.reduce_sum(squares(x, y, w)) / tf.cast(tf.reduce_prod(tf.shape(squares(x, y, w))[...]), tf.float32)
+        ),
+        "",
+    ),
     "no input": (lambda x, y, w: tf.nn.l2_loss(w), "does not depend"),
 }
 
 
 def rows(x, w):
     return tf.matmul(x, w)
+
+
+def size(x):
+    return tf.shape(x)[0]
+
+
+def number(x):
+    return tf.cast(size(x), tf.float32)
+
+
+def whole_number(value):
+    return tf.cast(tf.cast(value, tf.int32), tf.float32)
+
+
+def root(x, w):
+    """Of what batch normalisation divides by."""
+    return tf.sqrt(tf.reduce_mean(tf.square(rows(x, w)), 0))
 
 
 NEITHER = {
@@ -286,13 +313,78 @@ NEITHER = {
     ),
     "a branch in a branch": lambda x, y, w: tf.cond(
         tf.reduce_sum(w) > -1.0,
-        lambda: tf.cond(
-            tf.reduce_mean(x) > 0.55, lambda: tf.reduce_mean(x @ w), lambda: tf.reduce_mean(tf.abs(x @ w))
-        ),
+        lambda: tf.cond(tf.reduce_mean(x) > 0.55, lambda: tf.reduce_mean(x @ w), lambda: tf.reduce_mean(tf.abs(x @ w))),
         lambda: tf.reduce_mean(tf.square(x @ w)),
     ),
     "one of two means, as the size says": lambda x, y, w: tf.where(
         tf.shape(x)[0] > 3, tf.reduce_mean(x @ w), tf.reduce_mean(tf.square(x @ w))
+    ),
+    "divided by a part of n, cut to an integer": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) / whole_number(0.75 * number(x))
+    ),
+    "times a part of 1 / n, cut to an integer": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) * whole_number(9.0 / number(x))
+    ),
+    "times n in a dozen, cut to an integer": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) * tf.cast(15 // size(x), tf.float32)
+    ),
+    "divided by a part of n, divided as integers are": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.raw_ops.Div(x=3 * size(x), y=4), tf.float32)
+    ),
+    "divided by a part of some size and a half, cut to an integer": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w))
+        / whole_number(number(x) * 0.3 + tf.cast(tf.size(x @ tf.boolean_mask(w, w[0] < 0.0, axis=1)), tf.float32))
+    ),
+    "a mean of integers": lambda x, y, w: tf.cast(tf.reduce_mean(tf.cast(10.0 * x, tf.int32)), tf.float32),
+    "divided by a part of some size, cut to an integer": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w))
+        / whole_number(0.3 * tf.cast(tf.size(x @ tf.boolean_mask(w, w[0] < 0.0, axis=1)), tf.float32))
+    ),
+    "a sum cut to an integer": lambda x, y, w: whole_number(tf.reduce_sum(1.3 * per_example(x, y, w))),
+    "shifted by a root": lambda x, y, w: tf.reduce_mean(tf.abs(rows(x, w) - root(x, w))),
+    "more than a root": lambda x, y, w: tf.reduce_mean(tf.where(rows(x, w) > root(x, w), rows(x, w), 0.0)),
+    "times a root": lambda x, y, w: tf.reduce_mean(tf.abs(rows(x, w)) * root(x, w)),
+    "normalised and shifted by a root": lambda x, y, w: tf.reduce_mean(tf.abs(rows(x, w) / root(x, w) - root(x, w))),
+    "shifted by a normalised mean": lambda x, y, w: tf.reduce_mean(
+        tf.abs(rows(x, w) - tf.reduce_mean(rows(x, w), 0) / root(x, w))
+    ),
+    "contrast of rows of pixels": lambda x, y, w: tf.reduce_mean(
+        tf.abs(tf.image.adjust_contrast(rows(x, w)[:, None, :], 2.0))
+    ),
+    "a list with a term in the place of an example": lambda x, y, w: tf.reduce_sum(
+        per_example(x, y, w) + tf.TensorArray(tf.float32, tf.shape(x)[0]).write(0, w[0, 0]).stack()
+    ),
+    "a list with terms in the places of two examples": lambda x, y, w: tf.reduce_sum(
+        per_example(x, y, w)
+        + tf.while_loop(
+            lambda i, a: i < 2, lambda i, a: (i + 1, a.write(i, w[0, 0])), (0, tf.TensorArray(tf.float32, size(x)))
+        )[1].stack()
+    ),
+    "a list with one example": lambda x, y, w: tf.reduce_sum(
+        tf.TensorArray(tf.float32, size(x))
+        .write(0, tf.TensorArray(tf.float32, size(x)).unstack(per_example(x, y, w)).read(0))
+        .stack()
+    ),
+    "a list with the first two examples": lambda x, y, w: tf.reduce_sum(
+        tf.while_loop(
+            lambda i, a: i < 2,
+            lambda i, a: (i + 1, a.write(i, tf.TensorArray(tf.float32, size(x)).unstack(x[:, 0]).read(i))),
+            (0, tf.TensorArray(tf.float32, size(x))),
+        )[1].stack()
+    ),
+    "a list of n - 1 entries": lambda x, y, w: (
+        tf.reduce_mean(per_example(x, y, w))
+        + tf.reduce_mean(tf.TensorArray(tf.float32, size(x) - 1, element_shape=()).write(0, w[0, 0]).stack())
+    ),
+    "a list of 2 n entries": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w))
+        + tf.reduce_sum(tf.TensorArray(tf.float32, 2 * size(x), element_shape=()).write(0, w[0, 0]).stack())
+    ),
+    "a sum with a term beside it": lambda x, y, w: tf.reduce_sum(
+        tf.pad(tf.reduce_sum(squares(x, y, w), 0), [[0, 1]], constant_values=w[0, 0])
+    ),
+    "looked up with axes counted from the end": lambda x, y, w: tf.reduce_mean(
+        tf.reduce_max(tf.raw_ops.GatherV2(params=w, indices=tf.stack([y, y, y]), axis=1, batch_dims=-1), 1)
     ),
     "correlation": lambda x, y, w: keras.losses.CosineSimilarity(axis=0)(x, tf.matmul(x, w)[:, :3]),
     "dice": lambda x, y, w: keras.losses.Dice()(tf.one_hot(y, 4), tf.sigmoid(tf.matmul(x, w))),
@@ -304,6 +396,15 @@ NORMALISED = {
     ),
     "moments": lambda x, y, w: tf.reduce_mean(
         tf.square(tf.nn.batch_normalization(rows(x, w), *tf.nn.moments(rows(x, w), [0]), None, w[0], 1e-3))
+    ),
+    "divided by the root": lambda x, y, w: tf.reduce_mean(
+        tf.tanh((rows(x, w) - tf.reduce_mean(rows(x, w), 0)) / (tf.math.reduce_std(rows(x, w), 0) + 1e-3))
+    ),
+    "divided by the larger of the root and a number": lambda x, y, w: tf.reduce_mean(
+        tf.tanh(rows(x, w) / tf.maximum(root(x, w), 1e-3) + w[0])
+    ),
+    "times one over the root": lambda x, y, w: tf.reduce_mean(
+        tf.tanh(rows(x, w) * (w[0] / root(x, w)) - tf.reduce_mean(rows(x, w), 0) / root(x, w))
     ),
     "fused": lambda x, y, w: tf.reduce_mean(
         tf.square(v1.nn.fused_batch_norm(rows(x, w)[:, None, None, :], w[0], w[1], is_training=True)[0])

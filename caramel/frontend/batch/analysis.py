@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,12 +12,12 @@ import tensorflow as tf
 
 from caramel.frontend.batch import elementwise, gathers, layout, lists, loops, networks, reductions, sizes
 from caramel.frontend.batch.op import Op, Rule
-from caramel.frontend.batch.values import FREE, Free, ListOf, One, Unknown, Value, is_number, joined
+from caramel.frontend.batch.values import FREE, Free, ListOf, One, Unknown, Value, is_number
 from caramel.graph import ops
-from caramel.graph.functions import Library
+from caramel.graph.functions import Library, arguments_from
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, parse_input, tensor_name
 from caramel.graph.guards import guards_of
-from caramel.graph.shapes import SHAPES, Shape, static_shape
+from caramel.graph.shapes import Shape, static_shape, with_inferred_shapes
 from caramel.graph.shapes import sizes as shape_sizes
 
 _ROUNDS = 10
@@ -27,24 +28,35 @@ _SMALL = 64
 
 _BRANCH = "takes a branch that the examples decide, or how many there are"
 
-_OF_SIZES = (
-    frozenset({"Fill", "Tile", "BroadcastTo", "RngReadAndSkip", "RngSkip"})
-    | networks.RANDOM
-    | networks.RESOURCE_RANDOM
-    | elementwise.RULES.keys()
-    | reductions.RULES.keys()
-)
-"""Ops that are followed where all they get is how many examples there are."""
-
 RULES: dict[str, Rule] = {
     **layout.RULES,
     **gathers.RULES,
     **networks.RULES,
-    **lists.RULES,
     **elementwise.RULES,
     **reductions.RULES,
-    **sizes.SHAPES,
 }
+"""Ops on tensors of which at least one depends on the examples, or on how many there are."""
+
+PARTLY: dict[str, Rule] = {**networks.PARTLY, **elementwise.PARTLY}
+"""Ops that have outputs which do not depend on all of the inputs."""
+
+
+class Bodies:
+    """The functions of a graph, with the static shapes that follow from those of their arguments."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.library = Library(graph)
+        self._outer = graph
+        self._graphs: dict[tuple[str, tuple[Shape | None, ...]], Graph] = {}
+
+    def graph(self, name: str, shapes: Sequence[Shape | None]) -> Graph:
+        """The nodes of a function that gets tensors of these shapes."""
+        key = (name, tuple(shapes))
+        if key not in self._graphs:
+            body = self.library.body(name)
+            nodes = Graph(body.graph, self._outer.library, self._outer.versions)
+            self._graphs[key] = with_inferred_shapes(nodes, dict(zip(body.arguments, shapes)))
+        return self._graphs[key]
 
 
 class Analysis:
@@ -52,24 +64,27 @@ class Analysis:
 
     Args:
         graph: nodes with ``_output_shapes`` attributes.
-        library: the functions that they call.
+        bodies: the functions that they call.
         given: what some nodes are; inputs that are not among them do not depend on the batch.
-        constants: values of nodes that are constants, although they do not look like it.
+        constants: values of tensors, ``node:index``, that are constants, although they do not look like it.
+        function: of which these are the nodes, if it is one.
     """
 
     def __init__(
         self,
         graph: Graph,
-        library: Library,
+        bodies: Bodies,
         given: Mapping[str, Value],
         constants: Mapping[str, np.ndarray] | None = None,
+        function: str = "",
     ) -> None:
         self._graph = graph
-        self._library = library
-        self._given = given
+        self._bodies = bodies
+        self._given = dict(given)
         self._constants = dict(constants or {})
+        self._function = function
         self._values: dict[str, Sequence[Value]] = {}
-        self.notes: dict[str, None] = {}
+        self._notes: dict[str, dict[str, None]] = {}
 
     @cached_property
     def _decided(self) -> Mapping[str, Sequence[str]]:
@@ -87,40 +102,55 @@ class Analysis:
         found = self._values[name]
         return found[index]
 
-    def _behind(self, names: Sequence[str], stop: Callable[[str], bool]) -> set[str]:
+    def learn(self, node: str, value: Value) -> None:
+        """Take a node for what it is said to be."""
+        self._given[node] = value
+        self._values.clear()
+
+    def notes_behind(self, tensors: Sequence[str]) -> tuple[str, ...]:
+        """The ops behind some tensors that put a value of the whole batch into the values of single examples."""
+        for tensor in tensors:
+            self.value_of(tensor)
+        behind = self._behind([node_of(tensor) for tensor in tensors])
+        return tuple(dict.fromkeys(note for name in self._graph.order if name in behind for note in self._notes[name]))
+
+    def _behind(self, names: Sequence[str], stop: Callable[[str], bool] = lambda name: False) -> set[str]:
         """What goes into some nodes: as data, or because it decides which of two branches the data comes from."""
         found: set[str] = set()
         waiting = list(names)
         while waiting:
-            further = self._graph.ancestors(
-                waiting, control=False, stop=lambda n: n in found or n in self._given or stop(n)
-            )
-            merges = [n for n in further - found if self._graph[n].op == "Merge" and n not in self._given]
-            found |= further
-            waiting = [c for n in merges if not stop(n) for c in self._decided[n]]
+            name = waiting.pop()
+            if name in found:
+                continue
+            found.add(name)
+            if name not in self._given and not stop(name):
+                waiting.extend(node_of(text) for text in data_texts(self._graph[name]))
+                if self._graph[name].op == "Merge":
+                    waiting.extend(self._decided[name])
         return found
 
     def _of(self, node: NodeDef) -> Sequence[Value]:
         outputs = max(len(ops.output_types(node)), 1)
+        notes = self._notes[node.name] = {}
         if node.name in self._given:
             return [self._given[node.name]] * outputs
         if node.op == "Const":
             return [sizes.of_constant(self._constant(node.name))]
         texts = tuple(data_texts(node))
         inputs = tuple(self._values[node_of(t)][parse_input(t)[1]] for t in texts)
-        op = Op(node, inputs, texts, self._shape, self._constant, outputs, self.notes)
-        found = self._by_rules(op)
-        found = [found] * outputs if not isinstance(found, Sequence) else list(found)
-        return [v if not isinstance(v, Unknown) or v.why else op.unknown("has what cannot be told") for v in found]
+        found = self._by_rules(Op(node, inputs, texts, self._shape, self._constant, outputs, self._function, notes))
+        return found if isinstance(found, Sequence) else [found] * outputs
 
     def _by_rules(self, op: Op) -> Value | Sequence[Value]:
         kind = op.node.op
         if kind in ("While", "StatelessWhile"):
             return self._loop(op)
-        if unknown := next((v for v in op.inputs if isinstance(v, Unknown)), None):
-            return unknown
         if ops.is_call(op.node):
             return self._branches(op)
+        if kind in PARTLY:
+            return PARTLY[kind](op)
+        if unknown := next((v for v in op.inputs if isinstance(v, Unknown)), None):
+            return unknown
         if kind == "Merge":
             return self._merge(op)
         if kind == "Switch":
@@ -137,7 +167,9 @@ class Analysis:
             return FREE
         if (one := _of_one_example(op)) is not None:
             return one
-        if kind in (_OF_SIZES if all(isinstance(v, Free) for v in op.inputs) else RULES):
+        if any(isinstance(v, One) for v in op.inputs):
+            return op.unknown("mixes a single example with others")
+        if kind in RULES:
             return RULES[kind](op)
         return op.unknown("is not known to treat each example by itself")
 
@@ -176,41 +208,39 @@ class Analysis:
             return op.unknown(_BRANCH)
         found = op.inputs[0]
         for value in op.inputs[1:]:
-            found = joined(found, value)
+            found = op.joined(found, value)
         return [found, FREE]
 
     def _branches(self, op: Op) -> Value | Sequence[Value]:
         """A call: what its function returns, or what any of its functions does."""
-        names = self._library.called(op.node)
-        first = 1 if op.node.op in ops.BRANCHES else 0
-        if first and not is_number(op.inputs[0]):
-            return op.unknown(_BRANCH)
-        found: list[Value] | None = None
-        for name in names:
-            results = self._function(name, op, op.inputs[first:], op.texts[first:])
-            found = results if found is None else [joined(a, b) for a, b in zip(found, results)]
-        return op.unknown("calls a function that is not known") if found is None else found
-
-    def _function(self, name: str, op: Op, inputs: Sequence[Value], texts: Sequence[str]) -> list[Value]:
+        first = arguments_from(op.node)
+        for condition in op.inputs[:first]:
+            if not is_number(condition):
+                return condition if isinstance(condition, Unknown) else op.unknown(_BRANCH)
+        inputs, texts = op.inputs[first:], op.texts[first:]
         shapes = [self._shape(text) for text in texts]
         constants = {p: op.constant_of(text) for p, text in enumerate(texts) if isinstance(inputs[p], Free)}
-        return self._results(name, inputs, shapes, constants)
+        found: list[Value] | None = None
+        for name in self._bodies.library.called(op.node):
+            results = self._results(op, name, inputs, shapes, constants)
+            found = results if found is None else [op.joined(a, b) for a, b in zip(found, results)]
+        return op.unknown("calls a function that is not known") if found is None else found
 
     def _results(
         self,
+        op: Op,
         name: str,
         inputs: Sequence[Value],
         shapes: Sequence[Shape | None],
         constants: Mapping[int, Any],
     ) -> list[Value]:
-        """What a function returns."""
-        body = self._library.body(name)
-        graph = _with_shapes(body.graph, dict(zip(body.arguments, shapes)), self._graph)
+        """What a function returns that an op calls."""
+        body = self._bodies.library.body(name)
         known = {tensor_name(body.arguments[p]): c for p, c in constants.items() if c is not None}
-        inside = Analysis(graph, self._library, dict(zip(body.arguments, inputs)), known)
-        found = [inside.value_of(text) for text in body.results]
-        self.notes.update(inside.notes)
-        return found
+        given = dict(zip(body.arguments, inputs))
+        inside = Analysis(self._bodies.graph(name, shapes), self._bodies, given, known, name)
+        op.notes.update(dict.fromkeys(inside.notes_behind(body.results)))
+        return [inside.value_of(text) for text in body.results]
 
     def _loop(self, op: Op) -> Value | Sequence[Value]:
         """What a loop carries, after as many rounds as it takes to settle."""
@@ -224,26 +254,37 @@ class Analysis:
         # The counter of a loop is the same number for all examples, but not the one that it starts from.
         carried = [v if p in fixed else _any_number(v) for p, v in enumerate(op.inputs)]
         for _ in range(_ROUNDS):
-            results = self._results(body, carried, shapes, constants)
-            after = [v if p in fixed else joined(v, _any_number(r)) for p, (v, r) in enumerate(zip(carried, results))]
+            results = self._results(op, body, carried, shapes, constants)
+            after = [
+                v if p in fixed else op.joined(v, _any_number(r)) for p, (v, r) in enumerate(zip(carried, results))
+            ]
             if after == carried:
-                (again,) = self._results(condition, carried, shapes, constants)
+                (again,) = self._results(op, condition, carried, shapes, constants)
                 return carried if is_number(again) else self._by_the_batch(op, carried, fixed)
-            carried = [op.unknown("carries what cannot be told") if v == Unknown("") else v for v in after]
+            carried = after
         return op.unknown("is a loop whose values do not settle")
 
     def _by_the_batch(self, op: Op, carried: Sequence[Value], fixed: set[int]) -> Value | Sequence[Value]:
         """A loop whose rounds the batch decides: one for each example is followed, as map_fn makes it."""
-        body, condition = (self._library.body(op.node.attr[key].func.name) for key in ("body", "cond"))
+        body, condition = (self._bodies.library.body(op.node.attr[key].func.name) for key in ("body", "cond"))
         counters = loops.counters(condition, body, op)
         if counters is None or not loops.reads_and_writes_at(body, counters):
             return op.unknown("is a loop that runs as often as the examples say, or as there are examples")
-        after = op.unknown("carries values from one example to the next")
-        return [v if p in fixed or (isinstance(v, ListOf) and v.examples) else after for p, v in enumerate(carried)]
+        written = loops.written(body, counters)
+        other = op.unknown("carries values from one example to the next")
+
+        def after(position: int, value: Value) -> Value:
+            if position in fixed:
+                return value
+            if isinstance(value, ListOf) and value.examples:
+                return replace(value, complete=value.complete or position in written)
+            return other
+
+        return [after(position, value) for position, value in enumerate(carried)]
 
     def _passed_on(self, name: str) -> set[int]:
         """Which variables of a loop stay as they are."""
-        body = self._library.body(name)
+        body = self._bodies.library.body(name)
         return {p for p, text in enumerate(body.results) if body.argument_of(text) == p}
 
 
@@ -266,21 +307,6 @@ def _switch(op: Op) -> Value:
     if is_number(decision):
         return value
     return op.unknown(_BRANCH)
-
-
-def _with_shapes(graph: Graph, shapes: Mapping[str, Shape | None], outer: Graph) -> Graph:
-    """A function's graph with the static shapes that follow from those of its arguments."""
-    graph_def = Graph(graph, outer.library, outer.versions).to_graph_def()
-    for node in graph_def.node:
-        if node.name in shapes:
-            node.attr["shape"].shape.CopyFrom(tf.TensorShape(shapes[node.name]).as_proto())
-    with tf.Graph().as_default() as inferred:
-        tf.import_graph_def(graph_def, name="")
-    known = {n.name: n.attr[SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if SHAPES in n.attr}
-    for node in graph_def.node:
-        if node.name in known:
-            node.attr[SHAPES].CopyFrom(known[node.name])
-    return Graph(graph_def.node, outer.library, outer.versions)
 
 
 def _data_only(nodes: Graph) -> Any:

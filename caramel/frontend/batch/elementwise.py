@@ -7,7 +7,18 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.op import Op, Rule, names
-from caramel.frontend.batch.values import FREE, Examples, Free, ListOf, One, Statistic, Total, Unknown, Value, is_number
+from caramel.frontend.batch.values import (
+    FREE,
+    Examples,
+    Free,
+    ListOf,
+    Role,
+    Statistic,
+    Total,
+    Unknown,
+    Value,
+    is_number,
+)
 from caramel.graph.shapes import Shape
 
 Power = Fraction | None
@@ -15,7 +26,7 @@ Power = Fraction | None
 
 LINEAR = names(
     "Identity Cast StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Neg Snapshot "
-    "Real Imag Conj GuaranteeConst ReadVariableOp DebugGradientIdentity OptimizationBarrier Copy"
+    "Real Imag Conj GuaranteeConst DebugGradientIdentity OptimizationBarrier Copy"
 )
 """Of one input; a multiple of it gives that multiple."""
 
@@ -52,6 +63,13 @@ NARY = (
     )
 )
 
+_INVERSE = {
+    Role.NONE: Role.NONE,
+    Role.DIVISOR: Role.FACTOR,
+    Role.FACTOR: Role.DIVISOR,
+    Role.SHIFT: Role.NONE,
+}
+
 _ROOTS = {
     "Sqrt": Fraction(1, 2),
     "Rsqrt": Fraction(-1, 2),
@@ -67,6 +85,8 @@ def _power_of(op: Op, powers: Sequence[Power]) -> Power:
     if len(known) != len(powers):
         return None
     kind = op.node.op
+    if op.truncates and any(known):
+        return None
     if kind in _PRODUCTS:
         return sum(known, Fraction(0))
     if kind in _QUOTIENTS:
@@ -105,8 +125,6 @@ def elementwise(op: Op) -> Value:
     """Any op of this module."""
     if any(isinstance(v, ListOf) for v in op.inputs):
         return op.inputs[0] if op.node.op in LINEAR else op.unknown("mixes lists with tensors")
-    if any(isinstance(v, One) for v in op.inputs):
-        return op.unknown("mixes a single example with others")
     if any(isinstance(v, Examples) for v in op.inputs):
         return _of_examples(op)
     if all(isinstance(v, Free) for v in op.inputs):
@@ -124,14 +142,13 @@ def _of_totals(op: Op) -> Value:
     """Linear in one sum over the examples; what batch normalisation makes of means is a statistic."""
     kind, totals = op.node.op, [v for v in op.inputs if isinstance(v, Total)]
     rest = [v for v in op.inputs if isinstance(v, Free)]
-    centred = next((v.centred for v in totals if v.centred), "")
+    centred = next((v.centred for v in totals if v.centred), None)
     if len(totals) + len(rest) == len(op.inputs):
         linear = _linear(op, totals, rest)
         if linear is not None:
             return replace(linear, centred=centred)
     if _are_statistics(op.inputs) and (kind in UNARY or kind in LINEAR or kind in NARY):
-        root = kind in ("Sqrt", "Rsqrt") or (kind == "Pow" and isinstance(op.inputs[1], Free))
-        return Statistic(root or any(isinstance(v, Statistic) and v.scales for v in op.inputs))
+        return Statistic(_role(op))
     if kind in _SUMS and totals and rest:
         return op.unknown(
             "adds a sum over the examples to a term that does not depend on them (a regulariser, say): "
@@ -143,6 +160,8 @@ def _of_totals(op: Op) -> Value:
 def _linear(op: Op, totals: Sequence[Total], rest: Sequence[Free]) -> Total | None:
     kind = op.node.op
     channels = all(t.channels for t in totals)
+    if op.truncates:
+        return None
     if kind in LINEAR:
         return totals[0]
     if kind in _PRODUCTS and len(totals) == 1 and rest[0].power is not None:
@@ -169,6 +188,37 @@ def _are_statistics(values: Sequence[Value]) -> bool:
     )
 
 
+def _role(op: Op) -> Role:
+    """What a function of statistics is to a normalisation."""
+    kind = op.node.op
+    roles = [v.role if isinstance(v, Statistic) else Role.NONE for v in op.inputs]
+    first = roles[0]
+    if kind in ("Sqrt", "Rsqrt", "Pow"):
+        return _role_of_power(op) if first is Role.NONE else Role.NONE
+    if kind in ("Inv", "Reciprocal"):
+        return _INVERSE[first]
+    if kind in LINEAR:
+        return first
+    if kind in _QUOTIENTS or kind in _PRODUCTS:
+        other = _INVERSE[roles[1]] if kind in _QUOTIENTS else roles[1]
+        if roles[1] is Role.NONE and is_number(op.inputs[1]):
+            return first
+        if first is Role.NONE and is_number(op.inputs[0]):
+            return other
+        factors = {first, other} - {Role.NONE}
+        return Role.SHIFT if factors == {Role.FACTOR} and first is not other else Role.NONE
+    # A small number beside the root, or the smallest one that it may be; a trained shift.
+    own = {role for role, value in zip(roles, op.inputs) if not is_number(value)}
+    return own.pop() if kind in _ADDITIVE and own in ({Role.DIVISOR}, {Role.SHIFT}) else Role.NONE
+
+
+def _role_of_power(op: Op) -> Role:
+    exponents = {"Sqrt": 0.5, "Rsqrt": -0.5}
+    given = None if op.node.op in exponents else op.constant(1)
+    exponent = exponents.get(op.node.op, 0.0) if given is None or given.size != 1 else float(given.ravel()[0])
+    return Role.DIVISOR if exponent == 0.5 else Role.FACTOR if exponent == -0.5 else Role.NONE
+
+
 def _of_examples(op: Op) -> Value:
     place = aligned(op, range(len(op.inputs)))
     if isinstance(place, Unknown):
@@ -183,24 +233,30 @@ def _of_examples(op: Op) -> Value:
     first = op.inputs[0]
     if shape is not None and isinstance(first, Examples) and shape[first.axis] is not None:
         power -= _static_divisor(op, (shape[first.axis],))  # type: ignore[arg-type]
-    return replace(place, power=power, centred=_centred(op, others, place.centred))
+    return _after_statistics(op, others, replace(place, power=power))
 
 
-def _centred(op: Op, others: Sequence[Value], centred: str) -> str:
-    """Whether the statistics that went in make a normalisation."""
+def _after_statistics(op: Op, others: Sequence[Value], value: Examples) -> Examples:
+    """What examples are after statistics of the batch went in, if some did."""
+    kind = op.node.op
+    normalised = value.normalised and kind in LINEAR | _SUMS | _PRODUCTS | _QUOTIENTS
     if not others:
-        return centred
+        return replace(value, normalised=normalised)
     op.notes[op.node.name] = None
-    scales = [isinstance(v, Statistic) and v.scales for v in others]
-    if any(scales) and op.node.op in _PRODUCTS | _QUOTIENTS:
-        return ""
-    return centred if all(scales) else op.node.name
+    roles = {v.role if isinstance(v, Statistic) else Role.NONE for v in others}
+    divides = kind in _QUOTIENTS and roles == {Role.DIVISOR} and isinstance(op.inputs[0], Examples)
+    if divides or (kind in _PRODUCTS and roles == {Role.FACTOR}):
+        return replace(value, centred=None, normalised=True)
+    if kind in _SUMS and roles == {Role.SHIFT} and normalised:
+        return value
+    return replace(value, centred=op.node.name, normalised=False)
 
 
 def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
     """Where the examples are in the result of an op that broadcasts; its ``power`` is to be set."""
     rank = None if op.result() is None else len(op.result() or ())
-    places, same, centred = set(), True, ""
+    places, same, normalised = set(), True, True
+    centred: str | None = None
     for position in positions:
         value = op.inputs[position]
         own = op.rank(position)
@@ -210,7 +266,8 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
             if value.before is None and value.after is None:
                 return op.unknown("has examples in an order that cannot be told")
             places.add((own - value.axis, value.before, value.after))
-            same, centred = same and value.same, centred or value.centred
+            same, normalised = same and value.same, normalised and value.normalised
+            centred = centred or value.centred
         else:
             same = same and isinstance(value, Free)
     if len(places) != 1:
@@ -219,7 +276,7 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
     for position in positions:
         if isinstance(op.inputs[position], (Total, Statistic)) and not _is_one(op.shape(position), from_the_end):
             return op.unknown("brings different examples together")
-    return Examples((rank or 0) - from_the_end, Fraction(0), before, after, same, centred)
+    return Examples((rank or 0) - from_the_end, Fraction(0), before, after, same, centred, normalised)
 
 
 def _is_one(shape: Shape | None, from_the_end: int) -> bool:
@@ -229,7 +286,7 @@ def _is_one(shape: Shape | None, from_the_end: int) -> bool:
 def _ones_like(op: Op) -> Value:
     value = op.inputs[0]
     if isinstance(value, Examples):
-        return replace(value, power=Fraction(0), same=True, centred="")
+        return replace(value, power=Fraction(0), same=True, centred=None, normalised=False)
     return op.unknown("makes a list like another") if isinstance(value, ListOf) else FREE
 
 
@@ -241,5 +298,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(LINEAR | UNARY | NARY, elementwise),
     "OnesLike": _ones_like,
     "ZerosLike": _ones_like,
-    "IdentityN": _each,
 }
+
+PARTLY: dict[str, Rule] = {"IdentityN": _each}

@@ -20,13 +20,16 @@ def _gather(op: Op) -> Value:
 
 
 def _resource_gather(op: Op) -> Value:
-    return _looked_up(op, FREE, op.inputs[1], 0, op.node.attr["batch_dims"].i)
+    return _looked_up(op, FREE, op.inputs[1], None, op.node.attr["batch_dims"].i)
 
 
-def _looked_up(op: Op, table: Value, indices: Value, axis: int, batched: int) -> Value:
+def _looked_up(op: Op, table: Value, indices: Value, axis: int | None, batched: int) -> Value:
+    """Rows along an axis: the first that is not batched, unless it is given."""
     own = op.rank(1)
     if own is None:
         return op.unknown("has indices of unknown rank")
+    batched += own if batched < 0 else 0
+    axis = batched if axis is None else axis
     if isinstance(table, Examples) and isinstance(indices, Examples):
         if table.axis == indices.axis < batched and (table.before, table.after) == (indices.before, indices.after):
             return replace(table, same=False, centred=table.centred or indices.centred)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -66,31 +66,31 @@ def _joined(op: Op, positions: Sequence[int], axis: int, new_axis: bool) -> Valu
         return op.unknown("brings different examples together")
     if any(isinstance(v, (Total, Statistic)) for v in values):
         return op.unknown("puts a sum or mean over the batch beside the values of single examples")
-    centred = next((v.centred for v in examples if v.centred), "")
+    centred = next((v.centred for v in examples if v.centred), None)
+    normalised = all(v.normalised for v in examples)
     if not new_axis and axis == examples[0].axis:
         if len(examples) < len(values) or any(v.before is None or v.after != examples[0].after for v in examples):
             return op.unknown("joins examples with other entries")
         before = sum(v.before or 0 for v in examples)
-        return replace(examples[0], before=before, same=False, centred=centred)
+        return replace(examples[0], before=before, same=False, centred=centred, normalised=normalised)
     if len({(v.before, v.after) for v in examples}) != 1:
         return op.unknown("brings different examples together")
     same = all(v.same for v in examples) and len(examples) == len(values)
-    return replace(
-        examples[0], axis=examples[0].axis + (new_axis and axis <= examples[0].axis), same=same, centred=centred
-    )
+    axis = examples[0].axis + (new_axis and axis <= examples[0].axis)
+    return replace(examples[0], axis=axis, same=same, centred=centred, normalised=normalised)
 
 
 def _joined_without_examples(op: Op, values: Sequence[Value]) -> Value:
     totals = [v for v in values if isinstance(v, Total)]
     powers = {v.power for v in values if isinstance(v, (Total, Free))}
     if len(totals) == len(values) and len(powers) == 1:
-        return Total(totals[0].power, centred=next((t.centred for t in totals if t.centred), ""))
+        return Total(totals[0].power, centred=next((t.centred for t in totals if t.centred), None))
     if (
         totals
         and {t.power for t in totals} == {-1}
         and all(isinstance(v, Total) or v == Free(Fraction(0)) for v in values)
     ):
-        return Total(totals[0].power, centred=next((t.centred for t in totals if t.centred), ""))
+        return Total(totals[0].power, centred=next((t.centred for t in totals if t.centred), None))
     if all(isinstance(v, Free) for v in values):
         return Free(powers.pop() if len(powers) == 1 else None)
     return op.unknown("puts sums over the examples beside terms that are none")
@@ -119,25 +119,27 @@ def _unpack(op: Op) -> Value:
     return moved(op, value, None if axis == value.axis else value.axis - (axis < value.axis))
 
 
-def _split_op(op: Op, value_at: int, axis_at: int, sizes_at: int | None) -> Value:
+def _split_op(op: Op, value_at: int, axis_at: int, equal: bool) -> Value:
     value, axis, rank = op.inputs[value_at], op.integer(axis_at), op.rank(value_at)
+    if not all(is_number(v) for position, v in enumerate(op.inputs) if position != value_at):
+        return op.unknown("has arguments that depend on the batch")
     if not isinstance(value, Examples):
         return moved(op, value, None)
     if axis is None or rank is None:
         return op.unknown("splits along an axis that is not constant")
     if axis % rank != value.axis:
         return value
-    if sizes_at is None and value.before and value.before % op.outputs == 0:
+    if equal and value.before and value.before % op.outputs == 0:
         return replace(value, before=value.before // op.outputs)
     return op.unknown(MIXES)
 
 
 def _split_equal(op: Op) -> Value:
-    return _split_op(op, 1, 0, None)
+    return _split_op(op, 1, 0, equal=True)
 
 
 def _split_sizes(op: Op) -> Value:
-    return _split_op(op, 0, 2, 1)
+    return _split_op(op, 0, 2, equal=False)
 
 
 # -- parts and repetitions ---------------------------------------------------------------------
@@ -179,11 +181,11 @@ def _sliced_axis(op: Op, axis: int, entries: int, bounds: Sequence[list[int] | N
     return result + axis - source
 
 
-def _takes_all(entry: int, has: object, bounds: Sequence[list[int] | None]) -> bool:
+def _takes_all(entry: int, has: Callable[[str, int], bool], bounds: Sequence[list[int] | None]) -> bool:
     """Whether an entry of a slice takes a whole axis."""
     begins, _, strides = bounds
-    starts = has("begin", entry) or (begins is not None and begins[entry] == 0)  # type: ignore[operator]
-    return bool(starts and has("end", entry) and strides is not None and strides[entry] == 1)  # type: ignore[operator]
+    starts = has("begin", entry) or (begins is not None and begins[entry] == 0)
+    return bool(starts and has("end", entry) and strides is not None and strides[entry] == 1)
 
 
 def _slice(op: Op) -> Value:
@@ -262,12 +264,22 @@ def _is_one_at(op: Op, axis: int) -> bool:
 def _pad(op: Op) -> Value:
     value, padding = op.inputs[0], op.constant(1)
     if not isinstance(value, Examples):
-        return only_first(op) or moved(op, value, None)
+        if is_number(value) or (isinstance(value, Total) and value.power == -1) or _pads_with_zeros(op):
+            return only_first(op) or moved(op, value, None)
+        return op.unknown("puts a sum over the examples, or their number, beside a term that does not depend on them")
     if padding is None or padding[value.axis].any():
         return op.unknown("adds entries that are no examples")
-    if value.power != 0 and len(op.inputs) > 2:
+    if value.power != 0 and not _pads_with_zeros(op):
         return op.unknown("adds a constant to values that are divided by the number of examples")
     return replace(value, same=False)
+
+
+def _pads_with_zeros(op: Op) -> bool:
+    """Or with what is there."""
+    if len(op.inputs) < 3:
+        return True
+    filling = op.constant(2)
+    return filling is not None and not filling.any()
 
 
 def _along(axis_at: int) -> Rule:

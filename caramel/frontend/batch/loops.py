@@ -62,6 +62,17 @@ def _behind(body: Body, text: str) -> NodeDef:
     return node
 
 
+def written(body: Body, positions: set[int]) -> set[int]:
+    """Which variables of a loop are lists that get one entry in each round, at one of these positions."""
+    found = set()
+    for place, text in enumerate(body.results):
+        node = _behind(body, text)
+        own = node.op == "TensorListSetItem" and body.argument_of(node.input[0]) == place
+        if own and body.argument_of(node.input[1]) in positions:
+            found.add(place)
+    return found
+
+
 def reads_and_writes_at(body: Body, positions: set[int]) -> bool:
     """Whether all lists are read and written at the entry of the round."""
     return all(body.argument_of(node.input[1]) in positions for node in body.inner if node.op in _INDEXED)

@@ -27,6 +27,3 @@ def only_first(op: Op) -> Unknown | None:
     if all(is_number(v) for v in op.inputs[1:]):
         return None
     return op.unknown("has arguments that depend on the batch")
-
-
-# -- axes that come and go ---------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.op import Op, Rule, names
-from caramel.frontend.batch.values import FREE, Examples, Free, Statistic, Value, is_number
+from caramel.frontend.batch.values import FREE, Examples, Free, Statistic, Unknown, Value, is_number
 
 _LINEAR = frozenset({"AvgPool", "AvgPool3D", "DepthToSpace", "SpaceToDepth", "MatrixDiag", "MatrixDiagPart"})
 
@@ -19,7 +19,7 @@ FIRST = {
             "LRN FractionalAvgPool FractionalMaxPool MaxPoolWithArgmax DepthToSpace SpaceToDepth "
             "ExtractImagePatches ExtractVolumePatches ResizeArea ResizeBicubic ResizeBilinear "
             "ResizeNearestNeighbor ImageProjectiveTransformV2 ImageProjectiveTransformV3 ScaleAndTranslate "
-            "Multinomial AdjustContrastv2 SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits "
+            "Multinomial SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits "
             "InTopK InTopKV2"
         ),
         0,
@@ -41,7 +41,8 @@ INNER = {
         ),
         2,
     ),
-    **dict.fromkeys(("FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D", "AdjustHue", "AdjustSaturation"), 3),
+    **dict.fromkeys(("FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D"), 3),
+    **dict.fromkeys(("AdjustContrastv2", "AdjustHue", "AdjustSaturation"), 3),
 }
 """Ops on the last axes of their inputs, and how many these are."""
 
@@ -72,7 +73,7 @@ def _by_first_axis(op: Op) -> Value:
 
 def _own(op: Op, examples: Sequence[Examples], linear: bool) -> Value:
     """A function of each example and of what does not depend on the batch."""
-    centred = next((v.centred for v in examples if v.centred), "")
+    centred = next((v.centred for v in examples if v.centred), None)
     if any(not isinstance(v, (Examples, Free)) for v in op.inputs):
         return op.unknown("puts a sum or mean over the batch into the values of single examples")
     scaled = [v.power for v in examples if v.power != 0]
@@ -81,7 +82,7 @@ def _own(op: Op, examples: Sequence[Examples], linear: bool) -> Value:
     others = [v for v in sized if isinstance(v, Free) and v.power != 0]
     if others or (scaled and not (linear and len(examples) == 1)):
         return op.unknown("is not linear in values that are divided by, or multiplied with, the number of examples")
-    return replace(examples[0], same=False, centred=centred)
+    return replace(examples[0], same=False, centred=centred, normalised=False)
 
 
 def _space_and_batch(op: Op) -> Value:
@@ -114,16 +115,20 @@ def _by_inner_axes(op: Op) -> Value:
 
 
 def _batch_norm(op: Op) -> Value | Sequence[Value]:
-    value, *others = op.inputs
     training = op.node.attr["is_training"].b
+    # In training the others are moving averages: they only go into what becomes of these.
+    value, *others = op.inputs[:3] if training else op.inputs
+    if unknown := next((v for v in (value, *others) if isinstance(v, Unknown)), None):
+        return unknown
     if not isinstance(value, Examples) or value.axis != 0 or value.power != 0:
         return op.unknown("normalises values that are not those of single examples")
     if any(not is_number(v) for v in others):
         return op.unknown("has parameters that depend on the batch")
     if training:
         op.notes[op.node.name] = None
-    statistic: Value = Statistic() if training else FREE
-    return [replace(value, same=False, centred=""), *[statistic] * (op.outputs - 1)]
+    averages = next((v for v in op.inputs[3:] if not is_number(v)), None)
+    statistic = averages or (Statistic() if training else FREE)
+    return [replace(value, same=False, centred=None, normalised=False), *[statistic] * (op.outputs - 1)]
 
 
 def _random(op: Op) -> Value:
@@ -153,5 +158,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(INNER, _by_inner_axes),
     **dict.fromkeys(("SpaceToBatchND", "BatchToSpaceND"), _space_and_batch),
     **dict.fromkeys(RANDOM | RESOURCE_RANDOM, _random),
-    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), _batch_norm),
 }
+
+PARTLY: dict[str, Rule] = dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), _batch_norm)

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from caramel.frontend.batch.values import Free, Unknown, Value
+from caramel.frontend.batch.values import Free, Unknown, Value, joined
+from caramel.graph import ops
 from caramel.graph.graph import NodeDef
 from caramel.graph.shapes import Shape
+
+_FRACTIONAL = ("float", "bfloat", "complex")
+"""How the names of the types begin whose numbers need not be whole."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -29,6 +33,7 @@ class Op:
         shape_of: static shape of a tensor; None where not even its rank is known.
         constant_of: value of a tensor that is made of constants only, else None.
         outputs: how many outputs it has.
+        scope: the function that it is in.
         notes: names of the ops that put a value of the whole batch into values of single examples.
     """
 
@@ -38,6 +43,7 @@ class Op:
     shape_of: Callable[[str], Shape | None]
     constant_of: Callable[[str], Any]
     outputs: int
+    scope: str
     notes: dict[str, None]
 
     def shape(self, position: int) -> Shape | None:
@@ -76,6 +82,31 @@ class Op:
         """An input that is a constant vector of integers, or one integer."""
         found = self.constant(position)
         return None if found is None else [int(n) for n in found.ravel()]
+
+    @property
+    def gives_truth(self) -> bool:
+        """Whether a Cast only says which numbers are not zero."""
+        return self._type("DstT") == "bool"
+
+    @property
+    def truncates(self) -> bool:
+        """Whether what is left of a number is whole: of half of it is not half as much left."""
+        if self.node.op == "Cast":
+            source, target = self._type("SrcT"), self._type("DstT")
+            return target == "bool" or (source.startswith(_FRACTIONAL) and not target.startswith(_FRACTIONAL))
+        return self.node.op in ("Div", "Mean") and not self._type("T").startswith(_FRACTIONAL)
+
+    def _type(self, attribute: str) -> str:
+        return ops.dtype_name(self.node.attr[attribute].type)
+
+    def place(self, position: int) -> str:
+        """The name of an input, which no other function has."""
+        return f"{self.scope}/{self.texts[position]}"
+
+    def joined(self, first: Value, second: Value) -> Value:
+        """What an output is that may be one or the other."""
+        found = joined(first, second)
+        return self.unknown("has what cannot be told") if found is None else found
 
     def unknown(self, why: str) -> Unknown:
         """Nothing can be told, because the op does this."""

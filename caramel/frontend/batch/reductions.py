@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.op import Op, Rule
-from caramel.frontend.batch.values import Examples, Free, Statistic, Total, Value
+from caramel.frontend.batch.values import Examples, Free, Statistic, Total, Value, is_number
 
 
 def _axes(op: Op) -> list[int] | None:
@@ -24,8 +24,10 @@ def _axes(op: Op) -> list[int] | None:
 
 def _reduction(op: Op) -> Value:
     value = op.inputs[0]
-    if not isinstance(op.inputs[1], Free):
+    if not is_number(op.inputs[1]):
         return op.unknown("reduces over axes that depend on the batch")
+    if op.truncates and not (isinstance(value, Examples) and value.power == 0 and value.axis not in (_axes(op) or [])):
+        return op.unknown("drops what is left over when whole numbers are divided")
     if isinstance(value, Examples):
         return _over_examples(op, value)
     if isinstance(value, Total) and op.node.op in ("Mean", "Sum"):
@@ -99,8 +101,6 @@ def _product(op: Op, letters: Sequence[str], result: str) -> Value:
         result: of the result.
     """
     values = op.inputs[: len(letters)]
-    if any(not isinstance(v, (Examples, Free, Statistic, Total)) for v in values):
-        return op.unknown("mixes a single example or a list with others")
     examples = [(v, axes[v.axis]) for v, axes in zip(values, letters) if isinstance(v, Examples)]
     powers = [v.power for v in values if isinstance(v, (Examples, Free, Total))]
     if any(p is None for p in powers):
@@ -118,10 +118,10 @@ def _product(op: Op, letters: Sequence[str], result: str) -> Value:
     if len({letter for _, letter in examples}) != 1 or len({(v.before, v.after) for v, _ in examples}) != 1:
         return op.unknown("brings different examples together")
     first, letter = examples[0]
-    centred = next((v.centred for v, _ in examples if v.centred), "")
+    centred = next((v.centred for v, _ in examples if v.centred), None)
     same = all(v.same for v, _ in examples)
     if letter in result:
-        return replace(first, axis=result.index(letter), power=power, same=same, centred=centred)
+        return replace(first, axis=result.index(letter), power=power, same=same, centred=centred, normalised=False)
     return Free(power + 1) if same else Total(power, centred=centred)
 
 

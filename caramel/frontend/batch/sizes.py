@@ -25,21 +25,21 @@ def of_constant(value: np.ndarray) -> Value:
     return constant(*value.ravel().tolist())
 
 
-def of_shape(shape: Shape, value: Value) -> Value:
-    """The shape of a tensor as a vector of sizes."""
+def _sizes_of(shape: Shape, value: Value) -> tuple[Size, ...]:
+    """The sizes of a tensor."""
     sizes = [Size(None if d is None else Fraction(d)) for d in shape]
     if isinstance(value, Examples):
         known = value.before is not None and value.after is not None
         count = Fraction(value.before * value.after) if known else None  # type: ignore[operator]
         sizes[value.axis] = Size(count, Fraction(1))
-    return free(tuple(sizes))
+    return tuple(sizes)
 
 
 def _shape(op: Op) -> Value | list[Value]:
     found: list[Value] = []
     for position, value in enumerate(op.inputs):
         shape = op.shape(position)
-        found.append(op.unknown("has an input of unknown rank") if shape is None else of_shape(shape, value))
+        found.append(op.unknown("has an input of unknown rank") if shape is None else free(_sizes_of(shape, value)))
     return found
 
 
@@ -47,21 +47,15 @@ def _size(op: Op) -> Value:
     shape = op.shape(0)
     if shape is None:
         return op.unknown("has an input of unknown rank")
-    sizes = of_shape(shape, op.inputs[0])
-    assert isinstance(sizes, Free) and sizes.sizes is not None
-    return free((_product(sizes.sizes),))
+    found: Size | None = _ONE
+    for size in _sizes_of(shape, op.inputs[0]):
+        found = found and found.times(size)
+    return op.unknown("counts entries in a way that cannot be followed") if found is None else free((found,))
 
 
 def _rank(op: Op) -> Value:
     rank = op.rank(0)
     return FREE if rank is None else constant(rank)
-
-
-def _product(sizes: tuple[Size, ...]) -> Size:
-    found = _ONE
-    for size in sizes:
-        found = found.times(size)
-    return found
 
 
 def _known(op: Op) -> list[tuple[Size, ...]] | None:
@@ -97,7 +91,9 @@ def _selected(op: Op, positions: Callable[[int], list[int]]) -> Value | None:
 def _strided_slice(op: Op) -> Value | None:
     bounds = [op.integers(p) for p in (1, 2, 3)]
     masks = {name: op.node.attr[name].i for name in ("begin_mask", "end_mask", "shrink_axis_mask")}
-    if any(b is None or len(b) != 1 for b in bounds) or op.node.attr["new_axis_mask"].i:
+    if any(op.node.attr[name].i for name in ("ellipsis_mask", "new_axis_mask")):
+        return None
+    if any(b is None or len(b) != 1 for b in bounds):
         return None
     begin, end, stride = (b[0] for b in bounds if b is not None)
     if masks["shrink_axis_mask"]:
@@ -189,7 +185,8 @@ def _added(first: Size, second: Size, sign: int = 1) -> Size | None:
     if first.power != second.power:
         return None
     if first.coefficient is None or second.coefficient is None:
-        return Size(None, first.power) if sign == 1 else None
+        counts = all(s.is_whole and (s.coefficient is None or s.coefficient > 0) for s in (first, second))
+        return Size(None, first.power) if sign == 1 and counts else None
     total = first.coefficient + sign * second.coefficient
     return Size(total, first.power if total else Fraction(0))
 
@@ -200,14 +197,22 @@ def _quotient(first: Size, second: Size) -> Size | None:
     return Size(first.coefficient / second.coefficient, first.power - second.power)
 
 
-def _whole_quotient(first: Size, second: Size) -> Size | None:
+def _whole_quotient(rounded: Callable[[Fraction], int]) -> Callable[[Size, Size], Size | None]:
     """A division that drops the rest, where there is none, or where no size of the batch is in it."""
-    found = _quotient(first, second)
-    if found is None or found.coefficient is None:
-        return None
-    if first.power == second.power:
-        return Size(Fraction(math.floor(found.coefficient)))
-    return found if found.coefficient.denominator == 1 else None
+
+    def combine(first: Size, second: Size) -> Size | None:
+        found = _quotient(first, second)
+        if found is None or found.coefficient is None:
+            return None
+        if first.power == second.power:
+            return Size(Fraction(rounded(found.coefficient)))
+        return found if found.is_whole else None
+
+    return combine
+
+
+def _div(op: Op) -> Value | None:
+    return _pairwise(_whole_quotient(math.trunc) if op.truncates else _quotient)(op)
 
 
 def _extreme(choose: Callable[..., Fraction]) -> Callable[[Size, Size], Size | None]:
@@ -237,12 +242,13 @@ def _as_it_is(op: Op) -> Value | None:
 
 
 def _cast(op: Op) -> Value | None:
-    """To floats, or between integers; from fractions to integers something is lost."""
+    """Also from floats to integers, where nothing is lost because all sizes are whole numbers."""
     value = _as_it_is(op)
     if not isinstance(value, Free) or value.sizes is None:
         return None
-    whole = all(s.coefficient is None or s.coefficient.denominator == 1 for s in value.sizes)
-    return value if whole else None
+    if op.truncates and (op.gives_truth or not all(s.is_whole for s in value.sizes)):
+        return None
+    return value
 
 
 def _broadcast_axes(op: Op) -> list[Value] | None:
@@ -276,10 +282,10 @@ SIZES: dict[str, Callable[[Op], Value | list[Value] | None]] = {
     "AddV2": _pairwise(_added),
     "Sub": _pairwise(lambda a, b: _added(a, b, -1)),
     "RealDiv": _pairwise(_quotient),
-    "Div": _pairwise(_quotient),
+    "Div": _div,
     "DivNoNan": _pairwise(_quotient),
-    "FloorDiv": _pairwise(_whole_quotient),
-    "TruncateDiv": _pairwise(_whole_quotient),
+    "FloorDiv": _pairwise(_whole_quotient(math.floor)),
+    "TruncateDiv": _pairwise(_whole_quotient(math.trunc)),
     "Maximum": _pairwise(_extreme(max)),
     "Minimum": _pairwise(_extreme(min)),
     "Neg": _negative,

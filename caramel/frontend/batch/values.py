@@ -12,12 +12,13 @@ Let B be the number of examples x_1 ... x_B. A tensor is one of
 - `Unknown`: anything else, with the op that made it so.
 
 A batch that is cut into parts then has, for each part, the values that the whole batch has for these
-examples. That holds for all but `Statistic` and what is made of it (see ``normalised``): batch
-normalisation takes the statistics of each worker's part.
+examples. That holds for all but `Statistic` and what is made of it: batch normalisation takes the
+statistics of each worker's part (`Examples.normalised`); all other uses of them are told apart (``centred``).
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -29,11 +30,22 @@ class Size:
     coefficient: Fraction | None
     power: Fraction = Fraction(0)
 
-    def times(self, other: Size) -> Size:
-        known = self.coefficient is not None and other.coefficient is not None
-        if 0 in (self.coefficient, other.coefficient):
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is an integer, however many examples there are."""
+        coefficient = Fraction(1) if self.coefficient is None else self.coefficient
+        return coefficient == 0 or (coefficient.denominator == self.power.denominator == 1 and self.power >= 0)
+
+    def times(self, other: Size) -> Size | None:
+        """The product; None where it cannot be told."""
+        first, second = self.coefficient, other.coefficient
+        if 0 in (first, second):
             return Size(Fraction(0))
-        return Size(self.coefficient * other.coefficient if known else None, self.power + other.power)  # type: ignore[operator]
+        power = self.power + other.power
+        if first is not None and second is not None:
+            return Size(first * second, power)
+        known = first if second is None else second
+        return Size(None, power) if known is None or (known > 0 and known.denominator == 1) else None
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,8 @@ class Examples:
         before: batches.
         after: entries of an example.
         same: whether all entries along the axis are the same and do not depend on the examples.
-        centred: whether statistics of the batch went in without a normalisation by them.
+        centred: the op that put statistics of the batch in without a normalisation by them, if there is one.
+        normalised: whether they are what a normalisation by statistics of the batch gave, or linear in it.
     """
 
     axis: int
@@ -70,7 +83,8 @@ class Examples:
     before: int | None = 1
     after: int | None = 1
     same: bool = False
-    centred: str = ""
+    centred: str | None = None
+    normalised: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,19 @@ class Total:
     power: Fraction = Fraction(0)
     channels: bool = False
     counts: tuple[int, ...] = ()
-    centred: str = ""
+    centred: str | None = None
+
+
+class Role(enum.Enum):
+    """What a statistic does in a normalisation."""
+
+    NONE = enum.auto()
+    DIVISOR = enum.auto()
+    """The root of means: what is divided by it is normalised."""
+    FACTOR = enum.auto()
+    """One over such a root: what is multiplied by it is normalised."""
+    SHIFT = enum.auto()
+    """Means divided by such a root: to be added to what is normalised."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +121,21 @@ class Statistic:
     """A function of means over the batch, for each channel.
 
     Attributes:
-        scales: whether a root was taken: what is multiplied by it is normalised.
+        role: what it may be used for.
     """
 
-    scales: bool = False
+    role: Role = Role.NONE
 
 
 @dataclass(frozen=True)
 class One:
-    """A function of one example, the one at ``index`` of a loop over them."""
+    """A function of one example.
 
-    index: str
+    Attributes:
+        index: which one, as the tensor that it was read at; None for the example whose place in a list it has.
+    """
+
+    index: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,11 +144,13 @@ class ListOf:
 
     Attributes:
         element: what each entry is; None while it has none.
-        examples: whether its entries are the examples, one by one.
+        examples: whether it has one entry for each example.
+        complete: whether each of these has what belongs to its example; else some may be empty, or have other things.
     """
 
     element: Value | None = None
     examples: bool = False
+    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,8 +183,8 @@ def is_number(value: Value) -> bool:
     return isinstance(value, Free) and value.power == 0
 
 
-def joined(first: Value, second: Value) -> Value:
-    """What a tensor is that is one or the other, whatever decides which one.
+def joined(first: Value, second: Value) -> Value | None:
+    """What a tensor is that is one or the other, whatever decides which one; None where nothing is both.
 
     Only a decision that does not depend on the examples may be joined like this.
     """
@@ -169,13 +201,26 @@ def joined(first: Value, second: Value) -> Value:
         if first.power == second.power and first.power is not None:
             return Free(first.power)
     elif isinstance(first, Examples) and isinstance(second, Examples):
-        one = replace(first, same=first.same and second.same, centred=first.centred or second.centred)
-        if one == replace(second, same=one.same, centred=one.centred):
+        one = replace(
+            first,
+            same=first.same and second.same,
+            centred=first.centred or second.centred,
+            normalised=first.normalised and second.normalised,
+        )
+        if one == replace(second, same=one.same, centred=one.centred, normalised=one.normalised):
             return one
     elif isinstance(first, Total) and isinstance(second, Total) and first.power == second.power:
         return Total(first.power, first.channels and second.channels, (), first.centred or second.centred)
-    elif isinstance(first, ListOf) and isinstance(second, ListOf) and first.examples == second.examples:
-        if first.element is None or second.element is None:
-            return ListOf(first.element or second.element, first.examples)
-        return ListOf(joined(first.element, second.element), first.examples)
-    return Unknown("")
+    elif isinstance(first, ListOf) and isinstance(second, ListOf):
+        return _joined_lists(first, second)
+    return None
+
+
+def _joined_lists(first: ListOf, second: ListOf) -> ListOf | None:
+    if first.examples != second.examples:
+        return None
+    complete = first.complete and second.complete
+    if first.element is None or second.element is None:
+        return ListOf(first.element or second.element, first.examples, complete)
+    element = joined(first.element, second.element)
+    return None if element is None else ListOf(element, first.examples, complete)
