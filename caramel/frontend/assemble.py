@@ -44,7 +44,7 @@ def assemble(raw: RawProgram) -> Model:
     sums = accumulated(step, raw.library, _gradients(used, raw, step), raw.variables)
     roles = dataflow.classify(step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
     graph = _with_losses(raw, step, used, sorted_out.inside)
-    reduction, reductions = reduce_program(replace(raw, graph=graph), used, sorted_out.inside, inputs)
+    reduction, reductions = reduce_program(replace(raw, graph=graph), used, sorted_out.inside, inputs, roles.kinds)
     local = [v for v, kind in roles.kinds.items() if kind.is_local]
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]

@@ -15,9 +15,11 @@ from caramel.frontend.batch.values import FREE, Examples, Free, Statistic, Total
 from caramel.frontend.raw import RawGradient, RawProgram
 from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of
-from caramel.model import Input, Reduction
+from caramel.model import Input, Reduction, VariableClass
 
 _GRADIENTS: Mapping[str, Value] = {"equal": FREE, "mean": Total(Fraction(-1)), "sum": Total()}
+
+_OF_EACH_WORKER = (VariableClass.STATISTICS, VariableClass.ACCUMULATOR)
 
 
 class Reductions:
@@ -26,16 +28,24 @@ class Reductions:
     Args:
         graph: nodes with ``_output_shapes`` attributes.
         inputs: the program's inputs; the split ones carry the batch along axis 0.
+        local: names of the variables that have a value of their own on each worker, by their handle nodes.
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[Input]) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[Input], local: Mapping[str, str] | None = None) -> None:
         self._graph = graph
-        self._analysis = Analysis(graph, Bodies(graph), {i.node: Examples(0) for i in inputs if i.split})
+        given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
+        for node, name in (local or {}).items():
+            given[node] = Unknown(f"variable {name!r} has a value of its own on each worker", unheard=True)
+        self._analysis = Analysis(graph, Bodies(graph), given)
 
     def learn(self, gradient: str, kind: str) -> None:
         """Take a gradient for a ``"mean"`` or a ``"sum"``, or for ``"equal"``: the same on all workers."""
         if len(ops.output_types(self._graph[node_of(gradient)])) == 1:
             self._analysis.learn(node_of(gradient), _GRADIENTS[kind])
+
+    def value_of(self, tensor: str) -> Value:
+        """How a tensor depends on the examples."""
+        return self._analysis.value_of(tensor)
 
     def of(self, loss: str) -> tuple[str | None, str]:
         """``("mean" | "sum" | None, reason)`` for a tensor that is differentiated; None where it cannot be told."""
@@ -70,7 +80,11 @@ class Reductions:
 
 
 def reduce_program(
-    raw: RawProgram, used: Sequence[RawGradient], inside: Mapping[str, int], inputs: Sequence[Input]
+    raw: RawProgram,
+    used: Sequence[RawGradient],
+    inside: Mapping[str, int],
+    inputs: Sequence[Input],
+    kinds: Mapping[str, VariableClass],
 ) -> tuple[Reduction, Reductions]:
     """Find how a program's gradients are reduced.
 
@@ -79,6 +93,7 @@ def reduce_program(
         used: the gradients that are aggregated.
         inside: tensors of the gradients that stay as they are inside a later loss, with their calls.
         inputs: the inputs that the step needs.
+        kinds: class of each variable, by its handle node.
 
     Returns:
         How, and what tells it of other tensors of the program.
@@ -89,7 +104,9 @@ def reduce_program(
     given = raw.reduction
     if given not in (None, "mean", "sum"):
         raise CaptureError(f"loss_reduction must be 'mean' or 'sum', got {given!r}")
-    reductions = Reductions(raw.graph, inputs)
+    # A generator's state differs, too, but what is drawn counts as the same noise wherever it is drawn.
+    local = {v.node: v.name for v in raw.variables if kinds[v.node] in _OF_EACH_WORKER}
+    reductions = Reductions(raw.graph, inputs, local)
     for gradient in used:  # those that are aggregated before they get into a loss
         for tensor in (gradient.tensor, gradient.indices):
             if tensor is not None and gradient.tensor not in inside:

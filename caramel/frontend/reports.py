@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from caramel.frontend.batch.values import Examples, Free, Unknown, is_number
 from caramel.frontend.reduction import Reductions
 from caramel.graph.graph import Graph, node_of
 from caramel.graph.shapes import static_shape
 from caramel.model import Combination, Input
-
-_PASSES_ON = frozenset({"Identity", "Cast", "StridedSlice", "Squeeze", "Reshape", "ExpandDims", "StopGradient"})
 
 
 @dataclass(frozen=True)
@@ -42,37 +41,35 @@ class Reports:
         """How the values of a tensor on the workers combine; None where it cannot be told."""
         if self._is_equal(tensor):
             return Combination.SAME
-        shape = static_shape(self.graph, tensor)
-        if shape is None:
-            return None
-        if shape and shape[0] is None:
-            return Combination.EXAMPLES
-        split = [i for i in self.inputs if i.split]
-        if None in shape or (shape and not all(i.shape and i.shape[0] is None for i in split)):
-            return None  # it may have an entry for each example, along some axis
-        if self._counts_examples(tensor, {i.node for i in split}):
-            return Combination.SUM
+        value = self.reductions.value_of(tensor)
+        if isinstance(value, Examples):
+            apart = value.axis == 0 and value.before == 1 and value.power == 0 and not value.centred
+            return Combination.EXAMPLES if apart else None
+        if isinstance(value, Unknown):
+            return Combination.EXAMPLES if value.unheard and self._looks_like_examples(tensor) else None
+        if isinstance(value, Free):
+            return _of_sizes(value)
         kind = self.reduction_of(tensor)
         return None if kind is None else Combination(kind)
+
+    def _looks_like_examples(self, tensor: str) -> bool:
+        """Whether a tensor has as many entries as it happens to get, whatever the ops behind it do.
+
+        Who trains with an op that is not known has said that it treats each example by itself.
+        """
+        shape = static_shape(self.graph, tensor)
+        return shape is not None and shape[:1] == (None,)
 
     def _is_equal(self, tensor: str) -> bool:
         """Whether every worker has the same value."""
         return self.origins.get(node_of(tensor), "") is None
 
-    def _counts_examples(self, tensor: str, split: set[str]) -> bool:
-        """Whether a tensor is the number of examples, taken from the shape of an input."""
-        name = node_of(tensor)
-        while self.graph[name].op in _PASSES_ON and (self.graph[name].op != "StridedSlice" or self._is_first(name)):
-            name = node_of(self.graph[name].input[0])
-        if self.graph[name].op != "Shape" or static_shape(self.graph, tensor) != ():
-            return False
-        return node_of(self.graph[name].input[0]) in split
 
-    def _is_first(self, name: str) -> bool:
-        """Whether a slice takes the first element of what it is given."""
-        begin = self.graph[node_of(self.graph[name].input[1])]
-        is_zero = begin.op == "Const" and list(begin.attr["value"].tensor.int_val) == [0]
-        return is_zero and bool(self.graph[name].attr["shrink_axis_mask"].i == 1)
+def _of_sizes(value: Free) -> Combination | None:
+    """How what depends on no example combines, but is not known to be the same on all workers: it may be random."""
+    if value.power == 1:
+        return Combination.SUM
+    return Combination.SAME if is_number(value) and value.sizes is not None else None
 
 
 def untold(loss: str, reported: str | None, kind: str) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
+from caramel.model import Combination
 
 v1 = tf.compat.v1
 RNG = np.random.default_rng(5)
@@ -99,3 +100,44 @@ def test_what_cannot_be_told_is_said():
 
     notes = "; ".join(caramel.ARModel(caramel.capture(step, inputs=SPECS), 3).plan.notes)
     assert "the reported loss" in notes and "combined by mean" in notes
+
+
+RESULTS = {
+    "rows": (lambda x, errors: errors, Combination.EXAMPLES),
+    "two entries of each example": (lambda x, errors: tf.reshape(x[:, :2], [-1]), Combination.EXAMPLES),
+    "columns": (lambda x, errors: tf.transpose(x), None),
+    "columns of unknown number": (lambda x, errors: tf.transpose(tf.boolean_mask(x, [True, False, True], 1)), None),
+    "sorted": (lambda x, errors: tf.sort(x[:, 0]), None),
+    "centred": (lambda x, errors: x - tf.reduce_mean(x, 0), None),
+    "both halves": (lambda x, errors: tf.concat([x, -x], 0), None),
+    "divided by the size": (lambda x, errors: x / tf.cast(tf.shape(x)[0], tf.float64), None),
+    "means of columns": (lambda x, errors: tf.reduce_mean(x, 0), Combination.MEAN),
+    "sums of columns": (lambda x, errors: tf.reduce_sum(x, 0), Combination.SUM),
+    "a mean": (lambda x, errors: tf.reduce_mean(errors), Combination.MEAN),
+    "number of examples": (lambda x, errors: tf.shape(x)[0], Combination.SUM),
+    "half the number of examples": (lambda x, errors: tf.cast(tf.size(errors), tf.float64) / 2.0, Combination.SUM),
+    "number of examples less one": (lambda x, errors: tf.shape(x)[0] - 1, None),
+    "number of columns": (lambda x, errors: tf.shape(x)[1], Combination.SAME),
+    "random": (lambda x, errors: tf.random.uniform([]), None),
+    "an op that is not known": (lambda x, errors: tf.strings.as_string(x), Combination.EXAMPLES),
+}
+
+
+@pytest.fixture(scope="module")
+def combinations():
+    w = tf.Variable(START, name="w")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            errors = tf.squeeze(tf.square(x @ w - y), 1)
+            loss = tf.reduce_mean(errors)
+        w.assign_sub(0.001 * tape.gradient(loss, w))
+        return {"loss": loss, **{name: result(x, errors) for name, (result, _) in RESULTS.items()}}
+
+    model = caramel.capture(step, inputs=SPECS, loss="loss").model
+    return dict(zip((name for name, _ in model.outputs), model.combinations))
+
+
+@pytest.mark.parametrize("name", list(RESULTS))
+def test_how_results_of_the_workers_combine(combinations, name):
+    assert combinations[name] is RESULTS[name][1]

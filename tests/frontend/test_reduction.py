@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import caramel
 from caramel.frontend.inline import inline
 from caramel.frontend.reduction import Reductions
 from caramel.graph.graph import Graph
@@ -483,3 +484,95 @@ def test_normalised_by_the_batch(name):
 def test_a_static_batch_is_each_workers_own(name):
     kind, reason, _ = analysed(MEANS[name], batch=6)
     assert kind == "mean", reason
+
+
+def trained(loss, variables, **options):
+    """The reduction of a program that minimises ``loss(x, w, variables)`` as it is captured."""
+    w = tf.Variable(np.linspace(-1, 1, 12).reshape(3, 4), dtype=tf.float32)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            value = loss(x, w, variables)
+        w.assign_sub(0.1 * tape.gradient(value, w))
+        return {"loss": value}
+
+    return caramel.capture(step, inputs=[tf.TensorSpec([None, 3])], loss="loss", **options).model.reduction.kind
+
+
+def by_what_was_seen(x, w, seen):
+    seen.assign_add(tf.reduce_sum(tf.abs(x)))
+    return tf.reduce_sum(tf.square(x @ w)) / seen
+
+
+def test_a_variable_of_each_worker_in_a_loss():
+    def variable():
+        return tf.Variable(1.0, trainable=False, name="seen")
+
+    with pytest.raises(caramel.CaptureError, match="variable 'seen.*has a value of its own on each worker"):
+        trained(by_what_was_seen, variable())
+    assert trained(by_what_was_seen, variable(), loss_reduction="mean") == "mean"
+
+
+def test_a_variable_of_each_worker_in_a_loop_of_a_loss():
+    def loss(x, w, seen):
+        seen.assign_add(tf.reduce_sum(tf.abs(x)))
+        (_, total) = tf.while_loop(
+            lambda i, a: i < 3,
+            lambda i, a: (i + 1, a + tf.reduce_mean(tf.square(x @ w)) / seen),
+            (0, 0.0),
+        )
+        return total
+
+    with pytest.raises(caramel.CaptureError, match="variable 'seen.*has a value of its own on each worker"):
+        trained(loss, tf.Variable(1.0, trainable=False, name="seen"))
+
+
+def fused(x, w, averages):
+    """As TensorFlow's layers call it: the op gets the moving averages and gives the new ones."""
+    rows = (x @ w)[:, None, None, :]
+    given, mean, variance = v1.nn.fused_batch_norm(
+        rows, tf.ones(4), tf.zeros(4), *averages, is_training=True, exponential_avg_factor=0.1
+    )
+    averages[0].assign(mean)
+    averages[1].assign(variance)
+    return tf.reduce_mean(tf.abs(given))
+
+
+def in_a_branch(x, w, averages):
+    """Moving averages are written in a branch that the loss comes out of."""
+
+    def training():
+        mean, variance = tf.nn.moments(x @ w, [0])
+        averages[0].assign(0.9 * averages[0] + 0.1 * mean)
+        averages[1].assign(0.9 * averages[1] + 0.1 * variance)
+        return tf.nn.batch_normalization(x @ w, mean, variance, None, None, 1e-3)
+
+    return tf.reduce_mean(tf.abs(tf.cond(averages[2] > 0.0, training, lambda: x @ w)))
+
+
+@pytest.mark.parametrize("loss", [fused, in_a_branch])
+def test_moving_averages_that_a_loss_does_not_depend_on(loss):
+    averages = [tf.Variable(value, trainable=False) for value in (tf.zeros(4), tf.ones(4), 1.0)]
+    given = (lambda x, w, a: loss(x, w, a[:2])) if loss is fused else loss
+    assert trained(given, averages) == "mean"
+
+
+def test_moving_averages_that_stay_as_they_are():
+    layer = keras.layers.BatchNormalization(trainable=False)
+    layer.build([None, 4])
+    assert trained(lambda x, w, _: tf.reduce_mean(tf.abs(layer(x @ w, training=True))), None) == "mean"
+
+
+def test_a_branch_inside_a_loop_that_gets_a_variable_of_each_worker():
+    """What a branch makes of such a variable is not what the loss has."""
+
+    def loss(x, w, seen):
+        seen.assign_add(tf.reduce_sum(tf.abs(x)))
+
+        def again(i, a, b):
+            a, b = tf.cond(i > 0, lambda: (tf.tanh(a), b + seen), lambda: (a, b))
+            return i + 1, a, b
+
+        return tf.reduce_mean(tf.while_loop(lambda i, a, b: i < 3, again, (0, x @ w, 0.0))[1])
+
+    assert trained(loss, tf.Variable(1.0, trainable=False)) == "mean"

@@ -112,6 +112,25 @@ UNARY = {
     "looped": lambda t: tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, tf.tanh(a + t)), [0, tf.zeros_like(t)])[
         1
     ],
+    "cut to integers": lambda t: tf.cast(tf.cast(3.0 * t, tf.int32), tf.float32),
+    "divided by a part of the size": lambda t: t / tf.cast(tf.cast(0.75 * count(t), tf.int32), tf.float32),
+    "divided by the size as integers are": lambda t: t * tf.cast(12 // tf.shape(t)[0], tf.float32),
+    "all sizes": lambda t: t / tf.cast(tf.reduce_prod(tf.shape(t)[...]), tf.float32),
+    "times rows of the size": lambda t: t * tf.reshape(tf.stack([count(t), 2.0 * count(t)]), [2, 1])[:1],
+    "times a part of the sizes": lambda t: t * tf.split(tf.linspace(0.1, 1.0, C) * count(t), 2)[0][0],
+    "times padded sizes": lambda t: (
+        t * tf.pad((tf.linspace(0.1, 1.0, C) * count(t))[2:], [[1, 1]], constant_values=3.0)
+    ),
+    "times sizes that are chosen": lambda t: t * tf.where(tf.shape(t)[0] > 3, 2.0 * count(t), count(t)),
+    "times as many as there are": lambda t: t * tf.reduce_sum(tf.linspace(0.1, 1.0, C)[: tf.shape(t)[0] - 2]),
+    "padded with a number": lambda t: tf.pad(t, [[0, 0]] * (t.shape.rank - 1) + [[1, 0]], constant_values=0.5),
+    "a list with one entry": lambda t: (
+        t + tf.TensorArray(tf.float32, tf.shape(t)[0], element_shape=()).write(0, 0.5).stack()
+    ),
+    "a list of all": lambda t: tf.TensorArray(tf.float32, tf.shape(t)[0]).unstack(t).stack(),
+    "the first of a list": lambda t: tf.TensorArray(tf.float32, tf.shape(t)[0]).unstack(t).read(0),
+    "less the root of the mean": lambda t: t - tf.sqrt(tf.reduce_mean(t * t, 0)),
+    "less the mean": lambda t: t - tf.reduce_mean(t, 0),
     "gradient": lambda t: tf.gradients(tf.reduce_sum(tf.tanh(t) * t), t)[0],
     "gradient of mean": lambda t: tf.gradients(tf.reduce_mean(tf.tanh(t) * t), t)[0],
 }

@@ -171,7 +171,7 @@ class Analysis:
             return op.unknown("mixes a single example with others")
         if kind in RULES:
             return RULES[kind](op)
-        return op.unknown("is not known to treat each example by itself")
+        return op.unknown("is not known to treat each example by itself", unheard=True)
 
     # -- facts -------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Analysis:
         for name in self._bodies.library.called(op.node):
             results = self._results(op, name, inputs, shapes, constants)
             found = results if found is None else [op.joined(a, b) for a, b in zip(found, results)]
-        return op.unknown("calls a function that is not known") if found is None else found
+        return op.unknown("calls a function that is not known", unheard=True) if found is None else found
 
     def _results(
         self,

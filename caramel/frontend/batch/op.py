@@ -108,9 +108,9 @@ class Op:
         found = joined(first, second)
         return self.unknown("has what cannot be told") if found is None else found
 
-    def unknown(self, why: str) -> Unknown:
+    def unknown(self, why: str, unheard: bool = False) -> Unknown:
         """Nothing can be told, because the op does this."""
-        return Unknown(f"{self.node.op} {self.node.name!r} {why}")
+        return Unknown(f"{self.node.op} {self.node.name!r} {why}", unheard)
 
 
 Rule = Callable[[Op], "Value | Sequence[Value]"]

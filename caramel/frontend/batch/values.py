@@ -155,9 +155,16 @@ class ListOf:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that cannot be told, and why."""
+    """Something that cannot be told.
+
+    Attributes:
+        why: what makes it so.
+        unheard: whether that is an op, or a variable's value, of which nothing is known; else it is known that
+            examples are mixed, or how many there are.
+    """
 
     why: str
+    unheard: bool = False
 
 
 Value = Free | Examples | Total | Statistic | One | ListOf | Unknown
