@@ -147,6 +147,10 @@ MEANS = {
     "layer norm by moments": lambda x, y, w: tf.reduce_mean(
         tf.nn.batch_normalization(x, *tf.nn.moments(x, [1], keepdims=True), None, None, 1e-3) * x
     ),
+    "batch norm of what does not depend on the batch": lambda x, y, w: (
+        tf.reduce_mean(per_example(x, y, w))
+        + tf.reduce_mean(v1.nn.fused_batch_norm(w[:, None, None, :], w[0], w[1], is_training=True)[0])
+    ),
     "gradient penalty": lambda x, y, w: tf.reduce_mean(
         (tf.norm(tf.gradients(tf.reduce_sum(tf.tanh(rows(x, w)), 1), x)[0] + 1e-3, axis=1) - 1.0) ** 2
     ),

@@ -120,14 +120,17 @@ def _batch_norm(op: Op) -> Value | Sequence[Value]:
     value, *others = op.inputs[:3] if training else op.inputs
     if unknown := next((v for v in (value, *others) if isinstance(v, Unknown)), None):
         return unknown
-    if not isinstance(value, Examples) or value.axis != 0 or value.power != 0:
-        return op.unknown("normalises values that are not those of single examples")
     if any(not is_number(v) for v in others):
         return op.unknown("has parameters that depend on the batch")
+    if all(is_number(v) for v in op.inputs):
+        return FREE
+    if not isinstance(value, Examples) or value.axis != 0 or value.power != 0:
+        return op.unknown("normalises values that are not those of single examples")
     if training:
         op.notes[op.node.name] = None
-    averages = next((v for v in op.inputs[3:] if not is_number(v)), None)
-    statistic = averages or (Statistic() if training else FREE)
+    statistic: Value = Statistic() if training else FREE
+    if not all(is_number(v) for v in op.inputs[3:]):
+        statistic = op.unknown("has moving averages that depend on the batch, or differ between workers")
     return [replace(value, same=False, centred=None, normalised=False), *[statistic] * (op.outputs - 1)]
 
 
