@@ -53,10 +53,11 @@ def losses(text):
 
 
 @pytest.fixture(scope="module", params=EXAMPLES)
-def exported(request, command, examples, tmp_path_factory):
+def exported(request, command, examples, importable, tmp_path_factory):
     """An exported example for 2 workers: its directory, the program, and a batch to train on."""
     program = f"{examples / request.param}:{EXAMPLES[request.param]}"
     directory = tmp_path_factory.mktemp("export")
+    importable.syspath_prepend(str(examples))
     arguments = ["export", program, "--workers", 2, "--out", directory / "out"]
     if needs_a_process(program):
         result = command(*arguments)
@@ -71,6 +72,13 @@ def exported(request, command, examples, tmp_path_factory):
     images = rng.random([7, 8, 8, 1], np.float32)  # 4 and 3 examples: weighted
     np.savez(batch, images=images, labels=rng.integers(0, 10, [7]))
     return directory / "out", program, batch
+
+
+@pytest.fixture(scope="module")
+def importable():
+    """The search path, as before afterwards: what is run in this process puts its directory there."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
 
 
 def needs_a_process(program):

@@ -69,8 +69,9 @@ def test_steps_of_zero_save_and_evaluate_only(command, examples, tmp_path):
 
 
 @pytest.mark.processes
-def test_run_on_processes_is_as_in_one_process(command, examples, write, isolated):
-    program = f"{write((examples / 'digits_keras.py').read_text())}:program"
+def test_run_on_processes_is_as_in_one_process(command, examples, monkeypatch, isolated):
+    monkeypatch.syspath_prepend(str(examples))  # only for the run in this process, which puts it there otherwise
+    program = f"{examples / 'digits_keras.py'}:program"
     arguments = ["run", program, "--workers", "2", "--steps", "3", "--cluster"]
     processes = command(*arguments, "processes")
     assert processes.returncode == 0, processes.stderr
