@@ -171,8 +171,19 @@ class OneDevice:
             self.initializer = v1.global_variables_initializer()
             self.saver = v1.train.Saver()
         offset_seeds(self.graph, rank)
+        if case.references and joined:
+            self._update_after_the_loss()
         self.session = v1.Session(graph=self.graph, config=config or serial_config())
         self.session.run(self.initializer)
+
+    def _update_after_the_loss(self) -> None:
+        """Reading a reference variable copies nothing, and nothing orders the loss's own reads before the update.
+
+        The gradient of the weights' norm, say, does not wait for the norm, which might see the new weights.
+        """
+        for op in self.graph.get_operations():
+            if op.type.startswith("Apply"):
+                op._add_control_input(self.program.loss.op)
 
     def values(self) -> dict[str, np.ndarray]:
         """Every variable by name."""

@@ -61,7 +61,9 @@ def alone(directory):
         for number, (inputs, targets) in enumerate(data()):
             if number == STEPS:
                 saver.save(session, os.path.join(directory, "middle"))
-            losses.append(session.run([loss, train], {x: inputs, y: targets})[0])
+            feed = {x: inputs, y: targets}
+            losses.append(session.run(loss, feed))  # by itself: in one run, it might see weights that are new already
+            session.run(train, feed)
         values = {v.op.name: session.run(v) for v in tf.global_variables()}
         guesses = session.run(guess, {x: data()[0][0]})
     return losses[STEPS:], guesses, values
