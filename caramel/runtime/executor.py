@@ -26,7 +26,8 @@ class RunOptions:
         intra_op_threads: threads inside one op; 0 lets TensorFlow choose. A process has one pool of
             them, made when TensorFlow first runs something in it: for `InProcess` this comes too
             late where that was before.
-        inter_op_threads: ops at the same time; 0 lets TensorFlow choose.
+        inter_op_threads: ops at the same time, in a pool of the session's own; 0 leaves it to TensorFlow
+            and the one pool that a process has for all other sessions.
     """
 
     optimize_graph: bool = True
@@ -45,6 +46,7 @@ class RunOptions:
             device_count={"CPU": cpu_devices},
             intra_op_parallelism_threads=self.intra_op_threads,
             inter_op_parallelism_threads=self.inter_op_threads,
+            use_per_session_threads=self.inter_op_threads > 0,  # not those of the process's first session
         )
         # The other settings stay TensorFlow's own, so that graphs are rewritten, and results rounded, as on one device.
         config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimize_graph

@@ -39,6 +39,7 @@ SERIAL = RunOptions(optimize_graph=False, intra_op_threads=1, inter_op_threads=1
 def serial_config() -> tf.compat.v1.ConfigProto:
     """The settings of SERIAL for a session of the oracle's own."""
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    config.use_per_session_threads = True  # otherwise the first session of the process decides for all
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config
 

@@ -1,6 +1,7 @@
 """Workers as virtual devices of this process: placement, device strings, isolation."""
 
 import os
+import threading
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -160,6 +161,28 @@ def test_native_all_reduces_need_a_device_for_each_worker(compiled, monkeypatch)
     armodel = compiled(device_list=GPUS, algorithm="native")
     with pytest.raises(caramel.InputError, match="2 workers take turns on the GPUs .* another algorithm"):
         armodel.session()
+
+
+def ran_at_once(threads, timeout_s):
+    """How many of two ops that wait for each other met; one by one neither does."""
+    both = threading.Barrier(2)
+
+    def met():
+        try:
+            both.wait(timeout_s)
+        except threading.BrokenBarrierError:
+            return 0
+        return 1
+
+    config = RunOptions(inter_op_threads=threads).config()
+    with tf.Graph().as_default(), v1.Session(config=config) as session:
+        return sum(session.run([v1.py_func(met, [], tf.int64) for _ in range(2)]))
+
+
+def test_one_op_at_a_time_whatever_other_sessions_have():
+    assert ran_at_once(2, 30.0) == 2
+    assert ran_at_once(1, 0.5) == 0
+    assert ran_at_once(2, 30.0) == 2
 
 
 def sockets():
