@@ -251,7 +251,7 @@ def test_a_generator_in_the_pipeline(refused):
 
 
 def different(which, tmp_path):
-    noise = lambda x, y: tf.random.uniform([]) < 0.5  # noqa: E731
+    noise = lambda x, y: tf.random.uniform([]) < 0.99  # noqa: E731 - never all of them
     return {
         "inner shuffle": lambda: Dataset.range(3).flat_map(lambda n: examples().shuffle(4)).batch(4),
         "random filter": lambda: examples().filter(noise).batch(4),
