@@ -1,15 +1,20 @@
 """Measuring a network: on virtual devices, where it is quick; that wrong results are noticed."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import caramel
-from caramel.collectives.algorithms import ALGORITHMS, Schedules
+from caramel.collectives.algorithms import ALGORITHMS, NATIVE, Schedules
+from caramel.collectives.schedule import check, in_chunks
 from caramel.errors import ClusterError, InputError, InvariantError
 from caramel.netbench import Settings, measure_network
 from caramel.netmodel.file import load, save
-from caramel.timing import AllReduceBench, build_for
+from caramel.timing import ELEMENT_BYTES, AllReduceBench, build_for
 
+v1 = tf.compat.v1
 SIZES = (64, 2**16, 2**23)
 
 
@@ -38,13 +43,27 @@ def test_it_can_be_used(network, tmp_path):
     for workers in (2, 3):
         assert network.choose(2**18, workers).prediction.basis == "measured"
     assert network.choose(2**18, 6).prediction.basis == "extrapolated"
-    assert network.choose(2**18, 2).prediction.time_s < network.choose(2**22, 2).prediction.time_s
 
 
-def test_a_larger_tensor_takes_longer(network):
-    """Otherwise something would have been optimised away."""
-    for curve in network.curves:
-        assert curve.samples[-1].time_s > 2 * curve.samples[0].time_s, curve
+@pytest.mark.parametrize(
+    ("algorithm", "depth"), [*((name, depth) for name in ALGORITHMS for depth in (1, 2)), (NATIVE, 1)]
+)
+def test_tensorflow_optimises_nothing_away(algorithm, depth):
+    """After grappler and partitioning, a step has all messages of all its all-reduces."""
+    workers, size_bytes = 3, 2**16
+    with AllReduceBench(caramel.InProcess(), workers, uses_native=algorithm == NATIVE) as bench:
+        bench.load(size_bytes, {"one": build_for(Schedules(), bench, algorithm, depth, size_bytes)})
+        targets, repeats = bench._targets["one"]
+        metadata = v1.RunMetadata()
+        options = v1.RunOptions(output_partition_graphs=True)
+        bench._executor._inner._session.run(targets, options=options, run_metadata=metadata)
+    ops = Counter(node.op for graph in metadata.partition_graphs for node in graph.node)
+    assert repeats > 1
+    if algorithm == NATIVE:
+        assert ops["CollectiveReduceV2"] == repeats * workers
+    else:
+        sends = check(in_chunks(ALGORITHMS[algorithm], workers, size_bytes // ELEMENT_BYTES, depth)).sends
+        assert ops["_Send"] == repeats * sum(sends)
 
 
 class TwoAtMost(caramel.InProcess):
