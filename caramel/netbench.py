@@ -94,7 +94,7 @@ def measure_network(
     curves: list[Curve] = []
     gammas: list[float] = []
     total = len(numbers) * len(settings.sizes) * settings.rounds
-    with kept_servers(cluster, numbers[-1], settings.timeout_s), progress_over(total) as show:
+    with kept_servers(cluster, numbers[-1]), progress_over(total) as show:
         for position, number in enumerate(numbers):
             done = position * len(settings.sizes) * settings.rounds
 

@@ -18,6 +18,9 @@ from caramel.runtime.environment import child_environment
 from caramel.runtime.executor import Executor
 from caramel.runtime.server import READY
 
+START_TIMEOUT_S = 120.0
+"""It loads TensorFlow first, which no step does: `LocalProcesses` gives its servers as long."""
+
 _POLL_S = 0.05
 _CONNECT_S = 2.0
 
@@ -46,7 +49,7 @@ class OwnServer:
         ClusterError: it does not start.
     """
 
-    def __init__(self, addresses: Sequence[str], config: Any, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[str], config: Any, timeout_s: float = START_TIMEOUT_S) -> None:
         settings = {"addresses": list(addresses), "config": config.SerializeToString(), "parent": os.getpid()}
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the server is stopped
         # In a session of its own: Ctrl-C reaches the driver alone, which then closes in order.

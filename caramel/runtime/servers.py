@@ -99,12 +99,11 @@ class Servers:
                 f"({self.addresses[0]}) drives it: run `caramel worker` here, and the program on task 0 alone"
             )
 
-    def own_server(self, devices: Sequence[str], timeout_s: float) -> OwnServer | None:
+    def own_server(self, devices: Sequence[str]) -> OwnServer | None:
         """Start the server of task 0 if it is this process's own and nothing listens at its address.
 
         Args:
             devices: device string of each worker.
-            timeout_s: how long it may take to start.
 
         Raises:
             ClusterError: it does not start.
@@ -112,7 +111,7 @@ class Servers:
         if self.task != 0 or is_listening(self.addresses[0]):
             return None
         config = self.options.config(cpu_count(devices, (JOB, 0)), GROUP_LEADER)
-        return OwnServer(self.addresses, config, timeout_s)
+        return OwnServer(self.addresses, config)
 
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """Open a session; the first worker coordinates the steps."""
@@ -124,7 +123,7 @@ class Servers:
                 f"no server for {listed(missing)}, there are {len(self.addresses)} servers: "
                 f"give an address for each, and use devices /job:{JOB}/task:0 and so on"
             )
-        own = self.own_server(devices, timeout_s)
+        own = self.own_server(devices)
         try:
             session = self._session(graph_def, devices, timeout_s)
         except BaseException:
@@ -144,7 +143,7 @@ class Servers:
 
 
 @contextmanager
-def kept_servers(cluster: Cluster, workers: int, timeout_s: float) -> Iterator[None]:
+def kept_servers(cluster: Cluster, workers: int) -> Iterator[None]:
     """Several sessions one after the other on one cluster; what the driver starts of `Servers` stays for all.
 
     TensorFlow's own collective ops do not survive the restart of one server among others.
@@ -152,9 +151,8 @@ def kept_servers(cluster: Cluster, workers: int, timeout_s: float) -> Iterator[N
     Args:
         cluster: any; only `Servers` has something to keep.
         workers: how many workers the sessions have at most.
-        timeout_s: how long a server may take to start.
     """
-    own = cluster.own_server(default_devices(workers), timeout_s) if isinstance(cluster, Servers) else None
+    own = cluster.own_server(default_devices(workers)) if isinstance(cluster, Servers) else None
     try:
         yield
     finally:

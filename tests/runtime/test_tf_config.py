@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.errors import InputError
+from caramel.errors import ClusterError, InputError
 from caramel.runtime.membership import from_jobs, from_tf_config
+from caramel.runtime.own_server import OwnServer
 
 resolvers = tf.distribute.cluster_resolver
 
@@ -221,3 +222,17 @@ def test_serving_needs_a_task():
         caramel.Servers(WORKERS).serve()
     with pytest.raises(InputError, match="devices must be a whole number of at least 1, got 0"):
         caramel.Servers(WORKERS, task=1).serve(0)
+
+
+def test_the_drivers_server_may_take_longer_to_start_than_a_step(compiled, monkeypatch):
+    """It loads TensorFlow, which no step does."""
+    seen = []
+
+    def awaited(process, settings, log, address, timeout_s):
+        seen.append(timeout_s)
+        raise ClusterError("enough")
+
+    monkeypatch.setattr(OwnServer, "_await", staticmethod(awaited))
+    with pytest.raises(ClusterError, match="enough"):
+        compiled(workers=1).session(caramel.Servers(["127.0.0.1:1"], task=0), step_timeout_s=0.5)
+    assert seen == [120.0]
