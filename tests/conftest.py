@@ -1,29 +1,51 @@
-"""Shared by all tests: quiet TensorFlow, one thread inside an op, and program files.
+"""Shared by all tests: quiet TensorFlow, program files, TensorFlow 1's control flow, and a network for servers.
 
-TensorFlow has one pool of such threads for all sessions of a process, as large as the first session
-asks for. Results that are compared bit for bit need the same number in every process, so tests fix it here.
-Also here: TensorFlow 1's control flow, and a network for tests that start TensorFlow servers, which nobody else should reach.
+Nobody else should reach the servers that tests start.
 """
 
 import os
+import select
 import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+
+# A busy machine may take long over an example, and a failure must be there again in the next run.
+settings.register_profile("caramel", deadline=None, derandomize=True)
+settings.load_profile("caramel")
 
 
-@pytest.fixture(autouse=True)
-def _no_seed_left():
-    """TensorFlow's seed is one for the process and changes even shuffles with a seed of their own."""
-    yield
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None:
-        tensorflow.random.set_seed(None)
+@pytest.fixture(scope="session")
+def namespaces():
+    """Skips where the kernel allows no network namespace."""
+    prefix = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-Urn"]
+    try:
+        made = subprocess.run([*prefix, "true"], capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"cannot find out whether there are network namespaces: {error}")
+    if made.returncode != 0:
+        pytest.skip(f"the kernel allows no network namespace here: {made.stderr.strip()}")
+
+
+@pytest.fixture(scope="session")
+def listening_ports():
+    """Function that gives the TCP ports on which something listens in the network namespace of a process."""
+
+    def find(pid):
+        lines = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        ]
+        return {int(fields[1].rpartition(":")[2], 16) for fields in lines if fields[3] == "0A"}
+
+    return find
 
 
 @pytest.fixture
@@ -98,9 +120,18 @@ class Network:
     def serve(self, *arguments, **options):
         """Start `caramel worker` and wait until it listens."""
         process = self.start("-m", "caramel.cli", "worker", *arguments, **options)
-        line = process.stdout.readline()
-        assert "caramel server ready" in line, line + process.communicate()[1]
+        line = self.line_of(process)
+        assert "caramel server ready" in line, (line, *self.end(process))
         return process
+
+    def line_of(self, process, timeout=120):
+        """The first line that a process says, or none if it says nothing in time."""
+        return process.stdout.readline() if select.select([process.stdout], [], [], timeout)[0] else ""
+
+    def end(self, process):
+        """Kill a process; what it has said since."""
+        process.kill()
+        return process.communicate()
 
     def close(self):
         """End everything in it."""

@@ -140,12 +140,12 @@ def test_the_server_ends_with_a_driver_that_is_told_to(network, program, number)
 def end_the_driver(network, arguments, cluster, number):
     """Start it, send it a signal in the middle of its steps, and see its server end."""
     driver = network.start("-m", "caramel.cli", *arguments, environment=tf_config(cluster, ("chief", 0)))
-    assert wait_for(lambda: 2222 in listeners(network)), driver.communicate()
+    assert wait_for(lambda: 2222 in listeners(network)), network.end(driver)
     time.sleep(2.0)  # into the first steps
     assert driver.poll() is None
     driver.send_signal(number)
-    driver.wait(20)
-    assert wait_for(lambda: 2222 not in listeners(network), 20)
+    driver.wait(60)
+    assert wait_for(lambda: 2222 not in listeners(network))
 
 
 def test_a_worker_that_is_not_there_is_named(network, program):
@@ -159,7 +159,7 @@ def test_a_worker_may_come_later(network, program, in_process):
     """In a cluster without a chief, which the first worker drives."""
     drives, serves = (tf_config(PLAIN, ("worker", task)) for task in (0, 1))
     driver = network.start("-m", "caramel.cli", *run(program), environment=drives)
-    assert wait_for(lambda: 2222 in listeners(network)), driver.communicate()
+    assert wait_for(lambda: 2222 in listeners(network)), network.end(driver)
     network.serve(environment=serves)
     out, err = driver.communicate(timeout=120)
     assert driver.returncode == 0, err
@@ -170,7 +170,7 @@ def test_a_worker_may_come_later(network, program, in_process):
 def test_what_listens_is_no_server(network, program):
     code = "import socket, time; s = socket.create_server(('', 2222)); print('up', flush=True); time.sleep(600)"
     other = network.start("-c", code)
-    assert other.stdout.readline() == "up\n"
+    assert network.line_of(other) == "up\n"
     result = caramel(network, *run(program, "--step-timeout", 5, "--workers", 1), cluster={"chief": ADDRESSES[:1]})
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -179,7 +179,7 @@ def test_what_listens_is_no_server(network, program):
 
 def test_a_port_that_cannot_be_used(network, program):
     code = "import socket, time; s = socket.socket(); s.bind(('', 2222)); print('up', flush=True); time.sleep(600)"
-    assert network.start("-c", code).stdout.readline() == "up\n"
+    assert network.line_of(network.start("-c", code)) == "up\n"
     result = caramel(network, *run(program))
     assert result.returncode == 1
     assert "the server of task 0, 127.0.0.1:2222, did not start beside this process (exit code 1)" in result.stderr

@@ -24,12 +24,15 @@ def placed(devices, algorithm="shuffle"):
 
 @pytest.fixture
 def one_step():
-    def train_it(devices, base_port):
+    """Function that trains for a step in processes, and gives the ids of the workers' processes to another one."""
+
+    def train_it(devices, base_port, look=lambda pids: None):
         case = Case()
         context, program = v1.capture(case)
         armodel = caramel.ARModel(context, len(devices), device_list=devices)
         with armodel.session(caramel.LocalProcesses(base_port=base_port)) as session:
             session.step(program.feed(batches(12, case.dtype, steps=1)[0]))
+            look(session._executor.worker_pids())
 
     return train_it
 
@@ -81,9 +84,13 @@ def test_no_two_workers_share_a_variable():
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_ports_are_those_of_processes(one_step):
+def test_ports_are_those_of_processes(one_step, listening_ports):
     """Four workers in two processes need two ports."""
-    assert one_step(DEVICES, 65534) is None
+
+    def look(pids):
+        assert {65534, 65535} <= listening_ports(pids[0])
+
+    one_step(DEVICES, 65534, look)
     with pytest.raises(caramel.InputError, match="port 65536"):
         one_step(["/job:worker/task:0", "/job:worker/task:1", "/job:worker/task:2"], 65534)
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,17 +21,6 @@ SETTLE_S = 20.0
 # -- a life without accidents ----------------------------------------------------------------
 
 
-def listening_ports(pid):
-    """TCP ports on which something listens in the network namespace of a process."""
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                ports.add(int(fields[1].rpartition(":")[2], 16))
-    return ports
-
-
 def reachable(port):
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
@@ -45,7 +33,7 @@ def reachable(port):
     return False
 
 
-def test_isolation_training_and_close(compiled, batch, processes, ours, scratch, tmp_path):
+def test_isolation_training_and_close(compiled, batch, processes, ours, scratch, tmp_path, listening_ports):
     armodel = compiled()
     with armodel.session() as plain:
         expected = [plain.step(*batch).loss for _ in range(3)]
@@ -91,7 +79,7 @@ def test_an_exception_in_the_with_block(compiled, batch, processes, ours, scratc
     assert list(scratch.iterdir()) == []
 
 
-def test_base_ports_are_used(compiled, batch):
+def test_base_ports_are_used(compiled, batch, listening_ports):
     """In a namespace of its own every port is free, whatever the host uses."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

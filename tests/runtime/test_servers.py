@@ -1,10 +1,6 @@
 """Servers that run already, started by `caramel worker`, and workers on hosts of a testbed."""
 
-import os
 import re
-import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,67 +14,44 @@ from caramel.runtime.cluster import Host
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def free_ports(count):
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+MEASURE_AND_TRAIN = """
+import tensorflow as tf
+import caramel
+from caramel.netbench import Settings, measure_network
 
-
-@pytest.fixture
-def servers():
-    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    processes = []
-    try:
-        for task in range(2):
-            command = [
-                sys.executable,
-                "-m",
-                "caramel.cli",
-                "worker",
-                "--cluster",
-                ",".join(addresses),
-                "--task",
-                str(task),
-            ]
-            processes.append(
-                subprocess.Popen(
-                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-                )
-            )
-        for process in processes:
-            assert "caramel server ready" in process.stdout.readline()
-        yield addresses
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-            assert "anyone who reaches" in process.stderr.read()
-            process.stdout.close()
-            process.stderr.close()
+servers = caramel.Servers(["127.0.0.1:2222", "127.0.0.1:2223"])
+settings = Settings(sizes=(64, 2**16), algorithms=("star", "native"), depths=(1,), rounds=2)
+network = measure_network(servers, [2], settings)
+print(*(curve.algorithm for curve in network.curves))
+with caramel.capture() as context:
+    x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+    w = tf.compat.v1.get_variable("w", [2, 1], initializer=tf.compat.v1.ones_initializer())
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+    tf.compat.v1.train.GradientDescentOptimizer(0.01).minimize(loss)
+with caramel.ARModel(context, 2, network=network).session(servers) as session:
+    print(*(session.step({"x": [[1.0, 2.0], [3.0, 4.0]]}).loss for _ in range(2)))
+try:
+    caramel.ARModel(context, 3).session(servers)
+except caramel.InputError as error:
+    print(error)
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_measure_and_train_on_servers(servers):
-    settings = Settings(sizes=(64, 2**16), algorithms=("star", "native"), depths=(1,), rounds=2)
-    network = measure_network(caramel.Servers(servers), [2], settings)
-    assert {c.algorithm for c in network.curves} == {"star", "native"}
-    import tensorflow as tf
-
-    with caramel.capture() as context:
-        x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
-        w = tf.compat.v1.get_variable("w", [2, 1], initializer=tf.compat.v1.ones_initializer())
-        loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
-        tf.compat.v1.train.GradientDescentOptimizer(0.01).minimize(loss)
-    with caramel.ARModel(context, 2, network=network).session(caramel.Servers(servers)) as session:
-        first = session.step({"x": [[1.0, 2.0], [3.0, 4.0]]})
-        second = session.step({"x": [[1.0, 2.0], [3.0, 4.0]]})
-    assert second.loss < first.loss
-    with pytest.raises(InputError, match="there are 2 servers"):
-        caramel.ARModel(context, 3).session(caramel.Servers(servers))
+def test_measure_and_train_on_servers(network):
+    cluster = "127.0.0.1:2222,127.0.0.1:2223"
+    servers = [network.serve("--cluster", cluster, "--task", task) for task in range(2)]
+    result = network.run("-c", MEASURE_AND_TRAIN)
+    assert result.returncode == 0, result.stderr
+    algorithms, losses, error = result.stdout.splitlines()
+    assert set(algorithms.split()) == {"star", "native"}
+    first, second = map(float, losses.split())
+    assert second < first
+    assert "there are 2 servers" in error
+    for server in servers:
+        server.terminate()
+        assert "anyone who reaches" in server.communicate(timeout=60)[1]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +136,7 @@ def test_one_program_on_every_task_of_slurm(network):
         "SLURM_STEP_TASKS_PER_NODE": "2",
     }
     other = network.start("-c", SAME_PROGRAM, environment={**common, "SLURM_PROCID": "1"})
-    assert "caramel server ready" in other.stdout.readline()
+    assert "caramel server ready" in network.line_of(other)
     result = network.run("-c", SAME_PROGRAM, environment={**common, "SLURM_PROCID": "0"})
     assert result.returncode == 0, result.stderr
     losses = [float(text) for text in re.findall(r"[0-9.]+", result.stdout)]
