@@ -1,6 +1,6 @@
 """What stays light: help, version and everything that needs no TensorFlow."""
 
-import time
+import resource
 
 import pytest
 
@@ -34,7 +34,8 @@ LIGHT = [
     "caramel.runtime.server",
 ]
 
-HELP_LIMIT_S = 0.5
+HELP_LIMIT_S = 1.5
+"""Of the processor, several times what it needs; TensorFlow alone takes more than this to load."""
 
 
 WITHOUT_TENSORFLOW = """
@@ -72,22 +73,21 @@ def test_an_unknown_name_is_an_attribute_error(python):
     assert "AttributeError: module 'caramel' has no attribute 'Capture'" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["-h"], ["run", "--help"], ["export", "--help"], ["netbench", "--help"], ["--version"]]
-)
-def test_help_is_quick(command, arguments):
-    command(*arguments)  # reads the files from disk once
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        result = command(*arguments)
-        times.append(time.perf_counter() - start)
-        assert result.returncode == 0
-        assert result.stderr == ""
-    assert min(times) < HELP_LIMIT_S
+def children_s():
+    """What ended child processes have had of the processor."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.parametrize("arguments", ["--help", "run --help", "export --help", "netbench --help", "--version"])
+def test_help_is_quick(command):
+    before_s = children_s()
+    result = command("--help")
+    assert children_s() - before_s < HELP_LIMIT_S
+    assert result.returncode == 0
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", ["--help", "-h", "run --help", "export --help", "netbench --help", "--version"])
 def test_help_needs_no_tensorflow(python, arguments):
     code = f"""
 import sys

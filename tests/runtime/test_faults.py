@@ -19,6 +19,7 @@ BOUND_S = 15.0
 """No error may take longer; they come within a second on an idle machine."""
 
 TIMEOUT_S = 6.0
+"""Of a step on a cluster that has done one: the first takes a busy machine longer."""
 
 
 @pytest.fixture
@@ -102,8 +103,9 @@ def test_a_worker_killed_before_a_checkpoint(session, batch, bounded, tmp_path):
 
 
 def test_a_frozen_worker(compiled, batch, bounded, ours, processes):
-    with compiled().session(caramel.LocalProcesses(), step_timeout_s=TIMEOUT_S) as session:
+    with compiled().session(caramel.LocalProcesses(), step_timeout_s=60.0) as session:
         session.step(*batch)
+        session._timeout_s = TIMEOUT_S
         everything = ours()
         frozen = session._executor.worker_pids()[1]
         os.kill(frozen, signal.SIGSTOP)
@@ -112,7 +114,7 @@ def test_a_frozen_worker(compiled, batch, bounded, ours, processes):
         message = str(caught.value)
         start = time.monotonic()
     assert time.monotonic() - start < BOUND_S
-    assert processes.wait_until_gone(everything, 5.0) == []
+    assert processes.wait_until_gone(everything) == []
     assert "worker 1" in message, f"which worker is not said in: {message}"
 
 
