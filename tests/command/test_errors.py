@@ -66,7 +66,8 @@ def test_a_good_run_warns_of_nothing(call, write, tmp_path, caplog, monkeypatch)
     monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # TensorFlow says it only once in a process
     result = call("run", f"{write(STEP)}:build", "--workers", 2, "--checkpoint", tmp_path / "saved")
     assert result.exit_code == 0, result.output
-    assert caplog.text == ""
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "retracing" not in text] == []  # that depends on what was traced before
 
 
 def test_no_such_file(call, tmp_path):

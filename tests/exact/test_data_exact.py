@@ -584,6 +584,8 @@ def test_a_checkpoint_of_another_pipeline_passes_over_what_was_taken(tmp_path):
         session.restore(tmp_path / "saved")
         got = session.run()
     assert [r.step for r in got] == [3, 4]
+    batches = [*listed(slices(20).batch(5))[:2], *listed(slices(20).map(scaled).batch(5))[2:]]
+    np.testing.assert_allclose([r.loss for r in got], one_device(batches).losses[2:], rtol=RTOL)
 
 
 def test_a_single_device_checkpoint_starts_the_data_anew(tmp_path):

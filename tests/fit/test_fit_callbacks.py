@@ -8,8 +8,6 @@ import pytest
 import tensorflow as tf
 from fit_common import arrays, both, compiled, dataset, same
 
-import caramel
-
 HOOKS = sorted(name for name, _ in inspect.getmembers(keras.callbacks.Callback) if name.startswith("on_"))
 
 
@@ -209,16 +207,6 @@ def test_checkpoints_in_the_middle_of_an_epoch(tmp_path):
         got.load_weights(tmp_path / "1" / name)
         for mine, theirs in zip(got.variables, want.variables):
             np.testing.assert_allclose(mine, theirs, rtol=1e-8)
-
-
-def test_summaries(tmp_path):
-    pytest.importorskip("tensorboard")
-    caramel.fit(
-        compiled(), dataset(), workers=2, epochs=2, verbose=0, callbacks=[keras.callbacks.TensorBoard(str(tmp_path))]
-    )
-    (events,) = (tmp_path / "train").glob("events*")
-    tags = [v.tag for e in tf.compat.v1.train.summary_iterator(str(events)) for v in e.summary.value]
-    assert tags.count("epoch_loss") == 2
 
 
 def test_a_log_of_the_users_own_can_be_waited_for():

@@ -75,7 +75,7 @@ def test_only_chunks_were_measured():
 
 def test_a_given_model():
     text = as_text(GIVEN, (4, 13))
-    assert "4" in text and "13" in text
+    assert "4 workers" in text and "13 workers" in text
     assert as_text(GIVEN)
 
 
