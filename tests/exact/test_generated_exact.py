@@ -222,7 +222,7 @@ def test_some(recipe):
 
 
 @pytest.mark.soak
-@settings(max_examples=400, **COMMON)
+@settings(max_examples=400, derandomize=False, **COMMON)
 @given(RECIPES)
 def test_many(recipe):
     run(recipe)
