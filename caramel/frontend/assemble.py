@@ -49,7 +49,7 @@ def assemble(raw: RawProgram) -> Model:
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
     batch_wide = _batch_wide(reductions, losses)
-    reports = Reports(graph, inputs, roles.origins, reductions)
+    reports = Reports(graph, roles.origins, reductions)
     is_differentiated = behind_identities(graph, loss) in {behind_identities(graph, t) for t in losses}
     reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
     variables = tuple(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from caramel.frontend.batch.values import Examples, Free, Unknown, is_number
 from caramel.frontend.reduction import Reductions
 from caramel.graph.graph import Graph, node_of
 from caramel.graph.shapes import static_shape
-from caramel.model import Combination, Input
+from caramel.model import Combination
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,11 @@ class Reports:
 
     Attributes:
         graph: nodes with ``_output_shapes`` attributes.
-        inputs: the step's inputs; the split ones carry the batch along axis 0.
         origins: for each node of the step where its difference between workers comes from, or None.
         reductions: how tensors reduce over the batch.
     """
 
     graph: Graph
-    inputs: Sequence[Input]
     origins: Mapping[str, str | None]
     reductions: Reductions
 
