@@ -63,6 +63,8 @@ class InProcessExecutor(SessionExecutor):
 
     def __init__(self, graph_def: Any, placement: InProcessPlacement, config: Any) -> None:
         self._placement = placement
+        # Otherwise the process's first session decides how many ops run at once; servers have threads of their own.
+        config.use_per_session_threads = config.inter_op_parallelism_threads > 0
         super().__init__(self._placed(graph_def), "", config)
 
     def extend(self, graph_def: bytes) -> None:

@@ -46,7 +46,6 @@ class RunOptions:
             device_count={"CPU": cpu_devices},
             intra_op_parallelism_threads=self.intra_op_threads,
             inter_op_parallelism_threads=self.inter_op_threads,
-            use_per_session_threads=self.inter_op_threads > 0,  # not those of the process's first session
         )
         # The other settings stay TensorFlow's own, so that graphs are rewritten, and results rounded, as on one device.
         config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimize_graph

@@ -130,7 +130,17 @@ def test_the_server_ends_with_the_driver(network, program):
     assert worker.poll() is None
 
 
+@pytest.fixture
+def not_in_the_background():
+    """What a shell starts in the background ignores interrupts, and so does all that it starts."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("not_in_the_background")
 def test_the_server_ends_with_a_driver_that_is_told_to(network, program, number):
     """There is no other server here, which would take a while to start."""
     arguments = run(program, "--workers", 1, entry="endless")

@@ -174,9 +174,14 @@ def ran_at_once(threads, timeout_s):
             return 0
         return 1
 
-    config = RunOptions(inter_op_threads=threads).config()
-    with tf.Graph().as_default(), v1.Session(config=config) as session:
-        return sum(session.run([v1.py_func(met, [], tf.int64) for _ in range(2)]))
+    cluster = caramel.InProcess(options=RunOptions(inter_op_threads=threads))
+    with tf.Graph().as_default() as graph:
+        results = [v1.py_func(met, [], tf.int64).name for _ in range(2)]
+        executor = cluster.start(graph.as_graph_def(), ("/job:worker/task:0",), 60.0)
+    try:
+        return sum(executor.run(results, [], {}, 60.0))
+    finally:
+        executor.close()
 
 
 def test_one_op_at_a_time_whatever_other_sessions_have():

@@ -56,7 +56,7 @@ def test_tensorflow_optimises_nothing_away(algorithm, depth):
         targets, repeats = bench._targets["one"]
         metadata = v1.RunMetadata()
         options = v1.RunOptions(output_partition_graphs=True)
-        bench._executor._inner._session.run(targets, options=options, run_metadata=metadata)
+        bench._executor._session.run(targets, options=options, run_metadata=metadata)
     ops = Counter(node.op for graph in metadata.partition_graphs for node in graph.node)
     assert repeats > 1
     if algorithm == NATIVE:
