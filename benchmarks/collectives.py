@@ -197,7 +197,7 @@ def _network(
 @click.option("--workers", "numbers", type=int, multiple=True, default=(2, 4, 8), show_default=True)
 @click.option("--size", "sizes", multiple=True, help="Default: 64 B to 32 MiB.")
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=21, show_default=True, help="How often each contender is timed."
+    "--rounds", type=click.IntRange(min=1), default=15, show_default=True, help="How often each contender is timed."
 )
 @click.option(
     "--fit-rounds", type=click.IntRange(min=1), default=7, show_default=True, help="The same for the network model."

@@ -128,7 +128,7 @@ def plot(cells: Sequence[Cell], path: str, title: str) -> None:
 @click.option("--workers", type=int, default=4, show_default=True)
 @click.option("--algorithm", default="ring", show_default=True)
 @click.option("--size", "sizes", multiple=True, help="Default: 64 B to 100 MB.")
-@click.option("--rounds", type=click.IntRange(min=1), default=15, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=9, show_default=True)
 @click.option("--fit-rounds", type=click.IntRange(min=1), default=9, show_default=True)
 @click.option("--rate", metavar="RATE", help="Run on hosts with links of this rate (needs root), such as 500mbit.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the times.")
