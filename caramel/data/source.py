@@ -162,7 +162,7 @@ def _made_deterministic(graph: Graph) -> tuple[Graph, list[str]]:
             if strict:
                 _set(inner, strict)
                 loose.append(inner.name)
-    return Graph(graph.replaced(changed), library, graph.versions), loose
+    return graph.replaced(changed, library=library), loose
 
 
 def _strict(current: NodeDef) -> dict[str, attr_value_pb2.AttrValue]:

@@ -183,6 +183,7 @@ class Graph:
         *,
         control: bool = True,
         stop: Callable[[str], bool] = lambda name: False,
+        further: Callable[[str], Iterable[str]] = lambda name: (),
     ) -> set[str]:
         """Nodes that ``roots`` need, themselves included.
 
@@ -190,6 +191,7 @@ class Graph:
             roots: node names.
             control: whether control inputs count.
             stop: a node for which this is true is included but not looked behind.
+            further: nodes that a node needs besides its inputs.
         """
         seen: set[str] = set()
         stack = list(roots)
@@ -206,6 +208,7 @@ class Graph:
                 producer, index = parse_input(text)
                 if control or index >= 0:
                     stack.append(producer)
+            stack.extend(further(name))
         return seen
 
     def pruned(self, roots: Iterable[str]) -> Graph:

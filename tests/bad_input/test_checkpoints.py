@@ -190,48 +190,36 @@ def test_objects_that_are_missing(with_objects, refused, tmp_path):
     np.testing.assert_array_equal(session.values()["w"], before["w"])
 
 
-def test_objects_in_a_truncated_file(with_objects, refused, tmp_path):
+@pytest.fixture
+def went_on(with_objects, tmp_path):
+    """Saves, goes on, and afterwards sees that a refused restore has left the workers and the objects alone."""
     session, objects = with_objects
     session.save(tmp_path / "saved")
     session.step(X, Y)
     before = session.values()
     objects.weights.assign([9.0, 9.0, 9.0])
-    (tmp_path / "saved.data-00000-of-00001").write_bytes(b"")
-    with refused(caramel.CheckpointError, "saved"):
-        session.restore(tmp_path / "saved")
-    np.testing.assert_array_equal(session.values()["w"], before["w"])
-    np.testing.assert_array_equal(objects.weights.numpy(), [9.0, 9.0, 9.0])
-
-
-def put_back(objects, session, before):
-    """What a refused checkpoint must leave behind."""
+    yield session
     np.testing.assert_array_equal(session.values()["w"], before["w"])
     np.testing.assert_array_equal(objects.weights.numpy(), [9.0, 9.0, 9.0])
     assert session.step(X, Y).step == 3
 
 
-def test_objects_beside_which_is_a_checkpoint_of_something_else(with_objects, refused, tmp_path):
-    session, objects = with_objects
-    session.save(tmp_path / "saved")
-    session.step(X, Y)
-    before = session.values()
-    objects.weights.assign([9.0, 9.0, 9.0])
+def test_objects_in_a_truncated_file(went_on, refused, tmp_path):
+    (tmp_path / "saved.data-00000-of-00001").write_bytes(b"")
+    with refused(caramel.CheckpointError, "saved"):
+        went_on.restore(tmp_path / "saved")
+
+
+def test_objects_beside_which_is_a_checkpoint_of_something_else(went_on, refused, tmp_path):
     write_values(tmp_path / "saved-workers", {"other": np.zeros(3)})
     with refused(caramel.CheckpointError, "saved-workers", "does not fit"):
-        session.restore(tmp_path / "saved")
-    put_back(objects, session, before)
+        went_on.restore(tmp_path / "saved")
 
 
-def test_objects_beside_which_is_a_truncated_file(with_objects, refused, tmp_path):
-    session, objects = with_objects
-    session.save(tmp_path / "saved")
-    session.step(X, Y)
-    before = session.values()
-    objects.weights.assign([9.0, 9.0, 9.0])
+def test_objects_beside_which_is_a_truncated_file(went_on, refused, tmp_path):
     (tmp_path / "saved-workers.data-00000-of-00001").write_bytes(b"")
     with refused(caramel.CheckpointError, "saved-workers", "damaged"):
-        session.restore(tmp_path / "saved")
-    put_back(objects, session, before)
+        went_on.restore(tmp_path / "saved")
 
 
 # -- parts of a checkpoint that are damaged --------------------------------------------------

@@ -35,6 +35,14 @@ def compiled(optimizer=lambda: keras.optimizers.Adam(0.02), metrics=("accuracy",
     return model
 
 
+def compiled_as(kind, **options):
+    """The same model as one of a class with a training step of its own."""
+    base = compiled()
+    model = kind(base.inputs, base.outputs)
+    model.compile(keras.optimizers.SGD(0.1), base.loss, **options)
+    return model
+
+
 def both(data, make=compiled, workers=3, callbacks=list, **options):
     """Histories and models of Keras' fit and of ours."""
     mine = [k for k in ("statistics", "cluster") if k in options]

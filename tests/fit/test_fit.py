@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fit_common import FEATURES, arrays, both, compiled, dataset, same
+from fit_common import FEATURES, arrays, both, compiled, compiled_as, dataset, same
 
 import caramel
 
@@ -172,10 +172,7 @@ def test_a_training_step_of_the_users_own():
             return {m.name: m.result() for m in self.metrics}
 
     def make():
-        base = compiled()
-        model = Own(base.inputs, base.outputs)
-        model.compile(keras.optimizers.SGD(0.1), base.loss, metrics=["accuracy"])
-        return model
+        return compiled_as(Own, metrics=["accuracy"])
 
     (want, alone), (got, distributed) = both(dataset(), make=make, epochs=2)
     for mine, theirs in zip(distributed.variables, alone.variables):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fit_common import arrays, both, compiled, dataset, same
+from fit_common import arrays, both, compiled, compiled_as, dataset, same
 
 HOOKS = sorted(name for name, _ in inspect.getmembers(keras.callbacks.Callback) if name.startswith("on_"))
 
@@ -216,10 +216,7 @@ def test_a_log_of_the_users_own_can_be_waited_for():
             return {**logs, "twice": 2 * tf.reduce_mean(tf.square(data[0]))}
 
     def make():
-        base = compiled()
-        model = Own(base.inputs, base.outputs)
-        model.compile(keras.optimizers.SGD(0.1), base.loss)
-        return model
+        return compiled_as(Own)
 
     def callbacks():
         return [keras.callbacks.EarlyStopping("twice", patience=0, mode="min")]

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fit_common import CLASSES, FEATURES, arrays, both, compiled, dataset, same
+from fit_common import CLASSES, FEATURES, arrays, both, compiled_as, dataset, same
 
 import caramel
 
@@ -280,9 +280,7 @@ def test_a_loss_that_depends_on_a_metric():
             return {"loss": loss}
 
     def make():
-        base = compiled()
-        model = Own(base.inputs, base.outputs)
-        model.compile(keras.optimizers.SGD(0.1), base.loss)
+        model = compiled_as(Own)
         model.compiled = keras.metrics.Mean(name="compiled")
         return model
 
@@ -295,10 +293,7 @@ def test_a_log_that_cannot_be_told():
             return {**super().train_step(data), "largest": tf.reduce_max(data[0])}
 
     def make():
-        base = compiled()
-        model = Own(base.inputs, base.outputs)
-        model.compile(keras.optimizers.SGD(0.1), base.loss)
-        return model
+        return compiled_as(Own)
 
     refused(["returns 'largest'", "Max"], make)
 
@@ -314,10 +309,7 @@ def test_a_log_that_is_taken_for_the_loss_and_cannot_be_told():
             return []
 
     def make():
-        base = compiled()
-        model = Own(base.inputs, base.outputs)
-        model.compile(keras.optimizers.SGD(0.1), base.loss)
-        return model
+        return compiled_as(Own)
 
     refused(["returns 'largest'", "Max"], make)
 
@@ -339,9 +331,7 @@ def test_a_count_that_is_taken_for_the_loss():
             return [self.squares]
 
     def make():
-        base = compiled()
-        model = Own(base.inputs, base.outputs)
-        model.compile(keras.optimizers.SGD(0.1), base.loss)
+        model = compiled_as(Own)
         model.squares = keras.metrics.Sum(name="squares")
         return model
 

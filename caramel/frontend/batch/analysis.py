@@ -116,18 +116,12 @@ class Analysis:
 
     def _behind(self, names: Sequence[str], stop: Callable[[str], bool] = lambda name: False) -> set[str]:
         """What goes into some nodes: as data, or because it decides which of two branches the data comes from."""
-        found: set[str] = set()
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
-            if name in found:
-                continue
-            found.add(name)
-            if name not in self._given and not stop(name):
-                waiting.extend(node_of(text) for text in data_texts(self._graph[name]))
-                if self._graph[name].op == "Merge":
-                    waiting.extend(self._decided[name])
-        return found
+        return self._graph.ancestors(
+            names,
+            control=False,
+            stop=lambda name: name in self._given or stop(name),
+            further=lambda name: self._decided[name] if self._graph[name].op == "Merge" else (),
+        )
 
     def _of(self, node: NodeDef) -> Sequence[Value]:
         outputs = max(len(ops.output_types(node)), 1)
