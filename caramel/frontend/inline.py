@@ -1,8 +1,9 @@
 """Inline: the functions that a step calls become part of its graph, so that everything in it has one place.
 
-Calls are replaced by the nodes of their functions. An ``If`` or ``Case`` that touches variables becomes
-all of its branches, between Switch and Merge: only the nodes of the branch that is taken run. Loops,
-and branches that only compute, stay as they are.
+Calls are replaced by the nodes of their functions, and an ``IdentityN`` by one Identity for each of its
+tensors. An ``If`` or ``Case`` that touches variables becomes all of its branches, between Switch and
+Merge: only the nodes of the branch that is taken run. Loops, and branches that only compute, stay as
+they are.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from caramel.graph.graph import (
 )
 from caramel.graph.nodes import colocate, constant, dtype_attribute, node
 from caramel.graph.shapes import with_inferred_shapes
+
+_TOGETHER = "IdentityN"
 
 _CASES = frozenset({"Case", "StatelessCase"})
 
@@ -70,9 +73,13 @@ def _prefixes(name: str) -> list[str]:
 
 
 def _is_inlined(call: NodeDef) -> bool:
-    if call.op in ops.INLINED_CALLS:
+    if call.op in ops.INLINED_CALLS or _is_together(call):
         return True
     return call.op in ops.BRANCHES and _is_a_choice(call) and _touches_variables(call)
+
+
+def _is_together(each: NodeDef) -> bool:
+    return each.op == _TOGETHER and len(data_texts(each)) > 1
 
 
 def _is_a_choice(branch: NodeDef) -> bool:
@@ -115,6 +122,8 @@ class _Inliner:
             self._add(each, guard)
         elif each.op in ops.INLINED_CALLS:
             self._call(each, guard)
+        elif _is_together(each):
+            self._apart(each, guard)
         else:
             self._branch(each, guard)
 
@@ -167,6 +176,22 @@ class _Inliner:
             self._replaced[call.name, index] = self._with_marks(call, index, scope, text, dtype, guard)
         after = dict.fromkeys([*(scope + name for name in body.effects), *map(node_of, results)])
         self._add(node(call.name, "NoOp", [*("^" + name for name in after), *controls], call.device), guard)
+
+    def _apart(self, each: NodeDef, guard: str) -> None:
+        """Each tensor by itself: what reads one need not wait for the others. Keras takes all gradients together."""
+        scope = self._scope(each.name)
+        controls = control_texts(each)
+        made = []
+        for index, (text, dtype) in enumerate(zip(data_texts(each), ops.output_types(each))):
+            kind = dtype_attribute(ops.dtype_name(dtype))
+            alone = node(f"{scope}output_{index}", "Identity", [text, *controls], each.device, T=kind)
+            if marks := _marks_of(each, index):
+                alone.attr[TARGETS_ATTRIBUTE].list.i.extend(marks)
+            if SCOPE_ATTRIBUTE in each.attr:
+                alone.attr[SCOPE_ATTRIBUTE].CopyFrom(each.attr[SCOPE_ATTRIBUTE])
+            self._replaced[each.name, index] = self._add(alone, guard)
+            made.append("^" + alone.name)
+        self._add(node(each.name, "NoOp", made, each.device), guard)
 
     def _with_marks(self, call: NodeDef, index: int, scope: str, text: str, dtype: int, guard: str) -> str:
         """The result of a call; where it was differentiated, by a node that says so."""
