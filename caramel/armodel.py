@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from caramel.analyzers.transfers import one_per_gradient
+from caramel.analyzers.postponement import postponement
+from caramel.analyzers.transfers import in_forward_window, one_per_gradient
 from caramel.checks import whole_number
 from caramel.collectives.algorithms import NATIVE
 from caramel.data.pipeline import Pipeline, make_pipeline
@@ -23,6 +24,7 @@ from caramel.modifiers.aggregate import aggregate, verify_aggregated
 from caramel.modifiers.distributed import DistributedGraph, own_name, replica_name
 from caramel.modifiers.evaluate import add_evaluation
 from caramel.modifiers.place_input import add_input_state, data_signature, place_input, saved_position
+from caramel.modifiers.postpone import FLUSH, FORGET, postpone, verify_postponed
 from caramel.modifiers.replicate import parse_devices, replicate
 from caramel.modifiers.weigh import weigh
 from caramel.netmodel.choice import CollectiveOptions
@@ -68,6 +70,7 @@ class ARModel:
         deterministic: add gradients in rank order only, so that the bits of the result do not depend on
             how gradients are bucketed, cut and scheduled.
         wire: ``"bfloat16"`` or ``"float16"`` to send rounded gradients.
+        postponed: names of gradients that travel, and whose updates are made, at the start of the next step.
 
     Attributes:
         model: the single-device Model.
@@ -102,6 +105,7 @@ class ARModel:
         depth: int | None = None,
         deterministic: bool = False,
         wire: str | None = None,
+        postponed: Sequence[str] = (),
     ) -> None:
         if not isinstance(context, Context):
             raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
@@ -118,7 +122,7 @@ class ARModel:
         switches = {"serialization": serialization, "batching": batching, "scheduling": scheduling}
         self.pipeline = _pipeline(context, self.model, workers, sharding)
         self.plan = make_plan(
-            self.model, devices, switches, analyzers, uneven_batches, collectives, statistics, self.pipeline
+            self.model, devices, switches, analyzers, uneven_batches, collectives, statistics, self.pipeline, postponed
         )
         self.evaluation: Evaluation | None = context.evaluation_for() if context.evaluation is not None else None
         self._distributed = emit(self.model, self.plan, self.evaluation, self.pipeline)
@@ -180,6 +184,7 @@ def make_plan(
     collectives: CollectiveOptions,
     statistics: str,
     pipeline: Pipeline | None,
+    postponed: Sequence[str],
 ) -> Plan:
     """Decide; nothing is rewritten here."""
     notes = list(model.notes)
@@ -194,7 +199,7 @@ def make_plan(
     notes += _local_notes(model, statistics, len(devices))
     if pipeline is not None:
         notes += pipeline.notes
-    transfers = one_per_gradient(model, len(devices), collectives)
+    transfers = in_forward_window(model, one_per_gradient(model, len(devices), collectives), postponed)
     notes += _collective_notes(collectives, transfers, len(devices))
     return Plan(
         model_digest=model.digest,
@@ -265,8 +270,12 @@ def emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipe
         distributed = checked(place_input(distributed, pipeline, plan.devices), "place_input")
     distributed, tensors = weigh(distributed, model, plan)
     distributed = checked(distributed, "weigh")
+    later = postponement(model, plan.postponed)
+    distributed, tensors = postpone(distributed, model, plan, tensors, later)
+    distributed = checked(distributed, "postpone")
     distributed = checked(aggregate(distributed, model, plan, tensors), "aggregate")
-    verify_aggregated(distributed, model, range(plan.workers))
+    verify_aggregated(distributed, model, range(plan.workers), tensors)
+    verify_postponed(distributed, model, plan, later)
     saved: Sequence[state.Saved] = ()
     if pipeline is not None:
         position, saved = saved_position(pipeline, plan.devices)
@@ -303,7 +312,7 @@ def make_signature(
         outputs=tuple((name, everywhere(tensor)) for name, tensor in model.outputs),
         step=tuple(own_name(rank, "step") for rank in ranks),
         restore_prefix=tensor_name(state.RESTORE_PREFIX),
-        restore=(state.RESTORE_SAVED, state.BROADCAST),
+        restore=(state.RESTORE_SAVED, state.BROADCAST, *([FORGET] if plan.postponed else [])),
         restore_unsaved=state.RESTORE_UNSAVED,
         restore_local=state.RESTORE_LOCAL,
         local_keys=tuple(key for _, _, key in state.kept_apart(model, plan)),
@@ -312,7 +321,7 @@ def make_signature(
         steps_key=model.step_counter or state.STEPS_KEY,
         save=state.SAVE,
         group_leader=_group_leader(plan),
-        flush=(),
+        flush=(FLUSH,) if plan.postponed else (),
         checkpoint_names=tuple(v.name for v in model.variables if v.saved),
         evaluation=None if evaluation is None else evaluation_signature(evaluation, EVALUATION_SCOPE),
         data=None if pipeline is None else data_signature(pipeline, plan.workers),

@@ -116,6 +116,11 @@ class Plan:
         """Bytes of all dense gradients of one replica."""
         return sum(t.size_bytes or 0 for t in self.transfers)
 
+    @property
+    def postponed(self) -> tuple[str, ...]:
+        """Names of the gradients that travel in the next step."""
+        return tuple(name for t in self.transfers if t.window == "forward" for name in t.gradients)
+
     def explain(self, gradient: str) -> str:
         """What happens to one gradient, and why.
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from caramel.analyzers.postponement import postponement
 from caramel.collectives.algorithms import ALL_GATHER
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
@@ -40,6 +44,25 @@ def one_per_gradient(model: Model, workers: int, options: CollectiveOptions) -> 
             )
         )
     return tuple(transfers)
+
+
+def in_forward_window(model: Model, transfers: Sequence[Transfer], postponed: Sequence[str]) -> tuple[Transfer, ...]:
+    """The same transfers, those of some gradients in the next step.
+
+    Args:
+        model: the single-device step.
+        transfers: all in the backward window.
+        postponed: names of the gradients.
+
+    Raises:
+        InputError: a gradient cannot be postponed and stay exact.
+    """
+    postponement(model, postponed)
+    reason = "It was asked to travel in the next step"
+    return tuple(
+        replace(t, window="forward", reason=f"{reason}; {t.reason}") if set(t.gradients) & set(postponed) else t
+        for t in transfers
+    )
 
 
 def _sparse(gradient: Gradient, options: CollectiveOptions) -> Transfer:

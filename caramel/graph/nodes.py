@@ -53,10 +53,13 @@ def dtypes_attribute(names: Iterable[str]) -> attr_value_pb2.AttrValue:
     return attr_value_pb2.AttrValue(list=listed)
 
 
-def shape_attribute(shape: Sequence[int]) -> attr_value_pb2.AttrValue:
-    """Attribute value of a static shape."""
+def shape_attribute(shape: Sequence[int] | None) -> attr_value_pb2.AttrValue:
+    """Attribute value of a static shape; None for an unknown one."""
     value = attr_value_pb2.AttrValue()
     value.shape.SetInParent()
+    if shape is None:
+        value.shape.unknown_rank = True
+        return value
     for size in shape:
         value.shape.dim.add().size = size
     return value
@@ -92,8 +95,10 @@ def group(name: str, targets: Iterable[str], device: str) -> NodeDef:
     return node(name, "NoOp", ["^" + target for target in targets], device)
 
 
-def variable(name: str, dtype: str, shape: Sequence[int], device: str, shared_name: str | None = None) -> NodeDef:
-    """The handle of a variable; it is shared under the node's name, unless another is given."""
+def variable(
+    name: str, dtype: str, shape: Sequence[int] | None, device: str, shared_name: str | None = None
+) -> NodeDef:
+    """The handle of a variable, of any shape where none is given; it is shared under the node's name, or another."""
     attributes: dict[str, object] = {"shape": shape_attribute(shape), "shared_name": (shared_name or name).encode()}
     return node(name, "VarHandleOp", (), device, dtype=dtype_attribute(dtype), **attributes)
 

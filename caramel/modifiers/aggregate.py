@@ -73,7 +73,8 @@ def aggregate(
             after = lowered.results
         for rank, result in enumerate(lowered.results):
             for gradient, tensor in zip(gradients, _unpacked(emitter, rank, result, gradients)):
-                _redirect(distributed, gradient, rank, gradient.tensor, tensor, changed)
+                kept = tensors[rank, gradient.name] if transfer.window == "forward" else None
+                _redirect(distributed, gradient, rank, gradient.tensor, tensor, changed, kept)
         nodes = [*emitter.out.nodes, *lowered.nodes]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
@@ -138,17 +139,29 @@ def _redirect(
     tensor: str,
     result: str,
     changed: dict[str, NodeDef],
+    kept: str | None = None,
 ) -> None:
-    """Make the readers of a tensor of the local gradient read the aggregated one."""
+    """Make the readers of a tensor of the local gradient, or of what was kept of it, read the aggregated one."""
     consumers = {replica_name(rank, c) for c in gradient.consumers}
     # The weight of this worker goes on reading the local gradient.
-    found = redirect(distributed, replica_tensor(rank, tensor), consumers, result, changed, own_name(rank, ""))
+    found = redirect(distributed, kept or replica_tensor(rank, tensor), consumers, result, changed, own_name(rank, ""))
     if not found and tensor == gradient.tensor:
         raise InvariantError(f"aggregate: gradient {gradient.name!r} of worker {rank} has no reader")
 
 
-def verify_aggregated(distributed: DistributedGraph, model: Model, ranks: Sequence[int]) -> None:
+def verify_aggregated(
+    distributed: DistributedGraph,
+    model: Model,
+    ranks: Sequence[int],
+    tensors: Mapping[tuple[int, str], str] | None = None,
+) -> None:
     """Every update that uses gradients uses only aggregated ones; no edge crosses workers elsewhere.
+
+    Args:
+        distributed: the graph.
+        model: the single-device step.
+        ranks: of the workers.
+        tensors: what was aggregated for each (rank, gradient name), where that is no tensor of the Model.
 
     Raises:
         InvariantError: naming the node.
@@ -173,6 +186,8 @@ def verify_aggregated(distributed: DistributedGraph, model: Model, ranks: Sequen
         if tensor is not None
         for rank in ranks
     }
+    by_name = {g.name: g for g in model.gradients}
+    local |= {parse_input(tensor): by_name[name] for (_, name), tensor in (tensors or {}).items()}
     updates = {
         replica_name(rank, writer): name for rank in ranks for name, writers in model.updates for writer in writers
     }

@@ -77,6 +77,7 @@ class Session:
         self._signature = armodel.signature
         self._timeout_s = step_timeout_s
         self._failure: str | None = None  # why no step may be taken
+        self._is_pending = False
         self._closed = False
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
@@ -139,15 +140,9 @@ class Session:
         feeds.update((name, np.float64(w)) for name, w in zip(self._signature.weights, batch.weights))
         names = [name for name, _ in self._signature.outputs]
         fetches = [*self._signature.losses, *(t for _, tensors in self._signature.outputs for t in tensors)]
-        try:
-            values = self._executor.run(fetches, self._signature.step, feeds, self._timeout_s)
-        except BaseException as error:  # an interrupted step, too, may have written some variables
-            self._failure = (
-                "a step failed before, so some variables may have seen it and some not; restore a checkpoint first. "
-                f"(It failed with: {str(error) or type(error).__name__})"
-            )
-            raise
+        values = self._train(fetches, self._signature.step, feeds)
         self._step_count += 1
+        self._is_pending = bool(self._signature.flush)
         workers = self._signature.workers
         losses = tuple(float(np.sum(np.asarray(v).real, dtype=np.float64)) for v in values[:workers])
         rest = values[workers:]
@@ -160,6 +155,17 @@ class Session:
             batch.shares,
             outputs,
         )
+
+    def _train(self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any]) -> list[np.ndarray]:
+        """Run what writes variables."""
+        try:
+            return self._executor.run(fetches, targets, feeds, self._timeout_s)
+        except BaseException as error:  # an interrupted step, too, may have written some variables
+            self._failure = (
+                "a step failed before, so some variables may have seen it and some not; restore a checkpoint first. "
+                f"(It failed with: {str(error) or type(error).__name__})"
+            )
+            raise
 
     def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
         """What to feed; with a dataset, the workers take its next element."""
@@ -252,8 +258,15 @@ class Session:
         self._data.restart()
 
     def flush(self) -> None:
-        """Apply updates that are postponed to the next step. Nothing is ever postponed yet."""
+        """Apply the updates that the last step has left to the next one.
+
+        Whatever reads or writes values from outside of a step (saving, evaluating, `values`, `assign`) does so first.
+        """
         self._refuse_after_failure()
+        if not self._is_pending:
+            return
+        self._train([], self._signature.flush, {})
+        self._is_pending = False
 
     # -- evaluation --------------------------------------------------------------------------
 
@@ -273,7 +286,7 @@ class Session:
             CaptureError: there is nothing to evaluate, or it cannot be captured.
             InputError: the arrays do not fit.
         """
-        self._refuse_after_failure()
+        self.flush()
         evaluation, signature = self._evaluation(fetches)
         arrays = bind(signature.feeds, args, kwargs, unused=self._input_names)
         feeds = {feed.placeholders[0]: arrays[feed.name] for feed in signature.feeds if feed.name in arrays}
@@ -297,7 +310,7 @@ class Session:
 
     def values(self) -> dict[str, np.ndarray]:
         """The value of every saved variable on worker 0, by the user's name."""
-        self._refuse_after_failure()
+        self.flush()
         return self._state.values(self._step_count)
 
     def assign(self, values: Mapping[str, Any]) -> None:
@@ -310,7 +323,7 @@ class Session:
         Raises:
             InputError: there is no such variable, or a value does not fit it; nothing has changed.
         """
-        self._refuse_after_failure()
+        self.flush()
         self._state.assign(values, lambda nodes: self._executor.extend(Graph(nodes).to_bytes()))
 
     def write_back(self) -> None:
@@ -319,7 +332,7 @@ class Session:
         Raises:
             InputError: the program is a graph, which has no variables of its own.
         """
-        self._refuse_after_failure()
+        self.flush()
         self._state.write_back(self._step_count)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -336,7 +349,7 @@ class Session:
             InputError: the path is no prefix.
             CheckpointError: it cannot be written; what was there is untouched.
         """
-        self._refuse_after_failure()
+        self.flush()
         if self._data is None:
             self._state.save(path, self._step_count)
             return
@@ -362,6 +375,7 @@ class Session:
         except (InputError, CheckpointError):
             self._failure = before
             raise
+        self._is_pending = False
         if self._data is not None:
             self._data.restore(self._state.last_read)
         self._failure = None

@@ -9,14 +9,16 @@ import tensorflow as tf
 
 import caramel
 from caramel import armodel as compiler
+from caramel.analyzers.postponement import postponement
 from caramel.armodel import emit
 from caramel.errors import InvariantError
 from caramel.graph.devices import Device
-from caramel.graph.graph import parse_input
+from caramel.graph.graph import copied, parse_input
 from caramel.graph.nodes import node as new_node
 from caramel.model import Variable, VariableClass
 from caramel.modifiers.aggregate import verify_aggregated
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
+from caramel.modifiers.postpone import verify_postponed
 from caramel.modifiers.state import random_state_offset
 from caramel.plan import Plan
 
@@ -257,3 +259,25 @@ def test_vgg16_with_adam_on_8_workers_stays_small():
     assert values > 1_600_000_000
     assert armodel.graph_def.ByteSize() < 8_000_000
     keras.backend.clear_session()
+
+
+def test_a_postponed_update_that_uses_its_own_step_is_found():
+    x = tf.TensorSpec([None, 3], name="x")
+    w = tf.Variable(tf.ones([3]), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, w) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    context = caramel.capture(tf.function(step), [x])
+    armodel = caramel.ARModel(context, 2, postponed=["w"])
+    found = postponement(context.model, ["w"])
+    distributed = armodel._distributed
+    verify_postponed(distributed, context.model, armodel.plan, found)
+    (name,) = [n for n in found.moved if context.model.graph[n].op == "AssignSubVariableOp"]
+    other = copied(distributed.graph[f"worker_1/{name}"])
+    other.input.append("^worker_1/x")
+    with pytest.raises(InvariantError, match="uses 'worker_1/x' of worker 1 in the step after its own"):
+        verify_postponed(distributed.extended([], {other.name: other}), context.model, armodel.plan, found)

@@ -1,0 +1,277 @@
+"""Postponement: what has to move into the next step together with the update of a gradient.
+
+An update that is postponed is still that of its own step. Whatever follows from the aggregated gradient
+moves with it: the writes, and all that the program does after them. What these nodes need of their own
+step is kept in variables, or computed again where nothing can have changed it in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from caramel.errors import InputError, InvariantError, listed
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
+from caramel.graph.guards import guards_of
+from caramel.model import Gradient, Model
+
+_CONTROL_FLOW = frozenset({"Switch", "Merge"})
+
+
+@dataclass(frozen=True)
+class Postponement:
+    """What moves, by names of the Model's graph.
+
+    Attributes:
+        gradients: names of the postponed gradients.
+        moved: the nodes that run in the next step, in the order of the graph.
+        repeated: nodes that the moved ones need and that give the same in the next step; producers first.
+        kept: tensors that the moved nodes need of their own step, besides the gradients.
+        remaining: nodes that the moved ones wait for, and that the step still has to run.
+        released: nodes that pass on the loss or an output, and no longer wait for what moves.
+        written: for each variable (its handle's node) that moved nodes write, these.
+        read: for each variable that moved or repeated nodes only read, these.
+    """
+
+    gradients: tuple[str, ...]
+    moved: tuple[str, ...]
+    repeated: tuple[str, ...]
+    kept: tuple[str, ...]
+    remaining: tuple[str, ...]
+    released: tuple[str, ...]
+    written: Mapping[str, tuple[str, ...]]
+    read: Mapping[str, tuple[str, ...]]
+
+
+def postponement(model: Model, names: Sequence[str]) -> Postponement:
+    """Find what moves with some gradients.
+
+    Args:
+        model: the single-device step.
+        names: of the gradients.
+
+    Returns:
+        What moves.
+
+    Raises:
+        InputError: there is no such gradient, or it cannot be postponed and stay exact; with the reason.
+
+    Source:
+        Caramel, section 4.3 (transfers in the next forward pass).
+    """
+    by_name = {g.name: g for g in model.gradients}
+    if not names:
+        return Postponement((), (), (), (), (), (), {}, {})
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise InputError(f"there is no gradient {unknown[0]!r} to postpone; there are {listed(list(by_name), 8)}")
+    return _Closure(model, [g for g in model.gradients if g.name in set(names)]).result()
+
+
+def can_be_postponed(model: Model, names: Sequence[str]) -> str | None:
+    """Why some gradients cannot be postponed together; None if they can."""
+    try:
+        postponement(model, names)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+class _Closure:
+    def __init__(self, model: Model, gradients: Sequence[Gradient]) -> None:
+        self._model = model
+        self._graph: Graph = model.graph
+        self._library = Library(model.graph)
+        self._gradients = gradients
+        self._what = f"the update of {listed([g.name for g in gradients], 3)} cannot be postponed"
+        self._results = {(tensor_name(g.tensor), reader) for g in gradients for reader in self._readers(g)}
+        self._passing = self._passing_on()
+        self._moved = self._downstream([reader for _, reader in sorted(self._results)])
+        self._writes = self._by_variable(self._library.written)
+        self._repeatable: dict[str, bool] = {}
+
+    def result(self) -> Postponement:
+        """See `postponement`."""
+        self._refuse_sparse()
+        self._refuse_what_is_wanted()
+        self._refuse_other_gradients()
+        self._refuse_branches()
+        self._refuse_effects()
+        moved = [n.name for n in self._graph if n.name in self._moved]
+        repeated: dict[str, None] = {}
+        kept: dict[str, None] = {}
+        remaining: dict[str, None] = {}
+        for name in moved:
+            for text in self._graph[name].input:
+                self._sort_input(name, text, repeated, kept, remaining)
+        self._refuse_handles(kept)
+        ordered = tuple(name for name in self._graph.order if name in repeated)
+        touched = self._by_variable(lambda node: [producer for producer, _ in ops.data_inputs(node)])
+        here = {*moved, *repeated}
+        written = {v: tuple(w for w in writers if w in self._moved) for v, writers in self._writes.items()}
+        read = {v: tuple(n for n in nodes if n in here and n not in written.get(v, ())) for v, nodes in touched.items()}
+        return Postponement(
+            gradients=tuple(g.name for g in self._gradients),
+            moved=tuple(moved),
+            repeated=ordered,
+            kept=tuple(kept),
+            remaining=tuple(remaining),
+            released=tuple(
+                n for n in self._passing if any(node_of(text) in self._moved for text in self._graph[n].input)
+            ),
+            written={v: nodes for v, nodes in written.items() if nodes},
+            read={v: nodes for v, nodes in read.items() if nodes},
+        )
+
+    # -- what moves --------------------------------------------------------------------------
+
+    def _readers(self, gradient: Gradient) -> list[str]:
+        readers = self._graph.readers(gradient.tensor)
+        return [r for r in readers if not gradient.consumers or r in gradient.consumers]
+
+    def _passing_on(self) -> dict[str, None]:
+        """Nodes that only pass on what a step gives back: a function's results wait for all of its effects."""
+        found: dict[str, None] = {}
+        for tensor in (self._model.loss, *(t for _, t in self._model.outputs)):
+            name = node_of(tensor)
+            while self._graph[name].op == "Identity":
+                found[name] = None
+                name = node_of(self._graph[name].input[0])
+        return found
+
+    def _downstream(self, start: Sequence[str]) -> set[str]:
+        """The nodes that follow from others, by data or by order."""
+        seen, waiting = set(start), list(start)
+        while waiting:
+            for reader, position in self._graph.consumers[waiting.pop()]:
+                is_order = self._graph[reader].input[position].startswith("^")
+                if reader not in seen and not (is_order and reader in self._passing):
+                    seen.add(reader)
+                    waiting.append(reader)
+        return seen
+
+    def _by_variable(self, handles: Callable[[NodeDef], Sequence[str]]) -> dict[str, list[str]]:
+        """Nodes by the variables whose handles a function finds in them."""
+        found: dict[str, list[str]] = {}
+        for node in self._graph:
+            for handle in dict.fromkeys(handles(node)):
+                if self._graph[handle].op == ops.VARIABLE:
+                    found.setdefault(handle, []).append(node.name)
+        return found
+
+    def _sort_input(
+        self, name: str, text: str, repeated: dict[str, None], kept: dict[str, None], remaining: dict[str, None]
+    ) -> None:
+        producer, index = parse_input(text)
+        if producer in self._moved or is_shared(self._graph[producer]):
+            return
+        if index < 0:
+            remaining[producer] = None
+        elif (tensor_name(text), name) in self._results:
+            return
+        elif self._is_repeatable(producer):
+            repeated.update(dict.fromkeys(self._cone(producer)))
+        else:
+            kept[tensor_name(text)] = None
+
+    def _cone(self, name: str) -> list[str]:
+        """A repeatable node and those that it is computed from."""
+        needed = self._graph.ancestors([name], control=False, stop=lambda n: is_shared(self._graph[n]))
+        return sorted(n for n in needed if not is_shared(self._graph[n]))
+
+    def _is_repeatable(self, name: str) -> bool:
+        """Whether a node gives the same in the next step, before anything there has been written."""
+        if name not in self._repeatable:
+            needed = self._graph.ancestors([name], control=False, stop=lambda n: self._repeatable.get(n, False))
+            for current in (n for n in self._graph.order if n in needed):
+                if current not in self._repeatable:
+                    self._repeatable[current] = self._is_repeatable_itself(current)
+        return self._repeatable[name]
+
+    def _is_repeatable_itself(self, name: str) -> bool:
+        node = self._graph[name]
+        if is_shared(node):
+            return True
+        if node.op == "ReadVariableOp":
+            handle = node_of(node.input[0])
+            others = [w for w in self._writes.get(handle, ()) if w not in self._moved]
+            # A write of the same step must have come before, for the next step begins after all of them.
+            return self._graph[handle].op == ops.VARIABLE and (
+                not others or set(others) <= self._graph.ancestors([name]) - {name}
+            )
+        if node.op in ops.PLACEHOLDERS or node.op in _CONTROL_FLOW or ops.is_stateful(node) or ops.functions_of(node):
+            return False
+        return all(self._repeatable[producer] for producer, _ in ops.data_inputs(node))
+
+    # -- what stands in the way --------------------------------------------------------------
+
+    def _refuse(self, reason: str) -> None:
+        raise InputError(f"{self._what}: {reason}")
+
+    def _refuse_sparse(self) -> None:
+        for gradient in self._gradients:
+            if gradient.is_sparse:
+                self._refuse(f"the gradient of {gradient.parameter!r} is sparse")
+
+    def _refuse_what_is_wanted(self) -> None:
+        wanted = [("the loss", self._model.loss), *((f"the output {n!r}", t) for n, t in self._model.outputs)]
+        for what, tensor in wanted:
+            if node_of(tensor) in self._moved:
+                self._refuse(f"{what}, which every step gives back, depends on it")
+
+    def _refuse_other_gradients(self) -> None:
+        """Those that follow from the update, and those without which it cannot be made."""
+        names = {g.name for g in self._gradients}
+        for gradient in self._model.gradients:
+            tensors = [gradient.tensor, *(t for t, _ in gradient.sources)]
+            if any(node_of(t) in self._moved for t in tensors):
+                self._refuse(f"the gradient of {gradient.parameter!r} depends on it in the same step")
+            if gradient.name not in names and (used := sorted(self._moved.intersection(self._readers(gradient)))):
+                self._refuse(
+                    f"op {used[0]!r} ({self._graph[used[0]].op}) also needs the gradient of {gradient.parameter!r}, "
+                    "which is not postponed (for a norm over several gradients, say, or a check that all are finite)"
+                )
+
+    def _refuse_branches(self) -> None:
+        guards = guards_of(self._graph)
+        for name in sorted(self._moved):
+            node = self._graph[name]
+            before = [name, *(node_of(text) for text in node.input)]
+            if node.op in _CONTROL_FLOW or any(guards.of[n] or self._graph[n].op == "Switch" for n in before):
+                self._refuse(f"op {name!r} ({node.op}) is in a branch, or depends on one")
+
+    def _refuse_effects(self) -> None:
+        for name in sorted(self._moved):
+            node = self._graph[name]
+            inner = [each for _, each in self._library.inner_nodes(node)]
+            if inner:
+                with_state = next((each for each in inner if ops.is_stateful(each) and not ops.is_call(each)), None)
+                if with_state is not None or ops.DT_RESOURCE in [t for _, t in ops.input_types(node)]:
+                    self._refuse(f"op {name!r} ({node.op}) does in a function what would have to be moved")
+            elif ops.is_stateful(node) and node.op not in ops.READS and not self._library.written(node):
+                self._refuse(f"op {name!r} ({node.op}) has state or effects besides variables")
+
+    def _refuse_handles(self, kept: Mapping[str, None]) -> None:
+        for tensor in kept:
+            name, index = parse_input(tensor)
+            if ops.output_types(self._graph[name])[index] in (ops.DT_RESOURCE, ops.DT_VARIANT):
+                self._refuse(f"it needs {tensor!r}, which is not a plain tensor and cannot be kept for the next step")
+
+
+def is_shared(node: NodeDef) -> bool:
+    """Whether a node is the same in every step: a variable's handle, or a constant."""
+    return node.op == ops.VARIABLE or (node.op == "Const" and not node.input)
+
+
+def check_closed(model: Model, found: Postponement) -> None:
+    """Check that nothing which stays depends on what moves.
+
+    Raises:
+        InvariantError: it does (a defect of this library).
+    """
+    moved = set(found.moved)
+    for node in model.graph:
+        if node.name not in {*moved, *found.released} and any(node_of(text) in moved for text in node.input):
+            raise InvariantError(f"postponement: node {node.name!r} stays, but follows from what moves")

@@ -1,0 +1,278 @@
+"""Postpone: some gradients are all-reduced, and their updates made, at the start of the next step.
+
+A step keeps the local gradients, and whatever else the updates need of it, in variables of each worker.
+The next one takes them from there, aggregates, and updates; whatever reads what is written then waits
+for it. Whether anything is pending is a variable, too: where nothing is, the moved nodes do not run
+(they are behind a Switch), and what would wait for them goes on (behind a Merge). ``caramel/flush``
+runs the moved nodes without a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from caramel.analyzers.postponement import Postponement, is_shared
+from caramel.errors import InvariantError
+from caramel.graph import ops
+from caramel.graph.devices import Device, host_of
+from caramel.graph.graph import NodeDef, copied, format_input, node_of, parse_input, tensor_name
+from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
+from caramel.model import Model
+from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.plan import Plan
+
+FLUSH = "caramel/flush"
+FORGET = "caramel/postponed/forget"
+
+
+def postpone(
+    distributed: DistributedGraph,
+    model: Model,
+    plan: Plan,
+    tensors: Mapping[tuple[int, str], str],
+    found: Postponement,
+) -> tuple[DistributedGraph, dict[tuple[int, str], str]]:
+    """Move the updates of postponed gradients to the start of the next step.
+
+    Args:
+        distributed: the replicas; nothing is aggregated yet.
+        model: the single-device step.
+        plan: the plan.
+        tensors: the tensor to aggregate for each (rank, gradient name).
+        found: what moves.
+
+    Returns:
+        The graph, and the tensors to aggregate: those of postponed gradients are what was kept.
+
+    Source:
+        Caramel, section 4.3.
+    """
+    if not found.gradients:
+        return distributed, dict(tensors)
+    added: list[tuple[NodeDef, Role]] = []
+    changed: dict[str, NodeDef] = {}
+    sources = dict(tensors)
+    gradients = {g.name: g for g in model.gradients}
+    for rank, device in enumerate(plan.devices):
+        worker = _Worker(distributed, model, found, rank, str(Device.parse(device)))
+        for name in found.gradients:
+            gradient = gradients[name]
+            kept = worker.keep(tensors[rank, name], gradient.dtype, gradient.shape)
+            worker.results[tensor_name(gradient.tensor)] = sources[rank, name] = kept
+        worker.rewire()
+        added += [(made, Role(Purpose.REPLICA, rank)) for made in worker.nodes]
+        changed.update(worker.changed)
+    host = str(host_of(Device.parse(plan.devices[0])))
+    for done in (FLUSH, FORGET):
+        each = [own_name(rank, done.removeprefix("caramel/")) for rank in range(plan.workers)]
+        added.append((group(done, each, host), Role(Purpose.STATE, 0)))
+    return distributed.extended(added, changed), sources
+
+
+class _Worker:
+    """What changes on one worker."""
+
+    def __init__(self, distributed: DistributedGraph, model: Model, found: Postponement, rank: int, device: str):
+        self._distributed = distributed
+        self._graph = model.graph
+        self._targets = model.targets
+        self._found = found
+        self._moved = set(found.moved)
+        self._repeated = set(found.repeated)
+        self._rank = rank
+        self._device = device
+        self._kept: dict[str, str] = {}
+        self._keeping: list[tuple[str, str, str]] = []  # (handle, tensor, dtype)
+        self._reads: list[str] = []
+        self.nodes: list[NodeDef] = []
+        self.changed: dict[str, NodeDef] = {}
+        self.results: dict[str, str] = {}
+        """For the tensors of postponed gradients what was kept of them."""
+        self._add(variable(self._own("pending"), "bool", (), device))
+        pending = self._add(read(self._own("pending/read"), self._own("pending"), "bool", device))
+        boolean = dtype_attribute("bool")
+        switch = self._add(node(self._own("pending/switch"), "Switch", [pending, pending], device, T=boolean))
+        self._no, self._yes = (
+            self._add(node(self._own(f"pending/{side}"), "Identity", [format_input(switch, index)], device, T=boolean))
+            for index, side in enumerate(("no", "yes"))
+        )
+
+    # -- names -------------------------------------------------------------------------------
+
+    def _own(self, name: str) -> str:
+        return own_name(self._rank, f"postponed/{name}")
+
+    def _replica(self, name: str) -> str:
+        return replica_name(self._rank, name)
+
+    def _add(self, made: NodeDef) -> str:
+        self.nodes.append(made)
+        return str(made.name)
+
+    # -- what is kept ------------------------------------------------------------------------
+
+    def keep(self, tensor: str, dtype: str, shape: Sequence[int] | None = None) -> str:
+        """What the step before has kept of a tensor of this worker."""
+        key = tensor_name(tensor)
+        if key not in self._kept:
+            handle = self._own(f"kept_{len(self._kept)}")
+            self._add(variable(handle, dtype, shape, self._device))
+            self._kept[key] = self._add(read(f"{handle}/read", handle, dtype, self._device, [self._yes]))
+            self._keeping.append((handle, tensor, dtype))
+        return self._kept[key]
+
+    def _kept_input(self, text: str) -> str:
+        name, index = parse_input(text)
+        dtype = ops.dtype_name(ops.output_types(self._graph[name])[index])
+        return self.keep(format_input(self._replica(name), index), dtype)
+
+    # -- the step ----------------------------------------------------------------------------
+
+    def rewire(self) -> None:
+        """Let the moved nodes run on what was kept, and the step after them."""
+        for name in self._found.repeated:
+            self._repeat(name)
+        for name in self._found.moved:
+            self._move(name)
+        for name in self._found.released:
+            self._release(name)
+        waits = self._waits()
+        for name, after in waits.items():
+            self._wait(name, after)
+        taken = self._joined("taken", self._kept.values())
+        keeping = [
+            self._add(_after(assign(f"{handle}/keep", handle, tensor, dtype, self._device), [taken]))
+            for handle, tensor, dtype in self._keeping
+        ]
+        yes, no = (
+            self._add(constant(self._own(f"pending/{value}"), value, "bool", self._device)) for value in (True, False)
+        )
+        pending = self._own("pending")
+        note = assign(self._own("pending/note"), pending, yes, "bool", self._device)
+        keeping.append(self._add(_after(note, [f"{pending}/read"])))
+        done = self._joined("done", [self._replica(n) for n in self._found.moved if _has_effect(self._graph[n])])
+        self._step([*keeping, done])
+        forget = assign(own_name(self._rank, "postponed/forget"), pending, no, "bool", self._device)
+        self._add(forget)
+        clear = assign(self._own("pending/clear"), pending, no, "bool", self._device)
+        self._add(group(own_name(self._rank, "flush"), [self._add(_after(clear, [done]))], self._device))
+
+    def _repeat(self, name: str) -> None:
+        """A node that is computed again."""
+        inputs = [self._inner_input(name, text) for text in self._graph[name].input if not text.startswith("^")]
+        made = copied(self._distributed.graph[self._replica(name)], [text for text in inputs if text is not None])
+        made.name = self._own(f"again/{name}")
+        made.attr.pop("_class", None)
+        self._add(made)
+
+    def _move(self, name: str) -> None:
+        """A node that runs on what was kept."""
+        current = self._distributed.graph[self._replica(name)]
+        inputs = [self._inner_input(name, text) for text in self._graph[name].input]
+        # What is read again for other nodes is what the variable has before the update.
+        own = [handle for handle, writers in self._found.written.items() if name in writers]
+        before = [
+            f"^{self._own(f'again/{n}')}" for v in own for n in self._found.read.get(v, ()) if n in self._repeated
+        ]
+        self.changed[current.name] = copied(current, _once([text for text in inputs if text is not None], before))
+
+    def _release(self, name: str) -> None:
+        """A node that passes on what the step gives back, without what has moved."""
+        current = self._distributed.graph[self._replica(name)]
+        texts = zip(self._graph[name].input, current.input)
+        self.changed[current.name] = copied(current, [own for text, own in texts if node_of(text) not in self._moved])
+
+    def _inner_input(self, name: str, text: str) -> str | None:
+        """An input of a moved or repeated node; None for what the end of the step has seen to."""
+        producer, index = parse_input(text)
+        if producer in self._moved or (is_shared(self._graph[producer]) and index >= 0):
+            return format_input(self._replica(producer), index)
+        if producer in self._repeated:
+            return format_input(self._own(f"again/{producer}"), index)
+        if index < 0:
+            return None
+        if tensor_name(text) in self._found.kept:
+            return self._kept_input(text)
+        return self.results[tensor_name(text)]
+
+    def _waits(self) -> dict[str, list[str]]:
+        """For the nodes that stay and use what the moved ones write, or write what they read: the nodes to wait for."""
+        found: dict[str, list[str]] = {}
+        written, read_there = self._found.written, self._found.read
+        for number, handle in enumerate(dict.fromkeys([*written, *read_there])):
+            users = [n for n, _ in self._graph.consumers[handle] if n not in self._moved]
+            writers = [self._replica(n) for n in written.get(handle, ())]
+            readers = [self._here(n) for n in read_there.get(handle, ())]
+            joined: dict[bool, str] = {}
+            for user in users:
+                writes = not _only_reads(self._graph[user])
+                before = [*writers, *readers] if writes else writers
+                if not before:
+                    continue
+                if writes not in joined:
+                    joined[writes] = self._joined(f"{'used' if writes else 'written'}_{number}", before)
+                found.setdefault(user, []).append(joined[writes])
+        return found
+
+    def _here(self, name: str) -> str:
+        return self._own(f"again/{name}") if name in self._repeated else self._replica(name)
+
+    def _wait(self, name: str, after: Sequence[str]) -> None:
+        current = self._distributed.graph[self._replica(name)]
+        self.changed[current.name] = copied(current, _once(current.input, ["^" + n for n in after]))
+
+    def _step(self, more: Sequence[str]) -> None:
+        """The step without what moves, but with what keeps it, and with what the step before has left."""
+        name = own_name(self._rank, "step")
+        stay = [t for t in [*self._targets, *self._found.remaining] if t not in self._moved]
+        inputs = ["^" + self._replica(n) for n in stay] + ["^" + n for n in more]
+        self.changed[name] = copied(self._distributed.graph[name], _once(inputs, []))
+
+    def _joined(self, name: str, after: Iterable[str]) -> str:
+        """A node that is done when others are, or at once if nothing is pending."""
+        boolean = dtype_attribute("bool")
+        inputs = [self._yes, *("^" + n for n in after)]
+        some = self._add(node(self._own(f"{name}/some"), "Identity", inputs, self._device, T=boolean))
+        return self._add(node(self._own(name), "Merge", [some, self._no], self._device, T=boolean, N=2))
+
+
+def _after(made: NodeDef, names: Iterable[str]) -> NodeDef:
+    made.input.extend("^" + name for name in names)
+    return made
+
+
+def _once(texts: Iterable[str], more: Iterable[str]) -> list[str]:
+    """Inputs with more control inputs, none twice."""
+    listed = list(texts)
+    data = [text for text in listed if not text.startswith("^")]
+    return [*data, *dict.fromkeys(text for text in [*listed, *more] if text.startswith("^"))]
+
+
+def _has_effect(current: NodeDef) -> bool:
+    return ops.is_stateful(current) and current.op not in ops.READS
+
+
+def _only_reads(current: NodeDef) -> bool:
+    return current.op in ops.READS
+
+
+def verify_postponed(distributed: DistributedGraph, model: Model, plan: Plan, found: Postponement) -> None:
+    """What moved uses nothing of its own step but what was kept of the one before.
+
+    Raises:
+        InvariantError: naming the node.
+    """
+    graph = distributed.graph
+    moved = {replica_name(rank, name) for rank in range(plan.workers) for name in found.moved}
+    for name in sorted(graph.ancestors(moved)):
+        role = distributed.roles[name]
+        own = own_name(role.rank, "postponed/")
+        if name in moved or role.purpose is Purpose.COLLECTIVE or name.startswith(own) or is_shared(graph[name]):
+            continue
+        raise InvariantError(
+            f"after postpone: a postponed update uses {name!r} of worker {role.rank} in the step after its own"
+        )
+    for name in moved:
+        for text in graph[name].input:
+            if node_of(text) not in graph:
+                raise InvariantError(f"after postpone: {name!r} reads {text!r}, which does not exist")

@@ -1,0 +1,326 @@
+"""Updates that are postponed into the next step: the bits of a training in which nothing is."""
+
+import exact_keras as k
+import exact_tf1 as v1
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact_common import LOCAL, SERIAL, Case, assert_bits, assert_equivalent, assert_same, batches, in_process, train
+
+import caramel
+from caramel.analyzers.postponement import can_be_postponed
+from caramel.errors import CheckpointError, InputError, StepError
+
+STEPS = 6
+FEATURES = ["plain", "schedule", "decay", "tied", "unused", "convolution", *LOCAL]
+"""All but the clip by a norm, which needs all gradients at once."""
+
+
+def session_of(kind, case, workers, postponed, cluster=None, **options):
+    """A session of a fresh program, and what makes a batch its input. All gradients are postponed for "all"."""
+    context, program = kind.capture(case)
+    if postponed == "all":
+        postponed = [g.name for g in context.model.gradients]
+    armodel = caramel.ARModel(context, workers, postponed=postponed, **options)
+    feed = program.feed if kind is v1 else lambda batch: batch
+    return armodel.session(cluster or in_process()), feed
+
+
+def trained(kind, case, workers, postponed, data, cluster=None, **options):
+    session, feed = session_of(kind, case, workers, postponed, cluster, **options)
+    with session:
+        return train(session, [feed(batch) for batch in data])
+
+
+def names_of(kind, case):
+    return [g.name for g in kind.capture(case)[0].model.gradients]
+
+
+def case_of(optimizer, feature, dtype="float32"):
+    return Case(optimizer, () if feature == "plain" else (feature,), dtype)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+def test_each_feature(kind, feature):
+    case = case_of("adam", feature)
+    data = batches(12, case.dtype, steps=STEPS)
+    want = trained(kind, case, 2, (), data)
+    assert_same(trained(kind, case, 2, "all", data), want)
+
+
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+@pytest.mark.parametrize("optimizer", sorted({*v1.OPTIMIZERS, *v1.FURTHER_OPTIMIZERS}))
+def test_each_optimizer(kind, optimizer):
+    if kind is k and optimizer not in k.OPTIMIZERS:
+        pytest.skip("Keras has its own ones: see the matrix")
+    case = case_of(optimizer, "schedule")
+    data = batches(10, case.dtype, steps=STEPS)
+    want = trained(kind, case, 3, (), data)
+    assert_same(trained(kind, case, 3, "all", data), want)
+
+
+@pytest.mark.parametrize("algorithm", ["shuffle", "ring", "halving_doubling", "native"])
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+def test_one_gradient_by_itself(kind, algorithm):
+    """The others travel in the step that makes them; batches are uneven, so gradients are weighted."""
+    case = Case("adam", ("schedule", "decay", "tied"))
+    names = names_of(kind, case)
+    data = batches(7, case.dtype, steps=STEPS)
+    want = kind.OneDevice(case).train(data)
+    for name in (names[0], names[-1]):
+        got = trained(kind, case, 3, [name], data, algorithm=algorithm)
+        assert_equivalent(got, want)
+
+
+def test_deterministic_bits_do_not_depend_on_the_window():
+    case = Case("momentum", ("schedule", "decay", "tied", *LOCAL), "float32")
+    names = names_of(v1, case)
+    data = batches(11, case.dtype, steps=STEPS)
+    want = v1.MicroBatches(case, 3).train(data)
+    for postponed in ([], names[:1], names[1:], names):
+        assert_same(trained(v1, case, 3, postponed, data, deterministic=True), want)
+
+
+def test_with_grappler():
+    case = Case("adam", ("schedule", "decay", "tied", *LOCAL), "float32")
+    data = batches(12, case.dtype, steps=STEPS)
+    for kind in (v1, k):
+        want = trained(kind, case, 2, (), data, caramel.InProcess())
+        assert_same(trained(kind, case, 2, "all", data, caramel.InProcess()), want)
+
+
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+def test_reading_values_in_between_changes_nothing(kind):
+    case = Case("adam", ("schedule", "decay"), "float32")
+    data = batches(12, case.dtype, steps=STEPS)
+    want = trained(kind, case, 2, (), data)
+    session, feed = session_of(kind, case, 2, "all")
+    plain, _ = session_of(kind, case, 2, ())
+    with session, plain:
+        session.flush()
+        losses = []
+        for batch in data:
+            losses.append(session.step(*_args(feed(batch))).loss)
+            plain.step(*_args(feed(batch)))
+            if len(losses) % 2:
+                assert_bits(session.values(), plain.values())
+                session.flush()
+        assert losses == want.losses
+        assert_bits(session.values(), want.values)
+
+
+def _args(fed):
+    return fed if isinstance(fed, tuple) else (fed,)
+
+
+def test_a_learning_rate_that_is_assigned_holds_from_the_next_step_on():
+    case = Case("momentum", ("tied",), "float32")
+    data = batches(12, case.dtype, steps=STEPS)
+    values = []
+    for postponed in ((), "all"):
+        session, _ = session_of(k, case, 2, postponed)
+        with session:
+            rate = next(name for name in session.values() if "learning_rate" in name)
+            for number, batch in enumerate(data):
+                session.step(*batch)
+                session.assign({rate: np.float32(0.1 / (number + 1))})
+            values.append(session.values())
+    assert_bits(*values)
+
+
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+def test_saved_in_the_middle(kind, tmp_path):
+    """The rest is the same in a fresh session, whether that one postpones or not, and of any number of workers."""
+    case = Case("adam", ("schedule", "decay", "tied"))
+    data = batches(12, case.dtype, steps=STEPS)
+    want = kind.OneDevice(case).train(data)
+    session, feed = session_of(kind, case, 2, "all")
+    with session:
+        for batch in data[:3]:
+            session.step(*_args(feed(batch)))
+        session.save(tmp_path / "half")
+        for batch in data[3:]:
+            session.step(*_args(feed(batch)))
+        assert_equivalent_values(session.values(), want.values)
+        session.restore(tmp_path / "half")  # what is pending is dropped
+        rest = [session.step(*_args(feed(batch))).loss for batch in data[3:]]
+        np.testing.assert_allclose(rest, want.losses[3:], rtol=1e-8)
+        assert_equivalent_values(session.values(), want.values)
+    for workers, postponed in ((3, "all"), (1, "all"), (2, ())):
+        session, feed = session_of(kind, case, workers, postponed)
+        with session:
+            session.restore(tmp_path / "half")
+            rest = [session.step(*_args(feed(batch))).loss for batch in data[3:]]
+            np.testing.assert_allclose(rest, want.losses[3:], rtol=1e-8)
+            assert_equivalent_values(session.values(), want.values)
+
+
+def assert_equivalent_values(got, want):
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+def test_one_device_goes_on_from_a_checkpoint(tmp_path):
+    case = Case("adam", ("schedule", "decay", "tied"))
+    data = batches(12, case.dtype, steps=STEPS)
+    want = v1.OneDevice(case).train(data)
+    session, feed = session_of(v1, case, 2, "all")
+    with session:
+        for batch in data[:3]:
+            session.step(feed(batch))
+        session.save(tmp_path / "half")
+    device = v1.OneDevice(case)
+    device.restore(str(tmp_path / "half"))
+    rest = device.train(data[3:])
+    np.testing.assert_allclose(rest.losses, want.losses[3:], rtol=1e-8)
+    assert_equivalent_values(rest.values, want.values)
+
+
+def test_a_damaged_checkpoint_leaves_what_is_pending(tmp_path):
+    case = Case("momentum", ("tied",), "float32")
+    data = batches(12, case.dtype, steps=STEPS)
+    want = trained(k, case, 2, (), data)
+    session, _ = session_of(k, case, 2, "all")
+    with session:
+        session.step(*data[0])
+        with pytest.raises(CheckpointError):
+            session.restore(tmp_path / "nothing")
+        for batch in data[1:]:
+            session.step(*batch)
+        assert_bits(session.values(), want.values)
+
+
+def failing():
+    """A program that fails in its forward pass where an example is infinite."""
+    w, v = tf.Variable(tf.ones([3]), name="w"), tf.Variable(tf.ones([]), name="v")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.debugging.check_numerics(tf.linalg.matvec(x, w), "infinite")
+            loss = tf.reduce_mean((v * h - 1) ** 2)
+        dw, dv = tape.gradient(loss, [w, v])
+        w.assign_sub(0.01 * dw)
+        v.assign_sub(0.01 * dv)
+        return loss
+
+    return step
+
+
+def test_after_a_failed_step_nothing_goes_on_but_a_restore(tmp_path):
+    good, bad = np.ones([4, 3], np.float32), np.full([4, 3], np.inf, np.float32)
+    with caramel.ARModel(caramel.capture(failing()), 2, postponed=["w"]).session(in_process()) as session:
+        session.step(good)
+        session.save(tmp_path / "one")
+        saved = session.values()
+        session.step(good)
+        with pytest.raises(StepError, match="infinite"):
+            session.step(bad)
+        for call in (session.flush, session.values, lambda: session.step(good)):
+            with pytest.raises(StepError, match="restore a checkpoint first"):
+                call()
+        session.restore(tmp_path / "one")
+        assert_bits(session.values(), saved)
+        second = session.step(good).loss
+    with caramel.ARModel(caramel.capture(failing()), 2).session(in_process()) as session:
+        session.step(good)
+        assert session.step(good).loss == second
+
+
+def test_an_evaluation_sees_all_updates():
+    w = tf.Variable(tf.zeros([3]), name="w")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, w) - 1) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    @tf.function(input_signature=[])
+    def norm():
+        return tf.reduce_sum(w)
+
+    seen = []
+    for postponed in ((), ["w"]):
+        context = caramel.capture(step, evaluation=norm)
+        with caramel.ARModel(context, 2, postponed=postponed).session(in_process()) as session:
+            found = [session.evaluate()]
+            for _ in range(3):
+                session.step(np.eye(4, 3, dtype=np.float32))
+                found.append(session.evaluate())
+            seen.append(found)
+    assert seen[0] == seen[1] and seen[0][0] == 0 and len(set(map(float, seen[0]))) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_on_server_processes(tmp_path):
+    case = Case("adam", ("schedule", "decay", "tied", *LOCAL), "float32")
+    data = batches(12, case.dtype, steps=STEPS)
+    cluster = caramel.LocalProcesses(options=SERIAL)
+    for kind in (v1, k):
+        want = trained(kind, case, 2, (), data)
+        assert_same(trained(kind, case, 2, "all", data, cluster), want)
+
+
+@pytest.mark.parametrize(
+    ("postponed", "message"),
+    [
+        (["first/kernel"], "also needs the gradient of"),
+        (["nothing"], "there is no gradient 'nothing' to postpone; there are "),
+    ],
+)
+def test_what_cannot_be_postponed_is_refused(postponed, message):
+    context, _ = v1.capture(Case("adam", ("clip",)))
+    with pytest.raises(InputError, match=message):
+        caramel.ARModel(context, 2, postponed=postponed)
+
+
+def test_reasons():
+    w, table = tf.Variable(tf.ones([3]), name="w"), tf.Variable(tf.ones([5, 3]), name="table")
+    seen = tf.Variable(0.0, name="seen", trainable=False)
+    specs = [tf.TensorSpec([None, 3], name="x"), tf.TensorSpec([None], tf.int32, name="rows")]
+
+    def step(x, rows, effect):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(x * w * tf.gather(table, rows), 1) ** 2)
+        dw, dt = tape.gradient(loss, [w, table])
+        table.scatter_sub(tf.IndexedSlices(0.1 * dt.values, dt.indices))
+        return effect(loss, dw)
+
+    def reason(effect):
+        def program(x, rows):
+            return step(x, rows, effect)
+
+        model = caramel.capture(tf.function(program), specs, loss="loss").model
+        return can_be_postponed(model, ["w"]), can_be_postponed(model, ["table"])
+
+    def plain(loss, dw):
+        w.assign_sub(0.1 * dw)
+        return {"loss": loss}
+
+    def returned(loss, dw):
+        w.assign_sub(0.1 * dw)
+        return {"loss": loss, "norm": tf.norm(dw)}
+
+    def checked(loss, dw):
+        tf.cond(tf.reduce_all(tf.math.is_finite(dw)), lambda: w.assign_sub(0.1 * dw), lambda: w.assign_sub(0.0 * w))
+        return {"loss": loss}
+
+    def asserted(loss, dw):
+        with tf.control_dependencies([tf.debugging.assert_less(tf.norm(dw), 100.0)]):
+            w.assign_sub(0.1 * dw)
+        return {"loss": loss}
+
+    def counted(loss, dw):
+        seen.assign_add(tf.norm(dw))
+        w.assign_sub(0.1 * dw)
+        return {"loss": loss}
+
+    assert reason(plain)[0] is None and reason(counted)[0] is None
+    assert "is sparse" in reason(plain)[1]
+    assert "the output 'norm', which every step gives back, depends on it" in reason(returned)[0]
+    assert "is in a branch, or depends on one" in reason(checked)[0]
+    assert "does in a function what would have to be moved" in reason(asserted)[0]
