@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from caramel.errors import (
+    AnalysisError,
     CaptureError,
     CaramelError,
     CheckpointError,
@@ -19,8 +20,10 @@ from caramel.errors import (
     FitError,
     InputError,
     InvariantError,
+    PlanError,
     ProgramError,
     StepError,
+    TraceError,
     UnsupportedError,
 )
 
@@ -28,6 +31,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "ARModel": "caramel.armodel",
+    "Analyzer": "caramel.analyzers.analyzer",
     "Context": "caramel.frontend.context",
     "InProcess": "caramel.runtime.cluster",
     "LocalProcesses": "caramel.runtime.cluster",
@@ -43,6 +47,7 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from caramel.allreduce import all_reduce
+    from caramel.analyzers.analyzer import Analyzer
     from caramel.armodel import ARModel
     from caramel.fit import fit
     from caramel.frontend.context import Context, capture
@@ -53,6 +58,8 @@ if TYPE_CHECKING:
     from caramel.runtime.session import Session, StepResult
 
 __all__ = [
+    "AnalysisError",
+    "Analyzer",
     "ARModel",
     "CaptureError",
     "CaramelError",
@@ -69,11 +76,13 @@ __all__ = [
     "LocalProcesses",
     "NetworkModel",
     "Plan",
+    "PlanError",
     "ProgramError",
     "Servers",
     "Session",
     "StepError",
     "StepResult",
+    "TraceError",
     "UnsupportedError",
     "all_reduce",
     "capture",

@@ -40,6 +40,18 @@ class FitError(CaramelError):
     """Measurements cannot be turned into a model of the network."""
 
 
+class AnalysisError(CaramelError):
+    """An analyzer failed half-way; nothing was planned."""
+
+
+class PlanError(CaramelError):
+    """A plan does not fit the model, the workers or this library, or breaks an invariant."""
+
+
+class TraceError(CaramelError):
+    """A trace cannot be measured, read or written, or is of another program."""
+
+
 class CheckpointError(CaramelError):
     """A checkpoint is missing, damaged, or does not fit the model."""
 

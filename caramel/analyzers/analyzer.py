@@ -1,0 +1,136 @@
+"""Static analysis: which analyzers run, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from caramel.errors import AnalysisError, CaramelError, InputError, listed
+
+
+@dataclass(frozen=True)
+class Analyzer:
+    """Something that makes one fact from others. A policy is an analyzer.
+
+    Attributes:
+        name: for people.
+        requires: the types of the facts that it needs; ``run`` gets them in this order.
+        provides: the type of the fact that it makes.
+        run: makes it. A pure function, measurements apart.
+    """
+
+    name: str
+    requires: tuple[type, ...]
+    provides: type
+    run: Callable[..., Any] = field(repr=False)
+
+
+def ordered(
+    analyzers: Sequence[Analyzer], given: Sequence[type] = (), wanted: Sequence[type] = ()
+) -> tuple[Analyzer, ...]:
+    """The order in which analyzers run: each after those whose facts it needs; ties keep the order of the list.
+
+    Args:
+        analyzers: the list.
+        given: types of facts that are there already.
+        wanted: types of facts that must be there at the end.
+
+    Raises:
+        InputError: something is not an analyzer, two provide one fact, nobody provides one that is needed, or
+            analyzers need each other's facts in a circle.
+
+    Source:
+        Caramel, section 5 (static analysis).
+    """
+    _check(analyzers)
+    providers: dict[type, Analyzer] = {}
+    for analyzer in analyzers:
+        if analyzer.provides in given:
+            raise InputError(f"{_fact(analyzer.provides)} is given, but analyzer {analyzer.name!r} provides it, too")
+        other = providers.setdefault(analyzer.provides, analyzer)
+        if other is not analyzer:
+            raise InputError(
+                f"analyzers {other.name!r} and {analyzer.name!r} both provide {_fact(analyzer.provides)}: leave one out"
+            )
+    there = {*given, *providers}
+    for what, needs in [*((f"analyzer {a.name!r}", a.requires) for a in analyzers), ("the plan", tuple(wanted))]:
+        for fact in needs:
+            if fact not in there:
+                raise InputError(
+                    f"{what} needs {_fact(fact)}, which no analyzer of the list provides: add one that does "
+                    f"(the list has {listed([a.name for a in analyzers], 12) or 'none'})"
+                )
+    return _sorted(analyzers, set(given))
+
+
+def _check(analyzers: Sequence[Analyzer]) -> None:
+    for analyzer in analyzers:
+        if not isinstance(analyzer, Analyzer):
+            raise InputError(f"analyzers= takes caramel.Analyzer objects, got {analyzer!r}")
+        if not isinstance(analyzer.provides, type) or not all(isinstance(each, type) for each in analyzer.requires):
+            raise InputError(
+                f"analyzer {analyzer.name!r} must name the facts that it requires and provides by their types"
+            )
+
+
+def _sorted(analyzers: Sequence[Analyzer], known: set[type]) -> tuple[Analyzer, ...]:
+    found: list[Analyzer] = []
+    waiting = list(analyzers)
+    while waiting:
+        ready = next((a for a in waiting if known.issuperset(a.requires)), None)
+        if ready is None:
+            raise InputError(f"analyzers need each other's facts in a circle: {_circle(waiting)}")
+        waiting.remove(ready)
+        known.add(ready.provides)
+        found.append(ready)
+    return tuple(found)
+
+
+def _circle(waiting: Sequence[Analyzer]) -> str:
+    """One of the circles, as a text."""
+    providers = {a.provides: a for a in waiting}
+    current, seen = waiting[0], list[Analyzer]()
+    while current not in seen:
+        seen.append(current)
+        current = next(providers[fact] for fact in current.requires if fact in providers)
+    circle = [*seen[seen.index(current) :], current]
+    return " needs ".join(f"{a.name!r} ({_fact(a.provides)})" for a in circle)
+
+
+def analyse(analyzers: Sequence[Analyzer], given: Sequence[Any], wanted: Sequence[type]) -> Mapping[type, Any]:
+    """Run analyzers, each once.
+
+    Args:
+        analyzers: the list, in any order.
+        given: facts that are there already.
+        wanted: types of facts that must be there at the end.
+
+    Returns:
+        All facts by type.
+
+    Raises:
+        InputError: the list does not fit together; see `ordered`.
+        AnalysisError: an analyzer failed, or provided something else than it said; with its name.
+    """
+    facts: dict[type, Any] = {type(fact): fact for fact in given}
+    for analyzer in ordered(analyzers, list(facts), wanted):
+        try:
+            fact = analyzer.run(*(facts[each] for each in analyzer.requires))
+        except CaramelError:
+            raise
+        except Exception as error:
+            raise AnalysisError(
+                f"analyzer {analyzer.name!r} failed: {type(error).__name__}: {error}; nothing was planned"
+            ) from error
+        if not isinstance(fact, analyzer.provides):
+            raise AnalysisError(
+                f"analyzer {analyzer.name!r} says that it provides {_fact(analyzer.provides)}, "
+                f"but returned {type(fact).__name__}"
+            )
+        facts[analyzer.provides] = fact
+    return facts
+
+
+def _fact(fact: type) -> str:
+    return fact.__name__

@@ -1,0 +1,292 @@
+"""Facts: what analyzers find out or decide. Frozen data, each made once; nothing here computes.
+
+Times are seconds of one worker's step. A gradient's *ready* time and its parameter's *read* time are on the
+clock of the step's own computation, with nothing stalled and without updates (the compute clock): a step
+computes from 0 to ``compute_s``; what waits moves everything after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+BACKWARD = "backward"
+"""The window in the step that makes the gradient."""
+
+FORWARD = "forward"
+"""The window in the next step, before the parameter is first read."""
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """What each gradient needs, from the Model's graph.
+
+    Attributes:
+        ops: names of the nodes that a step runs, producers first.
+        gradients: names of the dense and sparse gradients, in the Model's order.
+        needs: (gradients, ops) whether a gradient needs an op, directly or not.
+        producers: for each gradient the nodes whose results it is (several where it is a sum of tensors).
+        reads: for each gradient the nodes that use what its update writes, before it is written.
+        updates: for each gradient the nodes that follow from it and need no other gradient.
+        levels: for each gradient how many all-reduces there are in a row before it (0 where it needs no other
+            gradient's update in the same step). Only gradients of one level may travel together.
+        postponable: for each gradient why its update cannot wait for the next step; "" where it can.
+    """
+
+    ops: tuple[str, ...]
+    gradients: tuple[str, ...]
+    needs: np.ndarray
+    producers: Mapping[str, tuple[str, ...]]
+    reads: Mapping[str, tuple[str, ...]]
+    updates: Mapping[str, tuple[str, ...]]
+    levels: Mapping[str, int]
+    postponable: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Measured times of a step's ops.
+
+    Attributes:
+        model_digest: of the Model that was traced.
+        op_s: seconds of each node, the least of all runs. A node in a loop has the sum of a run's rounds.
+        op_bytes: bytes of each node's first output, where the trace says so.
+        step_s: median seconds of a step without communication, as it runs in training (graph optimizers on,
+            nothing traced).
+        predicted_s: what ``op_s`` alone predict for such a step.
+        runs: number of traced steps.
+        workers: how many workers were on the host, all computing at once.
+        examples: of one worker's batch; None if the program has none.
+        description: where and when it was measured.
+        warnings: what makes it doubtful (control flow whose times vary).
+    """
+
+    model_digest: str
+    op_s: Mapping[str, float]
+    op_bytes: Mapping[str, int]
+    step_s: float
+    predicted_s: float
+    runs: int
+    workers: int
+    examples: int | None
+    description: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class UpdateOrder:
+    """The order in which gradients are computed.
+
+    Attributes:
+        gradients: their names, first the one that is ready first.
+        stages: for each the ops that it needs and that none before it has needed, producers first.
+        reason: how it was found.
+    """
+
+    gradients: tuple[str, ...]
+    stages: tuple[tuple[str, ...], ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class ControlEdges:
+    """Control edges of one worker's step, by names of the Model's graph, that enforce an order.
+
+    Attributes:
+        edges: (before, after).
+        kind: ``"total"`` (every op that only later gradients need waits), ``"updates"`` (only the edges that
+            pay) or ``"none"``.
+        reason: why so many.
+    """
+
+    edges: tuple[tuple[str, str], ...]
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The transfer boundaries of one gradient, on the compute clock.
+
+    Attributes:
+        name: of the gradient.
+        dtype: its element type.
+        elements: how many; None for a sparse gradient.
+        size_bytes: what an all-reduce of it sends, as bytes of a tensor (in the element type of the messages).
+        ready_s: when it is computed.
+        read_s: when something first reads what its update writes.
+        update_s: seconds that its update takes.
+        level: see `Dependencies.levels`.
+        kept_reason: why it cannot travel in the forward window; "" where it can.
+        divisible: whether it may be cut in two.
+    """
+
+    name: str
+    dtype: str
+    elements: int | None
+    size_bytes: float
+    ready_s: float
+    read_s: float
+    update_s: float = 0.0
+    level: int = 0
+    kept_reason: str = ""
+    divisible: bool = True
+
+    @property
+    def item_bytes(self) -> float:
+        """Bytes on the wire for each element."""
+        return self.size_bytes / self.elements if self.elements else math.nan
+
+    @property
+    def is_postponable(self) -> bool:
+        """Whether it can travel in the forward window."""
+        return not self.kept_reason
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """All of them.
+
+    Attributes:
+        gradients: in the order in which they are ready.
+        compute_s: seconds of a step's computation without updates.
+        basis: what the times are from.
+    """
+
+    gradients: tuple[Boundary, ...]
+    compute_s: float
+    basis: str = ""
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Boundary]:
+        """Boundaries by the gradient's name."""
+        return {g.name: g for g in self.gradients}
+
+    @property
+    def updates_s(self) -> float:
+        """Seconds of all updates."""
+        return sum(g.update_s for g in self.gradients)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A gradient, or a range of its elements.
+
+    Attributes:
+        gradient: its name.
+        start: the first element.
+        elements: how many; None for a sparse gradient, which is never cut.
+    """
+
+    gradient: str
+    start: int
+    elements: int | None
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """What travels together.
+
+    Attributes:
+        buckets: names of whole gradients, in the order in which the buckets are complete.
+        reasons: why each is as it is.
+    """
+
+    buckets: tuple[tuple[str, ...], ...]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A transfer and its window.
+
+    Attributes:
+        pieces: what travels together; one element type, one level.
+        window: `BACKWARD` or `FORWARD`.
+        reason: why.
+    """
+
+    pieces: tuple[Piece, ...]
+    window: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All transfers. Those of the forward window come first, each window in the order in which it sends.
+
+    Attributes:
+        transfers: in the order in which all workers start them.
+        reason: which policy made it.
+    """
+
+    transfers: tuple[Scheduled, ...]
+    reason: str
+
+
+class TransferTimes(Protocol):
+    """What is known about the network, for so many workers."""
+
+    def time_s(self, size_bytes: float) -> float:
+        """Predicted seconds of one all-reduce of so many bytes, with the best algorithm and depth."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """When something happens in the timeline of a step.
+
+    Attributes:
+        kind: ``"compute"``, ``"stall"`` (computation waits for an update), ``"update"`` or ``"transfer"``.
+        what: gradient's name, or number of the transfer.
+        start_s: from the start of the step.
+        end_s: likewise.
+    """
+
+    kind: str
+    what: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step in steady state, as it is predicted.
+
+    Attributes:
+        spans: in the order in which they start.
+        iteration_s: seconds of the step.
+        compute_s: seconds of computation in it, updates included.
+        communication_s: seconds of all transfers.
+    """
+
+    spans: tuple[Span, ...]
+    iteration_s: float
+    compute_s: float
+    communication_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds in which the step only waits."""
+        return self.iteration_s - self.compute_s
+
+    @property
+    def rho(self) -> float:
+        """Communication over computation (Caramel, section 3.1)."""
+        return self.communication_s / self.compute_s if self.compute_s > 0 else math.inf
+
+    @property
+    def alpha(self) -> float:
+        """The overlap coefficient: the hidden part of the shorter of both; from U = 1 / (1 + rho - alpha min(rho, 1))."""
+        shorter = min(self.communication_s, self.compute_s)
+        hidden = self.communication_s - self.exposed_s
+        return hidden / shorter if shorter > 0 else 1.0
+
+    @property
+    def utilisation(self) -> float:
+        """U = 1 / (1 + rho - alpha * min(rho, 1)): the part of the step in which it computes."""
+        return self.compute_s / self.iteration_s if self.iteration_s > 0 else 1.0
