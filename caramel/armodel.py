@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from caramel.analyzers.analyzer import Analyzer, analyse, ordered
+from caramel.analyzers.automatic import WANTED, automatic
+from caramel.analyzers.network import Network
 from caramel.analyzers.postponement import postponement
-from caramel.analyzers.transfers import in_forward_window, one_per_gradient
+from caramel.analyzers.prediction import predict
+from caramel.analyzers.validity import check_applies, check_plan
 from caramel.checks import whole_number
 from caramel.collectives.algorithms import NATIVE
 from caramel.data.pipeline import Pipeline, make_pipeline
-from caramel.errors import CaptureError, InputError, listed
+from caramel.errors import CaptureError, InputError, InvariantError, PlanError, listed
+from caramel.facts import ControlEdges, Trace, UpdateOrder
 from caramel.frontend.context import Context
 from caramel.graph.bulk import many_objects
 from caramel.graph.devices import Device, default_devices, task_name
@@ -21,17 +27,21 @@ from caramel.graph.verify import verify_structure
 from caramel.model import Evaluation, Model, VariableClass
 from caramel.modifiers import state
 from caramel.modifiers.aggregate import aggregate, verify_aggregated
+from caramel.modifiers.cut import cut
 from caramel.modifiers.distributed import DistributedGraph, own_name, replica_name
 from caramel.modifiers.evaluate import add_evaluation
 from caramel.modifiers.place_input import add_input_state, data_signature, place_input, saved_position
 from caramel.modifiers.postpone import FLUSH, FORGET, postpone, verify_postponed
+from caramel.modifiers.proof import prove
 from caramel.modifiers.replicate import parse_devices, replicate
+from caramel.modifiers.serialize import serialize
 from caramel.modifiers.weigh import weigh
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
-from caramel.plan import Plan, Transfer
+from caramel.plan import Plan, Transfer, Transfers
 from caramel.signature import EvaluationSignature, Feed, Signature
+from caramel.tracefile import as_trace
 
 if TYPE_CHECKING:
     from caramel.runtime.cluster import Cluster
@@ -46,10 +56,11 @@ class ARModel:
     Args:
         context: what `caramel.capture` returned.
         number_of_workers: N, at least 1.
-        serialization: enforce one order of computation (no effect yet; the plan says so).
-        batching: send small gradients together (no effect yet; the plan says so).
-        scheduling: send part of the gradients in the next forward pass (no effect yet).
-        analyzers: a list of analyzers to use instead of the automatic ones (no effect yet).
+        serialization: enforce one order of computation; needs a trace.
+        batching: send small gradients together.
+        scheduling: send part of the gradients in the next forward pass; needs a trace and a network model.
+        analyzers: a list of `caramel.Analyzer` to use instead of the automatic ones
+            (`caramel.analyzers.automatic.automatic` returns those).
         device_list: a device string for each worker; default ``/job:worker/task:r``. Parts such as
             ``/GPU:0`` are kept.
         sharding: how a dataset given at capture is divided. ``"slice"``: every batch is split over the
@@ -70,17 +81,26 @@ class ARModel:
         deterministic: add gradients in rank order only, so that the bits of the result do not depend on
             how gradients are bucketed, cut and scheduled.
         wire: ``"bfloat16"`` or ``"float16"`` to send rounded gradients.
-        postponed: names of gradients that travel, and whose updates are made, at the start of the next step.
+        postponed: names of gradients that travel, and whose updates are made, at the start of the next step,
+            chosen by hand instead of by scheduling.
+        trace: measured times of the program's ops (`caramel.trace`), or the file of some.
+        policy: ``"optimal"``, or ``"paper"`` for Caramel's own batching and packing.
+        plan: a finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
+            above only the device list may be another.
 
     Attributes:
         model: the single-device Model.
         pipeline: the workers' input pipelines, if a dataset was given at capture.
         plan: the Plan.
+        facts: what the analyzers found, by type; empty if a plan was given.
         signature: names of what to feed, fetch and call.
 
     Raises:
         InputError: an argument does not fit.
         CaptureError: the program cannot be captured or replicated.
+        AnalysisError: an analyzer failed.
+        PlanError: the plan was made for something else, or breaks an invariant.
+        TraceError: the trace is of another program.
         InvariantError: the emitted graph is wrong (a defect of this library).
 
     Source:
@@ -106,6 +126,9 @@ class ARModel:
         deterministic: bool = False,
         wire: str | None = None,
         postponed: Sequence[str] = (),
+        trace: Trace | str | os.PathLike[str] | None = None,
+        policy: str = "optimal",
+        plan: Plan | str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(context, Context):
             raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
@@ -118,14 +141,29 @@ class ARModel:
         collectives.check_workers(workers)
         self.context = context
         self.model: Model = context.model
-        devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
-        switches = {"serialization": serialization, "batching": batching, "scheduling": scheduling}
         self.pipeline = _pipeline(context, self.model, workers, sharding)
-        self.plan = make_plan(
-            self.model, devices, switches, analyzers, uneven_batches, collectives, statistics, self.pipeline, postponed
-        )
+        self.facts: Mapping[type, Any] = {}
+        if plan is not None:
+            self.plan = _given_plan(plan, self.model, workers, device_list, self.pipeline)
+        else:
+            devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
+            network_fact = Network(collectives, workers)
+            chosen, notes = _analyzers(
+                self.model, network_fact, trace, analyzers, policy, serialization, batching, scheduling, postponed
+            )
+            self.facts = analyse(chosen, [self.model, network_fact], WANTED)
+            self.plan = make_plan(
+                self.model, devices, self.facts, chosen, notes, uneven_batches, statistics, self.pipeline
+            )
+        check_plan(self.plan, self.model)
         self.evaluation: Evaluation | None = context.evaluation_for() if context.evaluation is not None else None
-        self._distributed = emit(self.model, self.plan, self.evaluation, self.pipeline)
+        try:
+            self._distributed = emit(self.model, self.plan, self.evaluation, self.pipeline)
+        except InvariantError as error:
+            if plan is None:
+                raise
+            raise PlanError(f"the plan breaks an invariant, {error}; make the plan anew") from error
+        self.plan = replace(self.plan, proof=prove(self._distributed, self.model, self.plan))
         self.signature = make_signature(self.model, self.plan, self.evaluation, self.pipeline)
 
     @cached_property
@@ -175,47 +213,106 @@ def _pipeline(context: Context, model: Model, workers: int, sharding: str | None
     return None
 
 
+def _given_plan(
+    plan: Plan | str | os.PathLike[str],
+    model: Model,
+    workers: int,
+    device_list: Sequence[str] | None,
+    pipeline: Pipeline | None,
+) -> Plan:
+    """A finished plan, if it fits."""
+    found = plan if isinstance(plan, Plan) else Plan.load(plan)
+    check_applies(found, model, workers)
+    devices = parse_devices(found.devices if device_list is None else device_list, workers)
+    sharding = None if pipeline is None else pipeline.sharding.value
+    if found.sharding != sharding:
+        raise PlanError(f"the plan was made for sharding={found.sharding!r}, here it is {sharding!r}")
+    return replace(found, devices=devices, proof=())
+
+
+def _analyzers(
+    model: Model,
+    network: Network,
+    trace: Trace | str | os.PathLike[str] | None,
+    analyzers: Sequence[Analyzer] | None,
+    policy: str,
+    serialize: bool,
+    batching: bool,
+    scheduling: bool,
+    postponed: Sequence[str],
+) -> tuple[Sequence[Analyzer], list[str]]:
+    """The caller's analyzers, or those that the options need, and notes about these."""
+    measured = as_trace(trace, model)
+    if analyzers is not None:
+        if postponed or measured is not None:
+            raise InputError("with analyzers= leave out postponed= and trace=: put analyzers that do it into the list")
+        return list(analyzers), []
+    return automatic(
+        network,
+        measured,
+        serialize=serialize,
+        batching=batching,
+        scheduling=scheduling,
+        policy=policy,
+        postponed=postponed,
+    )
+
+
 def make_plan(
     model: Model,
     devices: Sequence[str],
-    switches: dict[str, bool],
-    analyzers: Sequence[Any] | None,
+    facts: Mapping[type, Any],
+    analyzers: Sequence[Analyzer],
+    notes: Sequence[str],
     uneven_batches: str,
-    collectives: CollectiveOptions,
     statistics: str,
     pipeline: Pipeline | None,
-    postponed: Sequence[str],
 ) -> Plan:
-    """Decide; nothing is rewritten here."""
-    notes = list(model.notes)
-    idle = [name for name, is_on in switches.items() if is_on]
-    if idle:
-        notes.append(f"{', '.join(idle)}: switched on, without effect yet")
-    if analyzers is not None:
-        notes.append("analyzers: a list was given, without effect yet")
-    weighted = uneven_batches == "weight" and len(devices) > 1 and not _always_even(model, pipeline)
+    """Put what was found together; nothing is rewritten here."""
+    network: Network = facts[Network]
+    transfers: Transfers = facts[Transfers]
+    edges: ControlEdges = facts[ControlEdges]
+    order: UpdateOrder | None = facts.get(UpdateOrder)
+    weighted = _is_weighted(model, len(devices), uneven_batches, pipeline)
+    everything = [*model.notes, *notes, *transfers.notes]
     if weighted:
-        notes.append("gradients are weighted by each worker's share of the examples, so batches need not divide evenly")
-    notes += _local_notes(model, statistics, len(devices))
+        everything.append(
+            "gradients are weighted by each worker's share of the examples, so batches need not divide evenly"
+        )
+    everything += _local_notes(model, statistics, len(devices))
     if pipeline is not None:
-        notes += pipeline.notes
-    transfers = in_forward_window(model, one_per_gradient(model, len(devices), collectives), postponed)
-    notes += _collective_notes(collectives, transfers, len(devices))
-    return Plan(
+        everything += pipeline.notes
+    everything += _collective_notes(network.options, transfers.transfers, len(devices))
+    trace: Trace | None = facts.get(Trace)
+    everything += [f"trace: {warning}" for warning in (trace.warnings if trace is not None else ())]
+    plan = Plan(
         model_digest=model.digest,
         workers=len(devices),
         devices=tuple(devices),
         reduction=model.reduction.kind,
         reduction_reason=model.reduction.reason,
         weighted=weighted,
-        deterministic=collectives.deterministic,
+        deterministic=network.options.deterministic,
         statistics=statistics,
-        network=None if collectives.network is None else collectives.network.description,
-        transfers=transfers,
+        network=None if network.options.network is None else network.options.network.description,
+        transfers=transfers.transfers,
         variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
-        notes=tuple(notes),
+        notes=tuple(everything),
         sharding=None if pipeline is None else pipeline.sharding.value,
+        analyzers=tuple(a.name for a in ordered(analyzers, [Model, Network], WANTED)),
+        order=() if order is None else order.gradients,
+        order_reason="" if order is None else f"{order.reason}; enforced: {edges.reason}",
+        edges=edges.edges,
+        in_flight=transfers.in_flight,
+        prediction=predict(facts),
     )
+    gradients = {g.name: g for g in model.gradients}
+    return replace(plan, extra_bytes=sum(gradients[name].size_bytes for name in plan.postponed))
+
+
+def _is_weighted(model: Model, workers: int, uneven_batches: str, pipeline: Pipeline | None) -> bool:
+    """Whether gradients are weighted by the workers' shares of the examples."""
+    return uneven_batches == "weight" and workers > 1 and not _always_even(model, pipeline)
 
 
 def _always_even(model: Model, pipeline: Pipeline | None) -> bool:
@@ -266,15 +363,19 @@ def emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipe
         return distributed
 
     distributed = checked(replicate(model, plan.devices), "replicate")
+    if plan.edges:
+        distributed = checked(serialize(distributed, plan), "serialize")
     if pipeline is not None:
         distributed = checked(place_input(distributed, pipeline, plan.devices), "place_input")
     distributed, tensors = weigh(distributed, model, plan)
     distributed = checked(distributed, "weigh")
+    distributed, pieces = cut(distributed, model, plan, tensors)
+    distributed = checked(distributed, "cut")
     later = postponement(model, plan.postponed)
-    distributed, tensors = postpone(distributed, model, plan, tensors, later)
+    distributed, pieces = postpone(distributed, model, plan, pieces, later)
     distributed = checked(distributed, "postpone")
-    distributed = checked(aggregate(distributed, model, plan, tensors), "aggregate")
-    verify_aggregated(distributed, model, range(plan.workers), tensors)
+    distributed = checked(aggregate(distributed, model, plan, pieces), "aggregate")
+    verify_aggregated(distributed, model, plan, pieces)
     verify_postponed(distributed, model, plan, later)
     saved: Sequence[state.Saved] = ()
     if pipeline is not None:

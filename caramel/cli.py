@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -110,10 +111,41 @@ _with_collectives = _options(
 """Options about the all-reduces."""
 
 
+_with_policies = _options(
+    click.option(
+        "--trace",
+        metavar="FILE.json",
+        type=click.Path(dir_okay=False),
+        help="Measured times of the program's ops (caramel trace makes them).",
+    ),
+    click.option(
+        "--policy",
+        type=click.Choice(["optimal", "paper"]),
+        default="optimal",
+        show_default=True,
+        help="How to make buckets and put them into windows: as well as can be, or by Caramel's own rules.",
+    ),
+    click.option("--serialization/--no-serialization", default=True, help="Enforce one order of computation."),
+    click.option("--batching/--no-batching", default=True, help="Send small gradients together."),
+    click.option("--scheduling/--no-scheduling", default=True, help="Send gradients in the next forward pass, too."),
+)
+"""Options about what is decided; each switch takes one of the paper's optimisations away."""
+
+
+_with_plan = click.option(
+    "--plan",
+    metavar="FILE.json",
+    type=click.Path(dir_okay=False),
+    help="Apply this plan (caramel plan --out) as it is, instead of making one.",
+)
+
+
 @main.command()
 @click.argument("program", metavar="FILE.py:ENTRY")
 @click.option("--workers", type=int, required=True, help="Number of workers.")
+@_with_plan
 @_with_collectives
+@_with_policies
 @_with_cluster("in-process")
 @_with_devices
 @click.option("--steps", type=click.IntRange(min=0), help="Steps to train; default: one pass over the data.")
@@ -144,13 +176,13 @@ def run(
     base_port: int | None,
     allow_open_ports: bool,
     devices: tuple[str, ...],
-    **collectives: Any,
+    **decisions: Any,
 ) -> None:
     """Train a program on N workers."""
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
     chosen = _cluster(cluster, base_port, allow_open_ports)
-    loaded, armodel = _compiled(program, workers, devices, collectives)
+    loaded, armodel = _compiled(program, workers, devices, decisions)
     with armodel.session(chosen, step_timeout_s=step_timeout) as session:
         _train(session, loaded, steps, checkpoint, save_every)
 
@@ -160,13 +192,78 @@ def run(
 @click.option("--workers", type=int, required=True, help="Number of workers.")
 @click.option("--out", required=True, metavar="DIR", type=click.Path(file_okay=False), help="Directory to write.")
 @_with_devices
+@_with_plan
 @_with_collectives
+@_with_policies
 @_reporting_errors
-def export(program: str, workers: int, out: str, devices: tuple[str, ...], **collectives: Any) -> None:
+def export(program: str, workers: int, out: str, devices: tuple[str, ...], **decisions: Any) -> None:
     """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
-    _, armodel = _compiled(program, workers, devices, collectives)
+    _, armodel = _compiled(program, workers, devices, decisions)
     armodel.export(out)
     click.echo(f"\nexported to {out}: see README.md there")
+
+
+@main.command()
+@click.argument("program", metavar="FILE.py:ENTRY")
+@click.option("--workers", type=int, required=True, help="Number of workers.")
+@_with_collectives
+@_with_policies
+@click.option(
+    "--analyzers",
+    metavar="NAME,NAME,...",
+    help="Exactly these analyzers, by the names that a plan prints, or FILE.py:NAME for one of your own.",
+)
+@click.option(
+    "--workers-on-host",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="K",
+    help="Without --trace, the program is traced here, with so many workers that compute at once.",
+)
+@_with_devices
+@click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write the plan to.")
+@click.option("--json", "as_json", is_flag=True, help="Print the prediction as JSON, in SI units.")
+@click.option("--explain", "explained", metavar="GRADIENT", multiple=True, help="Also say why for this gradient.")
+@click.option("--diff", "other", metavar="FILE.json", type=click.Path(dir_okay=False), help="Also compare with a plan.")
+@_reporting_errors
+def plan(
+    program: str,
+    workers: int,
+    analyzers: str | None,
+    workers_on_host: int,
+    devices: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+    explained: tuple[str, ...],
+    other: str | None,
+    **decisions: Any,
+) -> None:
+    """Decide how a program's gradients travel, and predict what a step will take.
+
+    The program is traced on this machine (unless --trace has its times); nothing of it changes. A prediction needs a
+    model of the network: --network.
+    """
+    from caramel.planning import planned
+
+    armodel = planned(program, workers, devices, analyzers, workers_on_host, decisions)
+    made = armodel.plan
+    if out is not None:
+        made.save(out)
+    if as_json:
+        if made.prediction is None:
+            raise InputError("nothing can be predicted without a network model: give --network FILE.json")
+        click.echo(json.dumps(made.prediction.as_dict(), indent=1))
+        return
+    click.echo(made.table())
+    for name in explained:
+        click.echo(f"\n{made.explain(name)}")
+    if other is not None:
+        from caramel.plan import Plan
+
+        click.echo("\n" + (Plan.load(other).diff(made) or f"no difference from {other}"))
+    if out is not None:
+        click.echo(f"\nwritten: {out}")
 
 
 @main.command()
@@ -300,7 +397,7 @@ def worker(cluster: str, task: int | None, devices: int) -> None:
 
 
 def _compiled(
-    program: str, workers: int, devices: tuple[str, ...], collectives: dict[str, Any]
+    program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any]
 ) -> tuple[Program, ARModel]:
     """Capture and compile a program file, and print the plan."""
     from caramel.program import load_program
@@ -308,7 +405,7 @@ def _compiled(
     loaded = load_program(program)
     from caramel.armodel import ARModel
 
-    armodel = ARModel(loaded.context, workers, device_list=devices or None, **collectives)
+    armodel = ARModel(loaded.context, workers, device_list=devices or None, **decisions)
     click.echo(armodel.plan.table())
     return loaded, armodel
 

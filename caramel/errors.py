@@ -44,7 +44,7 @@ class AnalysisError(CaramelError):
     """An analyzer failed half-way; nothing was planned."""
 
 
-class PlanError(CaramelError):
+class PlanError(InputError):
     """A plan does not fit the model, the workers or this library, or breaks an invariant."""
 
 

@@ -281,7 +281,7 @@ class Timeline:
 
     @property
     def alpha(self) -> float:
-        """The overlap coefficient: the hidden part of the shorter of both; from U = 1 / (1 + rho - alpha min(rho, 1))."""
+        """The overlap coefficient: the hidden part of the shorter of both (Caramel, section 3.1)."""
         shorter = min(self.communication_s, self.compute_s)
         hidden = self.communication_s - self.exposed_s
         return hidden / shorter if shorter > 0 else 1.0

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from caramel.errors import InputError, listed
+from caramel.errors import InputError, PlanError, listed
+from caramel.facts import BACKWARD, FORWARD, Piece, Span, Timeline
 from caramel.tables import aligned
+from caramel.writing import write_whole
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,7 @@ class Transfer:
     """The all-reduce of one bucket.
 
     Attributes:
-        gradients: names of the gradients that travel together.
+        pieces: the gradients that travel together, or ranges of their elements, in the order in which they lie.
         dtype: their element type.
         elements: how many there are; None for a sparse gradient, whose rows vary from step to step.
         size_bytes: their size; None likewise.
@@ -30,7 +37,7 @@ class Transfer:
         reason: why it is so.
     """
 
-    gradients: tuple[str, ...]
+    pieces: tuple[Piece, ...]
     dtype: str
     elements: int | None
     size_bytes: int | None
@@ -40,6 +47,64 @@ class Transfer:
     wire: str | None
     predicted_s: float | None
     reason: str
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """Names of the gradients of which it has all elements or some."""
+        return tuple(dict.fromkeys(p.gradient for p in self.pieces))
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """All transfers with their collectives; the fact from which a plan is made.
+
+    Attributes:
+        transfers: those of the forward window first, each window in the order in which all workers send.
+        in_flight: how many of a window may be under way at once on a worker; None for no limit.
+        notes: for the plan.
+    """
+
+    transfers: tuple[Transfer, ...]
+    in_flight: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step will take, in steady state.
+
+    Attributes:
+        timeline: of one step on each worker.
+        lower_bound_s: no plan of the same computation on the same network takes less.
+        basis: what the times are from.
+        alternatives: for each transfer what the step would take with it in the other window; None where it
+            cannot be there.
+    """
+
+    timeline: Timeline
+    lower_bound_s: float
+    basis: str
+    alternatives: tuple[float | None, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """Predicted time over the lower bound, less 1."""
+        return self.timeline.iteration_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """The figures, in SI units."""
+        found = self.timeline
+        return {
+            "predicted_iteration_s": found.iteration_s,
+            "compute_s": found.compute_s,
+            "communication_s": found.communication_s,
+            "exposed_s": found.exposed_s,
+            "alpha": found.alpha,
+            "rho": found.rho,
+            "utilisation": found.utilisation,
+            "lower_bound_s": self.lower_bound_s,
+            "gap": self.gap,
+        }
 
 
 @dataclass(frozen=True)
@@ -61,6 +126,14 @@ class Plan:
         variable_classes: class of each variable.
         notes: assumptions, and options that have no effect.
         sharding: how a dataset on the workers is divided between them, if there is one.
+        analyzers: names of the analyzers that decided, in the order in which they ran.
+        order: names of the gradients in the order in which they are computed.
+        order_reason: how it was found, and how it is enforced.
+        edges: control edges (before, after) that enforce it on each worker, by names of the single-device graph.
+        in_flight: how many transfers of a window may be under way at once on a worker; None for no limit.
+        extra_bytes: what each worker keeps for the next step.
+        prediction: what a step will take; None without a trace or a network model.
+        proof: what was checked of the emitted graph; empty before it is emitted.
     """
 
     model_digest: str
@@ -76,50 +149,95 @@ class Plan:
     variable_classes: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     sharding: str | None = None
+    analyzers: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    order_reason: str = ""
+    edges: tuple[tuple[str, str], ...] = ()
+    in_flight: int | None = None
+    extra_bytes: int = 0
+    prediction: Prediction | None = None
+    proof: tuple[str, ...] = ()
+
+    # -- as text -----------------------------------------------------------------------------
 
     def to_json(self) -> str:
         """The plan as JSON; the same plan always gives the same text."""
-        return json.dumps({"version": PLAN_VERSION, **asdict(self)}, indent=1, sort_keys=True)
+        return json.dumps({"version": PLAN_VERSION, **asdict(self)}, indent=1, sort_keys=True, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str, name: str = "this") -> Plan:
         """Read a plan that `to_json` wrote.
 
+        Args:
+            text: the JSON.
+            name: what to call it in errors.
+
         Raises:
-            InputError: not a plan, or of another version.
+            PlanError: not a plan, of another version, or damaged.
         """
         try:
             data: dict[str, Any] = json.loads(text)
             version = data.pop("version")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise InputError(f"this is not a plan: {error}") from error
+            raise PlanError(f"{name} is not a plan: {error}") from error
         if version != PLAN_VERSION:
-            raise InputError(
-                f"the plan has version {version}, this library reads version {PLAN_VERSION}: make the plan anew"
+            raise PlanError(
+                f"the plan {name} has version {version}, this library reads version {PLAN_VERSION}: make the plan anew"
             )
         try:
-            data["transfers"] = tuple(Transfer(**{**t, "gradients": tuple(t["gradients"])}) for t in data["transfers"])
-            data["variable_classes"] = tuple((name, kind) for name, kind in data["variable_classes"])
-            for key in ("devices", "notes"):
-                data[key] = tuple(data[key])
-            return cls(**data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"the plan is damaged: {error}") from error
+            return _plan(data)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"the plan {name} is damaged: {error}; make the plan anew") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, whole or not at all.
+
+        Raises:
+            PlanError: it cannot be written; what was there is untouched.
+        """
+        try:
+            write_whole(Path(path), self.to_json() + "\n")
+        except OSError as error:
+            raise PlanError(f"the plan cannot be written to {os.fspath(path)!r}: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan that `save` wrote.
+
+        Raises:
+            PlanError: it cannot be read, or see `from_json`.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"the plan {os.fspath(path)!r} cannot be read: {error}") from error
+        return cls.from_json(text, repr(os.fspath(path)))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the JSON text."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of the JSON text of all that was decided; what was proved of the result is no decision."""
+        return hashlib.sha256(replace(self, proof=()).to_json().encode()).hexdigest()
+
+    # -- what is in it -----------------------------------------------------------------------
 
     @property
     def bytes_per_step(self) -> int:
         """Bytes of all dense gradients of one replica."""
         return sum(t.size_bytes or 0 for t in self.transfers)
 
+    @cached_property
+    def pieces(self) -> Mapping[str, tuple[tuple[Piece, str], ...]]:
+        """For each gradient its pieces and their windows, in the order of its elements."""
+        found: dict[str, list[tuple[Piece, str]]] = {}
+        for transfer in self.transfers:
+            for piece in transfer.pieces:
+                found.setdefault(piece.gradient, []).append((piece, transfer.window))
+        return {name: tuple(sorted(pieces, key=lambda p: p[0].start)) for name, pieces in found.items()}
+
     @property
     def postponed(self) -> tuple[str, ...]:
-        """Names of the gradients that travel in the next step."""
-        return tuple(name for t in self.transfers if t.window == "forward" for name in t.gradients)
+        """Names of the gradients whose updates are made in the next step: some of their elements travel there."""
+        return tuple(name for name, pieces in self.pieces.items() if any(window == FORWARD for _, window in pieces))
 
     def explain(self, gradient: str) -> str:
         """What happens to one gradient, and why.
@@ -130,26 +248,49 @@ class Plan:
         Raises:
             InputError: the plan has no such gradient.
         """
-        for number, transfer in enumerate(self.transfers):
-            if gradient in transfer.gradients:
-                size = "a number of" if transfer.size_bytes is None else str(transfer.size_bytes)
-                wire = f" ({transfer.wire} on the wire)" if transfer.wire else ""
-                return (
-                    f"{gradient}: transfer {number}, {size} bytes of {transfer.dtype}{wire}, "
-                    f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. {transfer.reason}"
-                )
-        names = [g for t in self.transfers for g in t.gradients]
-        raise InputError(f"the plan has no gradient {gradient!r}; it has {listed(names, 8)}")
+        found = [
+            self._explained(number, transfer, piece)
+            for number, transfer in enumerate(self.transfers)
+            for piece in transfer.pieces
+            if piece.gradient == gradient
+        ]
+        if not found:
+            names = list(self.pieces)
+            raise InputError(f"the plan has no gradient {gradient!r}; it has {listed(names, 8)}")
+        place = f" Computed as number {self.order.index(gradient)} of {len(self.order)}." if self.order else ""
+        return "\n".join(found) + place
+
+    def _explained(self, number: int, transfer: Transfer, piece: Piece) -> str:
+        size = "a number of" if transfer.size_bytes is None else str(transfer.size_bytes)
+        wire = f" ({transfer.wire} on the wire)" if transfer.wire else ""
+        part = "" if len(self.pieces[piece.gradient]) == 1 else f" elements {_range(piece)} in"
+        others = len(transfer.gradients) - 1
+        shared = f" together with {others} other gradients" if others else ""
+        return (
+            f"{piece.gradient}:{part} transfer {number}{shared}, {size} bytes of {transfer.dtype}{wire}, "
+            f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. "
+            f"{transfer.reason}{self._alternative(number)}"
+        )
+
+    def _alternative(self, number: int) -> str:
+        if self.prediction is None or not self.prediction.alternatives:
+            return ""
+        other_s = self.prediction.alternatives[number]
+        window = FORWARD if self.transfers[number].window == BACKWARD else BACKWARD
+        if other_s is None:
+            return f" It cannot be in the {window} window."
+        more_s = other_s - self.prediction.timeline.iteration_s
+        more = "more" if more_s >= 0 else "less"
+        return f" In the {window} window the step would take {abs(more_s) * 1e3:.3g} ms {more}."
 
     def table(self) -> str:
         """The plan as text for a terminal."""
         predicted = any(t.predicted_s is not None for t in self.transfers)
         rows = [("#", "gradients", "dtype", "bytes", "algorithm", "depth", "window", *(["ms"] if predicted else []))]
         for number, t in enumerate(self.transfers):
-            names = ", ".join(t.gradients)
             time = ["-" if t.predicted_s is None else f"{t.predicted_s * 1e3:.3g}"] if predicted else []
             size = "sparse" if t.size_bytes is None else f"{t.size_bytes:,}"
-            rows.append((str(number), names, t.dtype, size, t.algorithm, str(t.depth), t.window, *time))
+            rows.append((str(number), self._contents(t), t.dtype, size, t.algorithm, str(t.depth), t.window, *time))
         head = [
             f"plan {self.digest[:12]}: {self.workers} workers, {len(self.transfers)} transfers, "
             f"{self.bytes_per_step:,} bytes of gradients per worker and step",
@@ -159,9 +300,127 @@ class Plan:
             head.append("deterministic: gradients are added in rank order")
         if self.network is not None:
             head.append(f"network: {self.network}")
+        if self.analyzers:
+            head.append(f"analyzers: {', '.join(self.analyzers)}")
+        if self.order:
+            head.append(f"order of gradients: {self.order_reason}")
+        if self.extra_bytes:
+            head.append(f"each worker keeps {self.extra_bytes:,} bytes for the next step")
         counts: dict[str, int] = {}
         for _, kind in self.variable_classes:
             counts[kind] = counts.get(kind, 0) + 1
         head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
         notes = ["", *(f"note: {n}" for n in self.notes)] if self.notes else []
-        return "\n".join([*head, "", aligned(rows, right={0, 3, 5, 7}, rule=True), *notes])
+        proof = ["", *(f"checked: {p}" for p in self.proof)] if self.proof else []
+        return "\n".join([*head, "", aligned(rows, right={0, 3, 5, 7}, rule=True), *self._predicted(), *notes, *proof])
+
+    def _contents(self, transfer: Transfer) -> str:
+        names = [
+            p.gradient if len(self.pieces[p.gradient]) == 1 else f"{p.gradient}[{_range(p)}]" for p in transfer.pieces
+        ]
+        return listed(names, _MOST_NAMES)
+
+    def _predicted(self) -> list[str]:
+        if self.prediction is None:
+            return []
+        found, times = self.prediction, self.prediction.timeline
+        return [
+            "",
+            f"predicted: {times.iteration_s * 1e3:.4g} ms per step: {times.compute_s * 1e3:.4g} ms of computation, "
+            f"{times.communication_s * 1e3:.4g} ms of communication, {times.exposed_s * 1e3:.4g} ms of it exposed",
+            f"alpha {times.alpha:.3f}, rho {times.rho:.3f}, utilisation {times.utilisation:.1%}; "
+            f"no plan takes less than {found.lower_bound_s * 1e3:.4g} ms (gap {found.gap:.1%})",
+            f"from: {found.basis}",
+        ]
+
+    def diff(self, other: Plan) -> str:
+        """What another plan decides otherwise, as text; empty if nothing.
+
+        Args:
+            other: the plan to compare with.
+        """
+        lines = []
+        for field in fields(Plan):
+            if field.name in ("transfers", "proof", "prediction", "order", "edges"):
+                continue
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine != theirs:
+                lines.append(f"{field.name}: {mine} -> {theirs}")
+        lines += [f"{name}: {mine} -> {theirs}" for name, mine, theirs in self._moved(other)]
+        for name in ("order", "edges"):
+            if getattr(self, name) != getattr(other, name):
+                lines.append(
+                    f"{name}: {len(getattr(self, name))} -> {len(getattr(other, name))} entries, different ones"
+                )
+        mine_s, theirs_s = (p.prediction.timeline.iteration_s if p.prediction else None for p in (self, other))
+        if mine_s != theirs_s:
+            lines.append(f"predicted step: {_milliseconds(mine_s)} -> {_milliseconds(theirs_s)}")
+        return "\n".join(lines)
+
+    def _moved(self, other: Plan) -> list[tuple[str, str, str]]:
+        """Gradients whose transfers differ, with how they travel in either plan."""
+        mine, theirs = self._travels(), other._travels()
+        names = list(dict.fromkeys([*mine, *theirs]))
+        each = ((name, mine.get(name, "not there"), theirs.get(name, "not there")) for name in names)
+        return [(name, here, there) for name, here, there in each if here != there]
+
+    def _travels(self) -> dict[str, str]:
+        found: dict[str, list[str]] = {}
+        for number, t in enumerate(self.transfers):
+            for piece in t.pieces:
+                part = "" if len(self.pieces[piece.gradient]) == 1 else f"[{_range(piece)}] "
+                wire = f" as {t.wire}" if t.wire else ""
+                how = f"{part}transfer {number} ({len(t.pieces)} pieces, {t.size_bytes} bytes), {t.window}, "
+                found.setdefault(piece.gradient, []).append(f"{how}{t.algorithm} x{t.depth}{wire}")
+        return {name: "; ".join(parts) for name, parts in found.items()}
+
+
+_MOST_NAMES = 6
+"""Of a bucket, in a table."""
+
+
+def _range(piece: Piece) -> str:
+    return f"{piece.start}:{piece.start + (piece.elements or 0)}"
+
+
+def _milliseconds(time_s: float | None) -> str:
+    return "unknown" if time_s is None else f"{time_s * 1e3:.4g} ms"
+
+
+def _plan(data: dict[str, Any]) -> Plan:
+    """A plan from parsed JSON; whatever is wrong raises some error."""
+    data["transfers"] = tuple(
+        Transfer(**{**t, "pieces": tuple(Piece(**p) for p in t["pieces"])}) for t in data["transfers"]
+    )
+    for key in ("variable_classes", "edges"):
+        data[key] = tuple((first, second) for first, second in data[key])
+    for key in ("devices", "notes", "analyzers", "order", "proof"):
+        data[key] = tuple(data[key])
+    if data["prediction"] is not None:
+        found = dict(data["prediction"])
+        timeline = dict(found["timeline"])
+        timeline["spans"] = tuple(Span(**s) for s in timeline["spans"])
+        found.update(timeline=Timeline(**timeline), alternatives=tuple(found["alternatives"]))
+        data["prediction"] = Prediction(**found)
+    plan = Plan(**data)
+    _check_types(plan)
+    return plan
+
+
+def _check_types(plan: Plan) -> None:
+    """Refuse values of other types than the fields', which JSON does not know."""
+    whole = [plan.workers, plan.extra_bytes, *([] if plan.in_flight is None else [plan.in_flight])]
+    for t in plan.transfers:
+        whole += [t.depth, *(n for n in (t.elements, t.size_bytes) if n is not None)]
+        whole += [n for p in t.pieces for n in (p.start, p.elements) if n is not None]
+        texts = [t.dtype, t.algorithm, t.window, t.reason, *(p.gradient for p in t.pieces)]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"a transfer has {texts}, where texts belong")
+        if t.predicted_s is not None and not (isinstance(t.predicted_s, (int, float)) and math.isfinite(t.predicted_s)):
+            raise TypeError(f"a predicted time is {t.predicted_s!r}")
+    wrong = [n for n in whole if isinstance(n, bool) or not isinstance(n, int) or n < 0]
+    if wrong:
+        raise TypeError(f"{wrong[0]!r} is no whole number of at least 0")
+    for name in ("weighted", "deterministic"):
+        if not isinstance(getattr(plan, name), bool):
+            raise TypeError(f"{name} is {getattr(plan, name)!r}, not true or false")

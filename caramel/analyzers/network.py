@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from caramel.collectives.dtypes import ITEM_BYTES
+from caramel.errors import InputError
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.netmodel.line import Line, Sample, fit_line, threshold_bytes
 
@@ -31,6 +32,22 @@ class Network:
         """Whether times can be predicted."""
         return self.options.network is not None or self.workers == 1
 
+    def must_be_known(self, who: str) -> None:
+        """Check that times can be predicted.
+
+        Args:
+            who: what needs them, for the error.
+
+        Raises:
+            InputError: they cannot.
+        """
+        if not self.is_known:
+            raise InputError(
+                f"{who} needs the times of transfers, but there is no network model: pass network= (`caramel netbench` "
+                "measures one, `caramel.NetworkModel.from_link_rate` makes one from a data sheet), or take policies "
+                "that need none"
+            )
+
     def time_s(self, size_bytes: float) -> float:
         """Predicted seconds of one all-reduce of so many bytes on the wire.
 
@@ -38,11 +55,17 @@ class Network:
             InputError: the network model knows nothing about what is allowed.
         """
         if size_bytes not in self._times:
-            # The bytes are those of the wire, so any element type does that is sent as it is.
-            elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
-            found = choose_collective(self._unwired, self.workers, "float32", elements)
-            self._times[size_bytes] = found.predicted_s or 0.0
+            self._times[size_bytes] = self._predicted_s(size_bytes)
         return self._times[size_bytes]
+
+    def _predicted_s(self, size_bytes: float) -> float:
+        options, network = self.options, self.options.network
+        if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
+            # Nothing is left to choose, and choices alone come with a prediction.
+            return network.predict(options.algorithm, options.depth, self.workers, size_bytes).time_s
+        # The bytes are those of the wire, so any element type does that is sent as it is.
+        elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
+        return choose_collective(self._unwired, self.workers, "float32", elements).predicted_s or 0.0
 
     @cached_property
     def _unwired(self) -> CollectiveOptions:
@@ -55,12 +78,27 @@ class Network:
         Args:
             total_bytes: of all gradients.
         """
-        last = max(total_bytes, 2 * _SMALLEST_PLANNED_BYTES)
-        sizes = [_SMALLEST_PLANNED_BYTES]
+        return Line(0.0, 0.0) if self.workers == 1 else fit_line(self._samples(total_bytes, _SMALLEST_PLANNED_BYTES))
+
+    def line_below(self, total_bytes: float) -> Line:
+        """A line that no transfer of up to all bytes of a step is faster than, for bounds.
+
+        Args:
+            total_bytes: of all gradients.
+        """
+        if self.workers == 1:
+            return Line(0.0, 0.0)
+        samples = self._samples(total_bytes, 1)
+        first, last = samples[0], samples[-1]
+        slope = max(last.time_s - first.time_s, 0.0) / (last.size_bytes - first.size_bytes)
+        return Line(max(min(s.time_s - slope * s.size_bytes for s in samples), 0.0), slope)
+
+    def _samples(self, total_bytes: float, smallest: int) -> list[Sample]:
+        last = int(max(total_bytes, 2 * _SMALLEST_PLANNED_BYTES))
+        sizes = [smallest]
         while sizes[-1] * 2 < last:
             sizes.append(sizes[-1] * 2)
-        times = [Sample(size, self.time_s(size)) for size in [*sizes, int(last)]]
-        return Line(0.0, 0.0) if self.workers == 1 else fit_line(times)
+        return [Sample(size, self.time_s(size)) for size in [*sizes, last]]
 
     @cached_property
     def threshold_bytes(self) -> float:

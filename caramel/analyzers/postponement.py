@@ -61,13 +61,7 @@ def postponement(model: Model, names: Sequence[str]) -> Postponement:
     Source:
         Caramel, section 4.3 (transfers in the next forward pass).
     """
-    by_name = {g.name: g for g in model.gradients}
-    if not names:
-        return Postponement((), (), (), (), (), (), {}, {})
-    unknown = [name for name in names if name not in by_name]
-    if unknown:
-        raise InputError(f"there is no gradient {unknown[0]!r} to postpone; there are {listed(list(by_name), 8)}")
-    return _Closure(model, [g for g in model.gradients if g.name in set(names)]).result()
+    return Postponements(model).of(names)
 
 
 def can_be_postponed(model: Model, names: Sequence[str]) -> str | None:
@@ -79,17 +73,82 @@ def can_be_postponed(model: Model, names: Sequence[str]) -> str | None:
     return None
 
 
+class Postponements:
+    """What moves with any gradients of a Model; what does not depend on which is found out once."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.graph: Graph = model.graph
+        self.library = Library(model.graph)
+        self.passing = self._passing_on()
+        self.positions = {node.name: number for number, node in enumerate(model.graph)}
+        self.rank = {name: number for number, name in enumerate(model.graph.order)}
+        self.writes = self._by_variable(self.library.written)
+        self.touched = self._by_variable(lambda node: [producer for producer, _ in ops.data_inputs(node)])
+        self.guards = guards_of(model.graph)
+        self.readers = {g.name: self._readers(g) for g in model.gradients}
+
+    def of(self, names: Sequence[str]) -> Postponement:
+        """What moves with some gradients; see `postponement`."""
+        by_name = {g.name: g for g in self.model.gradients}
+        if not names:
+            return Postponement((), (), (), (), (), (), {}, {})
+        unknown = [name for name in names if name not in by_name]
+        if unknown:
+            raise InputError(f"there is no gradient {unknown[0]!r} to postpone; there are {listed(list(by_name), 8)}")
+        return _Closure(self, [g for g in self.model.gradients if g.name in set(names)]).result()
+
+    def following(self, gradient: Gradient) -> set[str]:
+        """The nodes that follow from a gradient's result, by data or by order."""
+        return self.downstream(self.readers[gradient.name])
+
+    def downstream(self, start: Sequence[str]) -> set[str]:
+        """The nodes that follow from others, by data or by order."""
+        seen, waiting = set(start), list(start)
+        while waiting:
+            for reader, position in self.graph.consumers[waiting.pop()]:
+                is_order = self.graph[reader].input[position].startswith("^")
+                if reader not in seen and not (is_order and reader in self.passing):
+                    seen.add(reader)
+                    waiting.append(reader)
+        return seen
+
+    def _readers(self, gradient: Gradient) -> list[str]:
+        readers = self.graph.readers(gradient.tensor)
+        return [r for r in readers if not gradient.consumers or r in gradient.consumers]
+
+    def _passing_on(self) -> dict[str, None]:
+        """Nodes that only pass on what a step gives back: a function's results wait for all of its effects."""
+        found: dict[str, None] = {}
+        for tensor in (self.model.loss, *(t for _, t in self.model.outputs)):
+            name = node_of(tensor)
+            while self.graph[name].op == "Identity":
+                found[name] = None
+                name = node_of(self.graph[name].input[0])
+        return found
+
+    def _by_variable(self, handles: Callable[[NodeDef], Sequence[str]]) -> dict[str, list[str]]:
+        """Nodes by the variables whose handles a function finds in them."""
+        found: dict[str, list[str]] = {}
+        for node in self.graph:
+            for handle in dict.fromkeys(handles(node)):
+                if self.graph[handle].op == ops.VARIABLE:
+                    found.setdefault(handle, []).append(node.name)
+        return found
+
+
 class _Closure:
-    def __init__(self, model: Model, gradients: Sequence[Gradient]) -> None:
-        self._model = model
-        self._graph: Graph = model.graph
-        self._library = Library(model.graph)
+    def __init__(self, common: Postponements, gradients: Sequence[Gradient]) -> None:
+        self._common = common
+        self._model = common.model
+        self._graph = common.graph
+        self._library = common.library
         self._gradients = gradients
         self._what = f"the update of {listed([g.name for g in gradients], 3)} cannot be postponed"
-        self._results = {(tensor_name(g.tensor), reader) for g in gradients for reader in self._readers(g)}
-        self._passing = self._passing_on()
-        self._moved = self._downstream([reader for _, reader in sorted(self._results)])
-        self._writes = self._by_variable(self._library.written)
+        self._results = {(tensor_name(g.tensor), reader) for g in gradients for reader in common.readers[g.name]}
+        self._passing = common.passing
+        self._moved = common.downstream([reader for _, reader in sorted(self._results)])
+        self._writes = common.writes
         self._repeatable: dict[str, bool] = {}
 
     def result(self) -> Postponement:
@@ -99,7 +158,7 @@ class _Closure:
         self._refuse_other_gradients()
         self._refuse_branches()
         self._refuse_effects()
-        moved = [n.name for n in self._graph if n.name in self._moved]
+        moved = sorted(self._moved, key=self._common.positions.__getitem__)
         repeated: dict[str, None] = {}
         kept: dict[str, None] = {}
         remaining: dict[str, None] = {}
@@ -107,11 +166,11 @@ class _Closure:
             for text in self._graph[name].input:
                 self._sort_input(name, text, repeated, kept, remaining)
         self._refuse_handles(kept)
-        ordered = tuple(name for name in self._graph.order if name in repeated)
-        touched = self._by_variable(lambda node: [producer for producer, _ in ops.data_inputs(node)])
+        ordered = tuple(sorted(repeated, key=self._common.rank.__getitem__))
         here = {*moved, *repeated}
-        written = {v: tuple(w for w in writers if w in self._moved) for v, writers in self._writes.items()}
-        read = {v: tuple(n for n in nodes if n in here and n not in written.get(v, ())) for v, nodes in touched.items()}
+        touched = [v for v in self._common.touched if any(n in here for n in self._common.touched[v])]
+        written = {v: tuple(w for w in self._writes.get(v, ()) if w in self._moved) for v in touched}
+        read = {v: tuple(n for n in self._common.touched[v] if n in here and n not in written[v]) for v in touched}
         return Postponement(
             gradients=tuple(g.name for g in self._gradients),
             moved=tuple(moved),
@@ -126,40 +185,6 @@ class _Closure:
         )
 
     # -- what moves --------------------------------------------------------------------------
-
-    def _readers(self, gradient: Gradient) -> list[str]:
-        readers = self._graph.readers(gradient.tensor)
-        return [r for r in readers if not gradient.consumers or r in gradient.consumers]
-
-    def _passing_on(self) -> dict[str, None]:
-        """Nodes that only pass on what a step gives back: a function's results wait for all of its effects."""
-        found: dict[str, None] = {}
-        for tensor in (self._model.loss, *(t for _, t in self._model.outputs)):
-            name = node_of(tensor)
-            while self._graph[name].op == "Identity":
-                found[name] = None
-                name = node_of(self._graph[name].input[0])
-        return found
-
-    def _downstream(self, start: Sequence[str]) -> set[str]:
-        """The nodes that follow from others, by data or by order."""
-        seen, waiting = set(start), list(start)
-        while waiting:
-            for reader, position in self._graph.consumers[waiting.pop()]:
-                is_order = self._graph[reader].input[position].startswith("^")
-                if reader not in seen and not (is_order and reader in self._passing):
-                    seen.add(reader)
-                    waiting.append(reader)
-        return seen
-
-    def _by_variable(self, handles: Callable[[NodeDef], Sequence[str]]) -> dict[str, list[str]]:
-        """Nodes by the variables whose handles a function finds in them."""
-        found: dict[str, list[str]] = {}
-        for node in self._graph:
-            for handle in dict.fromkeys(handles(node)):
-                if self._graph[handle].op == ops.VARIABLE:
-                    found.setdefault(handle, []).append(node.name)
-        return found
 
     def _sort_input(
         self, name: str, text: str, repeated: dict[str, None], kept: dict[str, None], remaining: dict[str, None]
@@ -185,7 +210,7 @@ class _Closure:
         """Whether a node gives the same in the next step, before anything there has been written."""
         if name not in self._repeatable:
             needed = self._graph.ancestors([name], control=False, stop=lambda n: self._repeatable.get(n, False))
-            for current in (n for n in self._graph.order if n in needed):
+            for current in sorted(needed, key=self._common.rank.__getitem__):
                 if current not in self._repeatable:
                     self._repeatable[current] = self._is_repeatable_itself(current)
         return self._repeatable[name]
@@ -223,19 +248,19 @@ class _Closure:
 
     def _refuse_other_gradients(self) -> None:
         """Those that follow from the update, and those without which it cannot be made."""
-        names = {g.name for g in self._gradients}
+        names, readers = {g.name for g in self._gradients}, self._common.readers
         for gradient in self._model.gradients:
             tensors = [gradient.tensor, *(t for t, _ in gradient.sources)]
             if any(node_of(t) in self._moved for t in tensors):
                 self._refuse(f"the gradient of {gradient.parameter!r} depends on it in the same step")
-            if gradient.name not in names and (used := sorted(self._moved.intersection(self._readers(gradient)))):
+            if gradient.name not in names and (used := sorted(self._moved.intersection(readers[gradient.name]))):
                 self._refuse(
                     f"op {used[0]!r} ({self._graph[used[0]].op}) also needs the gradient of {gradient.parameter!r}, "
                     "which is not postponed (for a norm over several gradients, say, or a check that all are finite)"
                 )
 
     def _refuse_branches(self) -> None:
-        guards = guards_of(self._graph)
+        guards = self._common.guards
         for name in sorted(self._moved):
             node = self._graph[name]
             before = [name, *(node_of(text) for text in node.input)]

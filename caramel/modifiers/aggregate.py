@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from caramel.collectives.algorithms import ALL_GATHER, NATIVE, Schedules
 from caramel.collectives.emit import emit_all_reduce
-from caramel.collectives.lower import Emitter, Request
+from caramel.collectives.lower import Emitter, Lowered, Request
 from caramel.collectives.sparse import lower_all_gather
 from caramel.errors import InvariantError
+from caramel.facts import Piece
 from caramel.graph import ops
-from caramel.graph.graph import NodeDef, parse_input
+from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input
 from caramel.model import Gradient, Model
+from caramel.modifiers.cut import Pieces
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan
@@ -21,7 +24,7 @@ def aggregate(
     distributed: DistributedGraph,
     model: Model,
     plan: Plan,
-    tensors: Mapping[tuple[int, str], str],
+    pieces: Pieces,
 ) -> DistributedGraph:
     """All-reduce every gradient and let the rest of the program read the result.
 
@@ -29,7 +32,7 @@ def aggregate(
         distributed: the replicas.
         model: the single-device step.
         plan: its transfers, in order.
-        tensors: the local tensor for each (rank, gradient name).
+        pieces: the local tensor for each (rank, piece); of the forward window, what was kept of it.
 
     Returns:
         The graph in which every reader of a gradient, outside the differentiation, reads the mean
@@ -39,17 +42,19 @@ def aggregate(
     schedules = Schedules()
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
+    in_order = _InOrder(plan)
     after: Sequence[str] = ()
     for number, transfer in enumerate(plan.transfers):
-        gradients = [by_name[name] for name in transfer.gradients]
         if transfer.algorithm == ALL_GATHER:
-            (gradient,) = gradients
-            nodes = _gathered(distributed, plan, number, gradient, tensors, changed)
+            (piece,) = transfer.pieces
+            nodes = _gathered(distributed, plan, number, by_name[piece.gradient], pieces, changed)
             added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
             continue
+        parts = [(piece, _shape(piece, by_name[piece.gradient])) for piece in transfer.pieces]
         emitter = Emitter(f"caramel/transfer_{number}", plan.devices, transfer.dtype)
         sources = [
-            _packed(emitter, rank, [(tensors[rank, g.name], g) for g in gradients]) for rank in range(plan.workers)
+            _packed(emitter, rank, [(pieces[rank, piece], shape) for piece, shape in parts])
+            for rank in range(plan.workers)
         ]
         lowered = emit_all_reduce(
             schedules,
@@ -60,7 +65,7 @@ def aggregate(
                 sources=sources,
                 devices=plan.devices,
                 dtype=transfer.dtype,
-                size=sum(g.size for g in gradients),
+                size=transfer.elements or 0,
                 mean=plan.reduction == "mean",
                 wire=transfer.wire,
             ),
@@ -72,12 +77,41 @@ def aggregate(
         if transfer.algorithm == NATIVE:
             after = lowered.results
         for rank, result in enumerate(lowered.results):
-            for gradient, tensor in zip(gradients, _unpacked(emitter, rank, result, gradients)):
-                kept = tensors[rank, gradient.name] if transfer.window == "forward" else None
-                _redirect(distributed, gradient, rank, gradient.tensor, tensor, changed, kept)
-        nodes = [*emitter.out.nodes, *lowered.nodes]
+            for (piece, _), tensor in zip(parts, _unpacked(emitter, rank, result, [shape for _, shape in parts])):
+                _redirect_piece(distributed, plan, by_name[piece.gradient], piece, rank, pieces, tensor, changed)
+        nodes = [*emitter.out.nodes, *in_order.waiting(transfer.window, sources, lowered)]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
+
+
+class _InOrder:
+    """Lets a transfer send only when few enough of those before it are under way.
+
+    What waits is what reads the tensor to send on its own worker; what it waits for is that an earlier transfer
+    has arrived there. No worker waits for another. The windows are apart, as nothing may be pending in the first.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._most = plan.in_flight
+        self._done: dict[str, list[Sequence[str]]] = {}
+
+    def waiting(self, window: str, sources: Sequence[str], lowered: Lowered) -> Sequence[tuple[NodeDef, int]]:
+        """The nodes of the next transfer of a window; those that send first wait."""
+        done = self._done.setdefault(window, [])
+        done.append(lowered.results)
+        if self._most is None or len(done) <= self._most:
+            return lowered.nodes
+        before = done[-1 - self._most]
+        for made, rank in lowered.nodes:
+            if sources[rank] in data_texts(made):
+                made.input.append("^" + node_of(before[rank]))
+        return lowered.nodes
+
+
+def _shape(piece: Piece, gradient: Gradient) -> tuple[int, ...]:
+    """Of the tensor that a piece is."""
+    is_whole = piece.elements == gradient.size
+    return gradient.shape if is_whole else (piece.elements or 0,)
 
 
 def _gathered(
@@ -85,7 +119,7 @@ def _gathered(
     plan: Plan,
     number: int,
     gradient: Gradient,
-    tensors: Mapping[tuple[int, str], str],
+    pieces: Pieces,
     changed: dict[str, NodeDef],
 ) -> Sequence[tuple[NodeDef, int]]:
     """Give everybody everybody's slices of a sparse gradient."""
@@ -93,7 +127,7 @@ def _gathered(
     ranks = range(plan.workers)
     lowered = lower_all_gather(
         prefix=f"caramel/transfer_{number}/gather",
-        values=[tensors[rank, gradient.name] for rank in ranks],
+        values=[pieces[rank, plan.transfers[number].pieces[0]] for rank in ranks],
         indices=[replica_tensor(rank, gradient.indices) for rank in ranks],
         devices=plan.devices,
         dtype=gradient.dtype,
@@ -107,21 +141,21 @@ def _gathered(
     return lowered.nodes
 
 
-def _packed(emitter: Emitter, rank: int, gradients: Sequence[tuple[str, Gradient]]) -> str:
-    """The gradients of a bucket as one flat tensor."""
+def _packed(emitter: Emitter, rank: int, parts: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    """The tensors of a bucket, each with its shape, as one flat tensor."""
     flat = [
-        _shaped(emitter, rank, f"flat_{rank}_{n}", tensor, gradient.shape, (gradient.size,))
-        for n, (tensor, gradient) in enumerate(gradients)
+        _shaped(emitter, rank, f"flat_{rank}_{n}", tensor, shape, (math.prod(shape),))
+        for n, (tensor, shape) in enumerate(parts)
     ]
     return emitter.joined(rank, f"pack_{rank}", flat)
 
 
-def _unpacked(emitter: Emitter, rank: int, result: str, gradients: Sequence[Gradient]) -> list[str]:
-    """The gradients of a bucket in their own shapes."""
-    parts = emitter.parted(rank, f"unpack_{rank}", result, [g.size for g in gradients])
+def _unpacked(emitter: Emitter, rank: int, result: str, shapes: Sequence[tuple[int, ...]]) -> list[str]:
+    """The tensors of a bucket in their own shapes."""
+    parts = emitter.parted(rank, f"unpack_{rank}", result, [math.prod(shape) for shape in shapes])
     return [
-        _shaped(emitter, rank, f"result_{rank}_{n}", part, (gradient.size,), gradient.shape)
-        for n, (part, gradient) in enumerate(zip(parts, gradients))
+        _shaped(emitter, rank, f"result_{rank}_{n}", part, (math.prod(shape),), shape)
+        for n, (part, shape) in enumerate(zip(parts, shapes))
     ]
 
 
@@ -132,19 +166,32 @@ def _shaped(
     return tensor if given == wanted else emitter.reshape(rank, name, tensor, wanted)
 
 
-def _redirect(
+def _redirect_piece(
     distributed: DistributedGraph,
+    plan: Plan,
     gradient: Gradient,
+    piece: Piece,
     rank: int,
-    tensor: str,
+    pieces: Pieces,
     result: str,
     changed: dict[str, NodeDef],
-    kept: str | None = None,
 ) -> None:
-    """Make the readers of a tensor of the local gradient, or of what was kept of it, read the aggregated one."""
+    """Make what reads a piece read the aggregated one."""
+    if len(plan.pieces[gradient.name]) == 1 and gradient.name not in plan.postponed:
+        _redirect(distributed, gradient, rank, gradient.tensor, result, changed)
+        return
+    # A piece, and what was kept of one, is read by what joins the pieces, keeps it, or uses it; nothing else.
+    if not redirect(distributed, pieces[rank, piece], (), result, changed):
+        raise InvariantError(f"aggregate: a piece of gradient {gradient.name!r} of worker {rank} has no reader")
+
+
+def _redirect(
+    distributed: DistributedGraph, gradient: Gradient, rank: int, tensor: str, result: str, changed: dict[str, NodeDef]
+) -> None:
+    """Make the readers of a tensor of the local gradient read the aggregated one."""
     consumers = {replica_name(rank, c) for c in gradient.consumers}
     # The weight of this worker goes on reading the local gradient.
-    found = redirect(distributed, kept or replica_tensor(rank, tensor), consumers, result, changed, own_name(rank, ""))
+    found = redirect(distributed, replica_tensor(rank, tensor), consumers, result, changed, own_name(rank, ""))
     if not found and tensor == gradient.tensor:
         raise InvariantError(f"aggregate: gradient {gradient.name!r} of worker {rank} has no reader")
 
@@ -152,21 +199,21 @@ def _redirect(
 def verify_aggregated(
     distributed: DistributedGraph,
     model: Model,
-    ranks: Sequence[int],
-    tensors: Mapping[tuple[int, str], str] | None = None,
+    plan: Plan,
+    pieces: Pieces,
 ) -> None:
     """Every update that uses gradients uses only aggregated ones; no edge crosses workers elsewhere.
 
     Args:
         distributed: the graph.
         model: the single-device step.
-        ranks: of the workers.
-        tensors: what was aggregated for each (rank, gradient name), where that is no tensor of the Model.
+        plan: the plan.
+        pieces: what was aggregated for each (rank, piece).
 
     Raises:
         InvariantError: naming the node.
     """
-    graph, roles = distributed.graph, distributed.roles
+    graph, roles, ranks = distributed.graph, distributed.roles, range(plan.workers)
     for current in graph:
         role = roles[current.name]
         for text in current.input:
@@ -187,13 +234,29 @@ def verify_aggregated(
         for rank in ranks
     }
     by_name = {g.name: g for g in model.gradients}
-    local |= {parse_input(tensor): by_name[name] for (_, name), tensor in (tensors or {}).items()}
+    local |= {parse_input(tensor): by_name[piece.gradient] for (_, piece), tensor in pieces.items()}
+    _verify_pieces(distributed, model, plan, pieces)
     updates = {
         replica_name(rank, writer): name for rank in ranks for name, writers in model.updates for writer in writers
     }
     for writer, variable in updates.items():
         if not model.variable_by_name[variable].kind.is_local:
             _verify_update(distributed, writer, variable, local)
+
+
+def _verify_pieces(distributed: DistributedGraph, model: Model, plan: Plan, pieces: Pieces) -> None:
+    """Nothing but collectives reads a piece of a gradient, or what was kept of one."""
+    graph, roles = distributed.graph, distributed.roles
+    sizes = {g.name: g.size for g in model.gradients}
+    for (rank, piece), tensor in pieces.items():
+        if piece.elements in (None, sizes[piece.gradient]) and piece.gradient not in plan.postponed:
+            continue  # the differentiation may go on with it
+        for reader in graph.readers(tensor):
+            if roles[reader].purpose is not Purpose.COLLECTIVE:
+                raise InvariantError(
+                    f"after aggregate: {reader!r} of worker {rank} reads elements {piece.start} to "
+                    f"{piece.start + (piece.elements or 0)} of gradient {piece.gradient!r} of its own worker only"
+                )
 
 
 def _verify_update(

@@ -9,15 +9,18 @@ runs the moved nodes without a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from caramel.analyzers.postponement import Postponement, is_shared
+from caramel.collectives.lower import Emitter
 from caramel.errors import InvariantError
+from caramel.facts import FORWARD, Piece
 from caramel.graph import ops
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, node_of, parse_input, tensor_name
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
 from caramel.model import Model
+from caramel.modifiers.cut import Pieces, joined_pieces
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.plan import Plan
 
@@ -29,36 +32,46 @@ def postpone(
     distributed: DistributedGraph,
     model: Model,
     plan: Plan,
-    tensors: Mapping[tuple[int, str], str],
+    pieces: Pieces,
     found: Postponement,
-) -> tuple[DistributedGraph, dict[tuple[int, str], str]]:
+) -> tuple[DistributedGraph, dict[tuple[int, Piece], str]]:
     """Move the updates of postponed gradients to the start of the next step.
 
     Args:
         distributed: the replicas; nothing is aggregated yet.
         model: the single-device step.
         plan: the plan.
-        tensors: the tensor to aggregate for each (rank, gradient name).
+        pieces: the tensor to aggregate for each (rank, piece).
         found: what moves.
 
     Returns:
-        The graph, and the tensors to aggregate: those of postponed gradients are what was kept.
+        The graph, and the tensors to aggregate: those of the forward window are what was kept. Pieces of the
+        same gradients in the backward window are aggregated in their own step, and then kept.
 
     Source:
         Caramel, section 4.3.
     """
+    sources = dict(pieces)
     if not found.gradients:
-        return distributed, dict(tensors)
+        return distributed, sources
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
-    sources = dict(tensors)
     gradients = {g.name: g for g in model.gradients}
     for rank, device in enumerate(plan.devices):
         worker = _Worker(distributed, model, found, rank, str(Device.parse(device)))
-        for name in found.gradients:
-            gradient = gradients[name]
-            kept = worker.keep(tensors[rank, name], gradient.dtype, gradient.shape)
-            worker.results[tensor_name(gradient.tensor)] = sources[rank, name] = kept
+        for number, name in enumerate(found.gradients):
+            gradient, parts = gradients[name], []
+            for piece, window in plan.pieces[name]:
+                shape = gradient.shape if piece.elements == gradient.size else (piece.elements or 0,)
+                parts.append(worker.keep(pieces[rank, piece], gradient.dtype, shape))
+                if window == FORWARD:
+                    sources[rank, piece] = parts[-1]
+            kept = parts[0]
+            if len(parts) > 1:
+                emitter = Emitter(own_name(rank, f"postponed/gradient_{number}"), plan.devices, gradient.dtype)
+                kept = joined_pieces(emitter, rank, parts, gradient)
+                worker.nodes += [made for made, _ in emitter.out.nodes]
+            worker.results[tensor_name(gradient.tensor)] = kept
         worker.rewire()
         added += [(made, Role(Purpose.REPLICA, rank)) for made in worker.nodes]
         changed.update(worker.changed)

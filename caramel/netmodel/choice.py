@@ -125,14 +125,21 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
         missing = "no network model was given" if options.network is None else "one worker has nothing to send"
         why = "as asked for" if options.algorithm else missing
         return Collective(algorithm, options.depth or 1, f"{algorithm}: {why}.")
-    if options.algorithm is not None and options.depth is not None:
-        return Collective(
-            options.algorithm, options.depth, f"{options.algorithm} at depth {options.depth}: as asked for."
-        )
     wire = options.wire_for(dtype)
     size_bytes = elements * ITEM_BYTES[wire or dtype]
+    if options.algorithm is not None and options.depth is not None:
+        return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes)
     choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=options.depth)
     return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s)
+
+
+def _as_asked(network: NetworkModel, algorithm: str, depth: int, workers: int, size_bytes: int) -> Collective:
+    reason = f"{algorithm} at depth {depth}: as asked for."
+    try:
+        predicted_s = network.predict(algorithm, depth, workers, size_bytes).time_s
+    except InputError:  # asked for, but not measured
+        predicted_s = None
+    return Collective(algorithm, depth, reason, predicted_s)
 
 
 def _is_allowed(name: str, options: CollectiveOptions, workers: int, dtype: str) -> bool:

@@ -8,7 +8,6 @@ from exact_common import BATCH, SAME, SERIAL, Case, assert_equivalent, assert_sa
 from exact_tf1 import MicroBatches, OneDevice, capture, distributed
 
 import caramel
-from caramel.armodel import emit, make_signature
 from caramel.graph.graph import Graph
 from caramel.graph.nodes import node
 from caramel.netmodel.line import Curve, Sample
@@ -71,23 +70,20 @@ def test_uneven_batches_equal_the_whole_batch(algorithm):
 
 def bucketed(context, workers, sizes, **options):
     """An ARModel whose gradients travel in buckets of the given numbers of gradients."""
-    armodel = caramel.ARModel(context, workers, **options)
-    transfers, rest = [], list(armodel.plan.transfers)
+    plan = caramel.ARModel(context, workers, batching=False, **options).plan
+    transfers, rest = [], list(plan.transfers)
     for count in sizes:
         taken, rest = rest[:count], rest[count:]
         transfers.append(
             replace(
                 taken[0],
-                gradients=tuple(g for t in taken for g in t.gradients),
+                pieces=tuple(p for t in taken for p in t.pieces),
                 elements=sum(t.elements for t in taken),
                 size_bytes=sum(t.size_bytes for t in taken),
             )
         )
     assert not rest
-    armodel.plan = replace(armodel.plan, transfers=tuple(transfers))
-    armodel._distributed = emit(armodel.model, armodel.plan, None)
-    armodel.signature = make_signature(armodel.model, armodel.plan, None)
-    return armodel
+    return caramel.ARModel(context, workers, plan=replace(plan, transfers=tuple(transfers)))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -156,7 +152,7 @@ def test_a_measured_network_decides_transfer_by_transfer(tmp_path):
 
     context, _ = capture(Case("momentum", ("decay",), "float32"))
     save(measured(3), tmp_path / "network.json")
-    plan = caramel.ARModel(context, 3, network=tmp_path / "network.json").plan
+    plan = caramel.ARModel(context, 3, batching=False, network=tmp_path / "network.json").plan
     crossing = (1e-3 - 1e-4) / ((1e-2 - 1e-4) / 2**20)
     for transfer in plan.transfers:
         assert transfer.algorithm == ("star" if transfer.size_bytes < crossing else "ring")

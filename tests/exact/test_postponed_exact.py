@@ -1,5 +1,9 @@
 """Updates that are postponed into the next step: the bits of a training in which nothing is."""
 
+import os
+import subprocess
+import sys
+
 import exact_keras as k
 import exact_tf1 as v1
 import numpy as np
@@ -324,3 +328,92 @@ def test_reasons():
     assert "the output 'norm', which every step gives back, depends on it" in reason(returned)[0]
     assert "is in a branch, or depends on one" in reason(checked)[0]
     assert "does in a function what would have to be moved" in reason(asserted)[0]
+
+
+def regression(postponed, **options):
+    """A step with Adam on a dataset that the workers read."""
+    tf.keras.backend.clear_session()  # the names of variables begin anew
+    tf.keras.utils.set_random_seed(3)
+    network = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(4, "tanh"), tf.keras.layers.Dense(1)])
+    optimizer = tf.keras.optimizers.Adam(0.05)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+    data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(8)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((network(x, training=True) - y) ** 2)
+        trained = network.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained))
+        return loss
+
+    context = caramel.capture(step, data=data)
+    names = [g.name for g in context.model.gradients]
+    return caramel.ARModel(context, 2, postponed=names if postponed else (), **options)
+
+
+def test_data_on_the_workers(tmp_path):
+    """Saved in the middle of a pass: both the position of the data and what was pending."""
+    values, rest = [], []
+    for postponed in (False, True):
+        with regression(postponed).session(in_process()) as session:
+            session.run(steps=3)
+            session.save(tmp_path / "half")
+            session.run(steps=4)
+            values.append(session.values())
+        with regression(postponed).session(in_process()) as session:
+            session.restore(tmp_path / "half")
+            session.run(steps=4)
+            rest.append(session.values())
+    for other in (values[1], *rest):
+        assert_bits(other, values[0])
+
+
+def test_fit():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(48, 3)).astype(np.float32)
+    y = x.sum(1, keepdims=True)
+    found = []
+    for postponed in ((), ["sequential/a/kernel", "sequential/b/bias"]):
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(2)
+        layers = [tf.keras.layers.Dense(4, "tanh", name="a"), tf.keras.layers.Dense(1, name="b")]
+        model = tf.keras.Sequential([tf.keras.Input((3,)), *layers])
+        model.compile("adam", "mse", metrics=["mae"])
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+        options = {"validation_data": (x, y), "verbose": 0, "cluster": in_process(), "batching": False}
+        history = caramel.fit(model, data, workers=2, epochs=3, postponed=postponed, **options)
+        found.append((history.history, model.get_weights(), int(model.optimizer.iterations.numpy())))
+    assert found[0][0] == found[1][0] and found[0][2] == found[1][2] == 9
+    for mine, its in zip(found[0][1], found[1][1]):
+        np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_exported(tmp_path):
+    """The runner's checkpoint has what is pending, and goes on from one."""
+    case = Case("adam", ("schedule", "decay", "tied"))
+    (batch,) = batches(12, case.dtype, steps=1)
+    context, program = v1.capture(case)
+    names = [g.name for g in context.model.gradients]
+    armodel = caramel.ARModel(context, 2, postponed=names)
+    armodel.export(tmp_path / "out")
+    fed = {i.name: np.asarray(a) for i, a in zip(context.model.inputs, program.feed(batch).values())}
+    np.savez(tmp_path / "batch.npz", **fed)
+
+    def run(steps, save, *more):
+        command = [sys.executable, str(tmp_path / "out" / "run.py"), "train", "--data", str(tmp_path / "batch.npz")]
+        command += ["--steps", str(steps), "--save", str(tmp_path / save), *more]
+        subprocess.run(command, check=True, capture_output=True, timeout=120, env={**os.environ, "PYTHONPATH": ""})
+
+    run(2, "two")
+    run(3, "five", "--restore", str(tmp_path / "two"))
+    with caramel.ARModel(context, 2, batching=False).session(in_process()) as session:
+        for _ in range(5):
+            session.step(program.feed(batch))
+        want = session.values()
+    reader = tf.train.load_checkpoint(str(tmp_path / "five"))
+    for name, value in want.items():
+        np.testing.assert_allclose(reader.get_tensor(name), value, rtol=1e-8, atol=1e-12, err_msg=name)

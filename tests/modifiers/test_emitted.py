@@ -10,6 +10,7 @@ import tensorflow as tf
 import caramel
 from caramel import armodel as compiler
 from caramel.analyzers.postponement import postponement
+from caramel.analyzers.transfers import whole
 from caramel.armodel import emit
 from caramel.errors import InvariantError
 from caramel.graph.devices import Device
@@ -20,6 +21,7 @@ from caramel.modifiers.aggregate import verify_aggregated
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
 from caramel.modifiers.postpone import verify_postponed
 from caramel.modifiers.state import random_state_offset
+from caramel.modifiers.weigh import replica_tensor
 from caramel.plan import Plan
 
 v1 = tf.compat.v1
@@ -43,7 +45,7 @@ def context():
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_only_collectives_and_state_cross_workers(context, workers):
-    armodel = caramel.ARModel(context, workers)
+    armodel = caramel.ARModel(context, workers, batching=False)
     crossing = Counter()
     for node in armodel.graph_def.node:
         for text in node.input:
@@ -94,6 +96,11 @@ def test_same_program_same_bytes():
     assert graphs[0] == graphs[1]
 
 
+def pieces_of(model, workers):
+    """What is aggregated where no gradient is cut, weighted or postponed."""
+    return {(rank, whole(g)): replica_tensor(rank, g.tensor) for rank in range(workers) for g in model.gradients}
+
+
 def test_local_gradient_in_an_update_is_found(context):
     armodel = caramel.ARModel(context, 2)
     distributed = armodel._distributed
@@ -108,12 +115,13 @@ def test_local_gradient_in_an_update_is_found(context):
     with pytest.raises(
         InvariantError, match=r"update 'worker_1/.*' of '.*' reads gradient '.*' of its own worker only"
     ):
-        verify_aggregated(broken, context.model, range(2))
+        verify_aggregated(broken, context.model, armodel.plan, pieces_of(context.model, 2))
 
 
 @pytest.mark.parametrize("control", [False, True])
 def test_an_edge_across_workers_outside_collectives_is_found(context, control):
-    distributed = caramel.ARModel(context, 2)._distributed
+    armodel = caramel.ARModel(context, 2)
+    distributed = armodel._distributed
     name = "worker_1/" + context.model.loss.partition(":")[0]
     changed = type(distributed.graph[name])()
     changed.CopyFrom(distributed.graph[name])
@@ -123,17 +131,20 @@ def test_an_edge_across_workers_outside_collectives_is_found(context, control):
     else:
         changed.input[0] = foreign
     with pytest.raises(InvariantError, match=r"reads '.*worker_0/.*' of worker 0"):
-        verify_aggregated(distributed.extended([], {name: changed}), context.model, range(2))
+        broken = distributed.extended([], {name: changed})
+        verify_aggregated(broken, context.model, armodel.plan, pieces_of(context.model, 2))
 
 
 def test_a_control_edge_across_workers_in_a_collective_is_found(context):
-    distributed = caramel.ARModel(context, 2)._distributed
+    armodel = caramel.ARModel(context, 2)
+    distributed = armodel._distributed
     name = next(n for n, r in distributed.roles.items() if r.purpose is Purpose.COLLECTIVE and r.rank == 1)
     changed = type(distributed.graph[name])()
     changed.CopyFrom(distributed.graph[name])
     changed.input.append("^worker_0/" + context.model.loss.partition(":")[0])
     with pytest.raises(InvariantError, match="control edge .* crosses workers"):
-        verify_aggregated(distributed.extended([], {name: changed}), context.model, range(2))
+        broken = distributed.extended([], {name: changed})
+        verify_aggregated(broken, context.model, armodel.plan, pieces_of(context.model, 2))
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +194,7 @@ def test_plan_survives_json(context):
     again = Plan.from_json(plan.to_json())
     assert again == plan and again.digest == plan.digest
     assert "transfer 0" in plan.explain("w")
-    with pytest.raises(caramel.InputError, match="no gradient 'ghost'; it has w, b"):
+    with pytest.raises(caramel.InputError, match="no gradient 'ghost'; it has b, w"):
         plan.explain("ghost")
 
 
@@ -196,9 +207,11 @@ def test_what_is_no_plan(text):
 
 
 def test_switches_without_effect_are_said(context):
-    notes = " ".join(caramel.ARModel(context, 2, batching=False, analyzers=[]).plan.notes)
-    assert "serialization, scheduling: switched on, without effect yet" in notes
-    assert "analyzers: a list was given, without effect yet" in notes
+    notes = " ".join(caramel.ARModel(context, 2).plan.notes)
+    assert "serialization: without trace= nothing is known about which order is good" in notes
+    assert "scheduling: without trace= and network= nothing is known about the windows" in notes
+    quiet = " ".join(caramel.ARModel(context, 2, serialization=False, scheduling=False).plan.notes)
+    assert "serialization" not in quiet and "scheduling" not in quiet
 
 
 def test_random_state_offsets():

@@ -1,0 +1,89 @@
+"""Transfer boundaries: when each gradient is ready, and when its parameter is first read, in an order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.network import Network
+from caramel.collectives.dtypes import ITEM_BYTES
+from caramel.facts import Boundaries, Boundary, Dependencies, Trace, UpdateOrder
+from caramel.graph.graph import Graph, node_of
+from caramel.model import Gradient, Model
+
+
+def boundaries() -> Analyzer:
+    """The analyzer that provides `Boundaries`."""
+    return Analyzer("boundaries", (Model, Dependencies, Trace, UpdateOrder, Network), Boundaries, find_boundaries)
+
+
+def find_boundaries(
+    model: Model, found: Dependencies, trace: Trace, order: UpdateOrder, network: Network
+) -> Boundaries:
+    """Put all ops of a step one after the other and look where gradients and reads are.
+
+    What no gradient needs, and no update is, comes last. Times are scaled so that all ops together take the
+    step that was measured.
+
+    Args:
+        model: the single-device step.
+        found: its dependencies.
+        trace: measured times.
+        order: in which gradients are computed.
+        network: for the element type on the wire.
+
+    Source:
+        Caramel, sections 3.3.1 and 4.1.
+    """
+    updating = {node for nodes in found.updates.values() for node in nodes}
+    in_stages = [op for stage in order.stages for op in stage]
+    rest = set(found.ops) - set(in_stages) - updating
+    total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
+    scale = trace.step_s / total_s if total_s > 0 else 0.0
+    starts, ends, now_s = {}, {}, 0.0
+    for op in [*in_stages, *(op for op in found.ops if op in rest)]:
+        starts[op] = now_s
+        now_s += scale * trace.op_s.get(op, 0.0)
+        ends[op] = now_s
+    compute_s = now_s
+    by_name = {g.name: g for g in model.gradients}
+    made = []
+    for name in order.gradients:
+        gradient = by_name[name]
+        reads = [_used_s(model.graph, user, starts, compute_s) for user in found.reads[name]]
+        blocks = found.levels[name] > 0 or any(level > 0 for level in found.levels.values())
+        made.append(
+            Boundary(
+                name=name,
+                dtype=gradient.dtype,
+                elements=None if gradient.is_sparse else gradient.size,
+                size_bytes=_sent_bytes(gradient, trace, network),
+                ready_s=max(ends[p] for p in found.producers[name]),
+                read_s=min(reads, default=compute_s),
+                update_s=scale * sum(trace.op_s.get(op, 0.0) for op in found.updates[name]),
+                level=found.levels[name],
+                kept_reason=found.postponable[name],
+                divisible=not gradient.is_sparse and not blocks,
+            )
+        )
+    return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}")
+
+
+def _used_s(graph: Graph, user: str, starts: dict[str, float], compute_s: float) -> float:
+    """When something that reads a variable is needed; the end of the step where only updates need it."""
+    if user not in starts:
+        return compute_s
+    waiting: Sequence[str] = [user]
+    if graph[user].op in ("ReadVariableOp", "Identity"):  # they take no time; what waits is what uses the value
+        waiting = [reader for reader, _ in graph.consumers[user] if reader in starts] or [user]
+    return min(starts[name] for name in waiting)
+
+
+def _sent_bytes(gradient: Gradient, trace: Trace, network: Network) -> float:
+    """Bytes of an all-reduce that sends as much."""
+    wire = network.options.wire_for(gradient.dtype)
+    if not gradient.is_sparse:
+        return gradient.size * ITEM_BYTES[wire or gradient.dtype]
+    rows_bytes = trace.op_bytes.get(node_of(gradient.tensor), gradient.size_bytes)
+    # Everybody gets the rows of all others, N - 1 times their bytes; an all-reduce sends 2 (N - 1) / N.
+    return rows_bytes * network.workers / 2

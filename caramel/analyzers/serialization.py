@@ -1,0 +1,120 @@
+"""Serialization: the control edges that leave a step one order in which to compute its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from caramel.analyzers.analyzer import Analyzer
+from caramel.facts import ControlEdges, Dependencies, UpdateOrder
+from caramel.graph import ops
+from caramel.graph.graph import Graph, node_of
+from caramel.graph.guards import guards_of
+from caramel.model import Model
+
+_LIGHT = frozenset(
+    {"Const", "Identity", "IdentityN", "NoOp", "PreventGradient", "Snapshot", "StopGradient", "ReadVariableOp", "Shape"}
+) | {ops.VARIABLE, *ops.PLACEHOLDERS}
+"""Ops that take no time, and that TensorFlow's graph optimizers remove together with their control edges."""
+
+
+def serialization(kind: str = "total") -> Analyzer:
+    """The analyzer that provides `ControlEdges`.
+
+    Args:
+        kind: ``"total"``: an op that only later gradients need waits for the gradient before; ``"updates"``: only
+            what makes a gradient waits for what makes the one before it, so branches still run side by side.
+    """
+    return Analyzer(
+        f"serialization ({kind})",
+        (Model, Dependencies, UpdateOrder),
+        ControlEdges,
+        lambda model, found, order: control_edges(model, found, order, kind),
+    )
+
+
+def no_serialization() -> Analyzer:
+    """No order is enforced."""
+    return Analyzer("no serialization", (), ControlEdges, lambda: ControlEdges((), "none", "switched off"))
+
+
+def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: str) -> ControlEdges:
+    """The fewest edges that enforce an order.
+
+    Args:
+        model: the single-device step.
+        found: its dependencies.
+        order: of the gradients.
+        kind: ``"total"`` or ``"updates"``.
+
+    Returns:
+        From the end set of each gradient (the ops that make it) to the free set of the next (those of its ops
+        that could run at once); none that follows from the others. Edges start and end at ops that compute
+        something, since others may be removed. Between branches there are none.
+
+    Source:
+        Caramel, section 4.1, stage 2.
+    """
+    graph = model.graph
+    anchors = {name: _anchors(graph, found.producers[name]) for name in order.gradients}
+    reach = _Reach(graph, found.ops, [a for name in order.gradients for a in anchors[name]])
+    guards = guards_of(graph).of
+    edges: dict[tuple[str, str], None] = {}
+    ends: list[str] = []
+    for name, stage in zip(order.gradients, order.stages):
+        free = _free(graph, stage) if kind == "total" else [a for a in anchors[name] if a in set(stage)]
+        if free:
+            new = [(e, f) for f in free for e in ends if not reach.has(e, f) and guards[e] <= guards[f]]
+            edges.update(dict.fromkeys(new))
+            ends = []
+        # Where a gradient has no ops of its own it is ready with the one before it.
+        ends = _last(reach, [*ends, *anchors[name]])
+    count = len(edges)
+    what = "every op waits that only later gradients need" if kind == "total" else "only gradients wait for each other"
+    return ControlEdges(tuple(edges), kind, f"{count} control edges on each worker; {what}")
+
+
+def _anchors(graph: Graph, producers: Iterable[str]) -> list[str]:
+    """The ops that compute a gradient, behind those that only pass it on."""
+    found: dict[str, None] = {}
+    for name in producers:
+        while graph[name].op in _LIGHT and any(not text.startswith("^") for text in graph[name].input):
+            name = node_of(graph[name].input[0])
+        found[name] = None
+    return list(found)
+
+
+def _free(graph: Graph, stage: Sequence[str]) -> list[str]:
+    """The ops of a stage that compute something and need no other such op of it."""
+    inside = set(stage)
+    waits: dict[str, bool] = {}  # whether an op needs another one that computes something
+    free = []
+    for op in stage:
+        producers = [p for p in (node_of(text) for text in graph[op].input) if p in inside]
+        waits[op] = any(waits[p] or graph[p].op not in _LIGHT for p in producers)
+        if not waits[op] and graph[op].op not in _LIGHT:
+            free.append(op)
+    return free
+
+
+def _last(reach: _Reach, ends: Sequence[str]) -> list[str]:
+    """The ends without those that come before others of them anyway."""
+    unique = list(dict.fromkeys(ends))
+    return [e for e in unique if not any(reach.has(e, other) for other in unique if other != e)]
+
+
+class _Reach:
+    """Which of some ops come before an op anyway."""
+
+    def __init__(self, graph: Graph, order: Sequence[str], of: Sequence[str]) -> None:
+        self._bits = {name: 1 << number for number, name in enumerate(dict.fromkeys(of))}
+        self._before: dict[str, int] = {}
+        for name in order:
+            mask = 0
+            for text in graph[name].input:
+                producer = node_of(text)
+                mask |= self._before[producer] | self._bits.get(producer, 0)
+            self._before[name] = mask
+
+    def has(self, before: str, after: str) -> bool:
+        """Whether one op follows from another."""
+        return bool(self._before[after] & self._bits[before])

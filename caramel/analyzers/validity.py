@@ -1,0 +1,118 @@
+"""Whether a plan holds for a Model: what any plan must keep, whoever made or edited it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from caramel.analyzers.postponement import postponement
+from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
+from caramel.collectives.dtypes import NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
+from caramel.errors import InputError, PlanError
+from caramel.facts import BACKWARD, FORWARD, Piece
+from caramel.model import Gradient, Model
+from caramel.netmodel.choice import is_in_rank_order
+from caramel.plan import Plan, Transfer
+
+
+def check_applies(plan: Plan, model: Model, workers: int) -> None:
+    """Check that a plan was made for a Model and a number of workers.
+
+    Raises:
+        PlanError: for another one.
+    """
+    if plan.model_digest != model.digest:
+        raise PlanError(
+            f"the plan was made for another program (its digest is {plan.model_digest[:12]}, this one's "
+            f"{model.digest[:12]}): make the plan anew"
+        )
+    if plan.workers != workers:
+        raise PlanError(f"the plan was made for {plan.workers} workers, not for {workers}: make the plan anew")
+    if len(plan.devices) != workers:
+        raise PlanError(f"the plan has {len(plan.devices)} devices for {workers} workers")
+
+
+def check_plan(plan: Plan, model: Model) -> None:
+    """Check the invariants that do not need the emitted graph.
+
+    Every element of every gradient travels exactly once; what travels together is of one element type, a sparse
+    gradient alone; the collectives exist and may be used; those of the forward window come first, and what is
+    postponed can be; edges are between ops that exist.
+
+    Raises:
+        PlanError: naming the transfer.
+    """
+    by_name = {g.name: g for g in model.gradients}
+    for number, transfer in enumerate(plan.transfers):
+        _check_transfer(f"transfer {number}", transfer, by_name, plan)
+    for name, gradient in by_name.items():
+        _check_pieces(gradient, [piece for piece, _ in plan.pieces.get(name, ())])
+    windows = [t.window for t in plan.transfers]
+    if windows != sorted(windows, key=(FORWARD, BACKWARD).index):
+        raise PlanError("a transfer of the forward window comes after one of the backward window: put them first")
+    if plan.in_flight is not None and plan.in_flight < 1:
+        raise PlanError(f"{plan.in_flight} transfers may be under way at once: it must be at least 1, or none said")
+    for edge in plan.edges:
+        for name in edge:
+            if name not in model.graph:
+                raise PlanError(f"the plan orders {name!r}, which the program does not have")
+    try:
+        postponement(model, plan.postponed)
+    except InputError as error:
+        raise PlanError(str(error)) from error
+
+
+def _check_transfer(what: str, transfer: Transfer, by_name: Mapping[str, Gradient], plan: Plan) -> None:
+    if not transfer.pieces:
+        raise PlanError(f"{what} is empty")
+    for piece in transfer.pieces:
+        gradient = by_name.get(piece.gradient)
+        if gradient is None:
+            raise PlanError(f"{what} sends {piece.gradient!r}, which the program has no gradient of")
+        if gradient.dtype != transfer.dtype:
+            raise PlanError(f"{what} is of {transfer.dtype}, but {piece.gradient!r} is of {gradient.dtype}")
+        if gradient.is_sparse and (len(transfer.pieces) > 1 or transfer.window == FORWARD):
+            raise PlanError(f"{what} has the sparse gradient {piece.gradient!r}: it travels alone, and at once")
+        if gradient.is_sparse != (transfer.algorithm == ALL_GATHER):
+            raise PlanError(f"{what} sends {piece.gradient!r} by {transfer.algorithm}: {ALL_GATHER} is for sparse ones")
+    if transfer.window not in (FORWARD, BACKWARD):
+        raise PlanError(f"{what} is in the window {transfer.window!r}: there are {FORWARD!r} and {BACKWARD!r}")
+    if transfer.algorithm != ALL_GATHER:
+        _check_collective(what, transfer, plan)
+
+
+def _check_collective(what: str, transfer: Transfer, plan: Plan) -> None:
+    is_native = transfer.algorithm == NATIVE
+    if not is_native and transfer.algorithm not in ALGORITHMS:
+        raise PlanError(f"{what} is a {transfer.algorithm!r} all-reduce; there are {', '.join([*ALGORITHMS, NATIVE])}")
+    if transfer.depth < 1:
+        raise PlanError(f"{what} has depth {transfer.depth}: it must be at least 1")
+    if is_native and (transfer.dtype not in NATIVE_DTYPES or transfer.wire is not None or transfer.depth > 1):
+        raise PlanError(f"{what} is a native all-reduce, which takes {', '.join(NATIVE_DTYPES)}, uncut, as they are")
+    if transfer.wire is not None and (transfer.wire not in WIRE_DTYPES or transfer.dtype not in NARROWED_DTYPES):
+        raise PlanError(f"{what} sends {transfer.dtype} as {transfer.wire!r}, which is not possible")
+    elements = sum(piece.elements or 0 for piece in transfer.pieces)
+    if transfer.elements != elements:
+        raise PlanError(f"{what} says {transfer.elements} elements, its pieces have {elements}")
+    if plan.deterministic and (transfer.wire or not is_in_rank_order(transfer.algorithm, plan.workers)):
+        raise PlanError(
+            f"{what} is a {transfer.algorithm} all-reduce, which does not add in rank order: the plan says so"
+        )
+
+
+def _check_pieces(gradient: Gradient, pieces: Sequence[Piece]) -> None:
+    if gradient.is_sparse:
+        if len(pieces) != 1 or pieces[0] != Piece(gradient.name, 0, None):
+            raise PlanError(f"the sparse gradient {gradient.name!r} must travel whole, once")
+        return
+    position = 0
+    for piece in pieces:
+        if piece.elements is None or piece.start != position or (piece.elements == 0 and gradient.size > 0):
+            break
+        position += piece.elements
+    else:
+        if pieces and position == gradient.size:
+            return
+    raise PlanError(
+        f"the pieces of gradient {gradient.name!r} must be its {gradient.size} elements, each once; they are "
+        + (", ".join(f"{p.start}:{p.start + (p.elements or 0)}" for p in pieces) or "not there")
+    )

@@ -1,0 +1,71 @@
+"""Cut: gradients that travel in several pieces are taken apart, and put together again for their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from caramel.collectives.lower import Emitter
+from caramel.facts import Piece
+from caramel.graph.graph import NodeDef
+from caramel.model import Gradient, Model
+from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.weigh import redirect, replica_tensor
+from caramel.plan import Plan
+
+Pieces = Mapping[tuple[int, Piece], str]
+"""The local tensor of each (rank, piece): in the gradient's shape if the piece is all of it, else flat."""
+
+
+def cut(
+    distributed: DistributedGraph, model: Model, plan: Plan, tensors: Mapping[tuple[int, str], str]
+) -> tuple[DistributedGraph, dict[tuple[int, Piece], str]]:
+    """Take gradients apart where the plan sends them in pieces.
+
+    Args:
+        distributed: the replicas; nothing is aggregated yet.
+        model: the single-device step.
+        plan: the plan.
+        tensors: the local tensor for each (rank, gradient name).
+
+    Returns:
+        The graph, in which the readers of such a gradient read its pieces, joined; and the pieces. Those of
+        postponed gradients are joined by `postpone`.
+    """
+    pieces: dict[tuple[int, Piece], str] = {}
+    added: list[tuple[NodeDef, Role]] = []
+    changed: dict[str, NodeDef] = {}
+    postponed = set(plan.postponed)
+    for number, gradient in enumerate(model.gradients):
+        parts = [piece for piece, _ in plan.pieces[gradient.name]]
+        if len(parts) == 1:
+            pieces.update(((rank, parts[0]), tensors[rank, gradient.name]) for rank in range(plan.workers))
+            continue
+        emitter = Emitter(f"caramel/cut_{number}", plan.devices, gradient.dtype)
+        for rank in range(plan.workers):
+            local = _taken_apart(emitter, rank, tensors[rank, gradient.name], gradient, parts)
+            pieces.update(((rank, part), tensor) for part, tensor in zip(parts, local))
+            if gradient.name not in postponed:
+                joined = joined_pieces(emitter, rank, local, gradient)
+                readers = [replica_name(rank, name) for name in gradient.consumers]
+                tensor = replica_tensor(rank, gradient.tensor)
+                redirect(distributed, tensor, readers, joined, changed, own_name(rank, ""))
+        added += [(made, Role(Purpose.REPLICA, rank)) for made, rank in emitter.out.nodes]
+    return distributed.extended(added, changed), pieces
+
+
+def _taken_apart(emitter: Emitter, rank: int, tensor: str, gradient: Gradient, parts: Sequence[Piece]) -> Sequence[str]:
+    flat = tensor if len(gradient.shape) == 1 else emitter.reshape(rank, f"flat_{rank}", tensor, (gradient.size,))
+    return emitter.parted(rank, f"pieces_{rank}", flat, [part.elements or 0 for part in parts])
+
+
+def joined_pieces(emitter: Emitter, rank: int, parts: Sequence[str], gradient: Gradient) -> str:
+    """The pieces of a gradient as one tensor of its shape.
+
+    Args:
+        emitter: for the nodes.
+        rank: the worker.
+        parts: flat tensors, in the order of the gradient's elements.
+        gradient: the gradient.
+    """
+    joined = emitter.joined(rank, f"joined_{rank}", parts)
+    return joined if len(gradient.shape) == 1 else emitter.reshape(rank, f"shaped_{rank}", joined, gradient.shape)

@@ -1,0 +1,69 @@
+"""Proof: what is checked of the emitted graph as a whole, and goes into the plan."""
+
+from __future__ import annotations
+
+from caramel.errors import PlanError
+from caramel.graph.graph import node_of
+from caramel.model import Model
+from caramel.modifiers.distributed import DistributedGraph, Purpose
+from caramel.plan import Plan
+
+
+def prove(distributed: DistributedGraph, model: Model, plan: Plan) -> tuple[str, ...]:
+    """Check what no single modifier can answer for.
+
+    Args:
+        distributed: the finished graph, which every modifier's own verifier has passed.
+        model: the single-device step.
+        plan: its plan.
+
+    Returns:
+        What holds, in words.
+
+    Raises:
+        PlanError: the transfers have no common order.
+    """
+    edges = _agreed_order(distributed, plan)
+    nodes = len(distributed.graph)
+    gradients = len(plan.pieces)
+    postponed = plan.postponed
+    found = [
+        f"no cycle among {nodes:,} nodes",
+        f"one order of transfers on all {plan.workers} workers: whatever waits for a transfer waits for one with a "
+        f"smaller number ({edges:,} such pairs), so no two workers can wait for each other",
+        f"the updates of all {gradients} gradients use aggregated values only, each of every worker's elements once",
+    ]
+    if postponed:
+        found.append(
+            f"{len(postponed)} postponed updates use nothing of the step they run in but what was kept for them"
+        )
+    return tuple(found)
+
+
+def _agreed_order(distributed: DistributedGraph, plan: Plan) -> int:
+    """Check that the plan's order of transfers is one that every worker can keep; the number of ordered pairs.
+
+    Each transfer is taken for one thing that begins when all of its workers can begin it. If a transfer follows
+    only from ones with smaller numbers, by whatever way and on whatever worker, they can be done in that order.
+    """
+    graph, roles = distributed.graph, distributed.roles
+    before: dict[str, int] = {}
+    follows = [0] * len(plan.transfers)
+    for name in graph.order:
+        mask = 0
+        for text in graph[name].input:
+            mask |= before[node_of(text)]
+        role = roles[name]
+        if role.purpose is Purpose.COLLECTIVE and role.transfer is not None:
+            follows[role.transfer] |= mask & ~(1 << role.transfer)
+            mask |= 1 << role.transfer
+        before[name] = mask
+    for number, mask in enumerate(follows):
+        if mask >> number:
+            later = number + (mask >> number).bit_length() - 1
+            mine, other = (plan.transfers[n].gradients[0] for n in (number, later))
+            raise PlanError(
+                f"transfer {number} ({mine!r}, ...) cannot begin before transfer {later} ({other!r}, ...) is done: put "
+                "that one in front, and do not send gradients together that wait for each other"
+            )
+    return sum(bin(mask).count("1") for mask in follows)

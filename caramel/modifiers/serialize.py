@@ -1,0 +1,40 @@
+"""Serialize: control edges inside each worker that leave one order in which to compute the gradients."""
+
+from __future__ import annotations
+
+from caramel.errors import InvariantError
+from caramel.graph.graph import copied
+from caramel.modifiers.distributed import DistributedGraph, replica_name
+from caramel.plan import Plan
+
+
+def serialize(distributed: DistributedGraph, plan: Plan) -> DistributedGraph:
+    """Add the plan's control edges to each worker.
+
+    Args:
+        distributed: the replicas.
+        plan: its edges, by names of the Model's graph.
+
+    Returns:
+        The graph with the same ops, in an order that the graph without the edges could have, too.
+
+    Raises:
+        InvariantError: an edge of the plan is between nodes that do not exist.
+
+    Source:
+        Caramel, section 4.1, stage 2.
+    """
+    after: dict[str, list[str]] = {}
+    for before, target in plan.edges:
+        after.setdefault(target, []).append(before)
+    changed = {}
+    for rank in range(plan.workers):
+        for target, sources in after.items():
+            name = replica_name(rank, target)
+            texts = ["^" + replica_name(rank, before) for before in sources]
+            missing = [text for text in [name, *(t[1:] for t in texts)] if text not in distributed.graph]
+            if missing:
+                raise InvariantError(f"serialize: the plan orders {missing[0]!r}, which does not exist")
+            there = distributed.graph[name]
+            changed[name] = copied(there, [*there.input, *(t for t in texts if t not in there.input)])
+    return distributed.extended([], changed)

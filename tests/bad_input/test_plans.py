@@ -1,0 +1,230 @@
+"""Plans that do not fit, or were edited."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+from caramel.errors import InputError, PlanError
+from caramel.facts import Piece
+from caramel.modifiers.distributed import Purpose
+
+v1 = tf.compat.v1
+
+
+def build(rate=0.1, units=5):
+    x = v1.placeholder(tf.float32, [None, 3], name="x")
+    w = v1.get_variable("w", [3, units], initializer=v1.ones_initializer())
+    b = v1.get_variable("b", [units], initializer=v1.zeros_initializer())
+    d = v1.get_variable("d", [units], dtype=tf.float64, initializer=v1.ones_initializer())
+    table = v1.get_variable("table", [7, units], initializer=v1.ones_initializer())
+    hidden = tf.matmul(x, w) + b + tf.gather(table, [0, 3])[0]
+    loss = tf.reduce_mean(tf.square(tf.cast(hidden, tf.float64) * d - 1.0))
+    v1.train.MomentumOptimizer(rate, 0.9).minimize(loss)
+
+
+def captured(**options):
+    with caramel.capture() as context:
+        build(**options)
+    return context
+
+
+@pytest.fixture(scope="module")
+def context():
+    return captured()
+
+
+@pytest.fixture(scope="module")
+def plan(context):
+    return caramel.ARModel(context, 2, batching=False).plan
+
+
+def number_of(plan, name):
+    return next(n for n, t in enumerate(plan.transfers) if name in t.gradients)
+
+
+def with_transfer(plan, name, **changed):
+    number = number_of(plan, name)
+    made = list(plan.transfers)
+    made[number] = replace(made[number], **changed)
+    return replace(plan, transfers=tuple(made))
+
+
+def joined(plan, *names):
+    """The transfers of some gradients as one."""
+    parts = [plan.transfers[number_of(plan, name)] for name in names]
+    rest = [t for t in plan.transfers if t not in parts]
+    pieces = tuple(p for t in parts for p in t.pieces)
+    elements = None if any(t.elements is None for t in parts) else sum(t.elements for t in parts)
+    return replace(plan, transfers=(*rest, replace(parts[0], pieces=pieces, elements=elements)))
+
+
+def test_a_plan_is_applied_as_it_is(context, plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    for given in (plan, tmp_path / "plan.json", str(tmp_path / "plan.json")):
+        again = caramel.ARModel(context, 2, plan=given)
+        assert again.plan == plan and again.plan.digest == plan.digest and not again.facts
+    first = caramel.ARModel(context, 2, batching=False).graph_def
+    assert again.graph_def.SerializeToString(deterministic=True) == first.SerializeToString(deterministic=True)
+    elsewhere = caramel.ARModel(context, 2, plan=plan, device_list=["/job:a/task:0", "/job:a/task:1"])
+    assert elsewhere.plan == replace(plan, devices=elsewhere.plan.devices)
+
+
+def test_another_program_or_number_of_workers(context, plan):
+    with pytest.raises(PlanError, match="the plan was made for another program .its digest is [0-9a-f]{12}"):
+        caramel.ARModel(captured(units=4), 2, plan=plan)
+    with pytest.raises(PlanError, match="the plan was made for 2 workers, not for 3: make the plan anew"):
+        caramel.ARModel(context, 3, plan=plan)
+
+
+def test_another_version(plan, tmp_path):
+    data = json.loads(plan.to_json())
+    data["version"] = 99
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(
+        PlanError, match=r"plan.json' has version 99, this library reads version \d+: make the plan anew"
+    ):
+        caramel.Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("transfers"), "is damaged"),
+        (lambda d: d["transfers"][0].pop("depth"), "is damaged"),
+        (lambda d: d["transfers"][0].update(depth="2"), "is damaged: '2' is no whole number"),
+        (lambda d: d["transfers"][0].update(depth=True), "is damaged: True is no whole number"),
+        (lambda d: d["transfers"][0]["pieces"][0].update(start=-1), "is damaged: -1 is no whole number"),
+        (lambda d: d["transfers"][0].update(algorithm=3), "is damaged: a transfer has"),
+        (lambda d: d.update(weighted="yes"), "is damaged: weighted is 'yes'"),
+        (lambda d: d.update(unknown=1), "is damaged"),
+        (lambda d: d.update(edges=[["a"]]), "is damaged"),
+    ],
+)
+def test_a_damaged_file(plan, change, message, tmp_path):
+    data = json.loads(plan.to_json())
+    change(data)
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(PlanError, match=message):
+        caramel.Plan.load(tmp_path / "plan.json")
+
+
+def test_files_that_cannot_be_read_or_written(plan, tmp_path):
+    with pytest.raises(PlanError, match="nothing.json' cannot be read"):
+        caramel.Plan.load(tmp_path / "nothing.json")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(PlanError, match="bytes' cannot be read"):
+        caramel.Plan.load(tmp_path / "bytes")
+    with pytest.raises(PlanError, match="cannot be written"):
+        plan.save(tmp_path / "no" / "plan.json")
+
+
+def test_edited_plans_that_break_an_invariant(context, plan):
+    w = plan.transfers[number_of(plan, "w")]
+    half = replace(w, pieces=(Piece("w", 0, 7),), elements=7)
+    cases = {
+        "transfer 0 is empty": replace(plan, transfers=(replace(w, pieces=()), *plan.transfers)),
+        "the pieces of gradient 'w' must be its 15 elements, each once; they are 0:7": replace(
+            plan, transfers=tuple(half if t is w else t for t in plan.transfers)
+        ),
+        "must be its 15 elements, each once; they are 0:15, 0:15": replace(plan, transfers=(w, *plan.transfers)),
+        "must be its 15 elements, each once; they are not there": replace(
+            plan, transfers=tuple(t for t in plan.transfers if t is not w)
+        ),
+        "which the program has no gradient of": with_transfer(plan, "w", pieces=(Piece("ghost", 0, 15),)),
+        "is of float32, but 'd' is of float64": joined(plan, "w", "d"),
+        "has the sparse gradient 'table': it travels alone": joined(plan, "table", "w"),
+        "in the window 'sideways'": with_transfer(plan, "w", window="sideways"),
+        "is a 'pigeon' all-reduce": with_transfer(plan, "w", algorithm="pigeon"),
+        "has depth 0": with_transfer(plan, "w", depth=0),
+        "uncut, as they are": with_transfer(plan, "w", algorithm="native", depth=2),
+        "sends float64 as 'float64'": with_transfer(plan, "d", wire="float64"),
+        "says 3 elements, its pieces have 15": with_transfer(plan, "w", elements=3),
+        "comes after one of the backward window": replace(
+            plan, transfers=(*[t for t in plan.transfers if t is not w], replace(w, window="forward"))
+        ),
+        "it must be at least 1": replace(plan, in_flight=0),
+        "the plan orders 'ghost'": replace(plan, edges=(("ghost", "w"),)),
+        "by all_gather: all_gather is for sparse ones": with_transfer(plan, "w", algorithm="all_gather"),
+        "by shuffle: all_gather is for sparse ones": with_transfer(plan, "table", algorithm="shuffle"),
+    }
+    for message, edited in cases.items():
+        with pytest.raises(PlanError, match=message.replace("(", r"\(")):
+            caramel.ARModel(context, 2, plan=edited)
+
+
+def test_deterministic_plans_keep_the_rank_order(context):
+    made = caramel.ARModel(context, 4, deterministic=True, batching=False).plan
+    with pytest.raises(PlanError, match="a ring all-reduce, which does not add in rank order"):
+        caramel.ARModel(context, 4, plan=with_transfer(made, "w", algorithm="ring"))
+
+
+def test_a_cycle_of_edges_is_found(context, plan):
+    gradient = context.model.gradients[0].tensor.partition(":")[0]
+    loss = context.model.loss.partition(":")[0]
+    with pytest.raises(PlanError, match="the plan breaks an invariant, after serialize: graph: cycle"):
+        caramel.ARModel(context, 2, plan=replace(plan, edges=((gradient, loss), (loss, gradient))))
+
+
+def chained():
+    """Two updates, of which the second gradient needs the first update."""
+    a, b = tf.Variable(tf.ones([3]), name="a"), tf.Variable(tf.ones([3]), name="b")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, a) - 1) ** 2)
+        a.assign_sub(0.1 * tape.gradient(loss, a))
+        with tf.GradientTape() as tape:
+            second = tf.reduce_mean((tf.linalg.matvec(x, a) * tf.reduce_sum(b) - 1) ** 2)
+        b.assign_sub(0.1 * tape.gradient(second, b))
+        return loss
+
+    return step
+
+
+def test_transfers_that_wait_for_each_other_are_found():
+    context = caramel.capture(chained())
+    made = caramel.ARModel(context, 2).plan
+    assert [t.gradients for t in made.transfers] == [("a",), ("b",)]  # however small, never in one bucket
+    with pytest.raises(
+        PlanError, match="transfer 0 .'b', .* cannot begin before transfer 1 .'a'.* put that one in front"
+    ):
+        caramel.ARModel(context, 2, plan=replace(made, transfers=tuple(reversed(made.transfers))))
+    with pytest.raises(PlanError, match="the plan breaks an invariant, after aggregate: graph: cycle"):
+        caramel.ARModel(context, 2, plan=joined(made, "a", "b"))
+    with pytest.raises(PlanError, match="the gradient of 'b' depends on it in the same step"):
+        caramel.ARModel(context, 2, plan=with_transfer(made, "a", window="forward"))
+
+
+def test_the_proof_says_what_holds(context):
+    armodel = caramel.ARModel(context, 3, postponed=["w"])
+    text = "\n".join(armodel.plan.proof)
+    assert f"no cycle among {len(armodel.graph_def.node):,} nodes" in text
+    assert "one order of transfers on all 3 workers" in text
+    assert "1 postponed updates use nothing of the step they run in" in text
+    assert armodel.plan.digest == replace(armodel.plan, proof=()).digest
+    assert {r.purpose for r in armodel.roles.values()} >= {Purpose.COLLECTIVE, Purpose.REPLICA}
+
+
+def test_differences_are_said(context, plan):
+    other = caramel.ARModel(context, 2, batching=False, postponed=["w"], algorithm="ring").plan
+    text = plan.diff(other)
+    assert "w: transfer" in text and "backward, shuffle x1" in text and "forward, ring x1" in text
+    assert f"extra_bytes: 0 -> {15 * 4}" in text
+    assert plan.diff(plan) == ""
+
+
+def test_a_plan_explains_itself(context):
+    armodel = caramel.ARModel(context, 2, postponed=["w"])
+    assert "forward window. It was asked to travel in the next step" in armodel.plan.explain("w")
+    with pytest.raises(InputError, match="no gradient 'ghost'; it has "):
+        armodel.plan.explain("ghost")
+
+
+def test_a_step_still_runs(context, plan):
+    with caramel.ARModel(context, 2, plan=plan).session() as session:
+        assert np.isfinite(session.step(np.ones((4, 3), np.float32)).loss)

@@ -1,0 +1,49 @@
+"""Keras optimizers and features under plans of all kinds: the bits of a training in which nothing is planned.
+
+Here every optimizer with one feature, and every feature with Adam; `make soak` runs the cross product.
+"""
+
+import numpy as np
+import pytest
+from exact_matrix import FEATURE, OPTIMIZERS, batches, program
+from exact_plans import random_plan
+from exact_steps import distributed, fresh
+
+import caramel
+
+
+def bits(make, data, workers, seed):
+    """Losses, values and the plan of a training under a random plan; under none for None."""
+    made = fresh(make)
+    context = caramel.capture(made.step, made.specs, **made.options)
+    plan = None if seed is None else random_plan(context, workers, seed, deterministic=True)
+    return distributed(made, context, data, workers, deterministic=True, plan=plan)
+
+
+def check_bits(optimizer, feature, workers, seed):
+    make, data = program(optimizer, feature), batches(FEATURE[feature], steps=5)
+    losses, want, _ = bits(make, data, workers, None)
+    got_losses, got, armodel = bits(make, data, workers, seed)
+    np.testing.assert_array_equal(got_losses, losses)  # some are not numbers where a step overflows
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+    return armodel.plan
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizer(optimizer):
+    plan = check_bits(optimizer, "schedule", 3, seed=1)
+    assert plan.postponed and max(len(pieces) for pieces in plan.pieces.values()) > 1
+
+
+@pytest.mark.parametrize("feature", FEATURE)
+def test_feature(feature):
+    check_bits("adam", feature, 2, seed=2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("feature", FEATURE)
+def test_all(feature, optimizer):
+    for workers, seed in ((2, 3), (3, 4), (5, 5)):
+        check_bits(optimizer, feature, workers, seed)

@@ -1,0 +1,62 @@
+"""Whatever a plan says, the result is that of one device."""
+
+import exact_keras as k
+import exact_tf1 as v1
+import pytest
+from exact_common import LOCAL, Case, assert_equivalent, assert_same, batches, in_process, train
+from exact_plans import random_plan
+
+import caramel
+from caramel.facts import FORWARD
+
+STEPS = 4
+
+
+def run(kind, case, workers, seed, data, **options):
+    context, program = kind.capture(case)
+    if seed is None:
+        armodel = caramel.ARModel(context, workers, deterministic=True)
+    else:
+        plan = random_plan(context, workers, seed, **options)
+        armodel = caramel.ARModel(context, workers, plan=caramel.Plan.from_json(plan.to_json()))
+    feed = program.feed if kind is v1 else lambda batch: batch
+    with armodel.session(in_process()) as session:
+        return armodel.plan, train(session, [feed(batch) for batch in data])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+def test_any_plan_gives_the_same_bits_in_rank_order(kind, seed):
+    case = Case("momentum" if seed % 2 else "adam", ("schedule", "decay", "tied", *LOCAL), "float32")
+    workers = 2 + seed % 3
+    data = batches(12, case.dtype, steps=STEPS)
+    # Of Keras, single ops of the micro-batches' tf.function round otherwise; what is not planned is equal to them.
+    want = v1.MicroBatches(case, workers).train(data) if kind is v1 else run(kind, case, workers, None, data)[1]
+    plan, got = run(kind, case, workers, seed, data, deterministic=True)
+    assert_same(got, want)
+    assert len(plan.proof) == 3 + bool(plan.postponed)
+
+
+@pytest.mark.parametrize("seed", range(6, 12))
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+def test_any_plan_equals_one_device(kind, seed):
+    case = Case("adam" if seed % 2 else "momentum", ("schedule", "decay", "tied"))
+    workers = 2 + seed % 4
+    data = batches(11, case.dtype, steps=STEPS)
+    want = kind.OneDevice(case).train(data)
+    _, got = run(kind, case, workers, seed, data)
+    assert_equivalent(got, want)
+
+
+def test_the_random_plans_are_of_every_kind():
+    """Otherwise the tests above would test little."""
+    context, _ = v1.capture(Case("adam", ("schedule", "decay", "tied"), "float32"))
+    plans = [random_plan(context, 3, seed) for seed in range(12)]
+    windows = {t.window for p in plans for t in p.transfers}
+    assert windows == {"forward", "backward"}
+    assert any(len(t.pieces) > 1 for p in plans for t in p.transfers)
+    split = [pieces for p in plans for pieces in p.pieces.values() if len(pieces) > 1]
+    assert any({window for _, window in pieces} == windows for pieces in split)
+    assert any({window for _, window in pieces} == {FORWARD} for pieces in split)
+    assert {p.in_flight for p in plans} == {None, 1, 2, 3}
+    assert len({t.algorithm for p in plans for t in p.transfers}) == 6
