@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from numbers import Real
 from typing import Any
 
 from caramel.errors import InputError
@@ -29,3 +30,24 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
     if number is None or number < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
     return number
+
+
+def byte_count(value: Any, name: str, is_zero_allowed: bool = False) -> float:
+    """The argument, as a float; infinity is allowed.
+
+    Args:
+        value: what was given.
+        name: what to call it in the error.
+        is_zero_allowed: whether it may be 0.
+
+    Raises:
+        InputError: it is no number, or too small.
+
+    >>> byte_count(4096, "threshold_bytes"), byte_count(0, "threshold_bytes", is_zero_allowed=True)
+    (4096.0, 0.0)
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not (value > 0 or (is_zero_allowed and value == 0)):
+        least = "at least 0" if is_zero_allowed else "more than 0"
+        raise InputError(f"{name} must be a number of bytes, {least}, got {value!r}")
+    return float(value)

@@ -49,6 +49,7 @@ LAYERS = [
         "analyzers.serialization",
         "analyzers.boundaries",
         "analyzers.batching",
+        "analyzers.items",
         "analyzers.packing",
         "analyzers.optimal",
         "analyzers.best",
