@@ -22,6 +22,10 @@ from caramel.facts import BACKWARD, FORWARD, Boundaries, Buckets, Schedule, Sche
 from caramel.simulator import validate_schedule
 from caramel.units import format_size, format_time
 
+_SAME = 1e-9
+"""Times that differ by less than this part of the computation are equal: they are sums of the same numbers, in another
+order."""
+
 
 def backward_only() -> Analyzer:
     """Every bucket in the backward window, in the order in which they are complete.
@@ -124,14 +128,15 @@ def _schedule(
 class _Axis:
     """One channel: intervals of time that are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, same_s: float) -> None:
+        self._same_s = same_s
         self._taken: list[tuple[float, float]] = []
 
     def earliest(self, from_s: float, duration_s: float) -> tuple[float, float]:
         """The first gap of a duration that does not begin before a time."""
         start_s = from_s
         for taken_from_s, taken_until_s in self._taken:
-            if start_s + duration_s <= taken_from_s:
+            if start_s + duration_s <= taken_from_s + self._same_s:
                 break
             start_s = max(start_s, taken_until_s)
         return start_s, start_s + duration_s
@@ -140,7 +145,7 @@ class _Axis:
         """The last gap of a duration that does not end after a time."""
         end_s = until_s
         for taken_from_s, taken_until_s in reversed(self._taken):
-            if taken_until_s <= end_s - duration_s:
+            if taken_until_s <= end_s - duration_s + self._same_s:
                 break
             end_s = min(end_s, taken_from_s)
         return end_s - duration_s, end_s
@@ -153,7 +158,8 @@ class _PaperPacking:
     def __init__(self, boundaries: Boundaries, items: Sequence[Item]) -> None:
         self._boundaries = boundaries
         self._items = sorted(items, key=lambda item: (-item.size_bytes, item.number))
-        self._axis = _Axis()
+        self._same_s = _SAME * boundaries.compute_s
+        self._axis = _Axis(self._same_s)
         self._starts_s = 0.0  # of the step, which begins with computation or with what goes before it
         self._ends_s = boundaries.compute_s
         self._placed: dict[str, list[tuple[float, Item, str]]] = {FORWARD: [], BACKWARD: []}
@@ -174,14 +180,14 @@ class _PaperPacking:
         """The first stage; whether there was room."""
         size = f"{format_size(item.size_bytes)} in {format_time(item.duration_s)}"
         slot = self._axis.earliest(item.ready_s, item.duration_s)
-        if slot[1] <= self._boundaries.compute_s:
+        if slot[1] <= self._boundaries.compute_s + self._same_s:
             self._place(
                 item, BACKWARD, slot, f"{size} fit at {format_time(slot[0])}, complete at {format_time(item.ready_s)}"
             )
             return True
         slot = self._axis.latest(item.read_s, item.duration_s)
-        if slot[0] >= 0 and not item.kept_reason:
-            why = f"{size} fit at {format_time(slot[0])}, before the read at {format_time(item.read_s)}"
+        if slot[0] >= -self._same_s and not item.kept_reason:
+            why = f"{size} fit at {format_time(max(slot[0], 0.0))}, before the read at {format_time(item.read_s)}"
             self._place(item, FORWARD, slot, f"{why}, and not after {format_time(item.ready_s)}")
             return True
         return False
@@ -197,7 +203,7 @@ class _PaperPacking:
             self._place(
                 item, BACKWARD, after, f"{size}, add {format_time(after_s)} to the step, and {item.kept_reason}"
             )
-        elif after_s <= before_s:
+        elif after_s <= before_s + self._same_s:
             why = f"{size} and add {format_time(after_s)} to the step, in the forward window {format_time(before_s)}"
             self._place(item, BACKWARD, after, why)
         else:
@@ -239,7 +245,7 @@ class _Priority:
     def _backward(self, forward: Sequence[Item]) -> tuple[list[tuple[Item, float]], set[int]]:
         """What the channel sends after the forward window, and when; and numbers of what would arrive too late."""
         stalls = _Stalls(forward, self._boundaries.compute_s)
-        end_s = self._boundaries.compute_s + stalls.before(self._boundaries.compute_s)
+        end_s = (1 + _SAME) * self._boundaries.compute_s + stalls.before(self._boundaries.compute_s)
         put_off = {item.number for item in forward}
         ready = [(i.ready_s + stalls.before(i.ready_s), i) for i in self._items if i.number not in put_off]
         coming = deque(sorted(ready, key=lambda pair: (pair[0], pair[1].number)))

@@ -1,6 +1,7 @@
 """Policies of packing against their definitions, carried out another way."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -186,6 +187,16 @@ def test_papers_packing_is_what_a_grid_makes_of_it(found, a, b):
     forward, backward, _ = packed_on_a_grid(found, lambda size: int(a + b * size))
     assert pieces_of(made, FORWARD) == forward
     assert pieces_of(made, BACKWARD) == backward
+
+
+@pytest.mark.parametrize("policy", POLICIES[1:3], ids=NAMES[1:3])
+@given(crowded(), st.integers(1, 4), st.integers(0, 2))
+def test_sums_that_are_off_by_their_last_bits_decide_nothing(policy, found, a, b):
+    """In tenths of seconds, which have no end as binary fractions."""
+    tenths = [replace(g, ready_s=g.ready_s / 10, read_s=g.read_s / 10) for g in found.gradients]
+    made = schedule_of(policy, found, line(a, b))
+    scaled = schedule_of(policy, Boundaries(tuple(tenths), found.compute_s / 10), line(a / 10, b / 10))
+    assert [(t.window, t.pieces) for t in scaled.transfers] == [(t.window, t.pieces) for t in made.transfers]
 
 
 @settings(max_examples=200)
