@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from policy_common import buckets_of
 
+import caramel
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.batching import fixed, mg_wfbp, single
+from caramel.analyzers.batching import fixed, mg_wfbp, paper_batching, single
 from caramel.analyzers.network import Network
-from caramel.analyzers.packing import backward_only
+from caramel.analyzers.packing import backward_only, paper_packing, priority
 from caramel.facts import Boundaries, Boundary, Schedule
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
@@ -115,3 +116,38 @@ def test_the_buckets_at_64_workers(googlenet):
     made = buckets_of(mg_wfbp(), googlenet, network(64))
     assert [len(bucket) for bucket in made.buckets] == [18, 34, 12]
     assert "'layer46', is 5.74 ms away, and merging saves only 5.7 ms" in made.reasons[0]
+
+
+# -- what docs/policies.md says ----------------------------------------------------------------
+
+BATCHING = {"single()": single(), "fixed()": fixed(), "paper_batching()": paper_batching(), "mg_wfbp()": mg_wfbp()}
+PACKING = [backward_only(), paper_packing(), priority(), priority(4 * 2**20)]
+
+
+def rows(beginning):
+    """Cells of the rows of the documentation's tables that begin so."""
+    text = (Path(caramel.__file__).parents[1] / "docs" / "policies.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith(f"| {beginning} |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("workers", [4, 8, 16, 32, 64])
+def test_the_documented_replay(googlenet, workers):
+    times_s = [iteration_s(googlenet, system, workers) for system in SYSTEMS]
+    speedups = [f"{time_s / times_s[2]:.2f}" for time_s in times_s[:2]]
+    ((_, *cells),) = rows(str(workers))
+    assert cells[:4] == [f"{time_s * 1e3:.1f}" for time_s in (*times_s, best_s(googlenet, workers))]
+    assert [cell.replace("*", "").split()[0] for cell in cells[4:]] == speedups
+
+
+@pytest.mark.parametrize("batching", BATCHING)
+def test_the_documented_windows(googlenet, batching):
+    *_, (_, *cells) = rows(f"`{batching}`")
+    found = []
+    for packing in PACKING:
+        steps = []
+        for workers in (8, 64):
+            made = analyse([BATCHING[batching], packing], [googlenet, network(workers)], [Schedule])[Schedule]
+            steps.append(simulate(googlenet, made, network(workers).time_s).iteration_s)
+        found.append(", ".join(f"{step_s * 1e3:.1f}" for step_s in steps))
+    assert cells == found
