@@ -1,0 +1,159 @@
+"""Lower bounds on the time of a step: no plan can be faster, whatever it merges, splits or postpones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from caramel.errors import InputError
+from caramel.facts import Boundaries, Boundary
+from caramel.netmodel.line import Line
+
+_MOST_THRESHOLDS = 1000
+"""A table of so many rooms by so many rooms is made; of more gradients, some thresholds are left out."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How long a step takes at least.
+
+    The set that decides `lb2_s` is that of all gradients with no more room than ``backward_room_s`` and, unless
+    they cannot be postponed, no more than ``forward_room_s``.
+
+    Attributes:
+        lb1_s: seconds, from the bytes of such sets and one transfer each.
+        lb2_s: seconds, likewise, counting that a set in both windows takes two transfers.
+        gradients: names of the gradients of the set that decides; none where computation does.
+        set_bytes: their bytes.
+        backward_room_s: the most seconds from one's being ready to the end of the computation.
+        forward_room_s: the most seconds from the start of the step to one's first read.
+    """
+
+    lb1_s: float
+    lb2_s: float
+    gradients: tuple[str, ...] = ()
+    set_bytes: float = 0.0
+    backward_room_s: float = 0.0
+    forward_room_s: float = 0.0
+
+
+def checked(boundaries: Boundaries, line: Line) -> tuple[Boundary, ...]:
+    """The gradients, all numbers looked at.
+
+    Args:
+        boundaries: of a step.
+        line: seconds of a transfer.
+
+    Raises:
+        InputError: a number is negative or not finite, a gradient is ready after the computation, or two
+            gradients have one name.
+    """
+    numbers = [
+        ("the line's a_s", line.a_s),
+        ("the line's b_s_per_byte", line.b_s_per_byte),
+        ("compute_s", boundaries.compute_s),
+    ]
+    for g in boundaries.gradients:
+        of = f"of gradient {g.name!r}"
+        numbers += [(f"size_bytes {of}", g.size_bytes), (f"ready_s {of}", g.ready_s), (f"update_s {of}", g.update_s)]
+        numbers += [(f"elements {of}", g.elements or 0), (f"level {of}", g.level)]
+        if not g.read_s >= 0:  # endless where nothing reads it
+            raise InputError(f"read_s {of} must not be negative, got {g.read_s!r}")
+        if g.ready_s > boundaries.compute_s * (1 + 1e-9):
+            raise InputError(
+                f"gradient {g.name!r} is ready at {g.ready_s!r} s, after the computation's {boundaries.compute_s!r} s: "
+                "give both on the clock of the step's own computation"
+            )
+    for what, number in numbers:
+        if not (math.isfinite(number) and number >= 0):
+            raise InputError(f"{what} must be finite and not negative, got {number!r}")
+    if len(boundaries.by_name) < len(boundaries.gradients):
+        raise InputError("two gradients have one name: give each its own")
+    return boundaries.gradients
+
+
+def rooms(boundaries: Boundaries) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds that each gradient has in the backward and in the forward window, if nothing waits.
+
+    Args:
+        boundaries: of a step.
+
+    Returns:
+        From being ready to the end of the computation; from the start of the computation to the first read.
+    """
+    end = boundaries.compute_s
+    backward = np.array([max(0.0, end - g.ready_s) for g in boundaries.gradients])
+    forward = np.array([min(g.read_s, end) for g in boundaries.gradients])
+    return backward, forward
+
+
+def lower_bounds(boundaries: Boundaries, line: Line) -> Bounds:
+    """Seconds that no plan for these gradients can be below.
+
+    For any x and y, take the gradients with a backward room of at most x that cannot be postponed or have a
+    forward room of at most y. Say they have S bytes, and the step takes C + w, C being its computation. Channel
+    time for them lies between the first one's being ready and the step's end, at most x + w; before the last
+    one's read, at most y + w; and altogether at most min(x + y, C) + w. In the backward window alone they take
+    a + b S at least; in the forward window alone (if all can be postponed) the same; in both, 2 a + b S. The
+    least of what the three cases leave as w is LB2; LB1 asks for one transfer only. docs/planner.md has the proof.
+
+    Args:
+        boundaries: of a step.
+        line: seconds of a transfer.
+
+    Raises:
+        InputError: a number is negative or not finite.
+
+    Source:
+        Own; the rooms are the transfer boundaries of Caramel, section 4.3.
+    """
+    gradients = checked(boundaries, line)
+    floor_s = boundaries.compute_s + boundaries.updates_s
+    if not gradients or (line.a_s == 0 and line.b_s_per_byte == 0):
+        return Bounds(floor_s, floor_s)
+    backward, forward = rooms(boundaries)
+    least1, least2, x, y = _worst_set(gradients, backward, forward, boundaries.compute_s, line)
+    lb1_s = max(floor_s, boundaries.compute_s + least1)
+    lb2_s = max(floor_s, boundaries.compute_s + least2)
+    if lb2_s <= floor_s:
+        return Bounds(lb1_s, lb2_s)
+    chosen = [g for g, b, f in zip(gradients, backward, forward) if b <= x and (f <= y or not g.is_postponable)]
+    return Bounds(lb1_s, lb2_s, tuple(g.name for g in chosen), sum(g.size_bytes for g in chosen), x, y)
+
+
+def _worst_set(
+    gradients: Sequence[Boundary], backward: np.ndarray, forward: np.ndarray, compute_s: float, line: Line
+) -> tuple[float, float, float, float]:
+    """The largest LB1 and LB2 of all sets, as exposed seconds, and the rooms that make the latter's set."""
+    x, y = _thresholds(backward), _thresholds(forward)
+    # A set has a backward room of x or less: it belongs to the first threshold that is no smaller.
+    rows, columns = np.searchsorted(x, backward), np.searchsorted(y, forward)
+    sizes = np.array([g.size_bytes for g in gradients])
+    free = np.array([g.is_postponable for g in gradients])
+
+    def within(values: np.ndarray, which: np.ndarray) -> np.ndarray:
+        table = np.zeros((len(x), len(y)))
+        np.add.at(table, (rows[which], columns[which]), values[which])
+        return table.cumsum(axis=0).cumsum(axis=1)
+
+    kept_bytes = within(sizes, ~free)[:, -1:]  # these have no room in the forward window, whatever y is
+    kept = within(np.ones(len(sizes)), ~free)[:, -1:]
+    work = line.b_s_per_byte * (within(sizes, free) + kept_bytes)
+    some = within(np.ones(len(sizes)), free) + kept > 0
+    both = np.minimum(x[:, None] + y[None, :], compute_s)
+    lb1 = np.where(some, line.a_s + work - both, -np.inf)
+    one_window = line.a_s + work - np.where(kept > 0, x[:, None], np.maximum(x[:, None], y[None, :]))
+    lb2 = np.where(some, np.minimum(one_window, 2 * line.a_s + work - both), -np.inf)
+    row, column = np.unravel_index(int(lb2.argmax()), lb2.shape)
+    return float(lb1.max()), float(lb2.max()), float(x[row]), float(y[column])
+
+
+def _thresholds(room: np.ndarray) -> np.ndarray:
+    """The different rooms, smallest first; of very many, some, the largest always among them."""
+    found = np.unique(room)
+    if len(found) <= _MOST_THRESHOLDS:
+        return found
+    return found[np.linspace(0, len(found) - 1, _MOST_THRESHOLDS).round().astype(int)]
