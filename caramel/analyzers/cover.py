@@ -5,15 +5,24 @@ docs/planner.md has the argument. All in seconds of the channel.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 
-MOST_STATES = 400
+MOST_STATES = 3000
+"""Sets of thresholds that one search looks at; beyond, nothing is proved. Searches for real models have needed a
+tenth (our choice)."""
+
+_MOST_ABREAST = 100
 """Of one number of transfers; beyond, the most promising are kept and nothing is proved (our choice)."""
+
+_MOST_ALTOGETHER = 12_000
+"""For one least exposed time (our choice: about 0.1 s)."""
 
 _MOST_EARLIER = 48
 """So many earlier places for a forward threshold are tried, where gradients that must stay come after it."""
@@ -82,23 +91,25 @@ class Cover:
     Attributes:
         plans: thresholds that cover everything, those with the fewest transfers first.
         is_complete: whether all was tried: if there are no plans, there are none.
+        states: how many sets of thresholds were looked at.
     """
 
     plans: tuple[Thresholds, ...]
     is_complete: bool
+    states: int
 
 
-def cover(chain: Chain, late_s: float, further: int = 0, most: int = MOST_STATES) -> Cover:
+def cover(chain: Chain, late_s: float, further: int = 0) -> Cover:
     """Thresholds with which every prefix fits, with the fewest transfers.
 
     Args:
         chain: the gradients.
         late_s: exposed time that the backward window may have.
         further: how many transfers more than the fewest are of interest.
-        most: states of one number of transfers that are kept.
     """
-    level, plans, is_complete, left = [_State()], list[Thresholds](), True, None
+    level, plans, is_complete, left, states = [_State()], list[Thresholds](), True, None, 0
     while level and left != 0:
+        states += len(level)
         following = list[_State]()
         for state in level:
             place = _uncovered(chain, state)
@@ -110,11 +121,12 @@ def cover(chain: Chain, late_s: float, further: int = 0, most: int = MOST_STATES
                 following += children
                 is_complete = is_complete and all_tried
         level = _undominated(chain, following)
+        most = min(_MOST_ABREAST, MOST_STATES - states)
         if len(level) > most:
-            level = sorted(level, key=lambda s: -(s.back_s + s.fore_s))[:most]
+            level = sorted(level, key=lambda s: -(s.back_s + s.fore_s))[: max(0, most)]
             is_complete = False
         left = None if left is None else left - 1
-    return Cover(tuple(plans), is_complete)
+    return Cover(tuple(plans), is_complete, states)
 
 
 def _uncovered(chain: Chain, state: _State) -> int:
@@ -212,10 +224,12 @@ class Least:
     Attributes:
         late_s: of a plan that was found.
         bound_s: below which there is none; equal to ``late_s`` up to rounding if the search was complete.
+        plan: its thresholds; none if nothing is better than what the caller had.
     """
 
     late_s: float
     bound_s: float
+    plan: Thresholds | None = None
 
 
 def least_exposed(chain: Chain, low_s: float, high_s: float, precision_s: float) -> Least:
@@ -227,17 +241,48 @@ def least_exposed(chain: Chain, low_s: float, high_s: float, precision_s: float)
         high_s: there is a plan.
         precision_s: how close to come.
     """
-    proven_s, failures, probe_s = low_s, 0, low_s
-    while high_s - low_s > precision_s:
+    plan: Thresholds | None = None
+    for regular in _regular(chain):
+        needed = needed_s(chain, regular)
+        if needed < high_s:
+            high_s, plan = max(low_s, needed), regular
+    proven_s, failures, probe_s, left = low_s, 0, low_s, _MOST_ALTOGETHER
+    while high_s - low_s > precision_s and left > 0:
         found = cover(chain, probe_s)
+        left -= found.states
         if found.plans:
-            high_s = min(probe_s, *(max(low_s, needed_s(chain, plan)) for plan in found.plans))
-            failures = 0
+            needed, plan = min(((needed_s(chain, p), p) for p in found.plans), key=itemgetter(0))
+            high_s, failures = max(low_s, min(probe_s, needed)), 0
         else:
-            low_s = max(low_s, probe_s)
-            # The least known may already be the optimum: times between plans' own do not occur.
+            low_s, failures = probe_s, failures + 1
             proven_s = max(proven_s, probe_s) if found.is_complete else proven_s
-            failures += 1
+        # The least known may already be the optimum: times between those of plans do not occur.
         close_s = high_s - 0.9 * precision_s
         probe_s = close_s if failures == 2 and close_s > low_s else (low_s + high_s) / 2
-    return Least(high_s, min(high_s, proven_s))
+    return Least(high_s, min(high_s, proven_s), plan)
+
+
+def _regular(chain: Chain) -> list[Thresholds]:
+    """Thresholds in both windows whenever the room has grown by so much, for several amounts.
+
+    Where transfers start at almost no cost, many are good and a search among them takes long.
+    """
+    found = list[Thresholds]()
+    longest_s = max(chain.back_s[-1], chain.fore_s[-1])
+    gap_s = longest_s / 4
+    while gap_s > max(chain.start_s, longest_s / 2000):
+        back = _grown(chain.back_s, range(len(chain.back_s)), -math.inf, gap_s)
+        free = [k for k, is_free in enumerate(chain.free) if is_free]
+        found.append(Thresholds(back, _grown(chain.fore_s, free, chain.start_s, gap_s)))
+        gap_s /= 2
+    return found
+
+
+def _grown(room_s: Sequence[float], places: Iterable[int], more_than_s: float, gap_s: float) -> tuple[int, ...]:
+    """The first place with more room than that, and each with that much more than the one before."""
+    found = list[int]()
+    for k in places:
+        if room_s[k] > more_than_s:
+            found.append(k)
+            more_than_s = room_s[k] + gap_s
+    return tuple(found)

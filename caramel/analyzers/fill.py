@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
-_MOST_RANGES = 6
+MOST_RANGES = 6
 """Ranges of postponed seconds that are followed for each number of splits (our choice: exact in small cases)."""
 
-_MOST_SPLITS = 8
+MOST_SPLITS = 8
 """More splits are not looked for (optimal plans of real models have had at most five)."""
 
 
@@ -27,14 +30,8 @@ class Filled:
     splits: int
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Seconds that may have been postponed up to some gradient, and how it came to it."""
-
-    low_s: float
-    high_s: float
-    step: str = ""
-    before: _Range | None = None
+_Range = tuple[float, float, str, Any]
+"""Seconds that may have been postponed up to some gradient, from, to; the step that led to it, and from where."""
 
 
 def fill(
@@ -44,6 +41,8 @@ def fill(
     back_s: np.ndarray,
     fore_s: np.ndarray,
     slack_s: float,
+    most_splits: int = MOST_SPLITS,
+    width: int = MOST_RANGES,
 ) -> Filled | None:
     """Postpone as few parts of gradients as will do, and of such choices the fewest bytes.
 
@@ -59,64 +58,69 @@ def fill(
         back_s: what the backward window can carry of the gradients up to each.
         fore_s: likewise, the forward window.
         slack_s: what rounding may take.
+        most_splits: how many gradients may be cut.
+        width: how many ranges are kept for each number of splits; at least 2.
 
     Returns:
         The choice; None if there is none, or none was found.
     """
     least = (np.cumsum(time_s) - back_s - slack_s).tolist()
     most = (fore_s + slack_s).tolist()
-    reached: list[list[_Range]] = [[_Range(0.0, 0.0)]]
+    reached: list[list[_Range]] = [[(0.0, 0.0, "", None)]]
     for i, time in enumerate(time_s):
-        following: list[list[_Range]] = [[] for _ in range(min(len(reached) + 1, _MOST_SPLITS + 1))]
-        for splits, ranges in enumerate(reached):
-            for r in ranges:
-                _keep(following[splits], r.low_s, r.high_s, "stay", r, least[i], most[i])
-                if not free[i]:
-                    continue
-                _keep(following[splits], r.low_s + time, r.high_s + time, "all", r, least[i], most[i])
-                if cuttable[i] and splits + 1 < len(following):
-                    _keep(following[splits + 1], r.low_s, r.high_s + time, "part", r, least[i], most[i])
-        reached = [_thinned(ranges) for ranges in following]
+        following = _followed(reached, time, free[i], cuttable[i], most_splits)
+        reached = [_thinned(ranges, least[i], most[i], width) for ranges in following]
         while reached and not reached[-1]:
             reached.pop()
+        if not reached:
+            return None
     for ranges in reached:
         if ranges:
-            return _walked(time_s, min(ranges, key=lambda r: r.low_s))
+            return _walked(time_s, min(ranges, key=itemgetter(0)))
     return None
 
 
-def _keep(
-    ranges: list[_Range], low_s: float, high_s: float, step: str, before: _Range, least_s: float, most_s: float
-) -> None:
-    low_s, high_s = max(low_s, least_s), min(high_s, most_s)
-    if low_s <= high_s:
-        ranges.append(_Range(low_s, high_s, step, before))
+def _followed(
+    reached: list[list[_Range]], time_s: float, free: bool, cuttable: bool, most_splits: int
+) -> list[list[_Range]]:
+    """Where the walk can be after one more gradient, for each number of splits."""
+    following: list[list[_Range]] = [[] for _ in range(min(len(reached) + cuttable, most_splits + 1))]
+    for splits, ranges in enumerate(reached):
+        following[splits] += [(r[0], r[1], "stay", r) for r in ranges]
+        if free:
+            following[splits] += [(r[0] + time_s, r[1] + time_s, "all", r) for r in ranges]
+            if cuttable and splits < most_splits:
+                following[splits + 1] += [(r[0], r[1] + time_s, "part", r) for r in ranges]
+    return following
 
 
-def _thinned(ranges: list[_Range]) -> list[_Range]:
-    """Without those inside others; of too many, some evenly, the first and the last among them."""
-    found = list[_Range]()
-    for r in sorted(ranges, key=lambda r: (r.low_s, -r.high_s)):
-        if not found or r.high_s > found[-1].high_s:
-            found.append(r)
-    if len(found) <= _MOST_RANGES:
+def _thinned(ranges: list[_Range], least_s: float, most_s: float, width: int) -> list[_Range]:
+    """Those within the corridor, without those inside others; of too many, some evenly, first and last among them."""
+    found, reach_s = list[_Range](), -math.inf
+    for r in sorted(ranges, key=itemgetter(0)):
+        low_s, high_s, step, before = r
+        high_s = high_s if high_s < most_s else most_s
+        if low_s <= high_s and high_s >= least_s and high_s > reach_s:
+            reach_s = high_s
+            found.append((low_s if low_s > least_s else least_s, high_s, step, before))
+    if len(found) <= width:
         return found
-    return [found[i * (len(found) - 1) // (_MOST_RANGES - 1)] for i in range(_MOST_RANGES)]
+    return [found[i * (len(found) - 1) // (width - 1)] for i in range(width)]
 
 
 def _walked(time_s: Sequence[float], last: _Range) -> Filled:
     """Back from the end: what each gradient contributed to the least that can be reached."""
-    postponed, splits, here, at = list[float](), 0, last.low_s, last
+    postponed, splits, here, at = list[float](), 0, last[0], last
     for time in reversed(time_s):
-        assert at.before is not None
-        low_s, high_s = at.before.low_s, at.before.high_s
-        if at.step == "part":
+        _, _, step, before = at
+        low_s, high_s = before[0], before[1]
+        if step == "part":
             low_s, high_s = max(low_s, here - time), min(high_s, here)
-            before = (low_s + high_s) / 2
+            earlier = (low_s + high_s) / 2
+            postponed.append(min(time, max(0.0, here - earlier)))
             splits += 1
         else:
-            before = here - (time if at.step == "all" else 0.0)
-            before = min(max(before, low_s), high_s)
-        postponed.append(min(time, max(0.0, here - before)) if at.step == "part" else time * (at.step == "all"))
-        here, at = before, at.before
+            postponed.append(time if step == "all" else 0.0)
+            earlier = min(max(here - postponed[-1], low_s), high_s)
+        here, at = earlier, before
     return Filled(tuple(reversed(postponed)), splits)

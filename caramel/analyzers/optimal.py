@@ -13,8 +13,8 @@ import numpy as np
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.bounds import checked
-from caramel.analyzers.cover import capacities, cover
-from caramel.analyzers.fill import Filled, fill
+from caramel.analyzers.cover import Least, capacities, cover
+from caramel.analyzers.fill import MOST_RANGES, MOST_SPLITS, Filled, fill
 from caramel.analyzers.network import Network
 from caramel.analyzers.problem import TIES, Problem, Task, least_of
 from caramel.analyzers.written import cut, waits_s, written
@@ -25,7 +25,10 @@ from caramel.netmodel.line import Line
 _LEAST_TRIES, _MOST_TRIES = 40, 20_000
 """Evaluations of the search among whole gradients; of n gradients, the second number over n (our choice)."""
 
-_MOST_PLANS = 4
+_WHOLE_RANGES, _HALVINGS = 16, 3
+"""Ranges that are followed where nothing may be cut, and how often the exposed time found is halved (our choice)."""
+
+_MOST_PLANS = 3
 """So many sets of thresholds are filled for each exposed time that is tried (our choice)."""
 
 
@@ -76,7 +79,7 @@ def pack(boundaries: Boundaries, line: Line, *, forward: bool = True, split: boo
     nothing = np.zeros(len(task.together))
     plain_s = task.least_plain_s()
     if not (forward and any(task.free)):
-        return _packing(task, nothing, plain_s, task.least_plain_s(one_dtype=True))
+        return _packing(task, nothing, plain_s, task.plain_bound_s())
     bound_s = min(plain_s, task.simple_bound_s())
     if plain_s <= task.tied_s(bound_s):
         return _packing(task, nothing, task.tied_s(bound_s), bound_s)
@@ -85,7 +88,7 @@ def pack(boundaries: Boundaries, line: Line, *, forward: bool = True, split: boo
     allowed_s = task.tied_s(least.late_s)
     if plain_s <= allowed_s:
         return _packing(task, nothing, allowed_s, bound_s)
-    return _packing(task, *_chosen(task, problem, least.late_s, allowed_s, plain_s, split), bound_s)
+    return _packing(task, *_chosen(task, problem, least, allowed_s, plain_s, split), bound_s)
 
 
 def _packing(task: Task, postponed_s: np.ndarray, allowed_s: float, bound_s: float) -> Packing:
@@ -112,17 +115,15 @@ def _packing(task: Task, postponed_s: np.ndarray, allowed_s: float, bound_s: flo
 
 
 def _chosen(
-    task: Task, problem: Problem, least_s: float, allowed_s: float, plain_s: float, split: bool
+    task: Task, problem: Problem, least: Least, allowed_s: float, plain_s: float, split: bool
 ) -> tuple[np.ndarray, float]:
     """What to postpone, in seconds of the channel, and the exposed time to aim at."""
     cuttable = [split and task.cuttable[i] for i in problem.order]
     whole_free = [f and not c for f, c in zip(problem.chain.free, cuttable)]
-    step_s, limit_s, filled = allowed_s - least_s, allowed_s, None
-    while filled is None and limit_s < plain_s:
-        filled = _best_fill(problem, cuttable, [limit_s] if limit_s > allowed_s else [least_s, allowed_s], limit_s)
-        if filled is None:
-            step_s *= 1.5
-            limit_s = least_s + step_s
+    filled = _best_fill(problem, cuttable, least, [least.late_s, allowed_s], allowed_s)
+    limit_s = allowed_s
+    if filled is None:
+        limit_s, filled = _relaxed_fill(problem, cuttable, least, allowed_s, plain_s)
     postponed = np.zeros(len(task.together))
     if filled is not None:
         postponed[list(problem.order)] = filled.postponed_s
@@ -132,19 +133,48 @@ def _chosen(
     return postponed, limit_s
 
 
-def _best_fill(problem: Problem, cuttable: list[bool], tried_s: list[float], limit_s: float) -> Filled | None:
+def _relaxed_fill(
+    problem: Problem, cuttable: list[bool], least: Least, allowed_s: float, plain_s: float
+) -> tuple[float, Filled | None]:
+    """What can be filled where gradients are too large for the least exposed time; and with which exposed time."""
+    low_s, high_s, found = allowed_s, plain_s, None
+    step_s = allowed_s - least.late_s
+    while step_s > 0 and low_s + step_s < high_s:
+        limit_s = low_s + step_s
+        filled = _best_fill(problem, cuttable, least, [least.late_s, limit_s], limit_s)
+        if filled is not None:
+            found, high_s = filled, limit_s
+            break
+        low_s, step_s = limit_s, 2 * step_s
+    for _ in range(_HALVINGS if found else 0):
+        limit_s = (low_s + high_s) / 2
+        filled = _best_fill(problem, cuttable, least, [least.late_s, limit_s], limit_s)
+        if filled is None:
+            low_s = limit_s
+        else:
+            found, high_s = filled, limit_s
+    return high_s, found
+
+
+def _best_fill(
+    problem: Problem, cuttable: list[bool], least: Least, tried_s: list[float], limit_s: float
+) -> Filled | None:
     """Of the thresholds found for some exposed times, the best that can be filled with the last of them."""
-    chain, best, found = problem.chain, (0, 0.0, 0), None
+    chain, plans = problem.chain, dict.fromkeys([least.plan] if least.plan else [])
     for late_s in tried_s:
-        for plan in cover(chain, late_s + chain.slack_s, further=1).plans[:_MOST_PLANS]:
+        plans.update(dict.fromkeys(cover(chain, late_s + chain.slack_s, further=1).plans[:_MOST_PLANS]))
+    tries = range(MOST_SPLITS + 1) if any(cuttable) else (0,)
+    width = MOST_RANGES if any(cuttable) else _WHOLE_RANGES
+    for splits in tries:
+        filled = list[tuple[float, int, Filled]]()
+        for plan in plans:
             back, fore = capacities(chain, plan, limit_s)
-            filled = fill(chain.time_s, chain.free, cuttable, back, fore, chain.slack_s)
-            if filled is None:
-                continue
-            key = filled.splits, sum(filled.postponed_s), len(plan.back) + len(plan.fore)
-            if found is None or key < best:
-                best, found = key, filled
-    return found
+            one = fill(chain.time_s, chain.free, cuttable, back, fore, chain.slack_s, splits, width)
+            if one is not None:
+                filled.append((sum(one.postponed_s), len(plan.back) + len(plan.fore), one))
+        if filled:
+            return min(filled, key=lambda each: each[:2])[2]
+    return None
 
 
 def _searched(task: Task, postponed: np.ndarray) -> np.ndarray:

@@ -86,6 +86,11 @@ class Task:
         return _PRECISION * self.scale_s
 
     @property
+    def spare_s(self) -> float:
+        """At most the time that empty gradients were given."""
+        return 2 * _EMPTY * self.scale_s * len(self.together)
+
+    @property
     def dtypes(self) -> int:
         """How many element types there are: a bucket of several is as many transfers."""
         return len({g.dtype for g in self.together})
@@ -110,11 +115,17 @@ class Task:
         bounds = lower_bounds(replace(self.boundaries, gradients=free), self.line)
         return bounds.lb2_s - self.boundaries.compute_s
 
-    def least_plain_s(self, one_dtype: bool = False) -> float:
-        """The least exposed time with nothing postponed; or a bound on it, as though there were one element type."""
+    def least_plain_s(self) -> float:
+        """The least exposed time with nothing postponed; with several element types, of buckets of neighbours."""
+        return self._plain_s(self.window(BACKWARD, self.time_s))
+
+    def plain_bound_s(self) -> float:
+        """What no plan with nothing postponed can be below: as though there were one element type."""
         window = self.window(BACKWARD, self.time_s)
-        if one_dtype:
-            window = replace(window, dtypes=("",) * len(window.dtypes))
+        found_s = self._plain_s(replace(window, dtypes=("",) * len(window.dtypes)))
+        return max(0.0, found_s - self.spare_s)
+
+    def _plain_s(self, window: Window) -> float:
         late_s = least_late_s(window) if self.together else 0.0
         sent_s = 0.0
         for g in sorted(self.alone, key=lambda g: (g.ready_s, g.name)):
@@ -173,8 +184,8 @@ def least_of(task: Task, low_s: float, plain_s: float) -> tuple[Least, Problem]:
         bound_s = found[0].bound_s
     else:
         bound_s = max(least_exposed(chain, low_s, plain_s, precision_s).bound_s for chain in generous)
-    spare_s = 2 * _EMPTY * task.scale_s * len(task.together)  # empty gradients were given a little time
-    return Least(found[best].late_s, max(0.0, min(bound_s, found[best].late_s) - spare_s)), careful[best]
+    bound_s = min(bound_s, found[best].late_s) - task.spare_s
+    return replace(found[best], bound_s=max(0.0, bound_s)), careful[best]
 
 
 def _orders(task: Task) -> list[tuple[int, ...]]:
