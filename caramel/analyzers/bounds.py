@@ -98,7 +98,8 @@ def lower_bounds(boundaries: Boundaries, line: Line) -> Bounds:
     time for them lies between the first one's being ready and the step's end, at most x + w; before the last
     one's read, at most y + w; and altogether at most min(x + y, C) + w. In the backward window alone they take
     a + b S at least; in the forward window alone (if all can be postponed) the same; in both, 2 a + b S. The
-    least of what the three cases leave as w is LB2; LB1 asks for one transfer only. docs/planner.md has the proof.
+    least of what the three cases leave as w is LB2; LB1 asks for one transfer only. Sets of nothing but what cannot
+    be postponed have only the first case, and x. docs/planner.md has the proof.
 
     Args:
         boundaries: of a step.
@@ -121,14 +122,16 @@ def lower_bounds(boundaries: Boundaries, line: Line) -> Bounds:
     if lb2_s <= floor_s:
         return Bounds(lb1_s, lb2_s)
     chosen = [g for g, b, f in zip(gradients, backward, forward) if b <= x and (f <= y or not g.is_postponable)]
-    return Bounds(lb1_s, lb2_s, tuple(g.name for g in chosen), sum(g.size_bytes for g in chosen), x, y)
+    names, size = tuple(g.name for g in chosen), sum(g.size_bytes for g in chosen)
+    return Bounds(lb1_s, lb2_s, names, size, x, max(0.0, y))
 
 
 def _worst_set(
     gradients: Sequence[Boundary], backward: np.ndarray, forward: np.ndarray, compute_s: float, line: Line
 ) -> tuple[float, float, float, float]:
     """The largest LB1 and LB2 of all sets, as exposed seconds, and the rooms that make the latter's set."""
-    x, y = _thresholds(backward), _thresholds(forward)
+    # Below all forward rooms there are sets of nothing but what cannot be postponed.
+    x, y = _thresholds(backward), np.append(-1.0, _thresholds(forward))
     # A set has a backward room of x or less: it belongs to the first threshold that is no smaller.
     rows, columns = np.searchsorted(x, backward), np.searchsorted(y, forward)
     sizes = np.array([g.size_bytes for g in gradients])
@@ -142,11 +145,13 @@ def _worst_set(
     kept_bytes = within(sizes, ~free)[:, -1:]  # these have no room in the forward window, whatever y is
     kept = within(np.ones(len(sizes)), ~free)[:, -1:]
     work = line.b_s_per_byte * (within(sizes, free) + kept_bytes)
-    some = within(np.ones(len(sizes)), free) + kept > 0
-    both = np.minimum(x[:, None] + y[None, :], compute_s)
+    some_free = within(np.ones(len(sizes)), free) > 0
+    some = some_free | (kept > 0)
+    both = np.minimum(x[:, None] + np.maximum(y, 0.0)[None, :], compute_s)
     lb1 = np.where(some, line.a_s + work - both, -np.inf)
     one_window = line.a_s + work - np.where(kept > 0, x[:, None], np.maximum(x[:, None], y[None, :]))
-    lb2 = np.where(some, np.minimum(one_window, 2 * line.a_s + work - both), -np.inf)
+    two_windows = np.where(some_free, 2 * line.a_s + work - both, np.inf)
+    lb2 = np.where(some, np.minimum(one_window, two_windows), -np.inf)
     row, column = np.unravel_index(int(lb2.argmax()), lb2.shape)
     return float(lb1.max()), float(lb2.max()), float(x[row]), float(y[column])
 

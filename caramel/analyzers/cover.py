@@ -18,13 +18,13 @@ MOST_STATES = 3000
 """Sets of thresholds that one search looks at; beyond, nothing is proved. Searches for real models have needed a
 tenth (our choice)."""
 
-_MOST_ABREAST = 100
+_MOST_ABREAST = 60
 """Of one number of transfers; beyond, the most promising are kept and nothing is proved (our choice)."""
 
-_MOST_ALTOGETHER = 12_000
-"""For one least exposed time (our choice: about 0.1 s)."""
+_MOST_ALTOGETHER = 6000
+"""For one least exposed time (our choice: about 0.05 s)."""
 
-_MOST_EARLIER = 48
+_MOST_EARLIER = 24
 """So many earlier places for a forward threshold are tried, where gradients that must stay come after it."""
 
 
@@ -123,7 +123,7 @@ def cover(chain: Chain, late_s: float, further: int = 0) -> Cover:
         level = _undominated(chain, following)
         most = min(_MOST_ABREAST, MOST_STATES - states)
         if len(level) > most:
-            level = sorted(level, key=lambda s: -(s.back_s + s.fore_s))[: max(0, most)]
+            level = sorted(level, key=lambda s: (-_uncovered(chain, s), -s.back_s - s.fore_s))[: max(0, most)]
             is_complete = False
         left = None if left is None else left - 1
     return Cover(tuple(plans), is_complete, states)
