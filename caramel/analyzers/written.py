@@ -114,7 +114,8 @@ def written(
     """
     scale_s = boundaries.compute_s + sum(line.time_s(g.size_bytes) for g in boundaries.gradients)
     fore = _grouped([_part(p.gradient, p.fore) for p in placed if p.fore], FORWARD, line, 0.0, scale_s)
-    halves = [_part(p.gradient, p.back, p.room_s) for p in placed if p.back]
+    free_s = boundaries.compute_s - sum(line.time_s(m.size_bytes) for m in fore)
+    halves = [_part(p.gradient, p.back, min(p.room_s, free_s)) for p in placed if p.back]
     back = _grouped(halves, BACKWARD, line, allowed_s, scale_s)
     for g in alone:
         part = _Part(Piece(g.name, 0, g.elements), g, g.size_bytes, 0.0)
@@ -196,8 +197,11 @@ def _reason(boundaries: Boundaries, move: _Move, start_s: float, end_s: float) -
     split = f"; a piece of {cut[0].of.name}" if cut else ""
     split += f" and of {len(cut) - 1} more" if len(cut) > 1 else ""
     if move.window == FORWARD:
+        by = f"by {_ms(edge.read_s)}, when {edge.name} is read first"
+        if edge.read_s >= boundaries.compute_s:
+            by = f"with the computation, as nothing reads {edge.name} before"
         return (
-            f"Must end by {_ms(edge.read_s)}, when {edge.name} is read first; {times}{split}. In the forward window, "
+            f"Must end {by}; {times}{split}. In the forward window, "
             "as the backward window has no room for it that would not make the step longer"
         )
     late_s = end_s - boundaries.compute_s

@@ -133,10 +133,11 @@ def by_splits(units, compute, start, may_split=True):
     steps = [range(0, u.size + 1, 1 if may_split else max(1, u.size)) if u.free else (0,) for u in units]
     for later in itertools.product(*steps):
         now = [u.size - x for u, x in zip(units, later)]
-        smooth = any(not waits_of(f, compute)[1] for f in buckets(later, "forward"))
-        if smooth:
-            # Forward transfers that all are in time leave the backward window to itself.
-            least = min(least, *(waits_of(sorted(b, key=lambda t: t[2]), compute)[0] for b in buckets(now, "backward")))
+        back = [sorted(b, key=lambda t: t[2]) for b in buckets(now, "backward")]
+        # Of forward transfers that are in time only how long they take matters to the others.
+        smooth = [f for f in buckets(later, "forward") if not waits_of(f, compute)[1]]
+        for fore in [min(smooth, key=lambda f: sum(t[1] for t in f))] if smooth else []:
+            least = min(least, *(waits_of([*fore, *b], compute)[0] for b in back))
     return least
 
 
