@@ -137,15 +137,19 @@ def _worst_set(
     sizes = np.array([g.size_bytes for g in gradients])
     free = np.array([g.is_postponable for g in gradients])
 
-    def within(values: np.ndarray, which: np.ndarray) -> np.ndarray:
-        table = np.zeros((len(x), len(y)))
-        np.add.at(table, (rows[which], columns[which]), values[which])
-        return table.cumsum(axis=0).cumsum(axis=1)
+    def below(values: np.ndarray) -> np.ndarray:
+        """Sums over those with a backward room of at most each x, as a column."""
+        return np.bincount(rows, values, len(x)).cumsum()[:, None]
 
-    kept_bytes = within(sizes, ~free)[:, -1:]  # these have no room in the forward window, whatever y is
-    kept = within(np.ones(len(sizes)), ~free)[:, -1:]
-    work = line.b_s_per_byte * (within(sizes, free) + kept_bytes)
-    some_free = within(np.ones(len(sizes)), free) > 0
+    table = np.zeros((len(x), len(y)))
+    np.add.at(table, (rows[free], columns[free]), sizes[free])
+    free_bytes = table.cumsum(axis=0).cumsum(axis=1)
+    # What must stay has no room in the forward window, whatever y is.
+    work = line.b_s_per_byte * (free_bytes + below(np.where(free, 0.0, sizes)))
+    kept = below(~free)
+    first = np.full(len(x), len(y))
+    np.minimum.at(first, rows[free], columns[free])
+    some_free = np.arange(len(y)) >= np.minimum.accumulate(first)[:, None]
     some = some_free | (kept > 0)
     both = np.minimum(x[:, None] + np.maximum(y, 0.0)[None, :], compute_s)
     lb1 = np.where(some, line.a_s + work - both, -np.inf)

@@ -28,7 +28,7 @@ _LEAST_TRIES, _MOST_TRIES = 40, 20_000
 _WHOLE_RANGES, _HALVINGS = 16, 3
 """Ranges that are followed where nothing may be cut, and how often the exposed time found is halved (our choice)."""
 
-_MOST_PLANS = 3
+_MOST_PLANS = 2
 """So many sets of thresholds are filled for each exposed time that is tried (our choice)."""
 
 
