@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,16 +40,15 @@ class Bounds:
     forward_room_s: float = 0.0
 
 
-def checked(boundaries: Boundaries, line: Line) -> tuple[Boundary, ...]:
-    """The gradients, all numbers looked at.
+def checked(boundaries: Boundaries, line: Line) -> Boundaries:
+    """The boundaries, all numbers looked at; what is ready after the computation's end is ready at its end.
 
     Args:
         boundaries: of a step.
         line: seconds of a transfer.
 
     Raises:
-        InputError: a number is negative or not finite, a gradient is ready after the computation, or two
-            gradients have one name.
+        InputError: a number is negative or not finite, or two gradients have one name.
     """
     numbers = [
         ("the line's a_s", line.a_s),
@@ -62,30 +61,27 @@ def checked(boundaries: Boundaries, line: Line) -> tuple[Boundary, ...]:
         numbers += [(f"elements {of}", g.elements or 0), (f"level {of}", g.level)]
         if not g.read_s >= 0:  # endless where nothing reads it
             raise InputError(f"read_s {of} must not be negative, got {g.read_s!r}")
-        if g.ready_s > boundaries.compute_s * (1 + 1e-9):
-            raise InputError(
-                f"gradient {g.name!r} is ready at {g.ready_s!r} s, after the computation's {boundaries.compute_s!r} s: "
-                "give both on the clock of the step's own computation"
-            )
     for what, number in numbers:
         if not (math.isfinite(number) and number >= 0):
             raise InputError(f"{what} must be finite and not negative, got {number!r}")
     if len(boundaries.by_name) < len(boundaries.gradients):
         raise InputError("two gradients have one name: give each its own")
-    return boundaries.gradients
+    end_s = boundaries.compute_s
+    inside = (replace(g, ready_s=end_s) if g.ready_s > end_s else g for g in boundaries.gradients)
+    return replace(boundaries, gradients=tuple(inside))
 
 
 def rooms(boundaries: Boundaries) -> tuple[np.ndarray, np.ndarray]:
     """Seconds that each gradient has in the backward and in the forward window, if nothing waits.
 
     Args:
-        boundaries: of a step.
+        boundaries: of a step, checked.
 
     Returns:
         From being ready to the end of the computation; from the start of the computation to the first read.
     """
     end = boundaries.compute_s
-    backward = np.array([max(0.0, end - g.ready_s) for g in boundaries.gradients])
+    backward = np.array([end - g.ready_s for g in boundaries.gradients])
     forward = np.array([min(g.read_s, end) for g in boundaries.gradients])
     return backward, forward
 
@@ -111,7 +107,8 @@ def lower_bounds(boundaries: Boundaries, line: Line) -> Bounds:
     Source:
         Own; the rooms are the transfer boundaries of Caramel, section 4.3.
     """
-    gradients = checked(boundaries, line)
+    boundaries = checked(boundaries, line)
+    gradients = boundaries.gradients
     floor_s = boundaries.compute_s + boundaries.updates_s
     if not gradients or (line.a_s == 0 and line.b_s_per_byte == 0):
         return Bounds(floor_s, floor_s)

@@ -18,7 +18,6 @@ from caramel.analyzers.fill import MOST_RANGES, MOST_SPLITS, Filled, fill
 from caramel.analyzers.network import Network
 from caramel.analyzers.problem import TIES, Problem, Task, least_of
 from caramel.analyzers.written import cut, waits_s, written
-from caramel.errors import InputError
 from caramel.facts import Boundaries, Buckets, Schedule, Scheduled
 from caramel.netmodel.line import Line
 
@@ -74,8 +73,7 @@ def pack(boundaries: Boundaries, line: Line, *, forward: bool = True, split: boo
     Source:
         Own; the problem is that of Caramel, section 4.3.
     """
-    checked(boundaries, line)
-    task = Task.of(boundaries, line)
+    task = Task.of(checked(boundaries, line), line)
     nothing = np.zeros(len(task.together))
     plain_s = task.least_plain_s()
     if not (forward and any(task.free)):
@@ -240,6 +238,5 @@ def optimal_buckets() -> Analyzer:
 
 
 def _line(boundaries: Boundaries, network: Network) -> Line:
-    if not network.is_known:
-        raise InputError("optimal packing needs to know the network: give network=, measured or from its rate")
+    network.must_be_known("optimal packing")
     return network.line(sum(g.size_bytes for g in boundaries.gradients))

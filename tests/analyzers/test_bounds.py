@@ -71,7 +71,6 @@ def test_many_gradients_leave_thresholds_out(monkeypatch):
         ({"size_bytes": -1.0}, "size_bytes of gradient 'w'"),
         ({"ready_s": math.nan}, "ready_s of gradient 'w'"),
         ({"read_s": math.nan}, "read_s of gradient 'w'"),
-        ({"ready_s": 2.0}, "after the computation"),
         ({"update_s": math.inf}, "update_s of gradient 'w'"),
         ({"elements": -4}, "elements of gradient 'w'"),
     ],
@@ -80,6 +79,11 @@ def test_wrong_numbers_are_refused(change, says):
     gradient = replace(Boundary("w", "float32", 4, 16.0, 1.0, 0.0), **change)
     with pytest.raises(InputError, match=says):
         lower_bounds(Boundaries((gradient,), 1.0), Line(0.1, 0.1))
+
+
+def test_ready_after_the_computation_is_at_its_end():
+    late, end = (Boundaries((Boundary("w", "float32", 4, 16.0, t, 0.0),), 1.0) for t in (2.0, 1.0))
+    assert lower_bounds(late, Line(0.5, 0.1)) == lower_bounds(end, Line(0.5, 0.1))
 
 
 def test_wrong_lines_and_names_are_refused():

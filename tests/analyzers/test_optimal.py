@@ -22,7 +22,7 @@ from packing_oracles import (
 )
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.bounds import lower_bounds
+from caramel.analyzers.bounds import checked, lower_bounds
 from caramel.analyzers.fill import fill
 from caramel.analyzers.network import Network
 from caramel.analyzers.optimal import optimal_buckets, optimal_packing, pack
@@ -33,6 +33,7 @@ from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Buckets, Sche
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.line import Line
 from caramel.netmodel.model import NetworkModel
+from caramel.simulator import simulate
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.4])
@@ -169,7 +170,7 @@ def steps(draw):
                 draw(dtypes),
                 elements if draw(st.integers(0, 9)) else None,
                 4.0 * elements,
-                (0.4 + 0.6 * draw(shares)) * scale,
+                (0.4 + 0.65 * draw(shares)) * scale,
                 draw(shares) * (0.4 if draw(st.integers(0, 9)) else 1.0) * scale,
                 update_s=0.01 * scale * draw(st.integers(0, 1)),
                 level=int(draw(st.integers(0, 9)) == 0),
@@ -189,15 +190,18 @@ def test_promises(step, forward, split):
     boundaries, line = step
     found = pack(boundaries, line, forward=forward, split=split)
     rounding = 1e-9 * (boundaries.compute_s + sum(line.time_s(g.size_bytes) for g in boundaries.gradients))
-    waits, stalled = waits_of_packing(found, boundaries, line)
+    waits, stalled = waits_of_packing(found, checked(boundaries, line), line)
     assert waits == pytest.approx(found.exposed_s, abs=rounding) and stalled <= rounding
     assert found.iteration_s == pytest.approx(boundaries.compute_s + boundaries.updates_s + waits, abs=rounding)
     assert found.iteration_s >= lower_bounds(boundaries, line).lb2_s - rounding
     assert found.exposed_s >= found.bound_s - rounding
     check_pieces(boundaries, found)
+    idle = replace(boundaries, gradients=tuple(replace(g, update_s=0.0) for g in boundaries.gradients))
+    step = simulate(idle, Schedule(found.transfers, ""), line.time_s)
+    assert step.exposed_s == pytest.approx(found.exposed_s, abs=rounding)
     windows = [t.window for t in found.transfers]
     assert windows == sorted(windows, reverse=True)
-    for window, edge in ((FORWARD, lambda g: g.read_s), (BACKWARD, lambda g: g.ready_s)):
+    for window, edge in ((FORWARD, lambda g: g.read_s), (BACKWARD, lambda g: min(g.ready_s, boundaries.compute_s))):
         pick = min if window == FORWARD else max
         of = [[boundaries.by_name[p.gradient] for p in t.pieces] for t in found.transfers if t.window == window]
         edges = [pick(map(edge, gradients)) for gradients in of]
