@@ -43,6 +43,7 @@ _LAZY = {
     "all_reduce": "caramel.allreduce",
     "capture": "caramel.frontend.context",
     "fit": "caramel.fit",
+    "trace": "caramel.tracing",
 }
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from caramel.runtime.cluster import InProcess, LocalProcesses
     from caramel.runtime.servers import Servers
     from caramel.runtime.session import Session, StepResult
+    from caramel.tracing import trace
 
 __all__ = [
     "AnalysisError",
@@ -87,6 +89,7 @@ __all__ = [
     "all_reduce",
     "capture",
     "fit",
+    "trace",
 ]
 
 

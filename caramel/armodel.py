@@ -141,7 +141,7 @@ class ARModel:
         collectives.check_workers(workers)
         self.context = context
         self.model: Model = context.model
-        self.pipeline = _pipeline(context, self.model, workers, sharding)
+        self.pipeline = input_pipeline(context, self.model, workers, sharding)
         self.facts: Mapping[type, Any] = {}
         if plan is not None:
             self.plan = _given_plan(plan, self.model, workers, device_list, self.pipeline)
@@ -205,7 +205,12 @@ class ARModel:
         export(self, path)
 
 
-def _pipeline(context: Context, model: Model, workers: int, sharding: str | None) -> Pipeline | None:
+def input_pipeline(context: Context, model: Model, workers: int, sharding: str | None) -> Pipeline | None:
+    """The workers' input pipelines; None where the driver feeds all inputs.
+
+    Raises:
+        InputError: the dataset does not fit, or there is none and ``sharding`` says how to divide it.
+    """
     if context.given is not None:
         return make_pipeline(context.given, model, workers, sharding)
     if sharding not in (None, "slice"):

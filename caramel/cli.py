@@ -299,8 +299,8 @@ def netbench(
     if out is None:
         raise click.UsageError("say where to write the model: --out FILE.json")
     for file in (out, plot):
-        if file is not None and not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
-            raise InputError(f"{file!r} cannot be written: there is no such directory, or it is not yours to write to")
+        if file is not None:
+            _check_writable(file)
     from caramel.netmodel.file import save
     from caramel.netmodel.text import as_text
 
@@ -323,6 +323,11 @@ def netbench(
             save_plot(network, plot)
     click.echo(text)
     click.echo("\nwritten: " + ", ".join(name for name in (out, plot) if name is not None))
+
+
+def _check_writable(file: str) -> None:
+    if not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
+        raise InputError(f"{file!r} cannot be written: there is no such directory, or it is not yours to write to")
 
 
 def _measured_network(
@@ -350,6 +355,55 @@ def _given_network(
     if alpha is None or beta is None or latency is not None:
         raise click.UsageError("--alpha and --beta belong together, --latency belongs to --link-rate")
     return NetworkModel.from_costs(alpha, beta, gamma or 0.0)
+
+
+@main.command()
+@click.argument("program", metavar="FILE.py:ENTRY")
+@click.option("--workers-on-host", "workers", type=int, default=1, show_default=True, metavar="K", help="Of one host.")
+@click.option("--workers", "job_workers", type=int, metavar="N", help="Of the whole job; default: K.")
+@_with_cluster("in-process")
+@_with_devices
+@click.option("--runs", type=int, default=10, show_default=True, help="Number of traced steps.")
+@click.option("--steps", type=int, default=30, show_default=True, help="Number of plain steps.")
+@click.option(
+    "--statistic",
+    type=click.Choice(["mean", "least"]),
+    default="mean",
+    show_default=True,
+    help="An op's time out of those of all runs.",
+)
+@click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
+@click.option("--description", default="", help="Where this is, for the reader of the file.")
+@_reporting_errors
+def trace(
+    program: str,
+    cluster: str,
+    base_port: int | None,
+    allow_open_ports: bool,
+    devices: tuple[str, ...],
+    out: str | None,
+    **options: Any,
+) -> None:
+    """Measure the ops of a program's step on one host, without communication.
+
+    Trace on a host of the cluster that will train, with as many workers as will share it: they compute all at
+    once. The first batch of the program's data is taken, as a job of N workers takes it.
+    """
+    if out is None:
+        raise click.UsageError("say where to write the trace: --out FILE.json")
+    _check_writable(out)
+    chosen = _cluster(cluster, base_port, allow_open_ports)
+    from caramel.program import load_program
+    from caramel.tracefile import as_text, save_trace
+
+    loaded = load_program(program)
+    from caramel.tracing import trace as measured
+
+    batch = () if loaded.on_workers else _arguments(next(loaded.batches(1)))
+    found = measured(loaded.context, *batch, cluster=chosen, device_list=devices or None, **options)
+    save_trace(found, out)
+    click.echo(as_text(found))
+    click.echo(f"\nwritten: {out}")
 
 
 @main.command()
@@ -472,9 +526,14 @@ def _train(
         click.echo(f"saved {saved.get(session.step_count) or directory.save(session)}")
     if program.evaluation_data is not None:
         data = program.evaluation_data
-        values = session.evaluate(*data) if isinstance(data, tuple) else session.evaluate(data)
+        values = session.evaluate(*_arguments(data))
         for name, value in _named(values):
             click.echo(f"evaluation {name}: {value}")
+
+
+def _arguments(batch: Any) -> tuple[Any, ...]:
+    """The arguments of a step, or of an evaluation, for a batch of the program's."""
+    return batch if isinstance(batch, tuple) else (batch,)
 
 
 def _named(values: Any, path: str = "") -> list[tuple[str, str]]:

@@ -34,13 +34,16 @@ def state_key(rank: int) -> str:
     return own_name(rank, "input")
 
 
-def place_input(distributed: DistributedGraph, pipeline: Pipeline, devices: Sequence[str]) -> DistributedGraph:
+def place_input(
+    distributed: DistributedGraph, pipeline: Pipeline, devices: Sequence[str], workers: int | None = None
+) -> DistributedGraph:
     """Copy the pipelines to the workers' hosts and let the steps' inputs read what they keep.
 
     Args:
         distributed: the replicas, with placeholders.
         pipeline: the pipelines.
         devices: device of each rank.
+        workers: between how many the data is divided, if more than are here.
 
     Returns:
         The graph in which no placeholder is left for what comes from the dataset.
@@ -51,7 +54,7 @@ def place_input(distributed: DistributedGraph, pipeline: Pipeline, devices: Sequ
         template = pipeline.template(rank)
         host = str(host_of(Device.parse(text)))
         role = Role(Purpose.INPUT, rank)
-        added += [(_copy(n, rank, len(devices), host), role) for n in template.graph]
+        added += [(_copy(n, rank, workers or len(devices), host), role) for n in template.graph]
         for position, item in enumerate(template.order):
             name = replica_name(rank, item.node)
             source = format_input(input_name(rank, names.ELEMENT), position)

@@ -70,6 +70,11 @@ class Executor(Protocol):
     ) -> list[np.ndarray]:
         """Run once; values of ``fetches`` in order."""
 
+    def run_traced(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
+    ) -> tuple[list[np.ndarray], bytes]:
+        """Run once with full tracing; the values, and TensorFlow's RunMetadata, serialized."""
+
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; the values of each, or what it failed with. The others go on then.
 
@@ -143,10 +148,30 @@ class SessionExecutor:
             ClusterError: a worker is gone or too slow.
             StepError: an op failed.
         """
+        return self._run(fetches, targets, feeds, timeout_s)
+
+    def run_traced(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
+    ) -> tuple[list[np.ndarray], bytes]:
+        """Run once with full tracing; see `Executor.run_traced`."""
+        metadata = v1.RunMetadata()
+        values = self._run(fetches, targets, feeds, timeout_s, metadata)
+        return values, metadata.SerializeToString()
+
+    def _run(
+        self,
+        fetches: Sequence[str],
+        targets: Sequence[str],
+        feeds: Mapping[str, np.ndarray],
+        timeout_s: float,
+        metadata: Any = None,
+    ) -> list[np.ndarray]:
         call = self._callable(fetches, targets, feeds)
         options = v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
+        if metadata is not None:
+            options.trace_level = v1.RunOptions.FULL_TRACE
         try:
-            results = call(*feeds.values(), options=options)
+            results = call(*feeds.values(), options=options, run_metadata=metadata)
         except tf.errors.OpError as error:
             raise translated(error, f"after at most {timeout_s:g} s") from error
         return list(results[: len(fetches)])

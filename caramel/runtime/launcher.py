@@ -154,6 +154,10 @@ class Launcher:
         """One run of the session; a failure also says which server died."""
         return self._supervised(self._executor.run, payload)
 
+    def run_traced(self, payload: Any) -> Any:
+        """One run of the session with full tracing."""
+        return self._supervised(self._executor.run_traced, payload)
+
     def run_each(self, payload: Any) -> Any:
         """Several runs at once."""
         return self._supervised(self._executor.run_each, payload)
@@ -250,6 +254,7 @@ _REQUESTS: dict[str, Callable[[Launcher, Any], Any]] = {
     "start": Launcher.start,
     "load": Launcher.load,
     "run": Launcher.run,
+    "run_traced": Launcher.run_traced,
     "run_each": Launcher.run_each,
     "extend": Launcher.extend,
     "pids": lambda launcher, _: launcher.pids(),

@@ -117,6 +117,7 @@ class OwnServerExecutor:
 
     def __init__(self, inner: Executor, server: OwnServer) -> None:
         self.run = inner.run
+        self.run_traced = inner.run_traced
         self.run_each = inner.run_each
         self.extend = inner.extend
         self._inner = inner

@@ -154,6 +154,14 @@ class ProcessExecutor:
         payload = (list(fetches), list(targets), dict(feeds), timeout_s)
         return list(self.request("run", payload, timeout_s + _GRACE_S))
 
+    def run_traced(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
+    ) -> tuple[list[np.ndarray], bytes]:
+        """Run once with full tracing; see `Executor.run_traced`."""
+        payload = (list(fetches), list(targets), dict(feeds), timeout_s)
+        values, metadata = self.request("run_traced", payload, timeout_s + _GRACE_S)
+        return list(values), metadata
+
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; see `Executor.run_each`."""
         payload = [(list(fetches), list(targets), dict(feeds)) for fetches, targets, feeds in runs]

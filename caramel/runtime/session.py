@@ -16,7 +16,7 @@ from caramel.errors import CheckpointError, ClusterError, EndOfData, InputError,
 from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.runtime.cluster import Cluster
-from caramel.runtime.executor import Run
+from caramel.runtime.executor import Executor, Run
 from caramel.runtime.feeds import Batch, bind, combined, split
 from caramel.runtime.progress import progress_over
 from caramel.runtime.state import State
@@ -24,8 +24,12 @@ from caramel.runtime.worker_data import WorkerData
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
+    from caramel.computation import Computation
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
+
+StepRun = Callable[[Sequence[str], Sequence[str], Mapping[str, Any], float], list[np.ndarray]]
+"""See `Executor.run`."""
 
 _RESTORED_IN_PART = (
     "a checkpoint was restored only in part, so variables and the position in the data may not belong together; "
@@ -67,7 +71,9 @@ class Session:
         ClusterError: the cluster cannot be started.
     """
 
-    def __init__(self, armodel: ARModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S) -> None:
+    def __init__(
+        self, armodel: ARModel | Computation, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
+    ) -> None:
         if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
             raise InputError(f"a session runs on a cluster such as caramel.InProcess(), got {cluster!r}")
         if step_timeout_s <= 0:
@@ -110,6 +116,16 @@ class Session:
         self._executor.run([], [target], feeds, self._timeout_s)
 
     @property
+    def executor(self) -> Executor:
+        """What runs the graph."""
+        return self._executor
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self._signature.workers
+
+    @property
     def step_count(self) -> int:
         """Steps that the variables have seen: the program's own counter, if it has one."""
         return self._step_count
@@ -134,13 +150,24 @@ class Session:
             StepError: the program failed; restore a checkpoint before going on.
             ClusterError: a worker is lost.
         """
+        return self.step_by(self._executor.run, *args, **kwargs)
+
+    def step_by(self, run: StepRun, *args: Any, **kwargs: Any) -> StepResult:
+        """One training step, run by a function of the caller's: to time or to trace it.
+
+        Args:
+            run: called like `Executor.run` of `executor` with what is the step itself. The next element of a
+                dataset on the workers has been taken before.
+            args: see `step`.
+            kwargs: likewise.
+        """
         self._refuse_after_failure()
         batch = self._batch(args, kwargs)
         feeds = dict(batch.feeds)
         feeds.update((name, np.float64(w)) for name, w in zip(self._signature.weights, batch.weights))
         names = [name for name, _ in self._signature.outputs]
         fetches = [*self._signature.losses, *(t for _, tensors in self._signature.outputs for t in tensors)]
-        values = self._train(fetches, self._signature.step, feeds)
+        values = self._train(fetches, self._signature.step, feeds, run)
         self._step_count += 1
         self._is_pending = bool(self._signature.flush)
         workers = self._signature.workers
@@ -156,10 +183,12 @@ class Session:
             outputs,
         )
 
-    def _train(self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any]) -> list[np.ndarray]:
+    def _train(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], run: StepRun
+    ) -> list[np.ndarray]:
         """Run what writes variables."""
         try:
-            return self._executor.run(fetches, targets, feeds, self._timeout_s)
+            return run(fetches, targets, feeds, self._timeout_s)
         except BaseException as error:  # an interrupted step, too, may have written some variables
             self._failure = (
                 "a step failed before, so some variables may have seen it and some not; restore a checkpoint first. "
@@ -265,7 +294,7 @@ class Session:
         self._refuse_after_failure()
         if not self._is_pending:
             return
-        self._train([], self._signature.flush, {})
+        self._train([], self._signature.flush, {}, self._executor.run)
         self._is_pending = False
 
     # -- evaluation --------------------------------------------------------------------------

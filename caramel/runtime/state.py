@@ -19,6 +19,7 @@ from caramel.runtime.feeds import converted
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
+    from caramel.computation import Computation
 
 Run = Callable[[str, Mapping[str, np.ndarray]], None]
 """Runs one op of the distributed graph, with feeds."""
@@ -32,7 +33,7 @@ class State:
         run: runs an op of its graph on the cluster.
     """
 
-    def __init__(self, armodel: ARModel, run: Run) -> None:
+    def __init__(self, armodel: ARModel | Computation, run: Run) -> None:
         self._context = armodel.context
         self._model = armodel.model
         self._plan = armodel.plan

@@ -25,6 +25,9 @@ LIGHT = [
     "caramel.units",
     "caramel.tables",
     "caramel.analyzers.transfers",
+    "caramel.facts",
+    "caramel.makespan",
+    "caramel.tracefile",
     "caramel.cli",
     "caramel.program",
     "caramel.runtime.feeds",
@@ -87,7 +90,9 @@ def test_help_is_quick(command):
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", ["--help", "-h", "run --help", "export --help", "netbench --help", "--version"])
+@pytest.mark.parametrize(
+    "arguments", ["--help", "-h", "run --help", "export --help", "netbench --help", "trace --help", "--version"]
+)
 def test_help_needs_no_tensorflow(python, arguments):
     code = f"""
 import sys

@@ -1,0 +1,47 @@
+"""Which nodes run once, several times or not at all, as values decide: those of loops and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph
+
+_ENTERS, _EXITS = frozenset({"Enter", "RefEnter"}), frozenset({"Exit", "RefExit"})
+_SWITCHES, _MERGES = frozenset({"Switch", "RefSwitch", "_SwitchN"}), frozenset({"Merge", "RefMerge"})
+_DECIDE = ops.BRANCHES | ops.LOOPS | _ENTERS | _SWITCHES
+
+
+def dynamic_nodes(graph: Graph) -> tuple[str, ...]:
+    """Nodes in loops and branches of TensorFlow 1, and calls of functions that have loops or branches.
+
+    Args:
+        graph: a step.
+
+    Returns:
+        Their names, in the order of the graph.
+    """
+    library = Library(graph)
+    found = _between(graph, _ENTERS, _EXITS) | _between(graph, _SWITCHES, _MERGES)
+    found.update(n.name for n in graph if n.op in ops.BRANCHES | ops.LOOPS)
+    found.update(n.name for n in graph if any(inner.op in _DECIDE for _, inner in library.inner_nodes(n)))
+    return tuple(n.name for n in graph if n.name in found)
+
+
+def _between(graph: Graph, first: Collection[str], last: Collection[str]) -> set[str]:
+    """What follows from ops of some types, up to those of other types."""
+    found: set[str] = set()
+    waiting: list[str] = [n.name for n in graph if n.op in first]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if graph[name].op not in last:
+            waiting.extend(_readers(graph, name))
+    return found
+
+
+def _readers(graph: Graph, name: str) -> Iterable[str]:
+    return dict.fromkeys(reader for reader, _ in graph.consumers[name])

@@ -1,0 +1,143 @@
+"""Trace files: what is saved is what is loaded; damage, other versions and other programs are TraceErrors."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caramel.errors import InputError, TraceError
+from caramel.facts import Trace
+from caramel.tracefile import as_text, check_trace, load_trace, save_trace, trace_from_json, trace_to_json
+
+TRACE = Trace(
+    model_digest="0123456789abcdef" * 4,
+    op_s={"MatMul": 2e-3, "gradients/MatMul_grad": 1e-3, "never": 0.0},
+    op_bytes={"MatMul": 4096, "empty": 0},
+    step_s=3.5e-3,
+    predicted_s=3.1e-3,
+    runs=10,
+    workers=2,
+    examples=32,
+    description="a host, 2 cores",
+    warnings=("first", "second"),
+)
+
+seconds = st.floats(0, 1e9)
+traces = st.builds(
+    Trace,
+    model_digest=st.text(),
+    op_s=st.dictionaries(st.text(), seconds),
+    op_bytes=st.dictionaries(st.text(), st.integers(0, 2**60)),
+    step_s=seconds,
+    predicted_s=seconds,
+    runs=st.integers(1, 10**6),
+    workers=st.integers(1, 10**6),
+    examples=st.none() | st.integers(0, 2**60),
+    description=st.text(),
+    warnings=st.lists(st.text()).map(tuple),
+)
+
+
+@given(traces)
+def test_round_trip(trace):
+    text = trace_to_json(trace)
+    assert trace_from_json(text) == trace
+    assert trace_to_json(trace_from_json(text)) == text
+
+
+@pytest.mark.parametrize("trace", [TRACE, replace(TRACE, examples=None, warnings=(), op_s={}, description="\ud800 é")])
+def test_round_trip_through_a_file(trace, tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+    for where in (path, str(path)):
+        save_trace(trace, where)
+        assert load_trace(where) == trace
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_order_of_ops_does_not_matter():
+    other = replace(TRACE, op_s=dict(reversed(TRACE.op_s.items())))
+    assert trace_to_json(other) == trace_to_json(TRACE)
+
+
+def changed(**changes):
+    data = json.loads(trace_to_json(TRACE))
+    data.update(changes)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "damaged or no trace"),
+        ("[" * 100_000, "damaged or no trace"),
+        (trace_to_json(TRACE)[:-20], "damaged or no trace"),
+        ("{}", "is not a trace"),
+        ("[]", "is not a trace"),
+        (changed(kind="caramel network model"), "is not a trace"),
+        (changed(version=2), "version 2, this library reads version 1: trace anew"),
+        (changed(version=None), "version None"),
+        (changed(step_s=-1), "'-1' should be a number"),
+        (changed(step_s=float("nan")), "'nan' should be"),
+        (changed(predicted_s=float("inf")), "'inf' should be"),
+        (changed(step_s=True), "'True' should be"),
+        (changed(op_s={"a": "1"}), "'1' should be a number"),
+        (changed(op_s=[1]), "should map names of ops"),
+        (changed(op_bytes={"a": 1.5}), "whole number of at least 0"),
+        (changed(runs=0), "at least 1"),
+        (changed(workers=True), "at least 1"),
+        (changed(examples=-3), "at least 0"),
+        (changed(description=3), "should be a text"),
+        (changed(model_digest=None), "should be a text"),
+        (changed(warnings="w"), "should be a list"),
+        (changed(warnings=[1]), "should be a text"),
+    ],
+)
+def test_damage(text, message, tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=message) as caught:
+        load_trace(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", sorted(vars(TRACE)))
+def test_something_is_missing(key):
+    data = json.loads(trace_to_json(TRACE))
+    del data[key]
+    with pytest.raises(TraceError, match=f"'{key}' is missing; trace anew"):
+        trace_from_json(json.dumps(data))
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path):
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        load_trace(tmp_path / "nowhere.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TraceError, match="it is not text"):
+        load_trace(tmp_path / "binary")
+    with pytest.raises(TraceError, match="cannot be written"):
+        save_trace(TRACE, tmp_path / "nowhere" / "trace.json")
+    with pytest.raises(TraceError, match="no name of a file"):
+        save_trace(TRACE, "")
+
+
+def test_a_trace_of_another_program():
+    check_trace(TRACE, SimpleNamespace(digest=TRACE.model_digest))
+    with pytest.raises(TraceError, match=r"a host, 2 cores.*another program.*0123456789ab.*ffff.*trace anew"):
+        check_trace(TRACE, SimpleNamespace(digest="f" * 64))
+    with pytest.raises(InputError, match="got str"):
+        check_trace("trace.json", SimpleNamespace(digest=TRACE.model_digest))
+
+
+def test_as_text():
+    text = as_text(TRACE, most=2)
+    assert "2 workers at once on 32 examples each: a step takes 3.5 ms" in text
+    assert "predict 3.1 ms (-11%)" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["MatMul", "2", "ms", "66.7%"] in rows and ["gradients/MatMul_grad", "1", "ms", "33.3%"] in rows
+    assert "never" not in text
+    assert text.endswith("warning: first\n\nwarning: second")
+    assert "examples" not in as_text(replace(TRACE, examples=None, op_s={}, step_s=0.0, predicted_s=0.0))
