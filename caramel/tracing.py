@@ -42,9 +42,6 @@ DEFAULT_STEPS = 30
 _WARM_UP = 3
 """Steps before any counts: the first ones prune and place the graph, allocate, and fill caches."""
 
-_FEW = 5
-"""Of fewer runs all count."""
-
 _VARIES = 0.3
 """A coefficient of variation that is worth a warning."""
 
@@ -83,9 +80,10 @@ def trace(
         cluster: where to run them; default `caramel.InProcess()`.
         runs: number of traced steps.
         steps: number of plain steps.
-        statistic: ``"mean"`` takes for an op the mean of the runs (without a tenth at either end), ``"least"``
-            the least of them, as the paper does. Where ops share cores, an op's time depends on what runs beside it, and the least is that of
-            the run in which it was alone; where one op runs at a time, the least leaves out disturbances.
+        statistic: ``"mean"`` takes for an op the mean of the runs, ``"least"`` the least of them, as the paper
+            does. Where ops share cores, an op's time depends on what runs
+            beside it, and the least is that of the run in which it was alone; where one op runs at a time,
+            the least leaves out disturbances.
         device_list: see `caramel.ARModel`.
         sharding: likewise.
         step_timeout_s: how long a step may take.
@@ -252,14 +250,11 @@ def _by_node(graph: Graph, step: TracedStep) -> Mapping[tuple[int, str], Sequenc
 
 
 def mean_s(times: np.ndarray) -> float:
-    """The mean over the workers and over the runs, but for the tenth of the runs at either end.
+    """The mean over runs and workers, as then sums are right on average, whatever ops run beside each other.
 
-    Sums of means are right on average whatever ops run beside each other; of few runs one disturbed one must
-    not count. A run in which the op did not run counts as 0.
+    A run in which the op did not run counts as 0.
     """
-    runs = np.sort(np.nan_to_num(times).mean(axis=1))
-    left_out = max(len(runs) // 10, 1) if len(runs) >= _FEW else 0
-    return float(runs[left_out : len(runs) - left_out].mean())
+    return float(np.nan_to_num(times).mean())
 
 
 def least_s(times: np.ndarray) -> float:
@@ -345,7 +340,7 @@ def _warnings(
             f"{len(dynamic)} ops are in loops or branches ({listed(dynamic, 3)}), and run as often as values say: "
             "where those change from step to step, predictions are not reliable (Caramel, section 7)"
         )
-    varying = [name for name in dynamic if name in times and _varies(times[name], step_s)]
+    varying = [name for name in dynamic if name in times and varies(times[name], step_s)]
     if varying:
         found.append(f"in loops or branches, the times of {listed(varying, 8)} vary much between runs")
     if any("/device:GPU:" in row.device for row in traced[-1].rows):
@@ -353,7 +348,7 @@ def _warnings(
     return tuple(found)
 
 
-def _varies(times: np.ndarray, step_s: float) -> bool:
+def varies(times: np.ndarray, step_s: float) -> bool:
     """Whether an op's time matters and its standard deviation between runs is much of it; not to run counts as 0."""
     runs = np.nan_to_num(times).mean(axis=1)
     mean = float(runs.mean())

@@ -23,25 +23,26 @@ def dynamic_nodes(graph: Graph) -> tuple[str, ...]:
         Their names, in the order of the graph.
     """
     library = Library(graph)
-    found = _between(graph, _ENTERS, _EXITS) | _between(graph, _SWITCHES, _MERGES)
+    loops = _between([n.name for n in graph if n.op in _ENTERS], _EXITS, graph)
+    # Loops have Switches and Merges of their own.
+    switches = [n.name for n in graph if n.op in _SWITCHES and n.name not in loops]
+    found = loops | _between(switches, _MERGES, graph, through=loops)
     found.update(n.name for n in graph if n.op in ops.BRANCHES | ops.LOOPS)
     found.update(n.name for n in graph if any(inner.op in _DECIDE for _, inner in library.inner_nodes(n)))
     return tuple(n.name for n in graph if n.name in found)
 
 
-def _between(graph: Graph, first: Collection[str], last: Collection[str]) -> set[str]:
-    """What follows from ops of some types, up to those of other types."""
+def _between(
+    first: Iterable[str], last: Collection[str], graph: Graph, through: Collection[str] = frozenset()
+) -> set[str]:
+    """Nodes that follow from the first ones, up to ops of the last types that are not in ``through``."""
     found: set[str] = set()
-    waiting: list[str] = [n.name for n in graph if n.op in first]
+    waiting = list(first)
     while waiting:
         name = waiting.pop()
         if name in found:
             continue
         found.add(name)
-        if graph[name].op not in last:
-            waiting.extend(_readers(graph, name))
+        if graph[name].op not in last or name in through:
+            waiting.extend(reader for reader, _ in graph.consumers[name])
     return found
-
-
-def _readers(graph: Graph, name: str) -> Iterable[str]:
-    return dict.fromkeys(reader for reader, _ in graph.consumers[name])

@@ -27,7 +27,17 @@ def test_nothing_and_ops_that_were_not_timed():
     assert makespan({}, {}, 2) == 0.0
     assert makespan({"a": [], "b": ["a"]}, {"b": 2.0}, 1) == 2.0
     assert makespan({"b": ["elsewhere"]}, {"b": 2.0}, 1) == 2.0
-    assert makespan({"b": ["a", "a"], **{}} | {"c": ["b"]}, {"b": 2.0, "c": 1.0}, 1) == 3.0
+    assert (
+        makespan(
+            {
+                "b": ["a", "a"],
+            }
+            | {"c": ["b"]},
+            {"b": 2.0, "c": 1.0},
+            1,
+        )
+        == 3.0
+    )
 
 
 def test_bad_input():
