@@ -54,7 +54,8 @@ class Trace:
 
     Attributes:
         model_digest: of the Model that was traced.
-        op_s: seconds of each node, the least of all runs. A node in a loop has the sum of a run's rounds.
+        op_s: seconds of each node, out of all runs as `caramel.trace` says. A node in a loop has the sum of a
+            run's rounds.
         op_bytes: bytes of each node's first output, where the trace says so.
         step_s: median seconds of a step without communication, as it runs in training (graph optimizers on,
             nothing traced).

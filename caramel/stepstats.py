@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _MESSAGE = re.compile(r"\[[^]]*\] \[[^]]*b/s\] ")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One run of one node. An op in a loop has several in a step.
 
@@ -127,7 +128,14 @@ def _row(device: str, node: Any) -> Row:
         start, ready, end = (
             1000 * number for number in (node.all_start_micros, node.op_end_rel_micros, node.all_end_rel_micros)
         )
-    return Row(node.node_name, device, start, start + ready, start + max(end, ready), _output_bytes(node))
+    return Row(
+        sys.intern(node.node_name),
+        sys.intern(device),
+        start,
+        start + ready,
+        start + max(end, ready),
+        _output_bytes(node),
+    )
 
 
 def _output_bytes(node: Any) -> int | None:
@@ -207,11 +215,11 @@ class Orders:
         return found.pop() if len(found) == 1 else None
 
 
-def ready_orders(steps: Sequence[TracedStep], producers: Mapping[str, Sequence[str]], workers: int) -> Orders:
+def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[str]], workers: int) -> Orders:
     """The orders in which gradients were ready, on each worker and in each step.
 
     Args:
-        steps: traced steps.
+        steps: traced steps; as a generator, only one is kept at a time.
         producers: for each gradient the nodes whose results it is (`Dependencies.producers`), by names of the
             Model. It is ready when the last of them is.
         workers: number of workers.

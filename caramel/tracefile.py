@@ -133,7 +133,8 @@ def as_text(trace: Trace, most: int = 10) -> str:
         trace: the trace.
         most: how many of the most expensive ops to show.
     """
-    share = "" if trace.examples is None else f" on {trace.examples} examples each"
+    workers = "1 worker" if trace.workers == 1 else f"{trace.workers} workers at once"
+    share = "" if trace.examples is None else f" on {trace.examples} examples{' each' if trace.workers > 1 else ''}"
     off = f" ({trace.predicted_s / trace.step_s - 1:+.0%})" if trace.step_s > 0 else ""
     total = sum(trace.op_s.values())
     rows = [("op", "time", "share")]
@@ -141,7 +142,7 @@ def as_text(trace: Trace, most: int = 10) -> str:
         rows.append((name, format_time(time_s), f"{time_s / total:.1%}" if total > 0 else "-"))
     blocks = [
         f"trace: {trace.description}",
-        f"{trace.workers} workers at once{share}: a step takes {format_time(trace.step_s)}\n"
+        f"{workers}{share}: a step takes {format_time(trace.step_s)}\n"
         f"its {len(trace.op_s)} ops take {format_time(total)} one after the other, and together predict "
         f"{format_time(trace.predicted_s)}{off}",
         aligned(rows, right={1, 2}),

@@ -81,9 +81,8 @@ def trace(
         runs: number of traced steps.
         steps: number of plain steps.
         statistic: ``"mean"`` takes for an op the mean of the runs, ``"least"`` the least of them, as the paper
-            does. Where ops share cores, an op's time depends on what runs
-            beside it, and the least is that of the run in which it was alone; where one op runs at a time,
-            the least leaves out disturbances.
+            does. Where ops share cores, an op's time depends on what runs beside it, and the least is that of
+            the run in which it was alone; where one op runs at a time, the least leaves out disturbances.
         device_list: see `caramel.ARModel`.
         sharding: likewise.
         step_timeout_s: how long a step may take.

@@ -39,7 +39,7 @@ def looping_in_a_branch():
     x = v1.placeholder(tf.float32, [], "x")
 
     def loop():
-        return tf.add(v1.while_loop(lambda v: v < 9.0, lambda v: v + 1.0, [x]), 1.0, name="later")
+        return tf.tanh(v1.while_loop(lambda v: v < 9.0, lambda v: v + 1.0, [x]), name="later")
 
     tf.multiply(v1.cond(x > 0, loop, lambda: x), 2.0, name="after")
 

@@ -140,4 +140,5 @@ def test_as_text():
     assert ["MatMul", "2", "ms", "66.7%"] in rows and ["gradients/MatMul_grad", "1", "ms", "33.3%"] in rows
     assert "never" not in text
     assert text.endswith("warning: first\n\nwarning: second")
+    assert "1 worker on 32 examples: a step" in as_text(replace(TRACE, workers=1))
     assert "examples" not in as_text(replace(TRACE, examples=None, op_s={}, step_s=0.0, predicted_s=0.0))

@@ -53,6 +53,12 @@ def test_the_expensive_op_is_expensive():
         assert trace.description.endswith(f"; {statistic} of 5 runs")
 
 
+def test_uneven_shares(mlp, batch):
+    trace = caramel.trace(mlp, *batch, workers=3, runs=1, steps=1)  # 3, 3 and 2 examples
+    assert trace.examples == 3
+    assert trace.op_bytes["second"] == 3 * 3 * 4
+
+
 def test_a_part_of_the_job(mlp, batch):
     assert caramel.trace(mlp, *batch, workers=2, job_workers=4, runs=1, steps=1).examples == 2
     trace = caramel.trace(mlp, {"x": batch[0], "y": batch[1]}, workers=2, job_workers=3, runs=1, steps=1)
