@@ -169,3 +169,17 @@ def check_trace(trace: Trace, model: Model) -> None:
             f"the trace ({trace.description}) is of another program, or the program was changed since then "
             f"(digest {trace.model_digest[:12]}, this one has {model.digest[:12]}): {_ANEW}"
         )
+
+
+def as_trace(trace: Trace | str | os.PathLike[str] | None, model: Model) -> Trace | None:
+    """What a caller gave as a trace: one, or the file of one, which is read; it must be of this program.
+
+    Raises:
+        InputError: it is something else.
+        TraceError: no such file, or it is damaged, of another version or of another program.
+    """
+    if trace is None:
+        return None
+    found = load_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace
+    check_trace(found, model)
+    return found

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from caramel.errors import InputError, TraceError
 from caramel.facts import Trace
-from caramel.tracefile import as_text, check_trace, load_trace, save_trace, trace_from_json, trace_to_json
+from caramel.tracefile import as_text, as_trace, check_trace, load_trace, save_trace, trace_from_json, trace_to_json
 
 TRACE = Trace(
     model_digest="0123456789abcdef" * 4,
@@ -130,6 +130,20 @@ def test_a_trace_of_another_program():
         check_trace(TRACE, SimpleNamespace(digest="f" * 64))
     with pytest.raises(InputError, match="got str"):
         check_trace("trace.json", SimpleNamespace(digest=TRACE.model_digest))
+
+
+def test_as_trace(tmp_path):
+    model = SimpleNamespace(digest=TRACE.model_digest)
+    path = tmp_path / "trace.json"
+    save_trace(TRACE, path)
+    assert as_trace(None, model) is None
+    assert as_trace(TRACE, model) is TRACE
+    assert as_trace(path, model) == as_trace(str(path), model) == TRACE
+    for each in (TRACE, path):
+        with pytest.raises(TraceError, match="another program"):
+            as_trace(each, SimpleNamespace(digest="f" * 64))
+    with pytest.raises(InputError, match="got dict"):
+        as_trace({}, model)
 
 
 def test_as_text():
