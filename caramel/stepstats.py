@@ -205,14 +205,14 @@ class Orders:
 
     @property
     def distinct(self) -> tuple[int, ...]:
-        """Number of different orders on each worker."""
-        return tuple(len(set(each)) for each in self.orders)
+        """Number of different orders on each worker; 0 where no gradient is in all steps."""
+        return tuple(len(set(each) - {()}) for each in self.orders)
 
     @property
     def common(self) -> tuple[str, ...] | None:
         """The order, if it is one and the same in all steps on all workers."""
         found = {order for each in self.orders for order in each}
-        return found.pop() if len(found) == 1 else None
+        return (found.pop() or None) if len(found) == 1 else None
 
 
 def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[str]], workers: int) -> Orders:

@@ -177,3 +177,7 @@ def test_what_is_missing():
     found = ready_orders([step(w0_a=1, w0_b=2, w0_c=3, w1_b=1), step(w0_a=1, w0_b=2)], producers, 2)
     assert found.orders == ((("second",), ("second",)), ((), ()))
     assert found.missing == (("first", "none"), ("first", "second", "none"))
+    assert found.distinct == (1, 0)
+    nothing = ready_orders([step(w0_x=1)] * 2, producers, 1)
+    assert (nothing.distinct, nothing.common) == ((0,), None)
+    assert (ready_orders([], producers, 1).distinct, ready_orders([], producers, 1).common) == ((0,), None)
