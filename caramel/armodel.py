@@ -369,7 +369,7 @@ def emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipe
 
     distributed = checked(replicate(model, plan.devices), "replicate")
     if plan.edges:
-        distributed = checked(serialize(distributed, plan), "serialize")
+        distributed = checked(serialize(distributed, model, plan), "serialize")
     if pipeline is not None:
         distributed = checked(place_input(distributed, pipeline, plan.devices), "place_input")
     distributed, tensors = weigh(distributed, model, plan)

@@ -87,11 +87,14 @@ class UpdateOrder:
         gradients: their names, first the one that is ready first.
         stages: for each the ops that it needs and that none before it has needed, producers first.
         reason: how it was found.
+        together: for each whether it is ready with the one before it, as TensorFlow makes one op of those that
+            compute them; nothing is ordered between these. Empty if there are none.
     """
 
     gradients: tuple[str, ...]
     stages: tuple[tuple[str, ...], ...]
     reason: str
+    together: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ LAYERS = [
         "graph.graph",
         "graph.shapes",
         "graph.guards",
+        "graph.fusion",
         "graph.devices",
         "graph.ops",
         "graph.nodes",
@@ -72,6 +73,7 @@ LAYERS = [
     ["export", "fit", "timing"],
     ["stepstats", "netbench", "tracing"],
     ["program"],
+    ["planning"],
     ["cli"],
 ]
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.facts import Dependencies, Trace, UpdateOrder
+from caramel.graph import ops
+from caramel.graph.fusion import companions
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Model
+
+LIGHT = frozenset(
+    {
+        *("Const", "Identity", "IdentityN", "NoOp", "PreventGradient", "Snapshot", "StopGradient", "ReadVariableOp"),
+        *("Shape", "ShapeN", "Size", "Rank", "Reshape", "ExpandDims", "Squeeze", "FloorMod", "Range"),
+        *("BroadcastGradientArgs", "ConcatOffset"),
+        ops.VARIABLE,
+        *ops.PLACEHOLDERS,
+    }
+)
+"""Ops that take no time; TensorFlow's graph optimizers remove many of them, together with their control edges."""
 
 _TICK_S = 1e-9
 """Times are added up as whole nanoseconds, so that what has been taken off is exactly gone."""
@@ -45,7 +58,8 @@ def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], 
 
     Returns:
         The order: again and again the gradient whose ops that are still to be done take the least time; of
-        equal ones that with the fewest ops, then the first of the Model.
+        equal ones that with the fewest ops, then the first of the Model. Gradients that TensorFlow computes
+        by one op follow each other.
 
     Source:
         Caramel, section 4.1, stage 1.
@@ -56,12 +70,17 @@ def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], 
     counts = needs.sum(axis=1)
     waiting = np.ones(len(found.gradients), dtype=bool)
     done = np.zeros(len(found.ops), dtype=bool)
-    gradients, stages = [], []
+    gradients: list[str] = []
+    stages, together = [], []
+    groups = _groups(model.graph, found)
     depths = _depths(model.graph, found.ops)
     levels = np.array([found.levels[name] for name in found.gradients], dtype=np.int64)
     for _ in found.gradients:
         candidates = np.flatnonzero(waiting)
-        best = min(candidates, key=lambda n: (levels[n], remaining[n], counts[n], n))
+        group = groups.get(gradients[-1]) if gradients else None
+        partners = [n for n in candidates if group is not None and groups.get(found.gradients[n]) == group]
+        together.append(bool(partners))
+        best = min(partners or candidates, key=lambda n: (levels[n], remaining[n], counts[n], n))
         new = needs[best] & ~done
         positions = np.flatnonzero(new)
         gradients.append(found.gradients[best])
@@ -70,13 +89,35 @@ def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], 
         counts -= needs[:, positions].sum(axis=1)
         done |= new
         waiting[best] = False
-    return UpdateOrder(tuple(gradients), tuple(stages), reason)
+    return UpdateOrder(tuple(gradients), tuple(stages), reason, tuple(together) if any(together) else ())
 
 
-def _depths(graph: Graph, ops: Sequence[str]) -> Mapping[str, int]:
+def _groups(graph: Graph, found: Dependencies) -> Mapping[str, int]:
+    """For gradients that TensorFlow computes by one op with others the number of their group."""
+    makers = {name: anchors(graph, producers) for name, producers in found.producers.items()}
+    joined = companions(graph, [op for made_by in makers.values() for op in made_by])
+    return {name: joined[of[0]] for name, of in makers.items() if len(of) == 1 and of[0] in joined}
+
+
+def anchors(graph: Graph, producers: Iterable[str]) -> list[str]:
+    """The ops that compute a gradient, behind those that only pass it on.
+
+    Args:
+        graph: of the Model.
+        producers: see `Dependencies.producers`.
+    """
+    found: dict[str, None] = {}
+    for name in producers:
+        while graph[name].op in LIGHT and any(not text.startswith("^") for text in graph[name].input):
+            name = node_of(graph[name].input[0])
+        found[name] = None
+    return list(found)
+
+
+def _depths(graph: Graph, order: Sequence[str]) -> Mapping[str, int]:
     """The number of nodes on the longest way to each."""
     depths: dict[str, int] = {}
-    for op in ops:
+    for op in order:
         depths[op] = 1 + max((depths[node_of(text)] for text in graph[op].input), default=0)
     return depths
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.order import LIGHT, anchors
 from caramel.facts import ControlEdges, Dependencies, UpdateOrder
-from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of
 from caramel.graph.guards import guards_of
 from caramel.model import Model
-
-_LIGHT = frozenset(
-    {"Const", "Identity", "IdentityN", "NoOp", "PreventGradient", "Snapshot", "StopGradient", "ReadVariableOp", "Shape"}
-) | {ops.VARIABLE, *ops.PLACEHOLDERS}
-"""Ops that take no time, and that TensorFlow's graph optimizers remove together with their control edges."""
 
 
 def serialization(kind: str = "total") -> Analyzer:
@@ -55,32 +50,35 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
         Caramel, section 4.1, stage 2.
     """
     graph = model.graph
-    anchors = {name: _anchors(graph, found.producers[name]) for name in order.gradients}
-    reach = _Reach(graph, found.ops, [a for name in order.gradients for a in anchors[name]])
+    makers = {name: anchors(graph, found.producers[name]) for name in order.gradients}
+    reach = _Reach(graph, found.ops, [a for name in order.gradients for a in makers[name]])
     guards = guards_of(graph).of
     edges: dict[tuple[str, str], None] = {}
     ends: list[str] = []
-    for name, stage in zip(order.gradients, order.stages):
-        free = _free(graph, stage) if kind == "total" else [a for a in anchors[name] if a in set(stage)]
+    for names, stage in _units(order):
+        made_by = list(dict.fromkeys(a for name in names for a in makers[name]))
+        free = _free(graph, stage) if kind == "total" else [a for a in made_by if a in set(stage)]
         if free:
             new = [(e, f) for f in free for e in ends if not reach.has(e, f) and guards[e] <= guards[f]]
             edges.update(dict.fromkeys(new))
             ends = []
         # Where a gradient has no ops of its own it is ready with the one before it.
-        ends = _last(reach, [*ends, *anchors[name]])
+        ends = _last(reach, [*ends, *made_by])
     count = len(edges)
     what = "every op waits that only later gradients need" if kind == "total" else "only gradients wait for each other"
     return ControlEdges(tuple(edges), kind, f"{count} control edges on each worker; {what}")
 
 
-def _anchors(graph: Graph, producers: Iterable[str]) -> list[str]:
-    """The ops that compute a gradient, behind those that only pass it on."""
-    found: dict[str, None] = {}
-    for name in producers:
-        while graph[name].op in _LIGHT and any(not text.startswith("^") for text in graph[name].input):
-            name = node_of(graph[name].input[0])
-        found[name] = None
-    return list(found)
+def _units(order: UpdateOrder) -> list[tuple[list[str], list[str]]]:
+    """Gradients that are ready as one, and the ops of their stages."""
+    found: list[tuple[list[str], list[str]]] = []
+    together = order.together or (False,) * len(order.gradients)
+    for name, stage, with_last in zip(order.gradients, order.stages, together):
+        if not (with_last and found):
+            found.append(([], []))
+        found[-1][0].append(name)
+        found[-1][1].extend(stage)
+    return found
 
 
 def _free(graph: Graph, stage: Sequence[str]) -> list[str]:
@@ -90,8 +88,8 @@ def _free(graph: Graph, stage: Sequence[str]) -> list[str]:
     free = []
     for op in stage:
         producers = [p for p in (node_of(text) for text in graph[op].input) if p in inside]
-        waits[op] = any(waits[p] or graph[p].op not in _LIGHT for p in producers)
-        if not waits[op] and graph[op].op not in _LIGHT:
+        waits[op] = any(waits[p] or graph[p].op not in LIGHT for p in producers)
+        if not waits[op] and graph[op].op not in LIGHT:
             free.append(op)
     return free
 

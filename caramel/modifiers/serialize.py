@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from caramel.errors import InvariantError
+from caramel.graph.fusion import verify_joinable
 from caramel.graph.graph import copied
+from caramel.model import Model
 from caramel.modifiers.distributed import DistributedGraph, replica_name
 from caramel.plan import Plan
 
 
-def serialize(distributed: DistributedGraph, plan: Plan) -> DistributedGraph:
+def serialize(distributed: DistributedGraph, model: Model, plan: Plan) -> DistributedGraph:
     """Add the plan's control edges to each worker.
 
     Args:
         distributed: the replicas.
+        model: the single-device step.
         plan: its edges, by names of the Model's graph.
 
     Returns:
         The graph with the same ops, in an order that the graph without the edges could have, too.
 
     Raises:
-        InvariantError: an edge of the plan is between nodes that do not exist.
+        InvariantError: an edge of the plan is between nodes that do not exist, or orders what TensorFlow joins.
 
     Source:
         Caramel, section 4.1, stage 2.
@@ -37,4 +40,5 @@ def serialize(distributed: DistributedGraph, plan: Plan) -> DistributedGraph:
                 raise InvariantError(f"serialize: the plan orders {missing[0]!r}, which does not exist")
             there = distributed.graph[name]
             changed[name] = copied(there, [*there.input, *(t for t in texts if t not in there.input)])
+    verify_joinable(model.graph, plan.edges, "serialize")
     return distributed.extended([], changed)
