@@ -366,6 +366,12 @@ def _given_network(
 @click.option("--runs", type=int, default=10, show_default=True, help="Number of traced steps.")
 @click.option("--steps", type=int, default=30, show_default=True, help="Number of plain steps.")
 @click.option(
+    "--orders/--no-orders",
+    default=True,
+    show_default=True,
+    help="Also measure what it costs to enforce an order of the gradients.",
+)
+@click.option(
     "--statistic",
     type=click.Choice(["mean", "least"]),
     default="mean",

@@ -20,6 +20,7 @@ from caramel.modifiers import state
 from caramel.modifiers.distributed import DistributedGraph
 from caramel.modifiers.place_input import add_input_state, place_input, saved_position
 from caramel.modifiers.replicate import parse_devices, replicate
+from caramel.modifiers.serialize import serialize
 from caramel.plan import Plan
 from caramel.signature import Signature
 
@@ -110,6 +111,8 @@ def _plan(model: Model, devices: tuple[str, ...], pipeline: Pipeline | None) -> 
 @many_objects()
 def _emit(model: Model, plan: Plan, pipeline: Pipeline | None, job_workers: int) -> DistributedGraph:
     distributed = replicate(model, plan.devices)
+    if plan.edges:
+        distributed = serialize(distributed, model, plan)
     saved: Sequence[state.Saved] = ()
     if pipeline is not None:
         distributed = place_input(distributed, pipeline, plan.devices, job_workers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -65,6 +65,8 @@ class Trace:
         examples: of one worker's batch; None if the program has none.
         description: where and when it was measured.
         warnings: what makes it doubtful (control flow whose times vary).
+        ordered_step_s: median seconds of such a step with an order of its gradients enforced, by the kind of
+            `ControlEdges`; ``"none"`` measured beside them. Empty if that was not measured.
     """
 
     model_digest: str
@@ -77,6 +79,7 @@ class Trace:
     examples: int | None
     description: str
     warnings: tuple[str, ...] = ()
+    ordered_step_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -220,19 +220,20 @@ def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[s
 
     Args:
         steps: traced steps; as a generator, only one is kept at a time.
-        producers: for each gradient the nodes whose results it is (`Dependencies.producers`), by names of the
-            Model. It is ready when the last of them is.
+        producers: for each gradient the nodes that compute it (`caramel.analyzers.order.makers`), by names of the
+            Model. It is ready when the last of them is that is there.
         workers: number of workers.
 
     Returns:
-        The orders, of the gradients all of whose producers are in all steps of a worker; and the others.
+        The orders, of the gradients of which producers are in all steps of a worker; and the others. Gradients
+        that are ready at the same time keep the order of ``producers``.
     """
     ready = [_ready_ns(step, producers) for step in steps]
     orders, missing = [], []
     for rank in range(workers):
         there = [name for name in producers if all((rank, name) in found for found in ready)]
         missing.append(tuple(name for name in producers if name not in there))
-        orders.append(tuple(tuple(sorted(there, key=lambda g, f=found: (f[rank, g], g))) for found in ready))  # type: ignore[misc]
+        orders.append(tuple(tuple(sorted(there, key=lambda g, f=found: f[rank, g])) for found in ready))  # type: ignore[misc]
     return Orders(tuple(orders), tuple(missing))
 
 
@@ -247,6 +248,6 @@ def _ready_ns(step: TracedStep, producers: Mapping[str, Sequence[str]]) -> Mappi
         for gradient, nodes in producers.items():
             times = [ended.get(replica_name(rank, node)) for node in nodes]
             known = [time for time in times if time is not None]
-            if known and len(known) == len(times):
+            if known:  # of ops that TensorFlow joins only one has a row
                 found[rank, gradient] = max(known)
     return found

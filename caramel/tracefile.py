@@ -17,7 +17,7 @@ from caramel.tables import aligned
 from caramel.units import format_time
 from caramel.writing import write_whole
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 _KIND = "caramel trace"
 _ANEW = "trace anew (caramel trace)"
 
@@ -61,6 +61,7 @@ def trace_from_json(text: str, name: str = "this") -> Trace:
             examples=None if examples is None else _whole(examples, 0),
             description=_text(data["description"]),
             warnings=tuple(_text(each) for each in _list(data["warnings"])),
+            ordered_step_s=_mapping(data["ordered_step_s"], _seconds),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
@@ -145,10 +146,21 @@ def as_text(trace: Trace, most: int = 10) -> str:
         f"{workers}{share}: a step takes {format_time(trace.step_s)}\n"
         f"its {len(trace.op_s)} ops take {format_time(total)} one after the other, and together predict "
         f"{format_time(trace.predicted_s)}{off}",
+        *_orders(trace),
         aligned(rows, right={1, 2}),
         *(f"warning: {warning}" for warning in trace.warnings),
     ]
     return "\n\n".join(blocks)
+
+
+def _orders(trace: Trace) -> list[str]:
+    free_s = trace.ordered_step_s.get("none", 0.0)
+    costs = [
+        f"{kind} {format_time(time_s)} ({time_s / free_s - 1:+.1%})"
+        for kind, time_s in trace.ordered_step_s.items()
+        if free_s > 0 and kind != "none"
+    ]
+    return [f"with an order of gradients enforced a step takes: {', '.join(costs)}"] if costs else []
 
 
 def check_trace(trace: Trace, model: Model) -> None:

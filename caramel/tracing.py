@@ -11,11 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from caramel.analyzers.dependencies import find_dependencies
+from caramel.analyzers.order import order_by_cost
+from caramel.analyzers.serialization import control_edges
 from caramel.checks import whole_number
 from caramel.collectives.schedule import balanced
 from caramel.computation import Computation, make_computation
@@ -57,6 +61,7 @@ def trace(
     cluster: Cluster | None = None,
     runs: int = DEFAULT_RUNS,
     steps: int = DEFAULT_STEPS,
+    orders: bool = True,
     statistic: str = "mean",
     device_list: Sequence[str] | None = None,
     sharding: str | None = None,
@@ -80,6 +85,8 @@ def trace(
         cluster: where to run them; default `caramel.InProcess()`.
         runs: number of traced steps.
         steps: number of plain steps.
+        orders: whether to measure also what it costs to enforce an order of the gradients (`ControlEdges`): as
+            many plain steps again without one, with a total one, and with one of updates alone.
         statistic: ``"mean"`` takes for an op the mean of the runs, ``"least"`` the least of them, as the paper
             does. Where ops share cores, an op's time depends on what runs beside it, and the least is that of
             the run in which it was alone; where one op runs at a time, the least leaves out disturbances.
@@ -109,8 +116,12 @@ def trace(
     place = InProcess() if cluster is None else cluster
     if not hasattr(place, "options"):
         raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {place!r}")
-    traced, plain_s = _measured(computation, _share(computation, batch), place, runs, steps, step_timeout_s, progress)
-    return _summary(computation, place, traced, plain_s, statistic, description)
+    share = _share(computation, batch)
+    traced, plain_s = _measured(computation, share, place, runs, steps, step_timeout_s, progress)
+    found = _summary(computation, place, traced, plain_s, statistic, description)
+    if not orders:
+        return found
+    return replace(found, ordered_step_s=_ordered(computation, found, share, place, steps, step_timeout_s, progress))
 
 
 def _check_batch(computation: Computation, batch: Sequence[Any]) -> None:
@@ -170,6 +181,39 @@ def _measured(
             traced.append(_again_at_end(lambda: traced_step(named, *batch)))
             show(len(plain_s) + len(traced), f"step {plain_s[-1] * 1e3:.4g} ms" if plain_s else "")
     return traced, plain_s
+
+
+def _ordered(
+    computation: Computation,
+    found: Trace,
+    batch: Sequence[Any],
+    cluster: Any,
+    steps: int,
+    timeout_s: float,
+    progress: bool,
+) -> Mapping[str, float]:
+    """Median seconds of a step by how its gradients are ordered; the kinds take turns."""
+    needs = find_dependencies(computation.model)
+    order = order_by_cost(computation.model, needs, found.op_s, "")
+    kinds = {kind: control_edges(computation.model, needs, order, kind).edges for kind in ("total", "updates")}
+    if not any(kinds.values()):
+        return {}
+    seconds: dict[str, list[float]] = {kind: [] for kind in ("none", *kinds)}
+    with ExitStack() as stack:
+        stack.enter_context(kept_servers(cluster, computation.plan.workers))
+        sessions = {}
+        for number, kind in enumerate(seconds):
+            edges = kinds.get(kind, ())
+            made = replace(computation, plan=replace(computation.plan, edges=edges))
+            place = replace(cluster, base_port=None) if number and isinstance(cluster, LocalProcesses) else cluster
+            sessions[kind] = stack.enter_context(Session(made, place, step_timeout_s=timeout_s))
+        show = stack.enter_context(progress_over(steps + _WARM_UP, progress))
+        for done in range(steps + _WARM_UP):
+            for kind, session in sessions.items():
+                step_s = _again_at_end(partial(timed_step, session, *batch))
+                seconds[kind] += [step_s] if done >= _WARM_UP else []
+            show(done + 1, "orders")
+    return {kind: statistics.median(times) for kind, times in seconds.items()}
 
 
 def timed_step(session: Session, *args: Any, **kwargs: Any) -> float:

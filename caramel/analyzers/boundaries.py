@@ -7,29 +7,32 @@ from collections.abc import Sequence
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.network import Network
 from caramel.collectives.dtypes import ITEM_BYTES
-from caramel.facts import Boundaries, Boundary, Dependencies, Trace, UpdateOrder
+from caramel.facts import Boundaries, Boundary, ControlEdges, Dependencies, Trace, UpdateOrder
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Gradient, Model
 
 
 def boundaries() -> Analyzer:
     """The analyzer that provides `Boundaries`."""
-    return Analyzer("boundaries", (Model, Dependencies, Trace, UpdateOrder, Network), Boundaries, find_boundaries)
+    return Analyzer(
+        "boundaries", (Model, Dependencies, Trace, UpdateOrder, ControlEdges, Network), Boundaries, find_boundaries
+    )
 
 
 def find_boundaries(
-    model: Model, found: Dependencies, trace: Trace, order: UpdateOrder, network: Network
+    model: Model, found: Dependencies, trace: Trace, order: UpdateOrder, enforced: ControlEdges, network: Network
 ) -> Boundaries:
     """Put all ops of a step one after the other and look where gradients and reads are.
 
     What no gradient needs, and no update is, comes last. Times are scaled so that all ops together take the
-    step that was measured.
+    step that was measured, with this order enforced if that was.
 
     Args:
         model: the single-device step.
         found: its dependencies.
         trace: measured times.
         order: in which gradients are computed.
+        enforced: how that is enforced.
         network: for the element type on the wire.
 
     Source:
@@ -39,7 +42,7 @@ def find_boundaries(
     in_stages = [op for stage in order.stages for op in stage]
     rest = set(found.ops) - set(in_stages) - updating
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
-    scale = trace.step_s / total_s if total_s > 0 else 0.0
+    scale = _step_s(trace, enforced) / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
     for op in [*in_stages, *(op for op in found.ops if op in rest)]:
         starts[op] = now_s
@@ -67,6 +70,13 @@ def find_boundaries(
             )
         )
     return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}")
+
+
+def _step_s(trace: Trace, enforced: ControlEdges) -> float:
+    """What a step takes: as measured, and longer by what the order has cost where that was measured."""
+    measured = trace.ordered_step_s
+    free_s = measured.get("none", 0.0)
+    return trace.step_s * (measured.get(enforced.kind, free_s) / free_s if free_s > 0 else 1.0)
 
 
 def _used_s(graph: Graph, user: str, starts: dict[str, float], compute_s: float) -> float:

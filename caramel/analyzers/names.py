@@ -14,7 +14,7 @@ from caramel.analyzers.dependencies import dependencies
 from caramel.analyzers.optimal import optimal_buckets, optimal_packing
 from caramel.analyzers.order import greedy_order
 from caramel.analyzers.packing import backward_only, paper_packing, priority
-from caramel.analyzers.serialization import no_serialization, serialization
+from caramel.analyzers.serialization import enforced_order, no_serialization, serialization
 from caramel.analyzers.transfers import adaptive_depth
 from caramel.analyzers.unmeasured import given_trace, unmeasured
 from caramel.errors import InputError, in_one_line
@@ -25,7 +25,8 @@ _FACTORIES: tuple[Callable[[], Analyzer], ...] = (
     unmeasured,
     greedy_order,
     serialization,
-    lambda: serialization("updates"),
+    lambda: enforced_order("total"),
+    lambda: enforced_order("updates"),
     no_serialization,
     boundaries,
     single,

@@ -9,7 +9,7 @@ import numpy as np
 from caramel.analyzers.analyzer import Analyzer
 from caramel.facts import Dependencies, Trace, UpdateOrder
 from caramel.graph import ops
-from caramel.graph.fusion import companions
+from caramel.graph.fusion import companions, joined_ops
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Model
 
@@ -97,6 +97,20 @@ def _groups(graph: Graph, found: Dependencies) -> Mapping[str, int]:
     makers = {name: anchors(graph, producers) for name, producers in found.producers.items()}
     joined = companions(graph, [op for made_by in makers.values() for op in made_by])
     return {name: joined[of[0]] for name, of in makers.items() if len(of) == 1 and of[0] in joined}
+
+
+def makers(model: Model, found: Dependencies) -> Mapping[str, tuple[str, ...]]:
+    """For each gradient the ops that compute it, and those that TensorFlow makes one op of with these.
+
+    Args:
+        model: the single-device step.
+        found: its dependencies.
+    """
+    group = {name: names for names in joined_ops(model.graph) for name in names}
+    return {
+        gradient: tuple(dict.fromkeys(o for op in anchors(model.graph, of) for o in group.get(op, (op,))))
+        for gradient, of in found.producers.items()
+    }
 
 
 def anchors(graph: Graph, producers: Iterable[str]) -> list[str]:

@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.order import LIGHT, anchors
-from caramel.facts import ControlEdges, Dependencies, UpdateOrder
+from caramel.errors import InputError
+from caramel.facts import ControlEdges, Dependencies, Trace, UpdateOrder
 from caramel.graph.graph import Graph, node_of
 from caramel.graph.guards import guards_of
 from caramel.model import Model
 
+KINDS = ("total", "updates")
 
-def serialization(kind: str = "total") -> Analyzer:
-    """The analyzer that provides `ControlEdges`.
+WORTH = 0.01
+"""By how much of a step an order of updates alone must be shorter than a total one to be taken (our choice: less is
+noise, and windows are more certain under a total order)."""
+
+
+def serialization() -> Analyzer:
+    """The order that makes the shorter step, by what the trace has measured; the total one if it has not."""
+
+    def run(model: Model, found: Dependencies, order: UpdateOrder, trace: Trace) -> ControlEdges:
+        measured = trace.ordered_step_s
+        known = all(kind in measured for kind in ("none", *KINDS))
+        kind = "updates" if known and measured["updates"] < (1 - WORTH) * measured["total"] else "total"
+        edges = control_edges(model, found, order, kind)
+        if not known:
+            return edges
+        costs = ", ".join(f"{each} {measured[each] / measured['none'] - 1:+.1%}" for each in KINDS)
+        return replace(edges, reason=f"{edges.reason}; measured cost of an order: {costs} of a step")
+
+    return Analyzer("serialization", (Model, Dependencies, UpdateOrder, Trace), ControlEdges, run)
+
+
+def enforced_order(kind: str) -> Analyzer:
+    """An order of one kind, whatever it costs.
 
     Args:
         kind: ``"total"``: an op that only later gradients need waits for the gradient before; ``"updates"``: only
             what makes a gradient waits for what makes the one before it, so branches still run side by side.
+
+    Raises:
+        InputError: no such kind.
     """
-    return Analyzer(
-        f"serialization ({kind})",
-        (Model, Dependencies, UpdateOrder),
-        ControlEdges,
-        lambda model, found, order: control_edges(model, found, order, kind),
-    )
+    if kind not in KINDS:
+        raise InputError(f"the order can be {' or '.join(map(repr, KINDS))}, got {kind!r}")
+
+    def run(model: Model, found: Dependencies, order: UpdateOrder) -> ControlEdges:
+        return control_edges(model, found, order, kind)
+
+    return Analyzer(f"serialization ({kind})", (Model, Dependencies, UpdateOrder), ControlEdges, run)
 
 
 def no_serialization() -> Analyzer:
