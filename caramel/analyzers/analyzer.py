@@ -48,11 +48,12 @@ def ordered(
     for analyzer in analyzers:
         if analyzer.provides in given:
             raise InputError(f"{_fact(analyzer.provides)} is given, but analyzer {analyzer.name!r} provides it, too")
-        other = providers.setdefault(analyzer.provides, analyzer)
-        if other is not analyzer:
+        if analyzer.provides in providers:
+            other = providers[analyzer.provides]
             raise InputError(
                 f"analyzers {other.name!r} and {analyzer.name!r} both provide {_fact(analyzer.provides)}: leave one out"
             )
+        providers[analyzer.provides] = analyzer
     there = {*given, *providers}
     for what, needs in [*((f"analyzer {a.name!r}", a.requires) for a in analyzers), ("the plan", tuple(wanted))]:
         for fact in needs:

@@ -72,6 +72,9 @@ def test_a_missing_provider_is_named_with_who_needs_it():
 def test_two_providers_are_named():
     with pytest.raises(InputError, match="analyzers 'one' and 'another' both provide One: leave one out"):
         analyse([one(), one("another")], [Given()], [])
+    twice = one()
+    with pytest.raises(InputError, match="analyzers 'one' and 'one' both provide One"):
+        analyse([twice, twice], [Given()], [])
     with pytest.raises(InputError, match="One is given, but analyzer 'one' provides it, too"):
         analyse([one()], [Given(), One(3)], [])
 

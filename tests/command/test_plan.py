@@ -1,0 +1,207 @@
+"""`caramel plan`: what it prints and writes, what its options change, and what runs with it."""
+
+import json
+
+import keras
+import pytest
+from click.testing import CliRunner
+
+import caramel
+from caramel.cli import main
+
+PROGRAM = """
+    import numpy as np
+    import tensorflow as tf
+
+    def build():
+        tf.keras.utils.set_random_seed(1)
+        layers = [tf.keras.layers.Dense(n, "relu", name=f"dense_{n}") for n in (300, 200, 10)]
+        network = tf.keras.Sequential([tf.keras.Input((100,)), *layers], name="net")
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.9)
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((network(x, training=True) - 1.0) ** 2)
+            trained = network.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained))
+            return loss
+
+        data = np.random.default_rng(0).normal(size=(64, 100)).astype(np.float32)
+        return {"step": step, "inputs": [tf.TensorSpec([None, 100], name="x")], "data": [data] * 4}
+"""
+
+OWN = """
+    from caramel import Analyzer
+    from caramel.facts import Boundaries, Buckets
+
+    def by_pairs(boundaries):
+        names = [g.name for g in boundaries.gradients]
+        pairs = tuple(tuple(names[n:n + 2]) for n in range(0, len(names), 2))
+        return Buckets(pairs, ("two at a time",) * len(pairs))
+
+    pairs = Analyzer("pairs", (Boundaries,), Buckets, by_pairs)
+
+    def broken():
+        def fail(boundaries):
+            raise RuntimeError("no idea")
+        return Analyzer("broken", (Boundaries,), Buckets, fail)
+
+    number = 3
+"""
+
+LIST = "dependencies, trace, greedy order, serialization, boundaries, {}, backward only, adaptive depth"
+KEYS = {
+    *("predicted_iteration_s", "compute_s", "communication_s", "exposed_s", "alpha", "rho", "utilisation"),
+    *("lower_bound_s", "gap"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with the program, a network, and a trace."""
+    from textwrap import dedent
+
+    from caramel.netmodel.file import save
+
+    there = tmp_path_factory.mktemp("plan")
+    (there / "program.py").write_text(dedent(PROGRAM))
+    (there / "own.py").write_text(dedent(OWN))
+    save(caramel.NetworkModel.from_link_rate(150e6, latency_s=5e-6), there / "network.json")
+    arguments = [f"{there}/program.py:build", "--workers", "4", "--runs", "3", "--steps", "3"]
+    done = CliRunner().invoke(main, ["trace", *arguments, "--out", f"{there}/trace.json"])
+    assert done.exit_code == 0, done.output
+    return there
+
+
+@pytest.fixture
+def call(place):
+    """Function that calls the command in this process on the program, with trace and network."""
+
+    def run(name, *arguments, network=True, trace=True):
+        keras.backend.clear_session(free_memory=False)  # names begin anew, as in a process of its own
+        given = [name, f"{place}/program.py:build", "--workers", "4"]
+        given += ["--network", f"{place}/network.json"] if network else []
+        given += ["--trace", f"{place}/trace.json"] if trace else []
+        return CliRunner().invoke(main, [*given, *map(str, arguments)])
+
+    return run
+
+
+def test_a_plan(call, tmp_path):
+    done = call("plan", "--out", tmp_path / "plan.json", "--explain", "net/dense_300/kernel")
+    assert done.exit_code == 0, done.output
+    plan = caramel.Plan.load(tmp_path / "plan.json")
+    assert plan.table() in done.stdout
+    assert plan.explain("net/dense_300/kernel") in done.stdout
+    assert "predicted: " in done.stdout and "no plan takes less than" in done.stdout
+    assert "checked: one order of transfers on all 4 workers" in done.stdout
+    again = call("plan", "--out", tmp_path / "again.json", "--diff", tmp_path / "plan.json")
+    assert f"no difference from {tmp_path / 'plan.json'}" in again.stdout
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()
+
+
+def test_for_machines(call, tmp_path):
+    done = call("plan", "--json", "--out", tmp_path / "plan.json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert set(found) == KEYS
+    assert found == caramel.Plan.load(tmp_path / "plan.json").prediction.as_dict()
+    t, c, n = (found[key] for key in ("predicted_iteration_s", "compute_s", "communication_s"))
+    assert found["exposed_s"] == pytest.approx(t - c)
+    assert found["rho"] == pytest.approx(n / c)
+    u = 1 / (1 + found["rho"] - found["alpha"] * min(found["rho"], 1))
+    assert found["utilisation"] == pytest.approx(u) == pytest.approx(c / t)
+    assert found["gap"] == pytest.approx(t / found["lower_bound_s"] - 1)
+
+
+def test_what_is_written_runs_and_is_exported(call, tmp_path):
+    assert call("plan", "--out", tmp_path / "plan.json").exit_code == 0
+    given = ("--plan", tmp_path / "plan.json")
+    done = call("run", *given, "--steps", 2, network=False, trace=False)
+    assert done.exit_code == 0, done.output
+    assert caramel.Plan.load(tmp_path / "plan.json").digest[:12] in done.stdout
+    done = call("export", *given, "--out", tmp_path / "out", network=False, trace=False)
+    assert done.exit_code == 0, done.output
+    exported = caramel.Plan.load(tmp_path / "out" / "plan.json")
+    assert exported == caramel.Plan.load(tmp_path / "plan.json")
+
+
+def test_the_program_is_traced_where_no_trace_is_given(call):
+    done = call("plan", "--json", trace=False)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["compute_s"] > 0
+
+
+def test_without_a_network_nothing_is_predicted(call):
+    done = call("plan", network=False)
+    assert done.exit_code == 0, done.output
+    assert "predicted:" not in done.stdout and "scheduling: without network= nothing is known" in done.stdout
+    done = call("plan", "--json", network=False)
+    assert done.exit_code == 1
+    assert "nothing can be predicted without a network model: give --network FILE.json" in done.stderr
+
+
+def plan_of(call, tmp_path, *arguments):
+    done = call("plan", "--out", tmp_path / "plan.json", *arguments)
+    assert done.exit_code == 0, done.output
+    return caramel.Plan.load(tmp_path / "plan.json")
+
+
+def test_ablation(call, tmp_path):
+    """Each switch takes one thing away."""
+    whole = plan_of(call, tmp_path)
+    assert whole.edges and whole.postponed
+    assert any(len(t.gradients) > 1 for t in whole.transfers)
+    free = plan_of(call, tmp_path, "--no-serialization")
+    assert not free.edges and free.postponed
+    alone = plan_of(call, tmp_path, "--no-batching")
+    assert all(len(t.pieces) == 1 for t in alone.transfers) and alone.edges
+    backward = plan_of(call, tmp_path, "--no-scheduling")
+    assert not backward.postponed and backward.edges
+    paper = plan_of(call, tmp_path, "--policy", "paper")
+    assert "Caramel's packing" in paper.analyzers and "Caramel's batching" in paper.analyzers
+    assert all(len(pieces) == 1 for pieces in paper.pieces.values())
+    for other in (alone, backward, paper):
+        assert other.prediction.timeline.iteration_s >= whole.prediction.timeline.iteration_s - 1e-12
+
+
+def test_analyzers_by_name(call, place, tmp_path):
+    whole = plan_of(call, tmp_path)
+    same = plan_of(call, tmp_path, "--analyzers", ", ".join(whole.analyzers))
+    assert same.to_json() == whole.to_json()
+    own = plan_of(call, tmp_path, "--analyzers", LIST.format(f"{place}/own.py:pairs"))
+    assert [len(t.gradients) for t in own.transfers] == [2, 2, 2]
+    assert "two at a time" in own.transfers[0].reason and "pairs" in own.analyzers
+
+
+@pytest.mark.parametrize(
+    ("analyzers", "message"),
+    [
+        ("", "the list of analyzers is empty"),
+        ("dependencies, ghost", "there is no analyzer 'ghost'; there are dependencies, "),
+        ("dependencies", "the plan needs Transfers, which no analyzer of the list provides"),
+        (LIST.format("backward only"), "analyzers 'backward only' and 'backward only' both provide Schedule"),
+        (LIST.format("{place}/own.py:broken"), "analyzer 'broken' failed: RuntimeError: no idea; nothing was planned"),
+        (LIST.format("{place}/own.py:number"), "cannot be made: TypeError"),
+        (LIST.format("{place}/own.py:ghost"), "cannot be made: AttributeError"),
+        (LIST.format("{place}/none.py:ghost"), "there is no Python file"),
+    ],
+)
+def test_lists_that_do_not_fit(call, place, tmp_path, analyzers, message):
+    done = call("plan", "--out", tmp_path / "plan.json", "--analyzers", analyzers.replace("{place}", str(place)))
+    assert done.exit_code == 1
+    assert message in done.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_trace_or_plan_of_another_program(call, place, tmp_path):
+    assert call("plan", "--out", tmp_path / "plan.json").exit_code == 0
+    other = tmp_path / "other.py"
+    other.write_text((place / "program.py").read_text().replace("(300, 200, 10)", "(300, 100, 10)"))
+    for option, file in (("--trace", place / "trace.json"), ("--plan", tmp_path / "plan.json")):
+        keras.backend.clear_session(free_memory=False)
+        arguments = ["run", f"{other}:build", "--workers", "4", option, str(file), "--steps", "1"]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 1
+        assert "another program" in done.stderr
