@@ -257,7 +257,11 @@ class Plan:
         if not found:
             names = list(self.pieces)
             raise InputError(f"the plan has no gradient {gradient!r}; it has {listed(names, 8)}")
-        place = f" Number {self.order.index(gradient) + 1} of {len(self.order)} gradients." if gradient in self.order else ""
+        place = (
+            f" Number {self.order.index(gradient) + 1} of {len(self.order)} gradients."
+            if gradient in self.order
+            else ""
+        )
         return "\n".join(found) + place
 
     def _explained(self, number: int, transfer: Transfer, piece: Piece) -> str:
