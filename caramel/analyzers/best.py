@@ -13,7 +13,6 @@ from caramel.analyzers.packing import backward_only, paper_packing
 from caramel.facts import Boundaries, Schedule
 from caramel.simulator import simulate
 
-
 _NOTHING = 0.005
 """Of a step: predictions are far from that exact."""
 

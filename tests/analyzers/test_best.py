@@ -1,0 +1,68 @@
+"""The chosen packing is the best of all that were simulated, and says so."""
+
+import random
+
+import pytest
+
+from caramel.analyzers.batching import paper_batching
+from caramel.analyzers.best import choose_packing
+from caramel.analyzers.network import Network
+from caramel.analyzers.optimal import optimal_buckets, optimal_packing
+from caramel.analyzers.packing import backward_only, paper_packing
+from caramel.facts import Boundaries, Boundary
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.model import NetworkModel
+from caramel.simulator import simulate, validate_schedule
+
+WORKERS = 4
+
+
+def layers(seed, rho, updates):
+    """A chain of layers of random sizes and times, and a network on which it has about this rho."""
+    rng = random.Random(seed)
+    count = rng.randint(3, 25)
+    sizes = [4 * rng.choice([10, 1000, 30_000, 300_000]) for _ in range(count)]
+    forward = [rng.uniform(1e-3, 5e-3) for _ in range(count)]
+    backward = [2 * f for f in forward]
+    compute_s = sum(forward) + sum(backward)
+    made, now_s = [], sum(forward)
+    for n in reversed(range(count)):
+        now_s += backward[n]
+        update_s = updates * rng.random() * compute_s / count
+        made.append(Boundary(f"g{n}", "float32", sizes[n] // 4, sizes[n], now_s, sum(forward[:n]), update_s))
+    rate = 2 * (WORKERS - 1) / WORKERS * sum(sizes) / (rho * compute_s)
+    network = NetworkModel.from_link_rate(rate, latency_s=2e-5)
+    return Boundaries(tuple(made), compute_s), Network(CollectiveOptions(network=network), WORKERS)
+
+
+@pytest.mark.parametrize("updates", [0.0, 0.3])
+@pytest.mark.parametrize("rho", [0.25, 1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_other_policy_is_better(seed, rho, updates):
+    boundaries, network = layers(seed, rho, updates)
+    chosen = choose_packing(boundaries, network)
+    validate_schedule(boundaries, chosen)
+    got_s = simulate(boundaries, chosen, network.time_s).iteration_s
+    others = [
+        optimal_packing().run(boundaries, network),
+        backward_only().run(boundaries, optimal_buckets().run(boundaries, network)),
+        paper_packing().run(boundaries, paper_batching().run(boundaries, network), network),
+    ]
+    times = [simulate(boundaries, other, network.time_s).iteration_s for other in others]
+    assert got_s <= 1.005 * min(times)
+    assert all(f"{time_s * 1e3:.4g} ms" in chosen.reason for time_s in times)
+
+
+def test_the_optimum_is_taken_where_others_are_as_good():
+    """Nothing has to be sent in a hurry, so all policies take the same time."""
+    boundaries, network = layers(0, 0.01, 0.0)
+    chosen = choose_packing(boundaries, network)
+    assert chosen.reason.startswith("optimal in both windows, by simulation: ")
+    assert all(t.window == "backward" for t in chosen.transfers)
+
+
+def test_another_policy_is_taken_where_it_is_better():
+    """The optimum does not know updates: those of its last transfer come after everything."""
+    reasons = [choose_packing(*layers(seed, rho, 1.0)).reason for seed in range(10) for rho in (0.5, 1)]
+    assert any(reason.startswith("the paper's rules, by simulation") for reason in reasons)
+    assert any(reason.startswith("optimal in both windows, by simulation") for reason in reasons)
