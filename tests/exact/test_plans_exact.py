@@ -3,7 +3,7 @@
 import exact_keras as k
 import exact_tf1 as v1
 import pytest
-from exact_common import LOCAL, Case, assert_equivalent, assert_same, batches, in_process, train
+from exact_common import LOCAL, SERIAL, Case, assert_equivalent, assert_same, batches, in_process, train
 from exact_plans import random_plan
 
 import caramel
@@ -12,7 +12,7 @@ from caramel.facts import FORWARD
 STEPS = 4
 
 
-def run(kind, case, workers, seed, data, **options):
+def run(kind, case, workers, seed, data, cluster=None, **options):
     context, program = kind.capture(case)
     if seed is None:
         armodel = caramel.ARModel(context, workers, deterministic=True)
@@ -20,7 +20,7 @@ def run(kind, case, workers, seed, data, **options):
         plan = random_plan(context, workers, seed, **options)
         armodel = caramel.ARModel(context, workers, plan=caramel.Plan.from_json(plan.to_json()))
     feed = program.feed if kind is v1 else lambda batch: batch
-    with armodel.session(in_process()) as session:
+    with armodel.session(cluster or in_process()) as session:
         return armodel.plan, train(session, [feed(batch) for batch in data])
 
 
@@ -46,6 +46,30 @@ def test_any_plan_equals_one_device(kind, seed):
     want = kind.OneDevice(case).train(data)
     _, got = run(kind, case, workers, seed, data)
     assert_equivalent(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+def test_on_server_processes(kind):
+    case = Case("adam", ("schedule", "decay", "tied", *LOCAL), "float32")
+    data = batches(12, case.dtype, steps=STEPS)
+    cluster = caramel.LocalProcesses(options=SERIAL)
+    _, want = run(kind, case, 3, None, data, cluster)
+    plan, got = run(kind, case, 3, 3, data, cluster, deterministic=True)
+    assert plan.postponed and plan.edges
+    assert_same(got, want)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 200))
+@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+def test_many_plans(kind, seed):
+    case = Case("adam" if seed % 2 else "momentum", ("schedule", "decay", "tied"))
+    workers = 2 + seed % 4
+    data = batches(11, case.dtype, steps=STEPS)
+    _, got = run(kind, case, workers, seed, data)
+    assert_equivalent(got, kind.OneDevice(case).train(data))
 
 
 def test_the_random_plans_are_of_every_kind():
