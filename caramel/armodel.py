@@ -22,7 +22,7 @@ from caramel.facts import ControlEdges, Trace, UpdateOrder
 from caramel.frontend.context import Context
 from caramel.graph.bulk import many_objects
 from caramel.graph.devices import Device, default_devices, task_name
-from caramel.graph.graph import tensor_name
+from caramel.graph.graph import Graph, tensor_name
 from caramel.graph.verify import verify_structure
 from caramel.model import Evaluation, Model, VariableClass
 from caramel.modifiers import state
@@ -363,8 +363,12 @@ def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer],
 def emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipeline | None = None) -> DistributedGraph:
     """Apply the modifiers in their order and verify the result of each."""
 
+    verified: Graph | None = None
+
     def checked(distributed: DistributedGraph, modifier: str) -> DistributedGraph:
-        verify_structure(distributed.graph, modifier)
+        nonlocal verified
+        verify_structure(distributed.graph, modifier, verified)
+        verified = distributed.graph
         return distributed
 
     distributed = checked(replicate(model, plan.devices), "replicate")

@@ -234,7 +234,7 @@ class Plan:
                 found.setdefault(piece.gradient, []).append((piece, transfer.window))
         return {name: tuple(sorted(pieces, key=lambda p: p[0].start)) for name, pieces in found.items()}
 
-    @property
+    @cached_property
     def postponed(self) -> tuple[str, ...]:
         """Names of the gradients whose updates are made in the next step: some of their elements travel there."""
         return tuple(name for name, pieces in self.pieces.items() if any(window == FORWARD for _, window in pieces))

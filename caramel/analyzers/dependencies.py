@@ -31,13 +31,13 @@ def find_dependencies(model: Model) -> Dependencies:
     postponements = Postponements(model)
     ops = model.graph.order
     masks = _needed_by(model, ops)
-    needs = np.array([[masks[op] >> number & 1 for op in ops] for number in range(len(model.gradients))], dtype=bool)
+    needs = _bits([masks[op] for op in ops], len(model.gradients))
     closures = {g.name: _closure(postponements, g) for g in model.gradients}
     needs.setflags(write=False)
     return Dependencies(
         ops=ops,
         gradients=tuple(g.name for g in model.gradients),
-        needs=needs.reshape(len(model.gradients), len(ops)),
+        needs=needs,
         producers={g.name: _producers(g) for g in model.gradients},
         reads={name: _users(postponements, found) for name, (found, _) in closures.items()},
         updates=_updates(postponements),
@@ -60,9 +60,17 @@ def _needed_by(model: Model, ops: Sequence[str]) -> Mapping[str, int]:
     for op in reversed(ops):
         mask = masks[op]
         if mask:
-            for text in model.graph[op].input:
-                masks[node_of(text)] |= mask
+            for source in model.graph.sources(op):
+                masks[source] |= mask
     return masks
+
+
+def _bits(masks: Sequence[int], count: int) -> np.ndarray:
+    """(count, masks) whether each of so many bits is set in each mask."""
+    width = -(-count // 8)
+    data = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
+    bits = np.unpackbits(data.reshape(len(masks), width), axis=1, count=count, bitorder="little")
+    return np.ascontiguousarray(bits.T).astype(bool)
 
 
 def _closure(postponements: Postponements, gradient: Gradient) -> tuple[Postponement | None, str]:

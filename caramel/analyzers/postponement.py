@@ -61,6 +61,8 @@ def postponement(model: Model, names: Sequence[str]) -> Postponement:
     Source:
         Caramel, section 4.3 (transfers in the next forward pass).
     """
+    if not names:
+        return Postponement((), (), (), (), (), (), {}, {})
     return Postponements(model).of(names)
 
 
@@ -87,12 +89,12 @@ class Postponements:
         self.touched = self._by_variable(lambda node: [producer for producer, _ in ops.data_inputs(node)])
         self.guards = guards_of(model.graph)
         self.readers = {g.name: self._readers(g) for g in model.gradients}
+        self._inputs: dict[str, tuple[tuple[str, str, int], ...]] = {}
+        self._in_branch: dict[str, bool] = {}
 
     def of(self, names: Sequence[str]) -> Postponement:
         """What moves with some gradients; see `postponement`."""
         by_name = {g.name: g for g in self.model.gradients}
-        if not names:
-            return Postponement((), (), (), (), (), (), {}, {})
         unknown = [name for name in names if name not in by_name]
         if unknown:
             raise InputError(f"there is no gradient {unknown[0]!r} to postpone; there are {listed(list(by_name), 8)}")
@@ -112,6 +114,21 @@ class Postponements:
                     seen.add(reader)
                     waiting.append(reader)
         return seen
+
+    def inputs(self, name: str) -> tuple[tuple[str, str, int], ...]:
+        """What a node reads or waits for that is not the same in every step: (text, producer, output index)."""
+        if name not in self._inputs:
+            parsed = ((text, *parse_input(text)) for text in self.graph[name].input)
+            self._inputs[name] = tuple(each for each in parsed if not is_shared(self.graph[each[1]]))
+        return self._inputs[name]
+
+    def is_in_branch(self, name: str) -> bool:
+        """Whether a node is in a branch, or depends on one."""
+        if name not in self._in_branch:
+            graph, before = self.graph, [name, *self.graph.sources(name)]
+            found = any(self.guards.of[n] or graph[n].op == "Switch" for n in before)
+            self._in_branch[name] = found or graph[name].op in _CONTROL_FLOW
+        return self._in_branch[name]
 
     def _readers(self, gradient: Gradient) -> list[str]:
         readers = self.graph.readers(gradient.tensor)
@@ -163,12 +180,21 @@ class _Closure:
         kept: dict[str, None] = {}
         remaining: dict[str, None] = {}
         for name in moved:
-            for text in self._graph[name].input:
-                self._sort_input(name, text, repeated, kept, remaining)
+            for text, producer, index in self._common.inputs(name):
+                if producer in self._moved:
+                    continue
+                if index < 0:
+                    remaining[producer] = None
+                elif (tensor_name(text), name) in self._results:
+                    continue
+                elif self._is_repeatable(producer):
+                    repeated.update(dict.fromkeys(self._cone(producer)))
+                else:
+                    kept[tensor_name(text)] = None
         self._refuse_handles(kept)
         ordered = tuple(sorted(repeated, key=self._common.rank.__getitem__))
         here = {*moved, *repeated}
-        touched = [v for v in self._common.touched if any(n in here for n in self._common.touched[v])]
+        touched = [v for v, nodes in self._common.touched.items() if not here.isdisjoint(nodes)]
         written = {v: tuple(w for w in self._writes.get(v, ()) if w in self._moved) for v in touched}
         read = {v: tuple(n for n in self._common.touched[v] if n in here and n not in written[v]) for v in touched}
         return Postponement(
@@ -177,29 +203,12 @@ class _Closure:
             repeated=ordered,
             kept=tuple(kept),
             remaining=tuple(remaining),
-            released=tuple(
-                n for n in self._passing if any(node_of(text) in self._moved for text in self._graph[n].input)
-            ),
+            released=tuple(n for n in self._passing if not self._moved.isdisjoint(self._graph.sources(n))),
             written={v: nodes for v, nodes in written.items() if nodes},
             read={v: nodes for v, nodes in read.items() if nodes},
         )
 
     # -- what moves --------------------------------------------------------------------------
-
-    def _sort_input(
-        self, name: str, text: str, repeated: dict[str, None], kept: dict[str, None], remaining: dict[str, None]
-    ) -> None:
-        producer, index = parse_input(text)
-        if producer in self._moved or is_shared(self._graph[producer]):
-            return
-        if index < 0:
-            remaining[producer] = None
-        elif (tensor_name(text), name) in self._results:
-            return
-        elif self._is_repeatable(producer):
-            repeated.update(dict.fromkeys(self._cone(producer)))
-        else:
-            kept[tensor_name(text)] = None
 
     def _cone(self, name: str) -> list[str]:
         """A repeatable node and those that it is computed from."""
@@ -260,12 +269,9 @@ class _Closure:
                 )
 
     def _refuse_branches(self) -> None:
-        guards = self._common.guards
         for name in sorted(self._moved):
-            node = self._graph[name]
-            before = [name, *(node_of(text) for text in node.input)]
-            if node.op in _CONTROL_FLOW or any(guards.of[n] or self._graph[n].op == "Switch" for n in before):
-                self._refuse(f"op {name!r} ({node.op}) is in a branch, or depends on one")
+            if self._common.is_in_branch(name):
+                self._refuse(f"op {name!r} ({self._graph[name].op}) is in a branch, or depends on one")
 
     def _refuse_effects(self) -> None:
         for name in sorted(self._moved):
@@ -297,6 +303,7 @@ def check_closed(model: Model, found: Postponement) -> None:
         InvariantError: it does (a defect of this library).
     """
     moved = set(found.moved)
+    left = {*moved, *found.released}
     for node in model.graph:
-        if node.name not in {*moved, *found.released} and any(node_of(text) in moved for text in node.input):
+        if node.name not in left and not moved.isdisjoint(model.graph.sources(node.name)):
             raise InvariantError(f"postponement: node {node.name!r} stays, but follows from what moves")

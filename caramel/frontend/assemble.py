@@ -19,12 +19,14 @@ from caramel.frontend.replicable import (
 )
 from caramel.frontend.reports import Reports, untold
 from caramel.graph import ops
+from caramel.graph.bulk import many_objects
 from caramel.graph.graph import Graph, behind_identities, node_of, parse_input, tensor_name
 from caramel.model import Gradient, Input, Model, Variable
 
 _STEP_COUNTERS = ("global_step", "iteration", "iterations")
 
 
+@many_objects()
 def assemble(raw: RawProgram) -> Model:
     """Work out the roles of a captured program.
 

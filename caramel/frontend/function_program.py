@@ -20,6 +20,7 @@ from caramel.frontend.marks import marked
 from caramel.frontend.raw import RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder, is_library
 from caramel.graph import ops
+from caramel.graph.bulk import many_objects
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
 from caramel.graph.shapes import SHAPES, static_shape
 from caramel.model import Evaluation, Input
@@ -193,6 +194,7 @@ def _unique(name: str, taken: Collection[str]) -> str:
     return unique
 
 
+@many_objects()
 def capture_step(
     function: Callable[..., Any],
     specs: Sequence[Any] | None,

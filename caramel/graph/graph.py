@@ -18,6 +18,8 @@ def parse_input(text: str) -> tuple[str, int]:
     """Split an input of a NodeDef into node name and output index (-1 for a control input)."""
     if text.startswith("^"):
         return text[1:], -1
+    if ":" not in text:
+        return text, 0
     name, colon, index = text.rpartition(":")
     if colon and index.isdigit():
         return name, int(index)
@@ -73,7 +75,20 @@ class Graph:
         nodes: Iterable[NodeDef],
         library: Any = None,
         versions: Any = None,
+        known: Graph | None = None,
     ) -> None:
+        """Index nodes.
+
+        Args:
+            nodes: in the order that the graph has.
+            library: the functions, a FunctionDefLibrary.
+            versions: a VersionDef.
+            known: a graph that has many of the same nodes; what it has found out about a NodeDef is used again.
+
+        Raises:
+            InvariantError: two nodes have one name.
+        """
+        self._sources: dict[str, tuple[NodeDef, tuple[str, ...]]] = {} if known is None else known._sources
         self.nodes: dict[str, NodeDef] = {}
         for node in nodes:
             if node.name in self.nodes:
@@ -115,13 +130,21 @@ class Graph:
     def __getitem__(self, name: str) -> NodeDef:
         return self.nodes[name]
 
+    def sources(self, name: str) -> tuple[str, ...]:
+        """Names of the nodes that a node reads or waits for, one for each of its inputs."""
+        node = self.nodes[name]
+        found = self._sources.get(name)
+        if found is None or found[0] is not node:
+            found = self._sources[name] = (node, tuple([node_of(text) for text in node.input]))
+        return found[1]
+
     @cached_property
     def consumers(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
         """For each node its readers: ``(reader, position in reader.input)``, in order."""
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
-        for node in self:
-            for position, text in enumerate(node.input):
-                found.setdefault(node_of(text), []).append((node.name, position))
+        for reader in self.nodes:
+            for position, name in enumerate(self.sources(reader)):
+                found.setdefault(name, []).append((reader, position))
         return {name: tuple(readers) for name, readers in found.items()}
 
     def readers(self, tensor: str) -> tuple[str, ...]:
@@ -137,20 +160,22 @@ class Graph:
         Raises:
             InvariantError: an input does not exist, or the graph has a cycle.
         """
-        waiting: dict[str, int] = {}
-        for node in self:
-            producers = {node_of(text) for text in node.input}
-            missing = sorted(p for p in producers if p not in self.nodes)
-            if missing:
-                raise InvariantError(f"graph: node {node.name!r} reads {missing[0]!r}, which does not exist")
-            waiting[node.name] = len(producers)
+        readers: dict[str, list[str]] = {name: [] for name in self.nodes}
+        waiting: dict[str, int] = {}  # for how many inputs
+        for reader in self.nodes:
+            sources = self.sources(reader)
+            waiting[reader] = len(sources)
+            for name in sources:
+                if name not in readers:
+                    raise InvariantError(f"graph: node {reader!r} reads {name!r}, which does not exist")
+                readers[name].append(reader)
         ready = [name for name, count in waiting.items() if count == 0]
         order: list[str] = []
         while ready:
             following: list[str] = []
             for name in ready:
                 order.append(name)
-                for reader in dict.fromkeys(reader for reader, _ in self.consumers[name]):
+                for reader in readers[name]:
                     waiting[reader] -= 1
                     if waiting[reader] == 0:
                         following.append(reader)
@@ -214,12 +239,12 @@ class Graph:
     def pruned(self, roots: Iterable[str]) -> Graph:
         """The graph of just what ``roots`` need, in the same order."""
         keep = self.ancestors(roots)
-        return Graph((n for n in self if n.name in keep), self.library, self.versions)
+        return Graph((n for n in self if n.name in keep), self.library, self.versions, self)
 
     def replaced(self, changed: Mapping[str, NodeDef], added: Sequence[NodeDef] = (), library: Any = None) -> Graph:
         """A new graph in which some nodes are other ones, some are added, and the functions may be others."""
-        nodes = [changed.get(n.name, n) for n in self]
-        return Graph([*nodes, *added], self.library if library is None else library, self.versions)
+        nodes = [changed.get(name, node) for name, node in self.nodes.items()]
+        return Graph([*nodes, *added], self.library if library is None else library, self.versions, self)
 
 
 def behind_identities(graph: Graph, tensor: str) -> str:

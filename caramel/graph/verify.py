@@ -5,29 +5,67 @@ Each check raises `InvariantError` naming the modifier, the node and the invaria
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 from caramel.errors import InvariantError
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, data_texts, parse_input
 
 
-def verify_structure(graph: Graph, modifier: str) -> None:
-    """Inputs and functions exist, data inputs agree in dtype, control inputs come last, no cycle."""
+def verify_structure(graph: Graph, modifier: str, verified: Graph | None = None) -> None:
+    """Inputs and functions exist, data inputs agree in dtype, control inputs come last, no cycle.
+
+    Args:
+        graph: what to look at.
+        modifier: what made it, for the error.
+        verified: a graph that has passed. Of nodes that both share, only the place in the order is looked at again.
+
+    Raises:
+        InvariantError: something of it does not hold.
+    """
+    if graph is verified:
+        return
     try:
         graph.order  # noqa: B018 - raises on a missing producer and on a cycle
     except InvariantError as error:
         raise InvariantError(f"after {modifier}: {error}") from None
-    outputs = {node.name: ops.output_types(node) for node in graph}
+    known = {} if verified is None else verified.nodes
+    changed = [node for name, node in graph.nodes.items() if known.get(name) is not node]
+    # Those that read a changed node were verified with another one of its name.
+    other = {node.name for node in changed if node.name in known}
+    suspects = {node.name for node in changed}
+    if other:
+        suspects.update(name for name in graph.nodes if not other.isdisjoint(graph.sources(name)))
+    outputs = _OutputTypes(graph)
     for node in graph:
-        _verify_inputs(node, outputs, modifier)
-    _verify_functions(graph, modifier)
+        if node.name in suspects:
+            _verify_inputs(node, outputs, modifier)
+    same_library = verified is not None and graph.library is verified.library
+    _verify_functions(graph, changed if same_library else list(graph), not same_library, modifier)
 
 
-def _verify_functions(graph: Graph, modifier: str) -> None:
+class _OutputTypes(dict[str, Sequence[int]]):
+    """Types of the outputs of a graph's nodes, looked up once."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._graph = graph
+
+    def __missing__(self, name: str) -> Sequence[int]:
+        self[name] = ops.output_types(self._graph[name])
+        return self[name]
+
+
+def _verify_functions(graph: Graph, nodes: Iterable[NodeDef], look_inside: bool, modifier: str) -> None:
     """TensorFlow crashes where a function is missing."""
     library = () if graph.library is None else graph.library.function
     there = {function.signature.name for function in library}
-    inside = ((n, f" in function {function.signature.name!r}") for function in library for n in function.node_def)
-    for node, where in (*((n, "") for n in graph), *inside):
+    inside = (
+        (n, f" in function {function.signature.name!r}")
+        for function in (library if look_inside else ())
+        for n in function.node_def
+    )
+    for node, where in (*((n, "") for n in nodes), *inside):
         if node.op in there or not ops.calls_functions(node.op):
             continue
         missing = [name for name in ops.functions_of(node) if name and name not in there]
@@ -37,7 +75,7 @@ def _verify_functions(graph: Graph, modifier: str) -> None:
             )
 
 
-def _verify_inputs(node: NodeDef, outputs: dict[str, list[int]], modifier: str) -> None:
+def _verify_inputs(node: NodeDef, outputs: Mapping[str, Sequence[int]], modifier: str) -> None:
     name = node.name
     expected = ops.input_types(node)
     position = 0

@@ -215,9 +215,11 @@ def verify_aggregated(
     """
     graph, roles, ranks = distributed.graph, distributed.roles, range(plan.workers)
     for current in graph:
-        role = roles[current.name]
-        for text in current.input:
-            other = roles[parse_input(text)[0]]
+        role, sources = roles[current.name], graph.sources(current.name)
+        if all(roles[source].rank == role.rank for source in sources):
+            continue
+        for text, source in zip(current.input, sources):
+            other = roles[source]
             crossing = other.rank != role.rank
             if crossing and role.purpose not in (Purpose.COLLECTIVE, Purpose.STATE):
                 raise InvariantError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from caramel.errors import PlanError
-from caramel.graph.graph import node_of
 from caramel.model import Model
 from caramel.modifiers.distributed import DistributedGraph, Purpose
 from caramel.plan import Plan
@@ -51,8 +50,8 @@ def _agreed_order(distributed: DistributedGraph, plan: Plan) -> int:
     follows = [0] * len(plan.transfers)
     for name in graph.order:
         mask = 0
-        for text in graph[name].input:
-            mask |= before[node_of(text)]
+        for source in graph.sources(name):
+            mask |= before[source]
         role = roles[name]
         if role.purpose is Purpose.COLLECTIVE and role.transfer is not None:
             follows[role.transfer] |= mask & ~(1 << role.transfer)

@@ -1,0 +1,113 @@
+"""Predictions over bandwidth: the limits of the default policy, from published times and from random layers."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.planning import COMPLETE, FASTEST, POLICIES, RATES_BIT_PER_S, SLOWEST, curves, format_rate, plot, table
+from caramel.analyzers.automatic import automatic
+from caramel.analyzers.network import Network
+from caramel.facts import Boundaries, Boundary
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.model import NetworkModel
+from caramel.tracefile import trace_from_json
+
+REFERENCE = Path(__file__).parents[1] / "reference" / "googlenet_k80.csv"
+WORKERS = 8
+
+
+def chain(layers, update_share=0.0):
+    """Boundaries of layers (elements, backward seconds), first layer first; forward is half of backward."""
+    forward_s = sum(backward_s for _, backward_s in layers) / 2
+    now_s, read_s, found = forward_s, forward_s, []
+    for number, (elements, backward_s) in reversed(list(enumerate(layers))):
+        now_s, read_s = now_s + backward_s, max(read_s - backward_s / 2, 0.0)
+        update_s = update_share * backward_s
+        found.append(Boundary(f"layer{number}", "float32", elements, 4.0 * elements, now_s, read_s, update_s))
+    return Boundaries(tuple(found), now_s)
+
+
+def googlenet():
+    with REFERENCE.open() as file:
+        return chain([(int(row["parameters"]), float(row["backward_us"]) * 1e-6) for row in csv.DictReader(file)])
+
+
+def synthetic():
+    """Sizes of VGG-16's layers, with updates; times that fall as the images get smaller."""
+    sizes = [1_792, 36_928, 73_856, 147_584, 295_168, 590_080, 590_080, 1_180_160, *[2_359_808] * 5]
+    sizes += [102_764_544, 16_781_312, 4_097_000]
+    return chain(list(zip(sizes, np.linspace(0.12, 0.01, len(sizes)).tolist())), update_share=0.1)
+
+
+@pytest.fixture(scope="module", params=[googlenet, synthetic], ids=["googlenet", "synthetic"])
+def found(request):
+    return curves("model", request.param(), WORKERS, RATES_BIT_PER_S[::4])
+
+
+def test_the_limits_are_kept(found):
+    slow, fast = found.points[0], found.points[-1]
+    assert (slow.rate_bit_per_s, fast.rate_bit_per_s) == (pytest.approx(SLOWEST), pytest.approx(FASTEST))
+    assert (SLOWEST, FASTEST) == (10e6, 100e9)
+    assert slow.policies_s[COMPLETE] <= 1.05 * slow.lb1_s
+    assert fast.policies_s[COMPLETE] <= 1.02 * found.compute_s
+    assert found.missed() == []
+
+
+def test_bounds_and_policies_are_ordered_at_every_rate(found):
+    for point in found.points:
+        complete_s = point.policies_s[COMPLETE]
+        assert max(point.lb1_s, found.compute_s) <= complete_s * (1 + 1e-9)
+        assert complete_s <= min(point.policies_s.values()) * 1.002  # plans that differ by less are taken for equal
+    times = [point.policies_s["no scheduling"] for point in found.points]
+    assert times[0] > 2 * times[-1]  # otherwise the rates would decide nothing
+
+
+def test_bytes_over_the_slowest_links(found):
+    """The last rows by hand: 7 of 8 parts of all bytes, twice, over each link; less than a step's rooms hidden."""
+    slow = found.points[0]
+    wire_s = 2 * (WORKERS - 1) / WORKERS * found.gradient_bytes / (SLOWEST / 8)
+    assert wire_s <= slow.policies_s[COMPLETE] <= 1.05 * (wire_s + found.compute_s)
+
+
+def test_misses_are_said(found):
+    slow, *others, fast = found.points
+    late = replace(slow, policies_s={**slow.policies_s, COMPLETE: 1.06 * slow.lb1_s})
+    slower = replace(fast, policies_s={**fast.policies_s, COMPLETE: 1.03 * found.compute_s})
+    missed = replace(found, points=(late, *others, slower)).missed()
+    assert missed == [
+        "model at 10 Mbit/s: 1.060 times LB1, limit 1.05",
+        "model at 100 Gbit/s: 1.030 times computation, limit 1.02",
+    ]
+
+
+def test_at_least_three_rates_in_a_decade():
+    ratios = np.divide(RATES_BIT_PER_S[1:], RATES_BIT_PER_S[:-1])
+    assert max(ratios) <= 10 ** (1 / 3)
+
+
+def test_the_policies_are_those_of_the_options():
+    """`automatic` with a trace and a network; what makes boundaries, edges and depths aside."""
+    network = Network(CollectiveOptions(network=NetworkModel.from_link_rate(1e9)), WORKERS)
+    trace = trace_from_json(
+        '{"kind": "caramel trace", "version": 1, "model_digest": "", "op_s": {}, "op_bytes": {}, "step_s": 1.0, '
+        '"predicted_s": 1.0, "runs": 1, "workers": 1, "examples": null, "description": "", "warnings": []}'
+    )
+    options = ({}, {"policy": "paper"}, {"scheduling": False}, {"scheduling": False, "batching": False})
+    for policy, chosen in zip(POLICIES.values(), options):
+        names = [analyzer.name for analyzer in automatic(network, trace, **chosen)[0]]
+        # The simplest packing of a whole model has another name than the same one of boundaries.
+        mine = ["backward window" if a.name == "backward only" else a.name for a in policy]
+        assert set(mine) <= set(names), chosen
+        assert not {"best packing", "paper packing"} & set(names) - set(mine)
+
+
+def test_what_is_shown(found, tmp_path):
+    plot([found, found], str(tmp_path / "plot.png"))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    lines = table(found).splitlines()
+    assert len(lines) == 2 + len(found.points)
+    assert lines[2].startswith("| 10 Mbit/s |") and lines[-1].startswith("| 100 Gbit/s |")
+    assert format_rate(1e9) == "1 Gbit/s"
