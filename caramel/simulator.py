@@ -259,7 +259,7 @@ class _Step:
         transfer = self._transfers[self._next]
         self._next, self._busy_until_s = self._next + 1, math.inf
         arrived = Counter(p.gradient for p in transfer.pieces if self._is_awaited(transfer, p))
-        self._missing -= arrived
+        self._missing.subtract(arrived)
         complete = [self._boundaries.by_name[name] for name in arrived if not self._missing[name]]
         self._waiting += [g.name for g in sorted(complete, key=lambda g: (g.read_s, g.name))]
 
@@ -274,7 +274,8 @@ class _Step:
                 self._delay_s += update_s
 
     def _is_updated(self, name: str) -> None:
-        self._unread = [(read_s, unread) for read_s, unread in self._unread if unread != name]
+        if name in self._postponed:
+            self._unread = [(read_s, unread) for read_s, unread in self._unread if unread != name]
 
     def _activity(self) -> tuple[str, str] | None:
         if self._updating is not None:

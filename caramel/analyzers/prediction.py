@@ -9,9 +9,12 @@ from typing import Any
 from caramel.analyzers.bounds import lower_bounds
 from caramel.analyzers.network import Network
 from caramel.errors import PlanError
-from caramel.facts import BACKWARD, FORWARD, Boundaries, Schedule, Trace
+from caramel.facts import BACKWARD, FORWARD, Boundaries, Schedule, Scheduled, Trace
 from caramel.plan import Prediction
 from caramel.simulator import simulate, validate_schedule
+
+_MOST_SIMULATED = 50_000
+"""Transfers in all schedules that are simulated for the alternatives: some seconds."""
 
 
 def predict(facts: Mapping[type, Any]) -> Prediction | None:
@@ -37,23 +40,36 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
 
 
 def _alternatives(boundaries: Boundaries, schedule: Schedule, network: Network) -> tuple[float | None, ...]:
-    """For each transfer the step's time with it at the best place of the other window."""
-    return tuple(_moved_s(boundaries, schedule, network, number) for number in range(len(schedule.transfers)))
+    """For each transfer the step's time with it at the best place of the other window.
+
+    Of many transfers only some places are tried, those nearest to where its boundaries would put it.
+    """
+    count = len(schedule.transfers)
+    most = max(1, _MOST_SIMULATED // max(count, 1) ** 2)
+    return tuple(_moved_s(boundaries, schedule, network, number, most) for number in range(count))
 
 
-def _moved_s(boundaries: Boundaries, schedule: Schedule, network: Network, number: int) -> float | None:
+def _moved_s(boundaries: Boundaries, schedule: Schedule, network: Network, number: int, most: int) -> float | None:
     found = schedule.transfers[number]
     others = [t for n, t in enumerate(schedule.transfers) if n != number]
     window = FORWARD if found.window == BACKWARD else BACKWARD
     moved = replace(found, window=window)
     firsts = sum(t.window == FORWARD for t in others)
     places = range(firsts + 1) if window == FORWARD else range(firsts, len(others) + 1)
+    usual = places[0] + sum(
+        _due_s(boundaries, t, window) <= _due_s(boundaries, moved, window) for t in others if t.window == window
+    )
     times = []
-    for place in places:
+    for place in sorted(places, key=lambda place: (abs(place - usual), place))[:most]:
         candidate = Schedule((*others[:place], moved, *others[place:]), schedule.reason)
         try:
-            validate_schedule(boundaries, candidate)
+            times.append(simulate(boundaries, candidate, network.time_s).iteration_s)
         except PlanError:
             return None
-        times.append(simulate(boundaries, candidate, network.time_s).iteration_s)
     return min(times)
+
+
+def _due_s(boundaries: Boundaries, transfer: Scheduled, window: str) -> float:
+    """By what a window is in order: when a transfer is first read, or when it is complete."""
+    gradients = [boundaries.by_name[p.gradient] for p in transfer.pieces]
+    return min(g.read_s for g in gradients) if window == FORWARD else max(g.ready_s for g in gradients)
