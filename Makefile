@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test lint check soak bench-collectives clean
+.PHONY: demo test lint check soak bench-collectives bench-models bench-planning clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -25,6 +25,12 @@ bench-collectives: $(VENV)/.dev  ## all-reduces against TensorFlow's; as root al
 	$(BIN)/python -m benchmarks.collectives --json collectives_local.json --plot collectives_local.png
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m benchmarks.collectives --workers 4 --rate 500mbit \
 		--json collectives_shaped.json --plot collectives_shaped.png
+
+bench-models: $(VENV)/.dev  ## compile VGG, ResNets, Inception, MobileNets, EfficientNet and BERT; the time and memory of each stage
+	$(BIN)/python -m benchmarks.models --json models.json
+
+bench-planning: $(VENV)/.dev  ## predicted steps from 10 Mbit/s to 100 Gbit/s, by policy
+	$(BIN)/python -m benchmarks.planning --json planning.json --plot planning.png
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

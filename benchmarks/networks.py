@@ -73,8 +73,8 @@ PUBLISHED = {
     "MobileNetV3Small": Published(
         2_542_856,
         None,
-        "trainable: torchvision's mobilenet_v3_small (num_params); Howard et al. 2019, table 3, say 2.5 million, Keras' "
-        "documentation 2.9",
+        "trainable: torchvision's documentation of mobilenet_v3_small (num_params); Howard et al. 2019, table 3, say "
+        "2.5 million, Keras' documentation 2.9",
     ),
     "EfficientNetB0": Published(
         5_288_548, 5_330_571, f"{_KERAS_TABLE}; trainable: torchvision's documentation of efficientnet_b0 (num_params)"

@@ -10,10 +10,9 @@ import pytest
 from benchmarks.planning import COMPLETE, FASTEST, POLICIES, RATES_BIT_PER_S, SLOWEST, curves, format_rate, plot, table
 from caramel.analyzers.automatic import automatic
 from caramel.analyzers.network import Network
-from caramel.facts import Boundaries, Boundary
+from caramel.facts import Boundaries, Boundary, Trace
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
-from caramel.tracefile import trace_from_json
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "googlenet_k80.csv"
 WORKERS = 8
@@ -91,10 +90,7 @@ def test_at_least_three_rates_in_a_decade():
 def test_the_policies_are_those_of_the_options():
     """`automatic` with a trace and a network; what makes boundaries, edges and depths aside."""
     network = Network(CollectiveOptions(network=NetworkModel.from_link_rate(1e9)), WORKERS)
-    trace = trace_from_json(
-        '{"kind": "caramel trace", "version": 1, "model_digest": "", "op_s": {}, "op_bytes": {}, "step_s": 1.0, '
-        '"predicted_s": 1.0, "runs": 1, "workers": 1, "examples": null, "description": "", "warnings": []}'
-    )
+    trace = Trace("", {}, {}, 1.0, 1.0, 1, 1, None, "")
     options = ({}, {"policy": "paper"}, {"scheduling": False}, {"scheduling": False, "batching": False})
     for policy, chosen in zip(POLICIES.values(), options):
         names = [analyzer.name for analyzer in automatic(network, trace, **chosen)[0]]

@@ -6,13 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact_common import assert_close, combine, in_process, split
+from exact_common import RTOL, combine, in_process, split
 
 import caramel
 from caramel.facts import BACKWARD, FORWARD, Trace
 
 WORKERS = 4
-EXAMPLES = 16
+EXAMPLES = 32
 STEPS = 2
 SPECS = [tf.TensorSpec([None, 32, 32, 3], tf.float64), tf.TensorSpec([None], tf.int64)]
 
@@ -24,7 +24,7 @@ class Program:
         keras.backend.clear_session()
         keras.utils.set_random_seed(7)
         self.model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
-        self.optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+        self.optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
         self.optimizer.build(self.model.trainable_variables)
         self.loss = keras.losses.SparseCategoricalCrossentropy()
 
@@ -86,7 +86,7 @@ def in_float64():
 @pytest.mark.slow
 def test_resnet50_under_a_complete_plan(in_float64):
     rng = np.random.default_rng(5)
-    data = [(rng.uniform(0, 255, (EXAMPLES, 32, 32, 3)), rng.integers(0, 10, EXAMPLES)) for _ in range(STEPS)]
+    data = [(rng.normal(size=(EXAMPLES, 32, 32, 3)), rng.integers(0, 10, EXAMPLES)) for _ in range(STEPS)]
     want_losses, want = micro_batches(data)
 
     program = Program()
@@ -104,12 +104,16 @@ def test_resnet50_under_a_complete_plan(in_float64):
         losses = [session.step(*batch).worker_losses for batch in data]
         session.flush()
         session.write_back()
-    np.testing.assert_allclose(losses, want_losses, rtol=1e-8)
+    np.testing.assert_allclose(losses, want_losses, rtol=RTOL)
     got = program.values()
+    assert set(got) == set(want)
     # Batch normalisation takes off again what a bias adds before it: these gradients are 0 but for rounding.
     idle = {name for name in want if "conv" in name and "bias" in name}
     assert len(idle) == 2 * 53  # each with its momentum
     assert max(np.max(np.abs(values[name])) for values in (got, want) for name in idle) < 1e-12
-    assert_close(*({name: value for name, value in values.items() if name not in idle} for values in (got, want)))
+    for name in set(want) - idle:
+        # Fifty layers pass on what the first ones round, so small elements differ by a part of the large ones.
+        error, largest = np.max(np.abs(got[name] - want[name])), np.max(np.abs(want[name]))
+        assert error <= RTOL * largest, (name, error, largest)
     moved = [name for name, value in got.items() if not np.array_equal(value, before[name])]
     assert len(moved) == len(got) - 1  # all but the learning rate

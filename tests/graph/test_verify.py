@@ -60,3 +60,49 @@ def test_a_function_that_is_missing():
     library.function[0].node_def.add().CopyFrom(calling("b", "gone"))
     with pytest.raises(InvariantError, match="node 'b' in function 'there' calls function 'gone'"):
         verify_structure(Graph([calling("a", "there")], library), "test")
+
+
+def failures(graph, verified=None):
+    """What the verifier says: of the whole graph, and of what differs from one that has passed."""
+    found = []
+    for before in (None, verified):
+        try:
+            verify_structure(graph, "test", before)
+            found.append(None)
+        except InvariantError as error:
+            found.append(str(error))
+    return found
+
+
+TWO = add("two", "one", "one")
+THREE = add("three", "two", "one")
+
+
+@pytest.mark.parametrize(
+    ("changed", "added", "message"),
+    [
+        ({}, [add("four", "three", "two")], None),
+        ({"two": add("two", "one", "one", "^one")}, [], None),
+        ({"one": constant("one", 1, "int32", "")}, [], "node 'two' wants float32 as input 0, but 'one' is int32"),
+        ({"one": node("one", "NoOp")}, [], "node 'two' reads output 0 of 'one', which has 0"),
+        ({"two": add("two", "one", "three")}, [], "cycle through 'three'"),
+        ({"two": add("two", "one")}, [], "node 'two' has 1 data inputs"),
+        ({}, [add("four", "three", "ghost")], "node 'four' reads 'ghost'"),
+        ({}, [calling("four", "gone")], "node 'four' calls function 'gone'"),
+    ],
+)
+def test_of_a_graph_like_one_that_has_passed_only_the_rest_is_looked_at(changed, added, message):
+    verified = Graph([ONE, TWO, THREE])
+    verify_structure(verified, "test")
+    whole, rest = failures(verified.replaced(changed, added), verified)
+    assert whole == rest
+    assert rest is None if message is None else message in rest
+
+
+def test_a_function_that_is_gone_is_missed_where_nothing_else_changed():
+    library, empty = function_pb2.FunctionDefLibrary(), function_pb2.FunctionDefLibrary()
+    library.function.add().signature.name = "there"
+    verified = Graph([calling("a", "there")], library)
+    verify_structure(verified, "test")
+    whole, rest = failures(verified.replaced({}, library=empty), verified)
+    assert whole == rest and "node 'a' calls function 'there'" in rest

@@ -1,0 +1,81 @@
+"""The compilation of large models: arithmetic of the tables, and one small model through all stages."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.models import MOST_BYTES, STAGES, as_in_paper, cost_row, missed, parameter_table, total_s
+from benchmarks.networks import IN_PAPER, NAMES, PUBLISHED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(model="VGG16", **values):
+    published = PUBLISHED[model]
+    found = {"model": model, "tensors": 32, "nodes": 10, "model_nodes": 5, "graph_bytes": 2**20, "before_bytes": 2**30}
+    found |= {"parameters": published.trainable, "total_parameters": published.total, "peak_bytes": MOST_BYTES}
+    return {**found, **dict.fromkeys(STAGES, 15.0), **values}
+
+
+def test_what_keeps_the_limits_misses_nothing():
+    assert total_s(row()) == 60.0
+    assert missed(row()) == []
+    assert cost_row(row())[-1] == "-"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"capture_s": 16.0}, "61 s, limit 60 s"),
+        ({"peak_bytes": MOST_BYTES + 2**30}, "7.0 GiB, limit 6 GiB"),
+        ({"parameters": 7}, "7 parameters trainable, published 138,357,544"),
+        ({"total_parameters": 8}, "8 parameters in all, published 138,357,544"),
+    ],
+)
+def test_misses_are_said(values, said):
+    assert missed(row(**values)) == [said]
+    assert cost_row(row(**values))[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"), [("VGG16", 32), ("ResNet50", 214), ("ResNet152V2", 514), ("InceptionV3", 190)]
+)
+def test_sizes_are_those_of_the_paper(name, tensors):
+    """Published numbers of parameters, without what the paper's implementations do not have, give the paper's sizes."""
+    mine = as_in_paper(name, tensors, PUBLISHED[name].trainable)
+    assert (mine[0], round(mine[1], 1)) == (IN_PAPER[name].tensors, IN_PAPER[name].mebibytes)
+
+
+def test_numbers_are_beside_each_other():
+    lines = parameter_table([row(), row("MobileNetV3Small", tensors=142, total_parameters=9)]).splitlines()
+    assert lines[2] == (
+        "| VGG16 | 32 | 138,357,544 | 138,357,544 | 138,357,544 | 138,357,544 | 527.8 | 32, 527.8 | 32, 527.8 |"
+    )
+    assert lines[3] == "| MobileNetV3Small | 142 | 2,542,856 | 2,542,856 | 9 | - | 9.7 | - | - |"
+
+
+def test_every_number_has_a_source():
+    assert all(
+        published.source and published.trainable <= (published.total or 10**9) for published in PUBLISHED.values()
+    )
+    assert set(IN_PAPER) <= set(NAMES)
+
+
+@pytest.mark.slow
+def test_a_model_through_all_stages(tmp_path):
+    """The smallest, traced and compiled for two workers; the trace is used again."""
+    for _ in range(2):
+        command = [sys.executable, "-m", "benchmarks.models", "--model", "MobileNetV3Small", "--workers", "2"]
+        command += ["--examples", "1", "--runs", "1", "--traces", str(tmp_path), "--json", str(tmp_path / "rows.json")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr[-2000:]
+        (found,) = json.loads((tmp_path / "rows.json").read_text())
+        trace = (tmp_path / "MobileNetV3Small.json").stat().st_mtime_ns
+        assert found["traced"] and all(found[stage] > 0 for stage in STAGES)
+        assert found["parameters"] == PUBLISHED["MobileNetV3Small"].trainable and found["tensors"] == 142
+        assert found["nodes"] > 2 * found["model_nodes"] and found["peak_bytes"] > found["before_bytes"] > 0
+        assert found["prediction"]["predicted_iteration_s"] >= found["prediction"]["lower_bound_s"] > 0
+    assert trace == (tmp_path / "MobileNetV3Small.json").stat().st_mtime_ns
