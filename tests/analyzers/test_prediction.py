@@ -1,0 +1,84 @@
+"""What each transfer would cost in its other window, against all places where it could be."""
+
+import pytest
+from hypothesis import given, settings
+from policy_common import anything, line
+
+from caramel.analyzers import prediction
+from caramel.analyzers.analyzer import analyse
+from caramel.analyzers.batching import single
+from caramel.analyzers.packing import paper_packing
+from caramel.facts import BACKWARD, FORWARD, Schedule, Scheduled
+from caramel.simulator import simulate
+
+NETWORK = line(1.0, 0.5)
+
+
+def planned(boundaries):
+    return analyse([single(), paper_packing()], [boundaries, NETWORK], [Schedule])[Schedule]
+
+
+def everywhere(boundaries, schedule, number):
+    """Times of the step with a transfer at each place of its other window; none if it cannot be there."""
+    mine = schedule.transfers[number]
+    window = FORWARD if mine.window == BACKWARD else BACKWARD
+    if window == FORWARD and not all(boundaries.by_name[p.gradient].is_postponable for p in mine.pieces):
+        return []
+    moved, rest = Scheduled(mine.pieces, window, ""), [t for t in schedule.transfers if t is not mine]
+    times = []
+    for place in range(len(rest) + 1):
+        transfers = (*rest[:place], moved, *rest[place:])
+        windows = [t.window for t in transfers]
+        if windows == sorted(windows, reverse=True):  # "forward" comes first
+            times.append(simulate(boundaries, Schedule(transfers, ""), NETWORK.time_s).iteration_s)
+    return times
+
+
+@settings(max_examples=60)
+@given(anything(5))
+def test_the_best_of_all_places(boundaries):
+    schedule = planned(boundaries)
+    found = prediction._alternatives(boundaries, schedule, NETWORK)
+    assert found == tuple(
+        min(everywhere(boundaries, schedule, number), default=None) for number in range(len(schedule.transfers))
+    )
+
+
+@settings(max_examples=60)
+@given(anything(5))
+def test_of_many_transfers_one_of_the_places(boundaries):
+    schedule = planned(boundaries)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prediction, "_MOST_SIMULATED", 1)
+        found = prediction._alternatives(boundaries, schedule, NETWORK)
+    for number, time_s in enumerate(found):
+        times = everywhere(boundaries, schedule, number)
+        assert time_s in times if times else time_s is None
+
+
+def test_the_place_that_is_tried_first_is_where_it_belongs(monkeypatch):
+    """Four gradients by themselves: in the forward window each goes before what is read later."""
+    from policy_common import boundaries, gradient
+
+    from caramel.facts import Piece
+
+    monkeypatch.setattr(prediction, "_MOST_SIMULATED", 1)
+    model = boundaries(*(gradient(f"w{n}", 20 + n, 18 - 3 * n) for n in range(4)), compute_s=24)
+    windows = {"w1": FORWARD, "w3": FORWARD}
+    order = ("w3", "w1", "w0", "w2")
+    made = tuple(Scheduled((Piece(name, 0, 4),), windows.get(name, BACKWARD), "") for name in order)
+    seen = []
+
+    def simulated(boundaries, schedule, time_s):
+        seen.append([(t.pieces[0].gradient, t.window[0]) for t in schedule.transfers])
+        return simulate(boundaries, schedule, time_s)
+
+    monkeypatch.setattr(prediction, "simulate", simulated)
+    prediction._alternatives(model, Schedule(made, ""), NETWORK)
+    f, b = "f", "b"
+    assert seen == [
+        [("w1", f), ("w0", b), ("w2", b), ("w3", b)],
+        [("w3", f), ("w0", b), ("w1", b), ("w2", b)],
+        [("w3", f), ("w1", f), ("w0", f), ("w2", b)],
+        [("w3", f), ("w2", f), ("w1", f), ("w0", b)],
+    ]
