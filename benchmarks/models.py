@@ -51,7 +51,7 @@ def measure_trace(name: str, examples: int, runs: int) -> Any:
 
     network = make(name)
     context = caramel.capture(network.step, network.inputs)
-    return caramel.trace(context, *network.batch(examples), runs=runs, steps=runs, progress=False)
+    return caramel.trace(context, *network.batch(examples), runs=runs, steps=runs, orders=False, progress=False)
 
 
 def compile_model(name: str, workers: int, trace_file: str | None) -> dict[str, Any]:

@@ -135,7 +135,12 @@ def make(name: str) -> Network:
     keras.utils.set_random_seed(0)
     if name == TRANSFORMER:
         return _of(transformer(), keras.optimizers.Adam(1e-4))
-    model = vgg_like() if name == VGG_LIKE else getattr(keras.applications, name)(weights=None, classes=CLASSES)
+    if name == VGG_LIKE:
+        model = vgg_like()
+    else:
+        # MobileNets would take images of any size.
+        size = {"input_shape": (224, 224, 3)} if name.startswith("MobileNet") else {}
+        model = getattr(keras.applications, name)(weights=None, classes=CLASSES, **size)
     return _of(model, keras.optimizers.SGD(0.01, momentum=0.9))
 
 
