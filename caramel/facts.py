@@ -29,7 +29,8 @@ class Dependencies:
     Attributes:
         ops: names of the nodes that a step runs, producers first.
         gradients: names of the dense and sparse gradients, in the Model's order.
-        needs: (gradients, ops) whether a gradient needs an op, directly or not.
+        needs: (gradients, ops) whether a gradient needs an op, directly or not; ops that TensorFlow joins to one
+            (`caramel.graph.fusion`) count as one.
         producers: for each gradient the nodes whose results it is (several where it is a sum of tensors).
         reads: for each gradient the nodes that use what its update writes, before it is written.
         updates: for each gradient the nodes that follow from it and need no other gradient.
@@ -90,14 +91,11 @@ class UpdateOrder:
         gradients: their names, first the one that is ready first.
         stages: for each the ops that it needs and that none before it has needed, producers first.
         reason: how it was found.
-        together: for each whether it is ready with the one before it, as TensorFlow makes one op of those that
-            compute them; nothing is ordered between these. Empty if there are none.
     """
 
     gradients: tuple[str, ...]
     stages: tuple[tuple[str, ...], ...]
     reason: str
-    together: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.postponement import Postponement, Postponements
 from caramel.errors import InputError
 from caramel.facts import Dependencies
+from caramel.graph.fusion import joined_ops
 from caramel.graph.graph import node_of
 from caramel.model import Gradient, Model
 
@@ -57,11 +60,18 @@ def _needed_by(model: Model, ops: Sequence[str]) -> Mapping[str, int]:
     for number, gradient in enumerate(model.gradients):
         for producer in _producers(gradient):
             masks[producer] |= 1 << number
-    for op in reversed(ops):
-        mask = masks[op]
-        if mask:
-            for source in model.graph.sources(op):
-                masks[source] |= mask
+    groups, is_complete = joined_ops(model.graph), False
+    while not is_complete:
+        for op in reversed(ops):
+            mask = masks[op]
+            if mask:
+                for source in model.graph.sources(op):
+                    masks[source] |= mask
+        # Who needs one of several ops that are one needs all of them, and what these need.
+        before = [masks[op] for names in groups for op in names]
+        for names in groups:
+            masks.update(dict.fromkeys(names, reduce(or_, (masks[op] for op in names))))
+        is_complete = before == [masks[op] for names in groups for op in names]
     return masks
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from caramel.analyzers.analyzer import Analyzer
+from caramel.errors import InputError, listed
 from caramel.facts import Dependencies, Trace, UpdateOrder
 from caramel.graph import ops
-from caramel.graph.fusion import companions, joined_ops
+from caramel.graph.fusion import joined_ops
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Model
 
@@ -58,8 +60,7 @@ def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], 
 
     Returns:
         The order: again and again the gradient whose ops that are still to be done take the least time; of
-        equal ones that with the fewest ops, then the first of the Model. Gradients that TensorFlow computes
-        by one op follow each other.
+        equal ones that with the fewest ops, then the first of the Model.
 
     Source:
         Caramel, section 4.1, stage 1.
@@ -71,32 +72,44 @@ def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], 
     waiting = np.ones(len(found.gradients), dtype=bool)
     done = np.zeros(len(found.ops), dtype=bool)
     gradients: list[str] = []
-    stages, together = [], []
-    groups = _groups(model.graph, found)
-    depths = _depths(model.graph, found.ops)
     levels = np.array([found.levels[name] for name in found.gradients], dtype=np.int64)
     for _ in found.gradients:
-        candidates = np.flatnonzero(waiting)
-        group = groups.get(gradients[-1]) if gradients else None
-        partners = [n for n in candidates if group is not None and groups.get(found.gradients[n]) == group]
-        together.append(bool(partners))
-        best = min(partners or candidates, key=lambda n: (levels[n], remaining[n], counts[n], n))
-        new = needs[best] & ~done
-        positions = np.flatnonzero(new)
+        best = min(np.flatnonzero(waiting), key=lambda n: (levels[n], remaining[n], counts[n], n))
+        positions = np.flatnonzero(needs[best] & ~done)
         gradients.append(found.gradients[best])
-        stages.append(_in_order(model.graph, [found.ops[p] for p in positions], depths, found, gradients[-1]))
         remaining -= needs[:, positions] @ costs[positions]
         counts -= needs[:, positions].sum(axis=1)
-        done |= new
+        done[positions] = True
         waiting[best] = False
-    return UpdateOrder(tuple(gradients), tuple(stages), reason, tuple(together) if any(together) else ())
+    return order_of(model, found, gradients, reason)
 
 
-def _groups(graph: Graph, found: Dependencies) -> Mapping[str, int]:
-    """For gradients that TensorFlow computes by one op with others the number of their group."""
-    makers = {name: anchors(graph, producers) for name, producers in found.producers.items()}
-    joined = companions(graph, [op for made_by in makers.values() for op in made_by])
-    return {name: joined[of[0]] for name, of in makers.items() if len(of) == 1 and of[0] in joined}
+def order_of(model: Model, found: Dependencies, gradients: Sequence[str], reason: str) -> UpdateOrder:
+    """An order with its stages, for analyzers that choose one by a rule of their own.
+
+    Args:
+        model: the single-device step.
+        found: its dependencies.
+        gradients: names of all gradients, in the order.
+        reason: for the result.
+
+    Raises:
+        InputError: a gradient is not there, there twice, or there is no such one.
+    """
+    rows = {name: row for row, name in enumerate(found.gradients)}
+    if sorted(gradients) != sorted(rows):
+        wrong = sorted((Counter(gradients) - Counter(rows)) + (Counter(rows) - Counter(gradients)))
+        raise InputError(f"an order names each gradient once, and no others; not so {listed(wrong, 4)}")
+    depths = _depths(model.graph, found.ops)
+    joined = {name for names in joined_ops(model.graph) for name in names}
+    done = np.zeros(len(found.ops), dtype=bool)
+    stages = []
+    for gradient in gradients:
+        stage = [found.ops[p] for p in np.flatnonzero(found.needs[rows[gradient]] & ~done)]
+        roots = [*(op for op in stage if op in joined), *found.producers[gradient]]
+        stages.append(_in_order(model.graph, stage, depths, roots))
+        done |= found.needs[rows[gradient]]
+    return UpdateOrder(tuple(gradients), tuple(stages), reason)
 
 
 def makers(model: Model, found: Dependencies) -> Mapping[str, tuple[str, ...]]:
@@ -136,12 +149,10 @@ def _depths(graph: Graph, order: Sequence[str]) -> Mapping[str, int]:
     return depths
 
 
-def _in_order(
-    graph: Graph, stage: Sequence[str], depths: Mapping[str, int], found: Dependencies, gradient: str
-) -> tuple[str, ...]:
+def _in_order(graph: Graph, stage: Sequence[str], depths: Mapping[str, int], roots: Sequence[str]) -> tuple[str, ...]:
     """The ops of a stage, each right before it is needed: what is read is read when something uses it."""
     inside, seen, order = set(stage), set[str](), list[str]()
-    for root in found.producers[gradient]:
+    for root in roots:
         stack = [(root, False)]
         while stack:
             op, is_done = stack.pop()

@@ -83,30 +83,19 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
     guards = guards_of(graph).of
     edges: dict[tuple[str, str], None] = {}
     ends: list[str] = []
-    for names, stage in _units(order):
-        made_by = list(dict.fromkeys(a for name in names for a in makers[name]))
-        free = _free(graph, stage) if kind == "total" else [a for a in made_by if a in set(stage)]
+    computing = {a for of in makers.values() for a in of}
+    for name, stage in zip(order.gradients, order.stages):
+        # What TensorFlow joins is in one stage, so nothing comes between.
+        free = _free(graph, stage) if kind == "total" else [op for op in stage if op in computing]
         if free:
             new = [(e, f) for f in free for e in ends if not reach.has(e, f) and guards[e] <= guards[f]]
             edges.update(dict.fromkeys(new))
             ends = []
         # Where a gradient has no ops of its own it is ready with the one before it.
-        ends = _last(reach, [*ends, *made_by])
+        ends = _last(reach, [*ends, *makers[name]])
     count = len(edges)
     what = "every op waits that only later gradients need" if kind == "total" else "only gradients wait for each other"
     return ControlEdges(tuple(edges), kind, f"{count} control edges on each worker; {what}")
-
-
-def _units(order: UpdateOrder) -> list[tuple[list[str], list[str]]]:
-    """Gradients that are ready as one, and the ops of their stages."""
-    found: list[tuple[list[str], list[str]]] = []
-    together = order.together or (False,) * len(order.gradients)
-    for name, stage, with_last in zip(order.gradients, order.stages, together):
-        if not (with_last and found):
-            found.append(([], []))
-        found[-1][0].append(name)
-        found[-1][1].extend(stage)
-    return found
 
 
 def _free(graph: Graph, stage: Sequence[str]) -> list[str]:

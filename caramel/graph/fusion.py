@@ -2,36 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from caramel.errors import InvariantError
-from caramel.graph.graph import Graph, behind_identities, node_of
+from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of
 
-_FILTERS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"})
-_OUTPUT_GRADIENT = 2
+_OUTPUT_GRADIENT = {
+    **{"Conv2DBackpropFilter": 2, "Conv3DBackpropFilterV2": 2, "DepthwiseConv2dNativeBackpropFilter": 2},
+    "BiasAddGrad": 0,
+}
 """Position of the gradient of a convolution's output among the inputs of these."""
+
+_ALONE_WITH = {"BiasAdd": ("Conv2D",), "Conv2D": ("Pad",)}
+"""Ops that are joined with what makes their first input, if nothing else reads that."""
 
 
 def joined_ops(graph: Graph) -> tuple[tuple[str, ...], ...]:
-    """Groups of ops that TensorFlow joins on CPUs, also without its graph optimizers.
+    """Groups of ops that TensorFlow joins on CPUs, also without its graph optimizers, whatever edges there are.
 
-    oneDNN's pass makes one op of the gradients of a convolution's filter and bias. A step in which one of
-    them waits for the other would never end (seen with TensorFlow 2.21; its other fusions are of an op with
-    its only reader, which no edge of ours comes between).
+    oneDNN's pass makes one op of the gradients of a convolution's filter and bias, of a convolution and the bias
+    that alone reads it, and of a padding and the convolution that alone reads it. A step in which one of them
+    waits for the other by way of a third would never end (seen with TensorFlow 2.21).
 
     Args:
         graph: of a step.
     """
-    found: dict[str, list[str]] = {}
+    group: dict[str, list[str]] = {}  # the one of each op; its members share it
+    for first, second in _pairs(graph):
+        mine, other = (group.setdefault(name, [name]) for name in (first, second))
+        if mine is not other:
+            mine += other
+            group.update(dict.fromkeys(other, mine))
+    return tuple({names[0]: tuple(names) for names in group.values()}.values())
+
+
+def _pairs(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Ops that are joined."""
+    gradients: dict[str, str] = {}  # the first one that has a gradient of each op
     for node in graph:
-        if node.op in _FILTERS and len(node.input) > _OUTPUT_GRADIENT:
-            found.setdefault(behind_identities(graph, node.input[_OUTPUT_GRADIENT]), []).append(node.name)
-        elif node.op == "BiasAddGrad":
-            found.setdefault(behind_identities(graph, node.input[0]), []).append(node.name)
-    return tuple(tuple(names) for names in found.values() if len(names) > 1)
+        if node.op in _ALONE_WITH:
+            producer = _read_alone(graph, node)
+            if graph[producer].op in _ALONE_WITH[node.op]:
+                yield producer, node.name
+        position = _OUTPUT_GRADIENT.get(node.op)
+        if position is not None:
+            # It does not look at which output of an op both have a gradient of.
+            first = gradients.setdefault(node_of(behind_identities(graph, node.input[position])), node.name)
+            if first != node.name:
+                yield first, node.name
 
 
-def verify_joinable(graph: Graph, edges: Iterable[tuple[str, str]], modifier: str) -> None:
+def _read_alone(graph: Graph, node: NodeDef) -> str:
+    """What makes the first input of an op and is read by nothing else; otherwise the op itself."""
+    name = node.name
+    while True:
+        producer = node_of(graph[name].input[0])
+        readers = [r for r, position in graph.consumers[producer] if not graph[r].input[position].startswith("^")]
+        if readers != [name]:
+            return node.name
+        if graph[producer].op != "Identity":
+            return producer
+        name = producer
+
+
+def verify_joinable(graph: Graph, edges: Collection[tuple[str, str]], modifier: str) -> None:
     """Check that a graph with some more control edges has no cycle after TensorFlow has joined ops.
 
     Args:
@@ -45,12 +79,14 @@ def verify_joinable(graph: Graph, edges: Iterable[tuple[str, str]], modifier: st
     groups = joined_ops(graph)
     stands_for = {name: names[0] for names in groups for name in names}
     producers: dict[str, set[str]] = {}
-    pairs: list[tuple[str, str]] = [(node_of(text), node.name) for node in graph for text in node.input]
-    for before, after in [*pairs, *edges]:
+    pairs = ((node_of(text), node.name) for node in graph for text in node.input)
+    for before, after in (*pairs, *edges):
         first, second = (stands_for.get(name, name) for name in (before, after))
         producers.setdefault(first, set())
-        producers.setdefault(second, set()).add(first)
-    stuck = _stuck(producers)
+        waits_for = producers.setdefault(second, set())
+        if first != second or (before, after) in edges:  # what is joined no longer waits for its own parts
+            waits_for.add(first)
+    stuck = _on_cycles(producers)
     waiting = [names for names in groups if names[0] in stuck]
     if waiting:
         raise InvariantError(
@@ -59,12 +95,17 @@ def verify_joinable(graph: Graph, edges: Iterable[tuple[str, str]], modifier: st
         )
 
 
-def _stuck(producers: dict[str, set[str]]) -> set[str]:
-    """The nodes on cycles, or behind them."""
-    readers: dict[str, list[str]] = {name: [] for name in producers}
+def _on_cycles(producers: Mapping[str, set[str]]) -> set[str]:
+    """The nodes on cycles, or between two."""
+    readers: dict[str, set[str]] = {name: set() for name in producers}
     for name, before in producers.items():
         for producer in before:
-            readers[producer].append(name)
+            readers[producer].add(name)
+    return _after_cycles(producers, readers) & _after_cycles(readers, producers)
+
+
+def _after_cycles(producers: Mapping[str, set[str]], readers: Mapping[str, set[str]]) -> set[str]:
+    """The nodes on cycles, or behind one."""
     waiting = {name: len(before) for name, before in producers.items()}
     ready: list[str] = [name for name, count in waiting.items() if count == 0]
     for name in ready:  # grows on the way
@@ -73,9 +114,3 @@ def _stuck(producers: dict[str, set[str]]) -> set[str]:
             if waiting[reader] == 0:
                 ready.append(reader)
     return {name for name, count in waiting.items() if count > 0}
-
-
-def companions(graph: Graph, ops: Sequence[str]) -> dict[str, int]:
-    """For those of some ops that TensorFlow joins with others the number of their group."""
-    wanted = set(ops)
-    return {name: number for number, names in enumerate(joined_ops(graph)) for name in names if name in wanted}

@@ -2,16 +2,20 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from caramel.analyzers.order import order_by_cost
+from caramel.analyzers.dependencies import find_dependencies
+from caramel.analyzers.order import order_by_cost, order_of
 from caramel.analyzers.serialization import control_edges
+from caramel.errors import InputError
 from caramel.facts import Dependencies
+from caramel.graph.fusion import verify_joinable
 from caramel.graph.graph import Graph
-from caramel.model import Model, Reduction
+from caramel.model import Gradient, Model, Reduction
 
 
 def graph_of(inputs, ops=None):
@@ -147,3 +151,42 @@ def test_no_edge_between_branches():
     assert order.gradients == ("gb", "gc") and reverse.gradients == ("gc", "gb")
     assert control_edges(model, found, order, "total").edges == ()
     assert control_edges(model, found, reverse, "updates").edges == (("c", "b"),)
+
+
+def regularised():
+    """Two convolutions whose kernels, and the second one's bias, are regularised: what makes a gradient is a sum."""
+    inputs = {"x": [], "y": ["x"], "dy": ["y"], "dx": ["dy"], "k": [], "size": []}
+    ops = {"k": "VarHandleOp", "size": "Const"}
+    for layer, (image, gradient) in enumerate([("x", "dx"), ("y", "dy")]):
+        inputs |= {f"bias{layer}": [gradient], f"filter{layer}": [image, "size", gradient], f"l2{layer}": ["k"]}
+        inputs |= {f"sum{layer}": [f"filter{layer}", f"l2{layer}"], f"total{layer}": [f"bias{layer}", f"l2{layer}"]}
+        ops |= {f"bias{layer}": "BiasAddGrad", f"filter{layer}": "Conv2DBackpropFilter"}
+    producers = {"kernel0": ("sum0",), "offset0": ("bias0",), "kernel1": ("sum1",), "offset1": ("total1",)}
+    return graph_of(inputs, ops), producers
+
+
+def found_of(graph, producers):
+    gradients = tuple(Gradient(n, n, f"{of[0]}:0", (), "float32", (2,), 4) for n, of in producers.items())
+    model = replace(model_of(graph), gradients=gradients, loss="y:0")
+    return model, find_dependencies(model)
+
+
+@pytest.mark.parametrize("kind", ["total", "updates"])
+def test_what_tensorflow_joins_is_never_parted(kind):
+    """Whatever the order is: oneDNN makes one op of a bias's and its filter's gradient."""
+    model, found = found_of(*regularised())
+    for gradients in itertools.permutations(found.gradients):
+        order = order_of(model, found, gradients, "")
+        assert sorted(op for stage in order.stages for op in stage) == sorted(
+            model.graph.ancestors(of[0] for of in found.producers.values())
+        )
+        edges = control_edges(model, found, order, kind).edges
+        assert edges
+        verify_joinable(model.graph, edges, "serialize")
+
+
+def test_an_order_names_each_gradient_once():
+    model, found = found_of(*regularised())
+    for names in (["kernel0"], [*found.gradients, "kernel0"], [*found.gradients, "ghost"]):
+        with pytest.raises(InputError, match="an order names each gradient once, and no others; not so "):
+            order_of(model, found, names, "")
