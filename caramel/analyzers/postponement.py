@@ -135,14 +135,18 @@ class Postponements:
         return [r for r in readers if not gradient.consumers or r in gradient.consumers]
 
     def _passing_on(self) -> dict[str, None]:
-        """Nodes that only pass on what a step gives back: a function's results wait for all of its effects."""
+        """Nodes that only pass on what a step gives back: a function's results wait for all of its effects.
+
+        Nothing that has or sees effects follows from them, by data or by order: it would no longer wait.
+        """
         found: dict[str, None] = {}
         for tensor in (self.model.loss, *(t for _, t in self.model.outputs)):
             name = node_of(tensor)
             while self.graph[name].op == "Identity":
                 found[name] = None
                 name = node_of(self.graph[name].input[0])
-        return found
+        before = self.graph.ancestors(n.name for n in self.graph if ops.is_stateful(n)) if found else set()
+        return {name: None for name in found if name not in before}
 
     def _by_variable(self, handles: Callable[[NodeDef], Sequence[str]]) -> dict[str, list[str]]:
         """Nodes by the variables whose handles a function finds in them."""
@@ -188,7 +192,11 @@ class _Closure:
                 elif (tensor_name(text), name) in self._results:
                     continue
                 elif self._is_repeatable(producer):
-                    repeated.update(dict.fromkeys(self._cone(producer)))
+                    cone = self._cone(producer)
+                    repeated.update(dict.fromkeys(cone))
+                    # What these wait for has effects of its own step, and may be run for nothing else.
+                    inputs = (each for node in cone for each in self._common.inputs(node))
+                    remaining.update(dict.fromkeys(source for _, source, position in inputs if position < 0))
                 else:
                     kept[tensor_name(text)] = None
         self._refuse_handles(kept)

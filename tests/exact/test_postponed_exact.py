@@ -417,3 +417,49 @@ def test_exported(tmp_path):
     reader = tf.train.load_checkpoint(str(tmp_path / "five"))
     for name, value in want.items():
         np.testing.assert_allclose(reader.get_tensor(name), value, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+def follows_the_loss(x, w):
+    """An average that waits for what the step gives back, which waits for the update."""
+    average = v1_variable("average", [3])
+    loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * w, 1) - 1.0))
+    train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.control_dependencies([train]):
+        loss = tf.identity(loss, name="given_back")
+    with tf.control_dependencies([loss]):
+        return loss, average.assign(w.read_value(), read_value=False)
+
+
+def rate_after_its_decay(x, w):
+    """What decays the rate is run because the rate is read after it, and for nothing else."""
+    rate = v1_variable("rate", [], 0.1)
+    with tf.control_dependencies([rate.assign(0.9 * rate)]):
+        decayed = rate.read_value()
+    loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * w, 1) - 1.0))
+    return loss, tf.compat.v1.train.MomentumOptimizer(decayed, 0.9).minimize(loss)
+
+
+def v1_variable(name, shape, value=0.0):
+    initializer = tf.compat.v1.constant_initializer(value)
+    return tf.compat.v1.get_variable(name, shape, initializer=initializer, trainable=False, use_resource=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"), [(follows_the_loss, "the loss, which every step gives back"), (rate_after_its_decay, None)]
+)
+def test_what_waits_for_what(build, reason):
+    results = []
+    for postponed in ((), ("w",)):
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
+            w = tf.compat.v1.get_variable("w", initializer=tf.ones([3]), use_resource=True)
+            loss, step = build(x, w)
+        context = caramel.capture(graph, train_op=step, loss=loss)
+        said = can_be_postponed(context.model, ["w"])
+        assert reason in said if reason else said is None
+        armodel = caramel.ARModel(context, 2, postponed=() if reason else postponed, deterministic=True)
+        data = np.random.default_rng(0).normal(size=(STEPS, 4, 3)).astype(np.float32)
+        with armodel.session(in_process()) as session:
+            losses = [session.step({"x": batch}).loss for batch in data]
+            results.append((losses, {name: value.tobytes() for name, value in session.values().items()}))
+    assert results[0] == results[1]
