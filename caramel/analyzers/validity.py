@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from caramel.analyzers.postponement import postponement
+from caramel.analyzers.postponement import is_shared, postponement
 from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
 from caramel.collectives.dtypes import NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.errors import InputError, PlanError
 from caramel.facts import BACKWARD, FORWARD, Piece
+from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import is_in_rank_order
 from caramel.plan import Plan, Transfer
@@ -34,31 +35,62 @@ def check_applies(plan: Plan, model: Model, workers: int) -> None:
 def check_plan(plan: Plan, model: Model) -> None:
     """Check the invariants that do not need the emitted graph.
 
-    Every element of every gradient travels exactly once; what travels together is of one element type, a sparse
+    Gradients are combined as the program wants it. Every element of every gradient travels exactly once; what travels together is of one element type, a sparse
     gradient alone; the collectives exist and may be used; those of the forward window come first, and what is
-    postponed can be; edges are between ops that exist.
+    postponed can be; edges are between ops that exist, and nothing waits for what may not run.
 
     Raises:
         PlanError: naming the transfer.
     """
+    _check_reduction(plan, model)
     by_name = {g.name: g for g in model.gradients}
     for number, transfer in enumerate(plan.transfers):
         _check_transfer(f"transfer {number}", transfer, by_name, plan)
     for name, gradient in by_name.items():
         _check_pieces(gradient, [piece for piece, _ in plan.pieces.get(name, ())])
+    for number, transfer in enumerate(plan.transfers):
+        sizes = [(p.elements or 0) * by_name[p.gradient].item_bytes for p in transfer.pieces]
+        if transfer.elements is not None and transfer.size_bytes != sum(sizes):
+            raise PlanError(f"transfer {number} says {transfer.size_bytes} bytes, its pieces have {sum(sizes)}")
     windows = [t.window for t in plan.transfers]
     if windows != sorted(windows, key=(FORWARD, BACKWARD).index):
         raise PlanError("a transfer of the forward window comes after one of the backward window: put them first")
     if plan.in_flight is not None and plan.in_flight < 1:
         raise PlanError(f"{plan.in_flight} transfers may be under way at once: it must be at least 1, or none said")
-    for edge in plan.edges:
-        for name in edge:
-            if name not in model.graph:
-                raise PlanError(f"the plan orders {name!r}, which the program does not have")
     try:
-        postponement(model, plan.postponed)
+        later = postponement(model, plan.postponed)
     except InputError as error:
         raise PlanError(str(error)) from error
+    if plan.edges:
+        _check_edges(plan.edges, model, set(later.moved))
+
+
+def _check_reduction(plan: Plan, model: Model) -> None:
+    if plan.reduction != model.reduction.kind:
+        raise PlanError(f"the plan combines gradients by {plan.reduction!r}, the program by {model.reduction.kind!r}")
+    if plan.weighted and plan.reduction != "mean":
+        raise PlanError("the plan weights gradients by each worker's share of the examples, which a sum is without")
+    if plan.statistics not in ("local", "mean"):
+        raise PlanError(f"the plan has statistics={plan.statistics!r}: there are 'local' and 'mean'")
+
+
+def _check_edges(edges: Sequence[tuple[str, str]], model: Model, moved: Collection[str]) -> None:
+    """An op that does not run, in a branch or as nothing is pending yet, would take with it what waits for it."""
+    graph, guards = model.graph, guards_of(model.graph).of
+    for edge in edges:
+        for name in edge:
+            if name not in graph:
+                raise PlanError(f"the plan orders {name!r}, which the program does not have")
+        before, after = edge
+        reason = ""
+        if before in moved and after not in moved:
+            reason = "which is postponed to the next step"
+        elif not guards[before] <= guards[after]:
+            reason = "which runs in a branch only"
+        elif is_shared(graph[after]):
+            reason = f"but {graph[after].op} ops serve checkpoints and evaluations, too"
+        if reason:
+            raise PlanError(f"the plan lets {after!r} wait for {before!r}, {reason}: leave that edge out")
 
 
 def _check_transfer(what: str, transfer: Transfer, by_name: Mapping[str, Gradient], plan: Plan) -> None:
@@ -106,7 +138,7 @@ def _check_pieces(gradient: Gradient, pieces: Sequence[Piece]) -> None:
         return
     position = 0
     for piece in pieces:
-        if piece.elements is None or piece.start != position or (piece.elements == 0 and gradient.size > 0):
+        if piece.elements is None or piece.start != position or (piece.elements == 0 and len(pieces) > 1):
             break
         position += piece.elements
     else:

@@ -59,7 +59,8 @@ def joined(plan, *names):
     rest = [t for t in plan.transfers if t not in parts]
     pieces = tuple(p for t in parts for p in t.pieces)
     elements = None if any(t.elements is None for t in parts) else sum(t.elements for t in parts)
-    return replace(plan, transfers=(*rest, replace(parts[0], pieces=pieces, elements=elements)))
+    sizes = {"elements": elements, "size_bytes": None if elements is None else sum(t.size_bytes for t in parts)}
+    return replace(plan, transfers=(*rest, replace(parts[0], pieces=pieces, **sizes)))
 
 
 def test_a_plan_is_applied_as_it_is(context, plan, tmp_path):
@@ -143,6 +144,11 @@ def test_edited_plans_that_break_an_invariant(context, plan):
         "uncut, as they are": with_transfer(plan, "w", algorithm="native", depth=2),
         "sends float64 as 'float64'": with_transfer(plan, "d", wire="float64"),
         "says 3 elements, its pieces have 15": with_transfer(plan, "w", elements=3),
+        "says 59 bytes, its pieces have 60": with_transfer(plan, "w", size_bytes=59),
+        "combines gradients by 'sum', the program by 'mean'": replace(plan, reduction="sum"),
+        "has statistics='median': there are": replace(plan, statistics="median"),
+        "which the program does not have": replace(plan, edges=(("w", "x"), ("x", "ghost"))),
+        "'w' wait for 'x', but VarHandleOp ops serve checkpoints": replace(plan, edges=(("x", "w"),)),
         "comes after one of the backward window": replace(
             plan, transfers=(*[t for t in plan.transfers if t is not w], replace(w, window="forward"))
         ),
@@ -154,6 +160,35 @@ def test_edited_plans_that_break_an_invariant(context, plan):
     for message, edited in cases.items():
         with pytest.raises(PlanError, match=message.replace("(", r"\(")):
             caramel.ARModel(context, 2, plan=edited)
+
+
+def test_nothing_waits_for_what_may_not_run(context, plan, old_control_flow):
+    """It would never run either: in the first step, when nothing is pending, or where the branch is another."""
+    (update,) = (n.name for n in context.model.graph if n.op.startswith("ResourceApply") and "update_w" in n.name)
+    loss = context.model.loss.partition(":")[0]
+    edited = replace(caramel.ARModel(context, 2, batching=False, postponed=["w"]).plan, edges=((update, loss),))
+    with pytest.raises(PlanError, match=f"lets '{loss}' wait for '{update}', which is postponed to the next step"):
+        caramel.ARModel(context, 2, plan=edited)
+    with caramel.capture(loss_reduction="mean") as branches:
+        x = v1.placeholder(tf.float32, [None, 3], name="x")
+        w = v1.get_variable("v", [3], initializer=v1.ones_initializer())
+        inner = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.exp(x, name="inside"), lambda: x)
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(inner * w)))
+    made = caramel.ARModel(branches, 2).plan
+    (inside,) = (n.name for n in branches.model.graph if n.op == "Exp")
+    with pytest.raises(PlanError, match=f"wait for '{inside}', which runs in a branch only: leave that edge out"):
+        caramel.ARModel(branches, 2, plan=replace(made, edges=((inside, branches.model.loss.partition(":")[0]),)))
+
+
+def test_a_sum_is_not_weighted():
+    with caramel.capture() as context:
+        x = v1.placeholder(tf.float32, [None, 3], name="x")
+        w = v1.get_variable("u", [3], initializer=v1.ones_initializer())
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(x * w)))
+    plan = caramel.ARModel(context, 2).plan
+    assert plan.reduction == "sum" and not plan.weighted
+    with pytest.raises(PlanError, match="the plan weights gradients by each worker's share"):
+        caramel.ARModel(context, 2, plan=replace(plan, weighted=True))
 
 
 def test_deterministic_plans_keep_the_rank_order(context):
