@@ -86,7 +86,7 @@ class ARModel:
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
         policy: ``"optimal"``, or ``"paper"`` for Caramel's own batching and packing.
         plan: a finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
-            above only the device list may be another.
+            above only the device list (which may be another) and ``sharding`` go with it.
 
     Attributes:
         model: the single-device Model.
@@ -143,7 +143,15 @@ class ARModel:
         self.model: Model = context.model
         self.pipeline = input_pipeline(context, self.model, workers, sharding)
         self.facts: Mapping[type, Any] = {}
+        switches = {"serialization": not serialization, "batching": not batching, "scheduling": not scheduling}
+        chosen_by = {**switches, "policy": policy != "optimal", "postponed": postponed, "trace": trace is not None}
+        if analyzers is not None:
+            _refuse_options("analyzers", chosen_by, "put analyzers that do it into the list")
         if plan is not None:
+            collective = {"network": network, "algorithm": algorithm, "depth": depth, "deterministic": deterministic}
+            weighting = {"uneven_batches": uneven_batches != "weight", "statistics": statistics != "local"}
+            others = {"analyzers": analyzers is not None, **collective, "wire": wire, **weighting}
+            _refuse_options("plan", {**chosen_by, **others}, "all of it is decided by the plan")
             self.plan = _given_plan(plan, self.model, workers, device_list, self.pipeline)
         else:
             devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
@@ -160,9 +168,10 @@ class ARModel:
         try:
             self._distributed = emit(self.model, self.plan, self.evaluation, self.pipeline)
         except InvariantError as error:
-            if plan is None:
+            if plan is None and analyzers is None:
                 raise
-            raise PlanError(f"the plan breaks an invariant, {error}; make the plan anew") from error
+            advice = "make the plan anew" if plan is not None else "its analyzers were given by the caller"
+            raise PlanError(f"the plan breaks an invariant, {error}; {advice}") from error
         self.plan = replace(self.plan, proof=prove(self._distributed, self.model, self.plan))
         self.signature = make_signature(self.model, self.plan, self.evaluation, self.pipeline)
 
@@ -203,6 +212,13 @@ class ARModel:
         from caramel.export import export
 
         export(self, path)
+
+
+def _refuse_options(given: str, others: Mapping[str, Any], why: str) -> None:
+    """Refuse options that would have no effect beside another one."""
+    asked = [f"{name}=" for name, value in others.items() if value]
+    if asked:
+        raise InputError(f"with {given}= leave out {listed(asked)}: {why}")
 
 
 def input_pipeline(context: Context, model: Model, workers: int, sharding: str | None) -> Pipeline | None:
@@ -247,14 +263,11 @@ def _analyzers(
     postponed: Sequence[str],
 ) -> tuple[Sequence[Analyzer], list[str]]:
     """The caller's analyzers, or those that the options need, and notes about these."""
-    measured = as_trace(trace, model)
     if analyzers is not None:
-        if postponed or measured is not None:
-            raise InputError("with analyzers= leave out postponed= and trace=: put analyzers that do it into the list")
         return list(analyzers), []
     return automatic(
         network,
-        measured,
+        as_trace(trace, model),
         serialize=serialize,
         batching=batching,
         scheduling=scheduling,

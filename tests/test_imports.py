@@ -41,6 +41,7 @@ LAYERS = [
     ["simulator"],
     ["plan"],
     [
+        "analyzers.wellformed",
         "analyzers.analyzer",
         "analyzers.network",
         "analyzers.bounds",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from caramel.analyzers.wellformed import wrong_with
 from caramel.errors import AnalysisError, CaramelError, InputError, listed
 
 
@@ -112,7 +113,8 @@ def analyse(analyzers: Sequence[Analyzer], given: Sequence[Any], wanted: Sequenc
 
     Raises:
         InputError: the list does not fit together; see `ordered`.
-        AnalysisError: an analyzer failed, or provided something else than it said; with its name.
+        AnalysisError: an analyzer failed, or provided something else than it said, or for other gradients; with
+            its name.
     """
     facts: dict[type, Any] = {type(fact): fact for fact in given}
     for analyzer in ordered(analyzers, list(facts), wanted):
@@ -128,6 +130,10 @@ def analyse(analyzers: Sequence[Analyzer], given: Sequence[Any], wanted: Sequenc
             raise AnalysisError(
                 f"analyzer {analyzer.name!r} says that it provides {_fact(analyzer.provides)}, "
                 f"but returned {type(fact).__name__}"
+            )
+        if wrong := wrong_with(fact, facts):
+            raise AnalysisError(
+                f"what analyzer {analyzer.name!r} provided is no {_fact(analyzer.provides)} of this program: {wrong}"
             )
         facts[analyzer.provides] = fact
     return facts

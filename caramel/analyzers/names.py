@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.batching import fixed, mg_wfbp, paper_batching, single
@@ -12,10 +14,10 @@ from caramel.analyzers.best import best_packing
 from caramel.analyzers.boundaries import boundaries
 from caramel.analyzers.dependencies import dependencies
 from caramel.analyzers.optimal import optimal_buckets, optimal_packing
-from caramel.analyzers.order import greedy_order
+from caramel.analyzers.order import graph_order, greedy_order
 from caramel.analyzers.packing import backward_only, paper_packing, priority
 from caramel.analyzers.serialization import enforced_order, no_serialization, serialization
-from caramel.analyzers.transfers import adaptive_depth
+from caramel.analyzers.transfers import adaptive_depth, as_they_are
 from caramel.analyzers.unmeasured import given_trace, unmeasured
 from caramel.errors import InputError, in_one_line
 from caramel.facts import Trace
@@ -24,6 +26,7 @@ _FACTORIES: tuple[Callable[[], Analyzer], ...] = (
     dependencies,
     unmeasured,
     greedy_order,
+    graph_order,
     serialization,
     lambda: enforced_order("total"),
     lambda: enforced_order("updates"),
@@ -34,6 +37,7 @@ _FACTORIES: tuple[Callable[[], Analyzer], ...] = (
     paper_batching,
     mg_wfbp,
     optimal_buckets,
+    as_they_are,
     backward_only,
     paper_packing,
     priority,
@@ -68,7 +72,8 @@ def listed_analyzers(text: str, trace: Trace | None = None) -> list[Analyzer]:
     if not names:
         raise InputError("the list of analyzers is empty")
     by_name = known(trace)
-    return [_own(name) if _is_file(name) else _known(name, by_name) for name in names]
+    modules: dict[Path, ModuleType] = {}  # each file once, or the facts of two of its analyzers are not the same
+    return [_own(name, modules) if _is_file(name) else _known(name, by_name) for name in names]
 
 
 def _known(name: str, by_name: Mapping[str, Analyzer]) -> Analyzer:
@@ -83,17 +88,14 @@ def _is_file(name: str) -> bool:
     return name.rpartition(":")[0].endswith(".py")
 
 
-def _own(spec: str) -> Analyzer:
+def _own(spec: str, modules: dict[Path, ModuleType]) -> Analyzer:
     """An analyzer of a Python file."""
     file, _, name = spec.rpartition(":")
     path = Path(file)
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or found is None or found.loader is None:
+    if not path.is_file():
         raise InputError(f"there is no Python file {file!r} with an analyzer")
-    module = importlib.util.module_from_spec(found)
     try:
-        found.loader.exec_module(module)
-        made = getattr(module, name)
+        made = getattr(_module(path.resolve(), modules), name)
         analyzer = made if isinstance(made, Analyzer) else made()
     except Exception as error:  # whatever the user's file raises
         raise InputError(
@@ -102,3 +104,15 @@ def _own(spec: str) -> Analyzer:
     if not isinstance(analyzer, Analyzer):
         raise InputError(f"{spec!r} is no caramel.Analyzer, but {type(analyzer).__name__}")
     return analyzer
+
+
+def _module(path: Path, modules: dict[Path, ModuleType]) -> ModuleType:
+    """The module of a file that ends in .py."""
+    if path not in modules:
+        found = importlib.util.spec_from_file_location(f"caramel_own_{path.stem}", path)
+        assert found is not None and found.loader is not None  # the name's end says which
+        made = importlib.util.module_from_spec(found)
+        sys.modules[found.name] = made  # dataclasses look their module up
+        found.loader.exec_module(made)
+        modules[path] = made
+    return modules[path]

@@ -1,6 +1,7 @@
 """`caramel plan`: what it prints and writes, what its options change, and what runs with it."""
 
 import json
+from dataclasses import replace
 
 import keras
 import pytest
@@ -32,8 +33,14 @@ PROGRAM = """
 """
 
 OWN = """
+    from __future__ import annotations
+    from dataclasses import dataclass, replace
+
     from caramel import Analyzer
-    from caramel.facts import Boundaries, Buckets
+    from caramel.analyzers.order import order_of
+    from caramel.facts import BACKWARD, Boundaries, Buckets, ControlEdges, Dependencies, Piece, Schedule, Scheduled
+    from caramel.facts import UpdateOrder
+    from caramel.model import Model
 
     def by_pairs(boundaries):
         names = [g.name for g in boundaries.gradients]
@@ -48,6 +55,50 @@ OWN = """
         return Analyzer("broken", (Boundaries,), Buckets, fail)
 
     number = 3
+
+    @dataclass(frozen=True)
+    class Halves:
+        names: tuple[str, ...]
+
+    halves = Analyzer("halves", (Boundaries,), Halves, lambda found: Halves(tuple(g.name for g in found.gradients)))
+
+    def by_halves(halves):
+        middle = len(halves.names) // 2
+        return Buckets((halves.names[:middle], halves.names[middle:]), ("first half", "second half"))
+
+    of_halves = Analyzer("of halves", (Halves,), Buckets, by_halves)
+
+    def last_first(model, found):
+        return order_of(model, found, found.gradients[::-1], "the last first")
+
+    reverse = Analyzer("reverse", (Model, Dependencies), UpdateOrder, last_first)
+
+    def alone(boundaries):
+        whole = [Piece(g.name, 0, g.elements) for g in boundaries.gradients]
+        return Schedule(tuple(Scheduled((piece,), BACKWARD, "mine") for piece in whole), "each alone")
+
+    schedule = Analyzer("my schedule", (Boundaries,), Schedule, alone)
+
+    def wrong(fact, *values):
+        return lambda: Analyzer("wrong", (), fact, lambda: fact(*values))
+
+    no_reasons = wrong(Buckets, (("ghost",),), ())
+    ghosts = wrong(Buckets, (("ghost",),), ("why",))
+    no_ops = wrong(ControlEdges, (("here", "there"),), "total", "why")
+    short = wrong(UpdateOrder, ("ghost",), ((),), "why")
+    nobody = wrong(Schedule, (Scheduled((Piece("ghost", 0, 1),), BACKWARD, "why"),), "why")
+
+    def around(model):
+        first, last = model.gradients[0].tensor.split(":")[0], model.loss.split(":")[0]
+        return ControlEdges(((first, last), (last, first)), "total", "a circle")
+
+    circle = Analyzer("circle", (Model,), ControlEdges, around)
+
+    def twice(boundaries):
+        found = alone(boundaries)
+        return replace(found, transfers=(*found.transfers, found.transfers[0]))
+
+    overlap = Analyzer("overlap", (Boundaries,), Schedule, twice)
 """
 
 LIST = "dependencies, trace, greedy order, serialization, boundaries, {}, backward only, adaptive depth"
@@ -173,6 +224,62 @@ def test_analyzers_by_name(call, place, tmp_path):
     own = plan_of(call, tmp_path, "--analyzers", LIST.format(f"{place}/own.py:pairs"))
     assert [len(t.gradients) for t in own.transfers] == [2, 2, 2]
     assert "two at a time" in own.transfers[0].reason and "pairs" in own.analyzers
+
+
+def test_a_policy_a_schedule_and_an_order_of_ones_own(call, place, tmp_path):
+    own = f"{place}/own.py"
+    halves = plan_of(call, tmp_path, "--analyzers", LIST.format(f"{own}:halves, {own}:of_halves"))
+    assert [t.reason.partition(";")[2].partition(";")[0].strip() for t in halves.transfers] == [
+        "first half",
+        "second half",
+    ]
+    alone = plan_of(call, tmp_path, "--analyzers", LIST.replace("{}, backward only", f"{own}:schedule"))
+    assert len(alone.transfers) == 6 and "my schedule" in alone.analyzers and alone.prediction is not None
+    reverse = plan_of(
+        call, tmp_path, "--analyzers", LIST.replace("greedy order", f"{own}:reverse").format("buckets of 25 MiB")
+    )
+    # The last gradient of the model is that of the last layer's bias, as in the greedy order; what it needs is as well.
+    assert reverse.order == tuple(g for g, _ in reverse.variable_classes if g in reverse.pieces)[::-1]
+    assert reverse.edges and "the last first" in reverse.order_reason
+
+
+def test_names_of_plans_without_measured_times(call, tmp_path):
+    plan = plan_of(call, tmp_path, "--no-batching", "--no-scheduling", "--no-serialization")
+    same = plan_of(call, tmp_path, "--analyzers", ", ".join(plan.analyzers))
+    assert replace(same, notes=()).to_json() == replace(plan, notes=()).to_json()
+
+
+ORDERED = "dependencies, trace, {}, {}, boundaries, each gradient alone, {}, adaptive depth"
+
+
+@pytest.mark.parametrize(
+    ("analyzers", "message"),
+    [
+        (
+            LIST.format("own.py:no_reasons"),
+            "analyzer 'wrong' provided is no Buckets of this program: there are 0 reasons",
+        ),
+        (LIST.format("own.py:ghosts"), "other names than the program's gradients, 'ghost'; it leaves out 'net/"),
+        (ORDERED.format("own.py:short", "serialization", "backward only"), "no UpdateOrder of this program: it has"),
+        (ORDERED.format("greedy order", "own.py:no_ops", "backward only"), "the program has no op 'here'"),
+        (ORDERED.format("greedy order", "own.py:circle", "backward only"), "its analyzers were given by the caller"),
+        (ORDERED.format("greedy order", "serialization", "own.py:nobody"), "is no Schedule of this program: it has"),
+        (ORDERED.format("greedy order", "serialization", "own.py:overlap"), "do not follow element"),
+    ],
+)
+def test_facts_that_are_wrong(call, place, analyzers, message):
+    done = call("plan", "--analyzers", analyzers.replace("own.py", f"{place}/own.py"))
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+def test_options_that_would_have_no_effect(call, place, tmp_path):
+    assert call("plan", "--out", tmp_path / "plan.json").exit_code == 0
+    done = call("plan", "--analyzers", LIST.format("each gradient alone"), "--no-batching", "--policy", "paper")
+    assert done.exit_code == 1 and "with analyzers= leave out batching=, policy=" in done.stderr
+    arguments = [f"{place}/program.py:build", "--workers", "4", "--plan", str(tmp_path / "plan.json")]
+    done = CliRunner().invoke(main, ["run", *arguments, "--steps", "1", "--algorithm", "ring", "--depth", "2"])
+    assert done.exit_code == 1 and "with plan= leave out algorithm=, depth=" in done.stderr
 
 
 @pytest.mark.parametrize(

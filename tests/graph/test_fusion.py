@@ -61,7 +61,9 @@ def ends(graph):
         placeholders = [op for op in graph.get_operations() if op.type == "Placeholder"]
         feeds = {op.outputs[0]: np.zeros(op.outputs[0].shape, np.float32) for op in placeholders}
         try:
-            session.run(["waiting:0", *(op.outputs[0] for op in last)], feeds, options=v1.RunOptions(timeout_in_ms=10_000))
+            session.run(
+                ["waiting:0", *(op.outputs[0] for op in last)], feeds, options=v1.RunOptions(timeout_in_ms=10_000)
+            )
         except tf.errors.OpError:
             return False
         return True
