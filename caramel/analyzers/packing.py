@@ -79,7 +79,8 @@ def priority(partition_bytes: float | None = None) -> Analyzer:
     first, and computation is later by what that stalls, so all this is repeated with what has been put off until it
     stays the same.
 
-    A transfer that has begun is not interrupted; ByteScheduler cuts tensors so that this matters less.
+    Gradients that others wait for in the same step (of a lower `Boundary.level`) go before these, whatever they are
+    read for. A transfer that has begun is not interrupted; ByteScheduler cuts tensors so that this matters less.
 
     Args:
         partition_bytes: the most bytes of a transfer on the wire. Of larger buckets each gradient travels by itself, in
@@ -111,7 +112,11 @@ def _schedule(
     backward: Sequence[tuple[Item, str]],
     reason: str,
 ) -> Schedule:
-    """Of items with their reasons, in the order in which each window sends."""
+    """Of items with their reasons, in the order in which each window sends.
+
+    A gradient of a higher level may need updates of all lower ones, so in their own step these go first.
+    """
+    backward = sorted(backward, key=lambda pair: boundaries.by_name[pair[0].pieces[0].gradient].level)
     transfers = [
         Scheduled(item.pieces, window, f"{window} window: {why}; {item.reason}")
         for window, items in ((FORWARD, forward), (BACKWARD, backward))
@@ -250,7 +255,7 @@ class _Priority:
         ready = [(i.ready_s + stalls.before(i.ready_s), i) for i in self._items if i.number not in put_off]
         coming = deque(sorted(ready, key=lambda pair: (pair[0], pair[1].number)))
         now_s = sum(item.duration_s for item in forward)
-        queue: list[tuple[float, int, Item]] = []
+        queue: list[tuple[int, float, int, Item]] = []
         sent: list[tuple[Item, float]] = []
         late: set[int] = set()
         while coming or queue:
@@ -258,14 +263,17 @@ class _Priority:
                 now_s = max(now_s, coming[0][0])
             while coming and coming[0][0] <= now_s:
                 item = coming.popleft()[1]
-                heappush(queue, (item.read_s, item.number, item))
-            item = heappop(queue)[2]
+                heappush(queue, (self._level(item), item.read_s, item.number, item))
+            item = heappop(queue)[3]
             if now_s + item.duration_s > end_s and not item.kept_reason:
                 late.add(item.number)
             else:
                 sent.append((item, now_s))
                 now_s += item.duration_s
         return sent, late
+
+    def _level(self, item: Item) -> int:
+        return self._boundaries.by_name[item.pieces[0].gradient].level
 
 
 class _Stalls:

@@ -35,9 +35,10 @@ def check_applies(plan: Plan, model: Model, workers: int) -> None:
 def check_plan(plan: Plan, model: Model) -> None:
     """Check the invariants that do not need the emitted graph.
 
-    Gradients are combined as the program wants it. Every element of every gradient travels exactly once; what travels together is of one element type, a sparse
-    gradient alone; the collectives exist and may be used; those of the forward window come first, and what is
-    postponed can be; edges are between ops that exist, and nothing waits for what may not run.
+    Gradients are combined as the program wants it. Every element of every gradient travels exactly once; what
+    travels together is of one element type, a sparse gradient alone; the collectives exist and may be used; those of
+    the forward window come first, and what is postponed can be; edges are between ops that exist, and nothing waits
+    for what may not run.
 
     Raises:
         PlanError: naming the transfer.

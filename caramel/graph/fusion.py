@@ -8,7 +8,9 @@ from caramel.errors import InvariantError
 from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of
 
 _OUTPUT_GRADIENT = {
-    **{"Conv2DBackpropFilter": 2, "Conv3DBackpropFilterV2": 2, "DepthwiseConv2dNativeBackpropFilter": 2},
+    "Conv2DBackpropFilter": 2,
+    "Conv3DBackpropFilterV2": 2,
+    "DepthwiseConv2dNativeBackpropFilter": 2,
     "BiasAddGrad": 0,
 }
 """Position of the gradient of a convolution's output among the inputs of these."""

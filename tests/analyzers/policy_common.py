@@ -47,12 +47,13 @@ def chains(draw, most=7, update_s=0):
 @st.composite
 def anything(draw, most=8):
     """Gradients of several kinds, in any order of reads."""
-    now, found = draw(st.integers(0, 4)), []
+    now, level, found = draw(st.integers(0, 4)), 0, []
     for number in range(draw(st.integers(0, most))):
         now += draw(st.integers(0, 4))
+        level += draw(st.sampled_from([0, 0, 0, 1]))  # what waits for others in the same step is ready after them
         others = {
             "dtype": draw(st.sampled_from(["float32", "float32", "float16"])),
-            "level": draw(st.sampled_from([0, 0, 1])),
+            "level": level,
             "kept_reason": draw(st.sampled_from(["", "", "it is kept"])),
             "divisible": draw(st.booleans()),
         }

@@ -166,6 +166,7 @@ def packed_on_a_grid(found, cost):
             put(each, FORWARD, before, count)
             step[0] -= adds_before
     forward, backward = ([names for *_, names in sorted(placed[window])] for window in (FORWARD, BACKWARD))
+    backward.sort(key=lambda names: found.by_name[names[0]].level)  # it may wait for what is of a lower one
     return forward, backward, step[1] - step[0] - total
 
 
@@ -276,6 +277,7 @@ def test_priority_is_kept_in_the_simulated_step(found, threshold, a, b):
     made = schedule_of(priority(), found, network, fixed(threshold))
     members = [[found.by_name[p.gradient] for p in t.pieces] for t in made.transfers]
     reads = [min(found.compute_s, *(g.read_s for g in each)) for each in members]
+    levels = [each[0].level for each in members]
     forward = [n for n, t in enumerate(made.transfers) if t.window == FORWARD]
     backward = [n for n, t in enumerate(made.transfers) if t.window == BACKWARD]
     assert [reads[n] for n in forward] == sorted(reads[n] for n in forward)
@@ -292,7 +294,7 @@ def test_priority_is_kept_in_the_simulated_step(found, threshold, a, b):
         start_s = spans[number].start_s
         for other in backward[position + 1 :]:
             if is_ready(other, start_s):
-                assert reads[number] <= reads[other]
+                assert (levels[number], reads[number]) <= (levels[other], reads[other])
         if all(g.is_postponable for g in members[number]):
             assert spans[number].end_s <= ends_s + 1e-9
 
