@@ -107,9 +107,7 @@ def some_boundaries(rng):
         size = float(9 if elements is None else 4 * elements)
         times = {"ready_s": now_s, "read_s": float(rng.integers(0, 12)), "update_s": float(rng.choice([0, 0.5]))}
         divisible = bool(rng.random() < 0.7) and elements is not None
-        found.append(
-            Boundary(f"g{number}", dtype, elements, size, level=level, divisible=divisible, **times, **others)
-        )
+        found.append(Boundary(f"g{number}", dtype, elements, size, level=level, divisible=divisible, **times, **others))
     return Boundaries(tuple(found), now_s + float(rng.integers(0, 4)), "made up")
 
 
@@ -228,13 +226,18 @@ def test_edges(analyzer, seed):
     model = some_model(rng)
     needs, trace = find_dependencies(model), some_trace(rng, model)
     for order in ORDERS:
-        found = result_of(analyzer, model, needs, trace, order.run(model, needs, *([trace] * (len(order.requires) - 2))))
+        found = result_of(
+            analyzer, model, needs, trace, order.run(model, needs, *([trace] * (len(order.requires) - 2)))
+        )
         assert len(set(found.edges)) == len(found.edges) and found.reason and found.kind
         verify_joinable(model.graph, found.edges, "serialize")
         after = {}
         for before, name in found.edges:
             after.setdefault(name, []).append(before)
-        nodes = [NodeDef(name=n.name, op=n.op, input=[*n.input, *(f"^{b}" for b in after.get(n.name, ()))]) for n in model.graph]
+        nodes = [
+            NodeDef(name=n.name, op=n.op, input=[*n.input, *(f"^{b}" for b in after.get(n.name, ()))])
+            for n in model.graph
+        ]
         assert len(Graph(nodes).order) == len(nodes)  # no cycle
         for before, name in found.edges:
             assert before not in model.graph.ancestors([name])  # none that follows from the rest

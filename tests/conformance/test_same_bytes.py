@@ -1,0 +1,62 @@
+"""The same program, trace and network give the same plan and graph, byte for byte, in any process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import hashlib, json, sys
+from dataclasses import replace
+import tensorflow as tf
+import caramel
+from caramel.analyzers.unmeasured import unmeasured
+
+keras = tf.keras
+keras.utils.set_random_seed(1)
+decay = keras.regularizers.L2(1e-3)
+inputs = keras.Input((8, 8, 3))
+branches = [keras.layers.Conv2D(4, n, padding="same", kernel_regularizer=decay)(inputs) for n in (1, 3)]
+hidden = keras.layers.Flatten()(keras.layers.BatchNormalization()(keras.layers.Concatenate()(branches)))
+network = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(300)(hidden)))
+optimizer = keras.optimizers.AdamW(1e-2)
+
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((network(x, training=True) - y) ** 2) + tf.add_n(network.losses)
+    trained = network.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained))
+    return loss
+
+context = caramel.capture(step, inputs=[tf.TensorSpec([None, 8, 8, 3]), tf.TensorSpec([None, 3])])
+trace = replace(unmeasured().run(context.model), runs=1, step_s=5e-3)
+costs = caramel.NetworkModel.from_link_rate(1e8)
+made = {}
+names = [g.name for g in context.model.gradients]
+for options in ({}, {"policy": "paper"}, {"postponed": names[::2]}, {"batching": False, "depth": 2, "algorithm": "ring"}):
+    model = caramel.ARModel(context, 3, trace=trace, network=costs, **options)
+    again = caramel.ARModel(context, 3, plan=caramel.Plan.from_json(model.plan.to_json()))
+    texts = [m.graph_def.SerializeToString(deterministic=True) for m in (model, again)]
+    assert texts[0] == texts[1] and again.plan == model.plan and again.plan.digest == model.plan.digest
+    assert again.plan.to_json() == model.plan.to_json()
+    assert model.plan.edges
+    made[str(options)] = [hashlib.sha256(text).hexdigest() for text in (texts[0], model.plan.to_json().encode())]
+assert model.plan.transfers and len(made) == 4
+print(json.dumps(made))
+"""
+
+
+@pytest.mark.slow
+def test_plans_and_graphs_do_not_depend_on_the_process():
+    found = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert found[0] == found[1]
+    assert len({text for texts in found[0].values() for text in texts}) == 8  # and each option changes something
