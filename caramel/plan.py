@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from caramel.errors import InputError, PlanError, listed
-from caramel.facts import BACKWARD, FORWARD, Piece, Span, Timeline
+from caramel.facts import BACKWARD, FORWARD, Piece, Timeline
+from caramel.records import from_data
 from caramel.tables import aligned
 from caramel.writing import write_whole
 
@@ -185,9 +185,13 @@ class Plan:
                 f"the plan {name} has version {version}, this library reads version {PLAN_VERSION}: make the plan anew"
             )
         try:
-            return _plan(data)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            plan: Plan = from_data(cls, data)
+        except TypeError as error:
             raise PlanError(f"the plan {name} is damaged: {error}; make the plan anew") from error
+        others = () if plan.prediction is None else plan.prediction.alternatives
+        if others and len(others) != len(plan.transfers):
+            raise PlanError(f"the plan {name} predicts other transfers than it has: make the plan anew")
+        return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, whole or not at all.
@@ -389,42 +393,3 @@ def _range(piece: Piece) -> str:
 
 def _milliseconds(time_s: float | None) -> str:
     return "unknown" if time_s is None else f"{time_s * 1e3:.4g} ms"
-
-
-def _plan(data: dict[str, Any]) -> Plan:
-    """A plan from parsed JSON; whatever is wrong raises some error."""
-    data["transfers"] = tuple(
-        Transfer(**{**t, "pieces": tuple(Piece(**p) for p in t["pieces"])}) for t in data["transfers"]
-    )
-    for key in ("variable_classes", "edges"):
-        data[key] = tuple((first, second) for first, second in data[key])
-    for key in ("devices", "notes", "analyzers", "order", "proof"):
-        data[key] = tuple(data[key])
-    if data["prediction"] is not None:
-        found = dict(data["prediction"])
-        timeline = dict(found["timeline"])
-        timeline["spans"] = tuple(Span(**s) for s in timeline["spans"])
-        found.update(timeline=Timeline(**timeline), alternatives=tuple(found["alternatives"]))
-        data["prediction"] = Prediction(**found)
-    plan = Plan(**data)
-    _check_types(plan)
-    return plan
-
-
-def _check_types(plan: Plan) -> None:
-    """Refuse values of other types than the fields', which JSON does not know."""
-    whole = [plan.workers, plan.extra_bytes, *([] if plan.in_flight is None else [plan.in_flight])]
-    for t in plan.transfers:
-        whole += [t.depth, *(n for n in (t.elements, t.size_bytes) if n is not None)]
-        whole += [n for p in t.pieces for n in (p.start, p.elements) if n is not None]
-        texts = [t.dtype, t.algorithm, t.window, t.reason, *(p.gradient for p in t.pieces)]
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"a transfer has {texts}, where texts belong")
-        if t.predicted_s is not None and not (isinstance(t.predicted_s, (int, float)) and math.isfinite(t.predicted_s)):
-            raise TypeError(f"a predicted time is {t.predicted_s!r}")
-    wrong = [n for n in whole if isinstance(n, bool) or not isinstance(n, int) or n < 0]
-    if wrong:
-        raise TypeError(f"{wrong[0]!r} is no whole number of at least 0")
-    for name in ("weighted", "deterministic"):
-        if not isinstance(getattr(plan, name), bool):
-            raise TypeError(f"{name} is {getattr(plan, name)!r}, not true or false")

@@ -9,7 +9,7 @@ ROOT = Path(caramel.__file__).parent
 
 # Each module may import only from its own layer's modules listed before it, and from lower layers.
 LAYERS = [
-    ["errors", "checks", "units", "tables", "writing"],
+    ["errors", "checks", "units", "tables", "writing", "records"],
     [
         "graph.bulk",
         "graph.graph",

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 import caramel
 from caramel.errors import InputError, PlanError
-from caramel.facts import Piece
+from caramel.facts import Piece, Timeline
 from caramel.modifiers.distributed import Purpose
+from caramel.plan import Prediction
 
 v1 = tf.compat.v1
 
@@ -94,15 +95,22 @@ def test_another_version(plan, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.pop("transfers"), "is damaged"),
-        (lambda d: d["transfers"][0].pop("depth"), "is damaged"),
-        (lambda d: d["transfers"][0].update(depth="2"), "is damaged: '2' is no whole number"),
-        (lambda d: d["transfers"][0].update(depth=True), "is damaged: True is no whole number"),
-        (lambda d: d["transfers"][0]["pieces"][0].update(start=-1), "is damaged: -1 is no whole number"),
-        (lambda d: d["transfers"][0].update(algorithm=3), "is damaged: a transfer has"),
-        (lambda d: d.update(weighted="yes"), "is damaged: weighted is 'yes'"),
-        (lambda d: d.update(unknown=1), "is damaged"),
-        (lambda d: d.update(edges=[["a"]]), "is damaged"),
+        (lambda d: d.pop("transfers"), "is damaged: it lacks 'transfers'"),
+        (lambda d: d["transfers"][0].pop("depth"), r"is damaged: transfers\[0\] lacks 'depth'"),
+        (lambda d: d["transfers"][0].update(depth="2"), r"transfers\[0\].depth is '2', no whole number of at least 0"),
+        (lambda d: d["transfers"][0].update(depth=True), r"transfers\[0\].depth is True, no whole number"),
+        (lambda d: d["transfers"][0]["pieces"][0].update(start=-1), "start is -1, no whole number"),
+        (lambda d: d["transfers"][0].update(algorithm=3), "algorithm is 3, no text"),
+        (lambda d: d["transfers"][0].update(wire=[]), r"wire is \[\], no text"),
+        (lambda d: d["transfers"][0].update(predicted_s=1e999), "predicted_s is inf, no finite number"),
+        (lambda d: d.update(transfers=[3]), r"transfers\[0\] is 3, no object"),
+        (lambda d: d.update(weighted="yes"), "is damaged: weighted is 'yes', no true or false"),
+        (lambda d: d.update(unknown=1), "is damaged: it has an unknown 'unknown'"),
+        (lambda d: d.update(devices="/job:a"), "devices is '/job:a', no list"),
+        (lambda d: d.update(edges=[["a"]]), r"edges\[0\] is \['a'\], no list of 2 entries"),
+        (lambda d: d.update(edges=[[["a"], ["b"]]]), r"edges\[0\]\[0\] is \['a'\], no text"),
+        (lambda d: d.update(notes=[1]), r"notes\[0\] is 1, no text"),
+        (lambda d: d.update(prediction={}), "prediction lacks 'alternatives'"),
     ],
 )
 def test_a_damaged_file(plan, change, message, tmp_path):
@@ -111,6 +119,17 @@ def test_a_damaged_file(plan, change, message, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(data))
     with pytest.raises(PlanError, match=message):
         caramel.Plan.load(tmp_path / "plan.json")
+
+
+def test_predictions_of_other_transfers(plan):
+    """`explain` would speak of another transfer."""
+    timeline = Timeline((), 1.0, 1.0, 0.0)
+    for alternatives in ((), (None,) * len(plan.transfers)):
+        made = replace(plan, prediction=Prediction(timeline, 1.0, "made up", alternatives))
+        assert caramel.Plan.from_json(made.to_json()) == made
+    made = replace(plan, prediction=Prediction(timeline, 1.0, "made up", (None,)))
+    with pytest.raises(PlanError, match="the plan this predicts other transfers than it has"):
+        caramel.Plan.from_json(made.to_json())
 
 
 def test_files_that_cannot_be_read_or_written(plan, tmp_path):

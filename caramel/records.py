@@ -1,0 +1,71 @@
+"""Frozen dataclasses from parsed JSON: whatever does not fit their annotations is refused."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def from_data(kind: Any, data: Any, where: str = "it") -> Any:
+    """A value of some type.
+
+    Args:
+        kind: a dataclass, ``int`` (at least 0), ``float`` (finite), ``bool``, ``str``, a tuple of these, or one of
+            them or None.
+        data: parsed JSON: dicts for dataclasses, lists for tuples.
+        where: what to call it in errors.
+
+    Raises:
+        TypeError: the data is of another type, or a field is missing or unknown.
+    """
+    if is_dataclass(kind):
+        return _record(kind, data, where)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (present,) = (each for each in arguments if each is not type(None))
+        return None if data is None else from_data(present, data, where)
+    if origin is tuple:
+        if not isinstance(data, (list, tuple)) or (arguments[-1] is not ... and len(data) != len(arguments)):
+            raise TypeError(
+                f"{where} is {data!r}, no list of {'any' if arguments[-1] is ... else len(arguments)} entries"
+            )
+        each = [arguments[0]] * len(data) if arguments[-1] is ... else arguments
+        return tuple(from_data(one, item, f"{where}[{n}]") for n, (one, item) in enumerate(zip(each, data)))
+    if not _FITS[kind](data):
+        raise TypeError(f"{where} is {data!r}, no {_NAMES[kind]}")
+    return data
+
+
+def _record(kind: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{where} is {data!r}, no object")
+    names = [field.name for field in fields(kind)]
+    for what, found in (("lacks", set(names) - set(data)), ("has an unknown", set(data) - set(names))):
+        if found:
+            raise TypeError(f"{where} {what} {sorted(map(str, found))[0]!r}")
+    hints = _hints(kind)
+    return kind(
+        **{name: from_data(hints[name], data[name], name if where == "it" else f"{where}.{name}") for name in names}
+    )
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _is_number(data: Any) -> bool:
+    return isinstance(data, (int, float)) and not isinstance(data, bool)
+
+
+_FITS = {
+    bool: lambda data: isinstance(data, bool),
+    str: lambda data: isinstance(data, str),
+    int: lambda data: isinstance(data, int) and not isinstance(data, bool) and data >= 0,
+    float: lambda data: _is_number(data) and math.isfinite(data),
+}
+_NAMES = {bool: "true or false", str: "text", int: "whole number of at least 0", float: "finite number"}
