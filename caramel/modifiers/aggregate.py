@@ -79,7 +79,7 @@ def aggregate(
         for rank, result in enumerate(lowered.results):
             for (piece, _), tensor in zip(parts, _unpacked(emitter, rank, result, [shape for _, shape in parts])):
                 _redirect_piece(distributed, plan, by_name[piece.gradient], piece, rank, pieces, tensor, changed)
-        nodes = [*emitter.out.nodes, *in_order.waiting(transfer.window, sources, lowered)]
+        nodes = [*emitter.out.nodes, *in_order.waiting(transfer.window, sources, lowered, emitter)]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
 
@@ -87,25 +87,38 @@ def aggregate(
 class _InOrder:
     """Lets a transfer send only when few enough of those before it are under way.
 
-    What waits is what reads the tensor to send on its own worker; what it waits for is that an earlier transfer
-    has arrived there. No worker waits for another. The windows are apart, as nothing may be pending in the first.
+    What waits is what reads the tensor to send on its own worker, a node of our own where another worker reads it at
+    once; what it waits for is that an earlier transfer has arrived there. No worker waits for another. The windows are
+    apart, as nothing may be pending in the first.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._most = plan.in_flight
         self._done: dict[str, list[Sequence[str]]] = {}
 
-    def waiting(self, window: str, sources: Sequence[str], lowered: Lowered) -> Sequence[tuple[NodeDef, int]]:
+    def waiting(
+        self, window: str, sources: Sequence[str], lowered: Lowered, emitter: Emitter
+    ) -> Sequence[tuple[NodeDef, int]]:
         """The nodes of the next transfer of a window; those that send first wait."""
         done = self._done.setdefault(window, [])
         done.append(lowered.results)
         if self._most is None or len(done) <= self._most:
             return lowered.nodes
         before = done[-1 - self._most]
-        for made, rank in lowered.nodes:
-            if sources[rank] in data_texts(made):
-                made.input.append("^" + node_of(before[rank]))
-        return lowered.nodes
+        held: list[tuple[NodeDef, int]] = []
+        for rank, source in enumerate(sources):
+            after = "^" + node_of(before[rank])
+            readers = [(made, where) for made, where in lowered.nodes if source in data_texts(made)]
+            if any(where != rank for _, where in readers):
+                gate = Emitter(f"{emitter.prefix}/turn", emitter.devices, emitter.dtype)
+                name = gate.identity(rank, str(rank), source)
+                for made, _ in readers:
+                    made.input[:] = [name if text == source else text for text in made.input]
+                held += gate.out.nodes
+                readers = gate.out.nodes
+            for made, _ in readers:
+                made.input.append(after)
+        return [*held, *lowered.nodes]
 
 
 def _shape(piece: Piece, gradient: Gradient) -> tuple[int, ...]:

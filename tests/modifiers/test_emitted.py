@@ -1,6 +1,7 @@
 """The emitted graph: what each modifier promises, and that the verifier finds what breaks it."""
 
 from collections import Counter
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -55,6 +56,35 @@ def test_only_collectives_and_state_cross_workers(context, workers):
     assert set(crossing) <= {Purpose.COLLECTIVE, Purpose.STATE}
     # Each rank reads N-1 foreign shards to add, and N-1 foreign sums to join; w and b have 5 or more elements.
     assert crossing[Purpose.COLLECTIVE] == 2 * 2 * workers * (workers - 1)
+
+
+@pytest.mark.parametrize("algorithm", ["shuffle", "star", "ring", "halving_doubling", "chain", "native"])
+def test_nothing_leaves_a_worker_before_its_turn(context, algorithm):
+    """With one transfer under way at once, on every worker and whoever reads it."""
+    plan = caramel.ARModel(context, 3, batching=False, algorithm=algorithm).plan
+    armodel = caramel.ARModel(context, 3, plan=replace(plan, in_flight=1))
+    nodes = {n.name: n for n in armodel.graph_def.node}
+    second = plan.transfers[1].gradients[0]
+    (tensor,) = (g.tensor for g in context.model.gradients if g.name == second)
+    results = {rank: [] for rank in range(3)}
+    for name, role in armodel.roles.items():
+        if role.purpose is Purpose.COLLECTIVE and role.transfer == 0:
+            results[role.rank].append(name)
+    waiting = set()
+    for node in nodes.values():  # producers come first within a transfer
+        role = armodel.roles[node.name]
+        if role.purpose is not Purpose.COLLECTIVE or role.transfer != 1:
+            continue
+        for text in node.input:
+            source = armodel.roles[parse_input(text)[0]]
+            if source.purpose is Purpose.REPLICA or parse_input(text)[0] in waiting:
+                # A reshaped or packed gradient has not left its worker yet; anything else waits there.
+                is_held = any(i[1:] in results[source.rank] for i in node.input if i.startswith("^"))
+                assert role.rank == source.rank, (node.name, text)
+                if not is_held:
+                    assert node.op in ("Reshape", "ConcatV2"), node.name
+                    waiting.add(node.name)
+    assert tensor and all(results.values())
 
 
 def test_nodes_are_on_the_device_of_their_worker(context):
