@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from caramel.errors import InputError, InvariantError, listed
+from caramel.errors import InputError, listed
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_name
@@ -302,16 +302,3 @@ class _Closure:
 def is_shared(node: NodeDef) -> bool:
     """Whether a node is the same in every step: a variable's handle, or a constant."""
     return node.op == ops.VARIABLE or (node.op == "Const" and not node.input)
-
-
-def check_closed(model: Model, found: Postponement) -> None:
-    """Check that nothing which stays depends on what moves.
-
-    Raises:
-        InvariantError: it does (a defect of this library).
-    """
-    moved = set(found.moved)
-    left = {*moved, *found.released}
-    for node in model.graph:
-        if node.name not in left and not moved.isdisjoint(model.graph.sources(node.name)):
-            raise InvariantError(f"postponement: node {node.name!r} stays, but follows from what moves")

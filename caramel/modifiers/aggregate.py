@@ -10,12 +10,13 @@ from caramel.collectives.emit import emit_all_reduce
 from caramel.collectives.lower import Emitter, Lowered, Request
 from caramel.collectives.sparse import lower_all_gather
 from caramel.errors import InvariantError
-from caramel.facts import Piece
+from caramel.facts import FORWARD, Piece
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input
 from caramel.model import Gradient, Model
 from caramel.modifiers.cut import Pieces
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.postpone import live
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan
 
@@ -76,12 +77,25 @@ def aggregate(
         )
         if transfer.algorithm == NATIVE:
             after = lowered.results
+            following = plan.transfers[number + 1 :]
+            if transfer.window == FORWARD and all(t.window != FORWARD or t.algorithm != NATIVE for t in following):
+                after = _live(plan, after, added)
         for rank, result in enumerate(lowered.results):
             for (piece, _), tensor in zip(parts, _unpacked(emitter, rank, result, [shape for _, shape in parts])):
                 _redirect_piece(distributed, plan, by_name[piece.gradient], piece, rank, pieces, tensor, changed)
         nodes = [*emitter.out.nodes, *in_order.waiting(transfer.window, sources, lowered, emitter)]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
+
+
+def _live(plan: Plan, after: Sequence[str], added: list[tuple[NodeDef, Role]]) -> Sequence[str]:
+    """For each worker a node that is done when the last native transfer of the forward window is, or none is."""
+    found = []
+    for rank, name in enumerate(after):
+        nodes = live(rank, plan.devices[rank], "sent", [node_of(name)])
+        added += [(made, Role(Purpose.REPLICA, rank)) for made in nodes]
+        found.append(nodes[-1].name)
+    return found
 
 
 class _InOrder:

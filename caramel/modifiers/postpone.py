@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from caramel.analyzers.postponement import Postponement, is_shared
 from caramel.collectives.lower import Emitter
 from caramel.errors import InvariantError
-from caramel.facts import FORWARD, Piece
+from caramel.facts import BACKWARD, FORWARD, Piece
 from caramel.graph import ops
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, node_of, parse_input, tensor_name
+from caramel.graph.guards import guards_of
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
 from caramel.model import Model
 from caramel.modifiers.cut import Pieces, joined_pieces
@@ -80,6 +81,25 @@ def postpone(
         each = [own_name(rank, done.removeprefix("caramel/")) for rank in range(plan.workers)]
         added.append((group(done, each, host), Role(Purpose.STATE, 0)))
     return distributed.extended(added, changed), sources
+
+
+def live(rank: int, device: str, name: str, after: Sequence[str]) -> tuple[NodeDef, NodeDef]:
+    """Two nodes of a worker of which the second is done when others are, or at once if nothing is pending.
+
+    Args:
+        rank: the worker.
+        device: its device.
+        name: of the second node, below ``postponed/``.
+        after: nodes that run only if something is pending.
+    """
+    boolean = dtype_attribute("bool")
+    some, done, yes, no = (
+        own_name(rank, f"postponed/{each}") for each in (f"{name}/some", name, "pending/yes", "pending/no")
+    )
+    return (
+        node(some, "Identity", [yes, *("^" + n for n in after)], device, T=boolean),
+        node(done, "Merge", [some, no], device, T=boolean, N=2),
+    )
 
 
 class _Worker:
@@ -243,10 +263,9 @@ class _Worker:
 
     def _joined(self, name: str, after: Iterable[str]) -> str:
         """A node that is done when others are, or at once if nothing is pending."""
-        boolean = dtype_attribute("bool")
-        inputs = [self._yes, *("^" + n for n in after)]
-        some = self._add(node(self._own(f"{name}/some"), "Identity", inputs, self._device, T=boolean))
-        return self._add(node(self._own(name), "Merge", [some, self._no], self._device, T=boolean, N=2))
+        some, done = live(self._rank, self._device, name, list(after))
+        self._add(some)
+        return self._add(done)
 
 
 def _after(made: NodeDef, names: Iterable[str]) -> NodeDef:
@@ -270,7 +289,7 @@ def _only_reads(current: NodeDef) -> bool:
 
 
 def verify_postponed(distributed: DistributedGraph, model: Model, plan: Plan, found: Postponement) -> None:
-    """What moved uses nothing of its own step but what was kept of the one before.
+    """What moved uses nothing of its own step but what was kept of the one before; other transfers run without it.
 
     Raises:
         InvariantError: naming the node.
@@ -285,6 +304,17 @@ def verify_postponed(distributed: DistributedGraph, model: Model, plan: Plan, fo
         raise InvariantError(
             f"after postpone: a postponed update uses {name!r} of worker {role.rank} in the step after its own"
         )
+    if not moved:
+        return
+    guards = guards_of(graph).of
+    pending = {own_name(rank, "postponed/pending/read") for rank in range(plan.workers)}
+    for name, role in distributed.roles.items():
+        is_of_this_step = role.transfer is not None and plan.transfers[role.transfer].window == BACKWARD
+        if is_of_this_step and any(condition in pending for condition, _ in guards[name]):
+            raise InvariantError(
+                f"after postpone: {name!r} of worker {role.rank} belongs to its own step, but runs only if something "
+                "is pending"
+            )
     for name in moved:
         for text in graph[name].input:
             if node_of(text) not in graph:

@@ -16,6 +16,7 @@ from caramel.armodel import emit
 from caramel.errors import InvariantError
 from caramel.graph.devices import Device
 from caramel.graph.graph import copied, parse_input
+from caramel.graph.guards import guards_of
 from caramel.graph.nodes import node as new_node
 from caramel.model import Variable, VariableClass
 from caramel.modifiers.aggregate import verify_aggregated
@@ -85,6 +86,21 @@ def test_nothing_leaves_a_worker_before_its_turn(context, algorithm):
                     assert node.op in ("Reshape", "ConcatV2"), node.name
                     waiting.add(node.name)
     assert tensor and all(results.values())
+
+
+def test_native_transfers_of_the_second_window_run_in_the_first_step(context):
+    """On GPUs they are in one order; what is pending is not, in the first step, and would take the others with it."""
+    devices = [f"/job:worker/task:{rank}/device:GPU:0" for rank in range(2)]
+    armodel = caramel.ARModel(
+        context, 2, batching=False, algorithm="native", postponed=["w"], device_list=devices, uneven_batches="refuse"
+    )
+    assert [t.window for t in armodel.plan.transfers] == ["forward", "backward"]
+    graph = armodel._distributed.graph
+    guards = guards_of(graph).of
+    for rank in range(2):
+        forward, backward = (f"caramel/transfer_{number}/reduce/result_{rank}" for number in range(2))
+        assert guards[forward] and not guards[backward] and not guards[f"caramel/worker_{rank}/step"]
+        assert forward in graph.ancestors([backward])
 
 
 def test_nodes_are_on_the_device_of_their_worker(context):
