@@ -14,11 +14,10 @@ from collections.abc import Iterable, Sequence
 from caramel.analyzers.postponement import Postponement, is_shared
 from caramel.collectives.lower import Emitter
 from caramel.errors import InvariantError
-from caramel.facts import BACKWARD, FORWARD, Piece
+from caramel.facts import FORWARD, Piece
 from caramel.graph import ops
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, node_of, parse_input, tensor_name
-from caramel.graph.guards import guards_of
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
 from caramel.model import Model
 from caramel.modifiers.cut import Pieces, joined_pieces
@@ -289,7 +288,7 @@ def _only_reads(current: NodeDef) -> bool:
 
 
 def verify_postponed(distributed: DistributedGraph, model: Model, plan: Plan, found: Postponement) -> None:
-    """What moved uses nothing of its own step but what was kept of the one before; other transfers run without it.
+    """What moved uses nothing of its own step but what was kept of the one before.
 
     Raises:
         InvariantError: naming the node.
@@ -304,17 +303,6 @@ def verify_postponed(distributed: DistributedGraph, model: Model, plan: Plan, fo
         raise InvariantError(
             f"after postpone: a postponed update uses {name!r} of worker {role.rank} in the step after its own"
         )
-    if not moved:
-        return
-    guards = guards_of(graph).of
-    pending = {own_name(rank, "postponed/pending/read") for rank in range(plan.workers)}
-    for name, role in distributed.roles.items():
-        is_of_this_step = role.transfer is not None and plan.transfers[role.transfer].window == BACKWARD
-        if is_of_this_step and any(condition in pending for condition, _ in guards[name]):
-            raise InvariantError(
-                f"after postpone: {name!r} of worker {role.rank} belongs to its own step, but runs only if something "
-                "is pending"
-            )
     for name in moved:
         for text in graph[name].input:
             if node_of(text) not in graph:
