@@ -37,6 +37,8 @@ class Dependencies:
         levels: for each gradient how many all-reduces there are in a row before it (0 where it needs no other
             gradient's update in the same step). Only gradients of one level may travel together.
         postponable: for each gradient why its update cannot wait for the next step; "" where it can.
+        conditions: for gradients that a step makes in a branch only, under which condition. Only gradients of one
+            condition may travel together: what is not there would keep the others back for good.
     """
 
     ops: tuple[str, ...]
@@ -47,6 +49,7 @@ class Dependencies:
     updates: Mapping[str, tuple[str, ...]]
     levels: Mapping[str, int]
     postponable: Mapping[str, str]
+    conditions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class Boundary:
         level: see `Dependencies.levels`.
         kept_reason: why it cannot travel in the forward window; "" where it can.
         divisible: whether it may be cut in two.
+        condition: see `Dependencies.conditions`; "" where every step makes it.
     """
 
     name: str
@@ -141,6 +145,12 @@ class Boundary:
     level: int = 0
     kept_reason: str = ""
     divisible: bool = True
+    condition: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What gradients of one transfer have in common: element type and condition."""
+        return f"{self.dtype}, where {self.condition}" if self.condition else self.dtype
 
     @property
     def item_bytes(self) -> float:

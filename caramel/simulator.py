@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from caramel.errors import InputError, InvariantError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Schedule, Scheduled, Span, Timeline
@@ -145,7 +146,12 @@ def validate_schedule(boundaries: Boundaries, schedule: Schedule) -> None:
 def _check_transfer(where: str, transfer: Scheduled, gradients: Sequence[Boundary]) -> None:
     if not gradients:
         raise PlanError(f"{where} is empty: leave it out")
-    for what, values in (("element type", {g.dtype for g in gradients}), ("level", {g.level for g in gradients})):
+    kinds: Sequence[tuple[str, set[Any]]] = (
+        ("element type", {g.dtype for g in gradients}),
+        ("level", {g.level for g in gradients}),
+        ("condition", {g.condition or "none" for g in gradients}),
+    )
+    for what, values in kinds:
         if len(values) > 1:
             found = listed(map(str, sorted(values)))
             raise PlanError(f"{where} has gradients of more than one {what} ({found}): take it apart")

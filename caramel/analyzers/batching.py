@@ -112,7 +112,7 @@ def ready_order(boundaries: Boundaries) -> tuple[Boundary, ...]:
 
 
 def _key(gradient: Boundary) -> _Key:
-    return gradient.dtype, gradient.level
+    return gradient.kind, gradient.level
 
 
 def _sum_bytes(gradients: Sequence[Boundary]) -> float:

@@ -67,6 +67,7 @@ def find_boundaries(
                 level=found.levels[name],
                 kept_reason=found.postponable[name],
                 divisible=not gradient.is_sparse and not blocks,
+                condition=found.conditions.get(name, ""),
             )
         )
     return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}")

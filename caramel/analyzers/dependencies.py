@@ -14,6 +14,7 @@ from caramel.errors import InputError
 from caramel.facts import Dependencies
 from caramel.graph.fusion import joined_ops
 from caramel.graph.graph import node_of
+from caramel.graph.guards import condition_of, guards_of
 from caramel.model import Gradient, Model
 
 
@@ -46,7 +47,18 @@ def find_dependencies(model: Model) -> Dependencies:
         updates=_updates(postponements),
         levels=_levels(model, postponements, masks),
         postponable={name: reason for name, (_, reason) in closures.items()},
+        conditions=conditions_of(model),
     )
+
+
+def conditions_of(model: Model) -> Mapping[str, str]:
+    """For each gradient under which condition a step makes it; "" where it always does.
+
+    Args:
+        model: the single-device step.
+    """
+    guards = guards_of(model.graph)
+    return {g.name: condition_of(model.graph, guards, g.tensor) for g in model.gradients}
 
 
 def _producers(gradient: Gradient) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class Task:
     @property
     def dtypes(self) -> int:
         """How many element types there are: a bucket of several is as many transfers."""
-        return len({g.dtype for g in self.together})
+        return len({g.kind for g in self.together})
 
     def tied_s(self, late_s: float) -> float:
         """The exposed time that is as good as ``late_s``."""
@@ -105,7 +105,7 @@ class Task:
         room_s = self.back_s if kind == BACKWARD else self.fore_s
         which = [int(i) for i in np.flatnonzero(part_s > 0)]
         which.sort(key=lambda i: (room_s[i], self.together[i].name))
-        times, dtypes = (part_s[i] for i in which), (self.together[i].dtype for i in which)
+        times, dtypes = (part_s[i] for i in which), (self.together[i].kind for i in which)
         room = tuple(float(room_s[i]) for i in which)
         return Window(room, tuple(map(float, times)), tuple(dtypes), self.line.a_s, self.slack_s)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from caramel.analyzers.dependencies import conditions_of
 from caramel.analyzers.postponement import is_shared, postponement
 from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
 from caramel.collectives.dtypes import NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
-from caramel.errors import InputError, PlanError
+from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece
 from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model
@@ -47,6 +48,14 @@ def check_plan(plan: Plan, model: Model) -> None:
     by_name = {g.name: g for g in model.gradients}
     for number, transfer in enumerate(plan.transfers):
         _check_transfer(f"transfer {number}", transfer, by_name, plan)
+    conditions = conditions_of(model)
+    for number, transfer in enumerate(plan.transfers):
+        found = list(dict.fromkeys(conditions[name] or "always" for name in transfer.gradients))
+        if len(found) > 1:
+            raise PlanError(
+                f"transfer {number} sends gradients together that are there under different conditions "
+                f"({listed(found, 3)}): those that are not would keep back the others"
+            )
     for name, gradient in by_name.items():
         _check_pieces(gradient, [piece for piece, _ in plan.pieces.get(name, ())])
     for number, transfer in enumerate(plan.transfers):

@@ -173,12 +173,12 @@ def _grouped(parts: list[_Part], window: str, line: Line, allowed_s: float, scal
 
     parts = sorted(parts, key=lambda p: (room_s(p), p.of.name))
     times = tuple(line.b_s_per_byte * p.size_bytes for p in parts)
-    dtypes = tuple(p.of.dtype for p in parts)
+    dtypes = tuple(p.of.kind for p in parts)
     problem = Window(tuple(map(room_s, parts)), times, dtypes, line.a_s, ROUNDING * scale_s)
     moves = list[_Move]()
     for first, end in within_ties(problem, allowed_s):
         for dtype in sorted(set(dtypes[first:end])):
-            chosen = [p for p in parts[first:end] if p.of.dtype == dtype]
+            chosen = [p for p in parts[first:end] if p.of.kind == dtype]
             if window == BACKWARD:
                 chosen.sort(key=lambda p: (p.of.ready_s, p.of.name))
             moves.append(_Move(tuple(chosen), window))

@@ -64,7 +64,7 @@ def inline(graph: Graph) -> Inlined:
     for each in graph:
         inliner.emit(each, "")
     nodes = inliner.finished()
-    return Inlined(with_inferred_shapes(Graph(nodes, graph.library, graph.versions)), inliner.outputs())
+    return Inlined(with_inferred_shapes(Graph(nodes, graph.library, graph.versions), keep=True), inliner.outputs())
 
 
 def _prefixes(name: str) -> list[str]:

@@ -35,6 +35,21 @@ def guards_of(graph: Graph) -> Guards:
     return Guards(of, decided)
 
 
+def condition_of(graph: Graph, guards: Guards, tensor: str) -> str:
+    """For which values of which conditions a tensor is there, as text; "" where it always is.
+
+    Args:
+        graph: the graph.
+        guards: of it.
+        tensor: ``node:index``.
+    """
+    name, index = parse_input(tensor)
+    found = guards.of[name]
+    if graph[name].op == "Switch":
+        found = found | {(_condition(graph, name), index)}
+    return ", ".join(f"{condition} = {value}" for condition, value in sorted(found))
+
+
 def _of_node(
     graph: Graph, node: NodeDef, found: Mapping[str, frozenset[Guard]]
 ) -> tuple[frozenset[Guard], Sequence[str]]:

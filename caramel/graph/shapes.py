@@ -28,13 +28,17 @@ def sizes(shape: Any) -> Shape | None:
     return tuple(d.size if d.size >= 0 else None for d in shape.dim)
 
 
-def with_inferred_shapes(graph: Graph, arguments: Mapping[str, Shape | None] | None = None) -> Graph:
+def with_inferred_shapes(
+    graph: Graph, arguments: Mapping[str, Shape | None] | None = None, keep: bool = False
+) -> Graph:
     """The graph with the static shapes that TensorFlow infers.
 
     Args:
         graph: nodes and the library of the functions that they call.
         arguments: for a function's graph the shapes of its arguments. Its nodes may have shapes that cannot be
             inferred (of what is in a list, say); those of other graphs are forgotten.
+        keep: whether nodes keep what they say of their shapes and cannot be inferred, as the program said it
+            itself.
     """
     import tensorflow as tf
 
@@ -52,4 +56,16 @@ def with_inferred_shapes(graph: Graph, arguments: Mapping[str, Shape | None] | N
         if node.name in known:
             changed[node.name] = copied(node)
             changed[node.name].attr[SHAPES].CopyFrom(known[node.name])
+            if keep and SHAPES in node.attr:
+                _keep_known(changed[node.name].attr[SHAPES].list.shape, node.attr[SHAPES].list.shape)
     return graph.replaced(changed)
+
+
+def _keep_known(inferred: Any, said: Any) -> None:
+    """Put sizes that a program says itself where they cannot be inferred."""
+    import tensorflow as tf
+
+    for mine, its in zip(inferred, said):
+        first, second = tf.TensorShape(mine), tf.TensorShape(its)
+        if first.is_compatible_with(second):
+            mine.CopyFrom(first.merge_with(second).as_proto())

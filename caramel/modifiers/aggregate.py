@@ -13,6 +13,7 @@ from caramel.errors import InvariantError
 from caramel.facts import FORWARD, Piece
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input
+from caramel.graph.guards import condition_of, guards_of
 from caramel.model import Gradient, Model
 from caramel.modifiers.cut import Pieces
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
@@ -43,7 +44,7 @@ def aggregate(
     schedules = Schedules()
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
-    in_order = _InOrder(plan)
+    in_order = _InOrder(plan, model)
     after: Sequence[str] = ()
     for number, transfer in enumerate(plan.transfers):
         if transfer.algorithm == ALL_GATHER:
@@ -83,7 +84,7 @@ def aggregate(
         for rank, result in enumerate(lowered.results):
             for (piece, _), tensor in zip(parts, _unpacked(emitter, rank, result, [shape for _, shape in parts])):
                 _redirect_piece(distributed, plan, by_name[piece.gradient], piece, rank, pieces, tensor, changed)
-        nodes = [*emitter.out.nodes, *in_order.waiting(transfer.window, sources, lowered, emitter)]
+        nodes = [*emitter.out.nodes, *in_order.waiting(number, transfer.window, sources, lowered, emitter)]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
 
@@ -106,14 +107,19 @@ class _InOrder:
     apart, as nothing may be pending in the first.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, model: Model) -> None:
         self._most = plan.in_flight
+        guards = guards_of(model.graph)
+        conditions = {g.name: condition_of(model.graph, guards, g.tensor) for g in model.gradients}
+        self._is_certain = [not any(conditions[name] for name in t.gradients) for t in plan.transfers]
         self._done: dict[str, list[Sequence[str]]] = {}
 
     def waiting(
-        self, window: str, sources: Sequence[str], lowered: Lowered, emitter: Emitter
+        self, number: int, window: str, sources: Sequence[str], lowered: Lowered, emitter: Emitter
     ) -> Sequence[tuple[NodeDef, int]]:
         """The nodes of the next transfer of a window; those that send first wait."""
+        if not self._is_certain[number]:  # it would take with it what waits for it
+            return lowered.nodes
         done = self._done.setdefault(window, [])
         done.append(lowered.results)
         if self._most is None or len(done) <= self._most:

@@ -29,7 +29,8 @@ def random_plan(context, workers, seed, **options):
         is_free = not found.postponable[gradient.name] and workers > 1
         for part in [piece] if gradient.is_sparse else cut_at_random(rng, gradient):
             window = FORWARD if is_free and rng.random() < 0.5 else BACKWARD
-            windows[window].append((part, template, found.levels[gradient.name]))
+            group = found.levels[gradient.name], found.conditions[gradient.name]
+            windows[window].append((part, template, group))
     transfers = []
     for window, parts in windows.items():
         made = [transfer(rng, group, window, by_name, plan) for group in grouped(rng, parts)]
@@ -52,7 +53,7 @@ def cut_at_random(rng, gradient):
 
 
 def grouped(rng, parts):
-    """Parts of one element type and level together at random, sparse ones alone."""
+    """Parts of one element type, level and condition together at random, sparse ones alone."""
     groups = {}
     for number, (part, template, level) in enumerate(parts):
         alone = number if template.algorithm == ALL_GATHER else int(rng.integers(0, 3))

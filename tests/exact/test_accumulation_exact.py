@@ -201,7 +201,7 @@ def split_by_hand(program):
 @pytest.mark.parametrize("form", ["add_n", "plus", "chain"])
 def test_within_a_step(form):
     armodel = check(lambda: split_by_hand(within_a_step(form)()), examples(24), [2, 4])
-    assert len(armodel.plan.transfers) == 1
+    assert len(armodel.plan.pieces) == 1
 
 
 def test_gradients_that_are_also_used_alone_are_aggregated_alone():
@@ -218,7 +218,7 @@ def test_gradients_that_are_also_used_alone_are_aggregated_alone():
         return Program(step, SPECS, {"w": w, "norms": norms}, {"loss": "output"})
 
     armodel = check(make, examples(), 3)
-    assert len(armodel.plan.transfers) == 2
+    assert len(armodel.plan.pieces) == 2
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def in_a_loop(form):
 @pytest.mark.parametrize("form", ["momentum", "steps"])
 def test_in_a_loop(form):
     armodel = check(in_a_loop(form), examples(24, 8), [2, 4], unmoved=["sum"] if form == "steps" else ())
-    assert len(armodel.plan.transfers) == 2
+    assert len(armodel.plan.pieces) == 2
     assert sum(conditions(armodel).values()) == (1 if form == "steps" else 0)
 
 
@@ -335,7 +335,7 @@ def test_a_gradient_that_is_added_up_and_used_alone(count):
         return Program(step, SPECS, {"w": w, "sum": total, "norm": norm, "count": steps})
 
     armodel = check(make, examples(count), [2, 3])
-    assert len(armodel.plan.transfers) == 2
+    assert len(armodel.plan.pieces) == 2
     assert dict(armodel.plan.variable_classes)["sum"] == "gradient accumulator"
 
 
