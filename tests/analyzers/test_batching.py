@@ -300,3 +300,15 @@ def test_merging_is_not_always_the_best():
     assert iteration_s(found, made.buckets, network) == 23
     assert iteration_s(found, [("x",), ("y", "z")], network) == 20
     assert made.reasons[0] == "2 gradients, 11 B: the next gradient, 'z', is 11 s away, and merging saves only 4 s"
+
+
+@pytest.mark.parametrize("policy", [fixed(), paper_batching(1000), mg_wfbp()], ids=lambda policy: policy.name)
+def test_what_is_there_under_a_condition_travels_by_itself(policy):
+    found = boundaries(
+        *(
+            gradient(f"g{n}", n, condition="p = 1" if n % 2 else "", kept_reason="branch" if n % 2 else "")
+            for n in range(6)
+        )
+    )
+    for bucket in buckets_of(policy, found, line(1.0, 1.0)).buckets:
+        assert len({found.by_name[name].condition for name in bucket}) == 1

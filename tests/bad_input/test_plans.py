@@ -282,3 +282,34 @@ def test_a_plan_explains_itself(context):
 def test_a_step_still_runs(context, plan):
     with caramel.ARModel(context, 2, plan=plan).session() as session:
         assert np.isfinite(session.step(np.ones((4, 3), np.float32)).loss)
+
+
+def sometimes():
+    """Of two gradients one is there in every second step only."""
+    a, b = tf.Variable(tf.ones([3]), name="a"), tf.Variable(tf.ones([3]), name="b")
+    count = tf.Variable(0, name="count")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, a) - 1) ** 2)
+        a.assign_sub(0.1 * tape.gradient(loss, a))
+        if count % 2 == 0:
+            with tf.GradientTape() as tape:
+                second = tf.reduce_mean((tf.linalg.matvec(x, b) - 1) ** 2)
+            b.assign_sub(0.1 * tape.gradient(second, b))
+        count.assign_add(1)
+        return loss
+
+    return step
+
+
+def test_gradients_that_are_not_always_there_together():
+    context = caramel.capture(sometimes(), loss_reduction="mean")
+    armodel = caramel.ARModel(context, 2)
+    assert sorted(t.gradients for t in armodel.plan.transfers) == [("a",), ("b",)]
+    with armodel.session() as session:
+        for _ in range(4):
+            session.step(np.eye(4, 3, dtype=np.float32))
+    with pytest.raises(PlanError, match="together that are there under different conditions .always, .* = 1"):
+        caramel.ARModel(context, 2, plan=joined(armodel.plan, "a", "b"))
