@@ -216,7 +216,6 @@ def _draw(found: Curves, above: Any, below: Any) -> None:
     below.set(xlabel="link of each worker")
     for panel in (above, below):
         panel.grid(alpha=0.3)
-    below.tick_params(axis="x", labelrotation=30)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
