@@ -52,7 +52,7 @@ class InPaper:
     difference: str = "none"
 
 
-_KERAS_TABLE = "total: the table of keras.io/api/applications, which had exact numbers until 2022"
+_KERAS_TABLE = "total: the table of keras.io/api/applications, which had exact numbers in earlier versions"
 _KERAS_SUMMARY = f"{_KERAS_TABLE}; trainable: `Model.summary()` as others quote it"
 
 PUBLISHED = {
@@ -67,17 +67,15 @@ PUBLISHED = {
     "MobileNetV3Large": Published(
         5_483_032,
         None,
-        "trainable: torchvision's documentation of mobilenet_v3_large (num_params); Howard et al. 2019, table 3, and "
-        "Keras' documentation say 5.4 million",
+        "trainable: torchvision's documentation of mobilenet_v3_large (num_params); Keras' documentation says 5.4 million",
     ),
     "MobileNetV3Small": Published(
         2_542_856,
         None,
-        "trainable: torchvision's documentation of mobilenet_v3_small (num_params); Howard et al. 2019, table 3, say "
-        "2.5 million, Keras' documentation 2.9",
+        "trainable: torchvision's mobilenet_v3_small, as others quote it; Keras' documentation says 2.9 million",
     ),
     "EfficientNetB0": Published(
-        5_288_548, 5_330_571, f"{_KERAS_TABLE}; trainable: torchvision's documentation of efficientnet_b0 (num_params)"
+        5_288_548, 5_330_571, f"{_KERAS_TABLE}; trainable: torchvision's efficientnet_b0, as others quote it"
     ),
     TRANSFORMER: Published(
         109_483_778,
