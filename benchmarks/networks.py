@@ -67,7 +67,7 @@ PUBLISHED = {
     "MobileNetV3Large": Published(
         5_483_032,
         None,
-        "trainable: torchvision's documentation of mobilenet_v3_large (num_params); Keras' documentation says 5.4 million",
+        "trainable: torchvision's documentation of mobilenet_v3_large; Keras' documentation says 5.4 million",
     ),
     "MobileNetV3Small": Published(
         2_542_856,
