@@ -198,7 +198,7 @@ class AllReduceBench:
         active = list(self._targets)
         for done in range(2 * rounds if prune else rounds):
             if done == rounds:
-                active = _within(_CLOSE, statistics.median, steps, active)
+                active = _within(_CLOSE, statistics.median, steps, active) or active
                 if len(active) == 1:
                     break  # nothing to tell apart
             empty.append(self._timed(self._empty))
@@ -208,7 +208,7 @@ class AllReduceBench:
             if done < rounds:
                 on_round(done + 1)
             if prune and done == 1:
-                active = _within(HOPELESS, min, steps, active)
+                active = _within(HOPELESS, min, steps, active) or active
         return {name: per_all_reduce(times, empty, self._targets[name][1]) for name, times in steps.items()}
 
     def _check(self, name: str) -> None:

@@ -17,7 +17,8 @@ def bits(make, data, workers, seed):
     made = fresh(make)
     context = caramel.capture(made.step, made.specs, **made.options)
     plan = None if seed is None else random_plan(context, workers, seed, deterministic=True)
-    return distributed(made, context, data, workers, deterministic=True, plan=plan)
+    options = {"deterministic": True} if plan is None else {"plan": plan}
+    return distributed(made, context, data, workers, **options)
 
 
 def check_bits(optimizer, feature, workers, seed):

@@ -78,7 +78,7 @@ def changed(**changes):
         ("{}", "is not a trace"),
         ("[]", "is not a trace"),
         (changed(kind="caramel network model"), "is not a trace"),
-        (changed(version=2), "version 2, this library reads version 1: trace anew"),
+        (changed(version=3), "version 3, this library reads version 2: trace anew"),
         (changed(version=None), "version None"),
         (changed(step_s=-1), "'-1' should be a number"),
         (changed(step_s=float("nan")), "'nan' should be"),
