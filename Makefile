@@ -1,7 +1,7 @@
 # Each target makes the environment that it needs in .venv; only Python 3.10 to 3.13 and make have to be there.
 VENV := .venv
 BIN := $(VENV)/bin
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+PARALLEL := --numprocesses 3 --dist loadfile
 
 .PHONY: demo test lint check soak bench-collectives bench-models bench-planning clean
 

@@ -83,7 +83,7 @@ def in_float64():
     keras.config.set_dtype_policy(before[1])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_resnet50_under_a_complete_plan(in_float64):
     rng = np.random.default_rng(5)
     data = [(rng.normal(size=(EXAMPLES, 32, 32, 3)), rng.integers(0, 10, EXAMPLES)) for _ in range(STEPS)]
