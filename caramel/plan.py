@@ -8,14 +8,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece, Timeline
 from caramel.records import from_data
 from caramel.tables import aligned
-from caramel.writing import write_whole
+from caramel.writing import read_text, write_text
 
 PLAN_VERSION = 4
 
@@ -199,10 +198,7 @@ class Plan:
         Raises:
             PlanError: it cannot be written; what was there is untouched.
         """
-        try:
-            write_whole(Path(path), self.to_json() + "\n")
-        except OSError as error:
-            raise PlanError(f"the plan cannot be written to {os.fspath(path)!r}: {error}") from error
+        write_text(path, self.to_json() + "\n", "the plan", PlanError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -211,11 +207,7 @@ class Plan:
         Raises:
             PlanError: it cannot be read, or see `from_json`.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"the plan {os.fspath(path)!r} cannot be read: {error}") from error
-        return cls.from_json(text, repr(os.fspath(path)))
+        return cls.from_json(read_text(path, "the plan", PlanError), repr(os.fspath(path)))
 
     @property
     def digest(self) -> str:

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from caramel.errors import InputError, TraceError
@@ -15,7 +14,7 @@ from caramel.facts import Trace
 from caramel.model import Model
 from caramel.tables import aligned
 from caramel.units import format_time
-from caramel.writing import write_whole
+from caramel.writing import read_text, write_text
 
 TRACE_VERSION = 2
 _KIND = "caramel trace"
@@ -104,12 +103,7 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     Raises:
         TraceError: it cannot be written; what was there is untouched.
     """
-    if not Path(path).name:
-        raise TraceError(f"the trace cannot be written to {str(path)!r}: it is no name of a file")
-    try:
-        write_whole(path, trace_to_json(trace))
-    except OSError as error:
-        raise TraceError(f"the trace cannot be written to {path}: {error.strerror}") from error
+    write_text(path, trace_to_json(trace), "the trace", TraceError)
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
@@ -118,13 +112,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     Raises:
         TraceError: no such file, or it is damaged, something else, or of another version.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise TraceError(f"the trace {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(f"the trace {path} is damaged: it is not text") from error
-    return trace_from_json(text, f"the trace {path}")
+    return trace_from_json(read_text(path, "the trace", TraceError), f"the trace {path}")
 
 
 def as_text(trace: Trace, most: int = 10) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 from caramel.collectives.algorithms import CHOICES
@@ -13,7 +12,7 @@ from caramel.errors import FitError, InputError
 from caramel.netmodel.costs import Cost
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
-from caramel.writing import write_whole
+from caramel.writing import read_text, write_text
 
 NETWORK_VERSION = 1
 _KIND = "caramel network model"
@@ -132,12 +131,7 @@ def save(network: NetworkModel, path: str | os.PathLike[str]) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    if not Path(path).name:
-        raise InputError(f"the network model cannot be written to {str(path)!r}: it is no name of a file")
-    try:
-        write_whole(path, to_json(network))
-    except OSError as error:
-        raise InputError(f"the network model cannot be written to {path}: {error.strerror}") from error
+    write_text(path, to_json(network), "the network model", InputError)
 
 
 def load(path: str | os.PathLike[str]) -> NetworkModel:
@@ -146,13 +140,7 @@ def load(path: str | os.PathLike[str]) -> NetworkModel:
     Raises:
         InputError: no such file, or it is damaged, something else, or of another version.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"the network model {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the network model {path} is damaged: it is not text") from error
-    return from_json(text, f"the network model {path}")
+    return from_json(read_text(path, "the network model", InputError), f"the network model {path}")
 
 
 def as_network(network: NetworkModel | str | os.PathLike[str] | None) -> NetworkModel | None:
