@@ -14,7 +14,7 @@ from caramel.analyzers.best import best_packing
 from caramel.analyzers.boundaries import boundaries
 from caramel.analyzers.dependencies import dependencies
 from caramel.analyzers.optimal import optimal_buckets, optimal_packing
-from caramel.analyzers.order import graph_order, greedy_order
+from caramel.analyzers.order import greedy_order
 from caramel.analyzers.packing import backward_only, paper_packing, priority
 from caramel.analyzers.serialization import enforced_order, no_serialization, serialization
 from caramel.analyzers.transfers import adaptive_depth, as_they_are
@@ -26,7 +26,6 @@ _FACTORIES: tuple[Callable[[], Analyzer], ...] = (
     dependencies,
     unmeasured,
     greedy_order,
-    graph_order,
     serialization,
     lambda: enforced_order("total"),
     lambda: enforced_order("updates"),

@@ -1,4 +1,4 @@
-"""The order in which gradients are computed: the paper's greedy one, or the one in which the graph lies."""
+"""The order in which gradients are computed: the paper's greedy one, or one that is given."""
 
 from __future__ import annotations
 
@@ -35,18 +35,11 @@ def greedy_order() -> Analyzer:
     return Analyzer("greedy order", (Model, Dependencies, Trace), UpdateOrder, _greedy)
 
 
-def graph_order() -> Analyzer:
-    """The same rule, with all ops taken for equally long: what can be said without a trace."""
-    return Analyzer("graph order", (Model, Dependencies), UpdateOrder, _untraced)
-
-
 def _greedy(model: Model, found: Dependencies, trace: Trace) -> UpdateOrder:
-    return order_by_cost(model, found, trace.op_s, "least remaining computation first, by the trace")
-
-
-def _untraced(model: Model, found: Dependencies) -> UpdateOrder:
-    times = dict.fromkeys(found.ops, 1e-06)
-    return order_by_cost(model, found, times, "least remaining ops first, as there is no trace")
+    how = "least remaining computation first, by the trace"
+    return order_by_cost(
+        model, found, trace.op_s, how if trace.runs > 0 else "least remaining ops first, as there is no trace"
+    )
 
 
 def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], reason: str) -> UpdateOrder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from caramel.analyzers.dependencies import conditions_of
 from caramel.collectives.algorithms import ALL_GATHER, NATIVE, Schedules
 from caramel.collectives.emit import emit_all_reduce
 from caramel.collectives.lower import Emitter, Lowered, Request
@@ -13,9 +14,8 @@ from caramel.errors import InvariantError
 from caramel.facts import FORWARD, Piece
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input
-from caramel.graph.guards import condition_of, guards_of
 from caramel.model import Gradient, Model
-from caramel.modifiers.cut import Pieces
+from caramel.modifiers.cut import Pieces, piece_shape
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.modifiers.postpone import live
 from caramel.modifiers.weigh import redirect, replica_tensor
@@ -52,7 +52,7 @@ def aggregate(
             nodes = _gathered(distributed, plan, number, by_name[piece.gradient], pieces, changed)
             added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
             continue
-        parts = [(piece, _shape(piece, by_name[piece.gradient])) for piece in transfer.pieces]
+        parts = [(piece, piece_shape(piece, by_name[piece.gradient])) for piece in transfer.pieces]
         emitter = Emitter(f"caramel/transfer_{number}", plan.devices, transfer.dtype)
         sources = [
             _packed(emitter, rank, [(pieces[rank, piece], shape) for piece, shape in parts])
@@ -109,8 +109,7 @@ class _InOrder:
 
     def __init__(self, plan: Plan, model: Model) -> None:
         self._most = plan.in_flight
-        guards = guards_of(model.graph)
-        conditions = {g.name: condition_of(model.graph, guards, g.tensor) for g in model.gradients}
+        conditions = conditions_of(model)
         self._is_certain = [not any(conditions[name] for name in t.gradients) for t in plan.transfers]
         self._done: dict[str, list[Sequence[str]]] = {}
 
@@ -139,12 +138,6 @@ class _InOrder:
             for made, _ in readers:
                 made.input.append(after)
         return [*held, *lowered.nodes]
-
-
-def _shape(piece: Piece, gradient: Gradient) -> tuple[int, ...]:
-    """Of the tensor that a piece is."""
-    is_whole = piece.elements == gradient.size
-    return gradient.shape if is_whole else (piece.elements or 0,)
 
 
 def _gathered(

@@ -58,6 +58,11 @@ def _taken_apart(emitter: Emitter, rank: int, tensor: str, gradient: Gradient, p
     return emitter.parted(rank, f"pieces_{rank}", flat, [part.elements or 0 for part in parts])
 
 
+def piece_shape(piece: Piece, gradient: Gradient) -> tuple[int, ...]:
+    """The shape of the tensor that a piece of a dense gradient is."""
+    return gradient.shape if piece.elements == gradient.size else (piece.elements or 0,)
+
+
 def joined_pieces(emitter: Emitter, rank: int, parts: Sequence[str], gradient: Gradient) -> str:
     """The pieces of a gradient as one tensor of its shape.
 

@@ -20,7 +20,7 @@ from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, node_of, parse_input, tensor_name
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
 from caramel.model import Model
-from caramel.modifiers.cut import Pieces, joined_pieces
+from caramel.modifiers.cut import Pieces, joined_pieces, piece_shape
 from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.plan import Plan
 
@@ -62,8 +62,7 @@ def postpone(
         for number, name in enumerate(found.gradients):
             gradient, parts = gradients[name], []
             for piece, window in plan.pieces[name]:
-                shape = gradient.shape if piece.elements == gradient.size else (piece.elements or 0,)
-                parts.append(worker.keep(pieces[rank, piece], gradient.dtype, shape))
+                parts.append(worker.keep(pieces[rank, piece], gradient.dtype, piece_shape(piece, gradient)))
                 if window == FORWARD:
                     sources[rank, piece] = parts[-1]
             kept = parts[0]
