@@ -50,43 +50,55 @@ def aggregate(
         if transfer.algorithm == ALL_GATHER:
             (piece,) = transfer.pieces
             nodes = _gathered(distributed, plan, number, by_name[piece.gradient], pieces, changed)
-            added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
-            continue
-        parts = [(piece, piece_shape(piece, by_name[piece.gradient])) for piece in transfer.pieces]
-        emitter = Emitter(f"caramel/transfer_{number}", plan.devices, transfer.dtype)
-        sources = [
-            _packed(emitter, rank, [(pieces[rank, piece], shape) for piece, shape in parts])
-            for rank in range(plan.workers)
-        ]
-        lowered = emit_all_reduce(
-            schedules,
-            transfer.algorithm,
-            transfer.depth,
-            Request(
-                prefix=f"caramel/transfer_{number}/reduce",
-                sources=sources,
-                devices=plan.devices,
-                dtype=transfer.dtype,
-                size=transfer.elements or 0,
-                mean=plan.reduction == "mean",
-                wire=transfer.wire,
-            ),
-            turn=number,
-            instance=number + 1,
-            in_rank_order=plan.deterministic,
-            after=after,
-        )
-        if transfer.algorithm == NATIVE:
-            after = lowered.results
-            following = plan.transfers[number + 1 :]
-            if transfer.window == FORWARD and all(t.window != FORWARD or t.algorithm != NATIVE for t in following):
-                after = _live(plan, after, added)
-        for rank, result in enumerate(lowered.results):
-            for (piece, _), tensor in zip(parts, _unpacked(emitter, rank, result, [shape for _, shape in parts])):
-                _redirect_piece(distributed, plan, by_name[piece.gradient], piece, rank, pieces, tensor, changed)
-        nodes = [*emitter.out.nodes, *in_order.waiting(number, transfer.window, sources, lowered, emitter)]
+        else:
+            emitter = Emitter(f"caramel/transfer_{number}", plan.devices, transfer.dtype)
+            shapes = [piece_shape(piece, by_name[piece.gradient]) for piece in transfer.pieces]
+            sources = [
+                _packed(emitter, rank, [(pieces[rank, p], shape) for p, shape in zip(transfer.pieces, shapes)])
+                for rank in range(plan.workers)
+            ]
+            lowered = _all_reduced(schedules, plan, number, sources, after)
+            if transfer.algorithm == NATIVE:
+                after = _live(plan, lowered.results, added) if _is_last_native(plan, number) else lowered.results
+            for rank, result in enumerate(lowered.results):
+                for piece, tensor in zip(transfer.pieces, _unpacked(emitter, rank, result, shapes)):
+                    _redirect_piece(distributed, plan, by_name[piece.gradient], piece, rank, pieces, tensor, changed)
+            nodes = [*emitter.out.nodes, *in_order.waiting(number, transfer.window, sources, lowered, emitter)]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
     return distributed.extended(added, changed)
+
+
+def _all_reduced(
+    schedules: Schedules, plan: Plan, number: int, sources: Sequence[str], after: Sequence[str]
+) -> Lowered:
+    """The all-reduce of one transfer, of flat tensors."""
+    transfer = plan.transfers[number]
+    request = Request(
+        prefix=f"caramel/transfer_{number}/reduce",
+        sources=sources,
+        devices=plan.devices,
+        dtype=transfer.dtype,
+        size=transfer.elements or 0,
+        mean=plan.reduction == "mean",
+        wire=transfer.wire,
+    )
+    return emit_all_reduce(
+        schedules,
+        transfer.algorithm,
+        transfer.depth,
+        request,
+        turn=number,
+        instance=number + 1,
+        in_rank_order=plan.deterministic,
+        after=after,
+    )
+
+
+def _is_last_native(plan: Plan, number: int) -> bool:
+    """Whether a transfer is the last native one of the forward window."""
+    following = plan.transfers[number + 1 :]
+    is_forward = plan.transfers[number].window == FORWARD
+    return is_forward and all(t.window != FORWARD or t.algorithm != NATIVE for t in following)
 
 
 def _live(plan: Plan, after: Sequence[str], added: list[tuple[NodeDef, Role]]) -> Sequence[str]:
