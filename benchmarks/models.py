@@ -68,7 +68,7 @@ def compile_model(name: str, workers: int, trace_file: str | None) -> dict[str, 
     from caramel.analyzers.analyzer import analyse
     from caramel.analyzers.automatic import WANTED, automatic
     from caramel.analyzers.network import Network
-    from caramel.armodel import make_plan
+    from caramel.decide import make_plan
     from caramel.graph.devices import default_devices
     from caramel.netmodel.choice import CollectiveOptions
     from caramel.tracefile import as_trace

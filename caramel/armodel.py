@@ -8,23 +8,23 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from caramel.analyzers.analyzer import Analyzer, analyse, ordered
+from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.automatic import WANTED, automatic
 from caramel.analyzers.network import Network
 from caramel.analyzers.postponement import postponement
-from caramel.analyzers.prediction import predict
-from caramel.analyzers.validity import check_applies, check_plan
+from caramel.analyzers.validity import check_plan
 from caramel.checks import whole_number
 from caramel.collectives.algorithms import NATIVE
-from caramel.data.pipeline import Pipeline, make_pipeline
-from caramel.errors import CaptureError, InputError, InvariantError, PlanError, listed
-from caramel.facts import ControlEdges, Trace, UpdateOrder
+from caramel.data.pipeline import Pipeline
+from caramel.decide import given_plan, input_pipeline, make_plan, refuse_options
+from caramel.errors import CaptureError, InputError, InvariantError, PlanError
+from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.graph.bulk import many_objects
 from caramel.graph.devices import Device, default_devices, task_name
 from caramel.graph.graph import Graph, tensor_name
 from caramel.graph.verify import verify_structure
-from caramel.model import Evaluation, Model, VariableClass
+from caramel.model import Evaluation, Model
 from caramel.modifiers import state
 from caramel.modifiers.aggregate import aggregate, verify_aggregated
 from caramel.modifiers.cut import cut
@@ -39,7 +39,7 @@ from caramel.modifiers.weigh import weigh
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
-from caramel.plan import Plan, Transfer, Transfers
+from caramel.plan import Plan
 from caramel.signature import EvaluationSignature, Feed, Signature
 from caramel.tracefile import as_trace
 
@@ -146,18 +146,28 @@ class ARModel:
         switches = {"serialization": not serialization, "batching": not batching, "scheduling": not scheduling}
         chosen_by = {**switches, "policy": policy != "optimal", "postponed": postponed, "trace": trace is not None}
         if analyzers is not None:
-            _refuse_options("analyzers", chosen_by, "put analyzers that do it into the list")
+            refuse_options("analyzers", chosen_by, "put analyzers that do it into the list")
         if plan is not None:
             collective = {"network": network, "algorithm": algorithm, "depth": depth, "deterministic": deterministic}
             weighting = {"uneven_batches": uneven_batches != "weight", "statistics": statistics != "local"}
             others = {"analyzers": analyzers is not None, **collective, "wire": wire, **weighting}
-            _refuse_options("plan", {**chosen_by, **others}, "all of it is decided by the plan")
-            self.plan = _given_plan(plan, self.model, workers, device_list, self.pipeline)
+            refuse_options("plan", {**chosen_by, **others}, "all of it is decided by the plan")
+            self.plan = given_plan(plan, self.model, workers, device_list, self.pipeline)
         else:
             devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
             network_fact = Network(collectives, workers)
-            chosen, notes = _analyzers(
-                self.model, network_fact, trace, analyzers, policy, serialization, batching, scheduling, postponed
+            chosen, notes = (
+                (list(analyzers), [])
+                if analyzers is not None
+                else automatic(
+                    network_fact,
+                    as_trace(trace, self.model),
+                    serialize=serialization,
+                    batching=batching,
+                    scheduling=scheduling,
+                    policy=policy,
+                    postponed=postponed,
+                )
             )
             self.facts = analyse(chosen, [self.model, network_fact], WANTED)
             self.plan = make_plan(
@@ -212,164 +222,6 @@ class ARModel:
         from caramel.export import export
 
         export(self, path)
-
-
-def _refuse_options(given: str, others: Mapping[str, Any], why: str) -> None:
-    """Refuse options that would have no effect beside another one."""
-    asked = [f"{name}=" for name, value in others.items() if value]
-    if asked:
-        raise InputError(f"with {given}= leave out {listed(asked)}: {why}")
-
-
-def input_pipeline(context: Context, model: Model, workers: int, sharding: str | None) -> Pipeline | None:
-    """The workers' input pipelines; None where the driver feeds all inputs.
-
-    Raises:
-        InputError: the dataset does not fit, or there is none and ``sharding`` says how to divide it.
-    """
-    if context.given is not None:
-        return make_pipeline(context.given, model, workers, sharding)
-    if sharding not in (None, "slice"):
-        raise InputError(f"sharding={sharding!r} goes with a dataset: pass data= to caramel.capture")
-    return None
-
-
-def _given_plan(
-    plan: Plan | str | os.PathLike[str],
-    model: Model,
-    workers: int,
-    device_list: Sequence[str] | None,
-    pipeline: Pipeline | None,
-) -> Plan:
-    """A finished plan, if it fits."""
-    found = plan if isinstance(plan, Plan) else Plan.load(plan)
-    check_applies(found, model, workers)
-    devices = parse_devices(found.devices if device_list is None else device_list, workers)
-    sharding = None if pipeline is None else pipeline.sharding.value
-    if found.sharding != sharding:
-        raise PlanError(f"the plan was made for sharding={found.sharding!r}, here it is {sharding!r}")
-    return replace(found, devices=devices, proof=())
-
-
-def _analyzers(
-    model: Model,
-    network: Network,
-    trace: Trace | str | os.PathLike[str] | None,
-    analyzers: Sequence[Analyzer] | None,
-    policy: str,
-    serialize: bool,
-    batching: bool,
-    scheduling: bool,
-    postponed: Sequence[str],
-) -> tuple[Sequence[Analyzer], list[str]]:
-    """The caller's analyzers, or those that the options need, and notes about these."""
-    if analyzers is not None:
-        return list(analyzers), []
-    return automatic(
-        network,
-        as_trace(trace, model),
-        serialize=serialize,
-        batching=batching,
-        scheduling=scheduling,
-        policy=policy,
-        postponed=postponed,
-    )
-
-
-def make_plan(
-    model: Model,
-    devices: Sequence[str],
-    facts: Mapping[type, Any],
-    analyzers: Sequence[Analyzer],
-    notes: Sequence[str],
-    uneven_batches: str,
-    statistics: str,
-    pipeline: Pipeline | None,
-) -> Plan:
-    """Put what was found together; nothing is rewritten here."""
-    network: Network = facts[Network]
-    transfers: Transfers = facts[Transfers]
-    edges: ControlEdges = facts[ControlEdges]
-    order: UpdateOrder | None = facts.get(UpdateOrder)
-    weighted = _is_weighted(model, len(devices), uneven_batches, pipeline)
-    everything = [*model.notes, *notes, *transfers.notes]
-    if weighted:
-        everything.append(
-            "gradients are weighted by each worker's share of the examples, so batches need not divide evenly"
-        )
-    everything += _local_notes(model, statistics, len(devices))
-    if pipeline is not None:
-        everything += pipeline.notes
-    everything += _collective_notes(network.options, transfers.transfers, len(devices))
-    trace: Trace | None = facts.get(Trace)
-    everything += [f"trace: {warning}" for warning in (trace.warnings if trace is not None else ())]
-    plan = Plan(
-        model_digest=model.digest,
-        workers=len(devices),
-        devices=tuple(devices),
-        reduction=model.reduction.kind,
-        reduction_reason=model.reduction.reason,
-        weighted=weighted,
-        deterministic=network.options.deterministic,
-        statistics=statistics,
-        network=None if network.options.network is None else network.options.network.description,
-        transfers=transfers.transfers,
-        variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
-        notes=tuple(everything),
-        sharding=None if pipeline is None else pipeline.sharding.value,
-        analyzers=tuple(a.name for a in ordered(analyzers, [Model, Network], WANTED)),
-        order=() if order is None else order.gradients,
-        order_reason="" if order is None else f"{order.reason}; enforced: {edges.reason}",
-        edges=edges.edges,
-        in_flight=transfers.in_flight,
-        prediction=predict(facts),
-    )
-    gradients = {g.name: g for g in model.gradients}
-    return replace(plan, extra_bytes=sum(gradients[name].size_bytes for name in plan.postponed))
-
-
-def _is_weighted(model: Model, workers: int, uneven_batches: str, pipeline: Pipeline | None) -> bool:
-    """Whether gradients are weighted by the workers' shares of the examples."""
-    return uneven_batches == "weight" and workers > 1 and not _always_even(model, pipeline)
-
-
-def _always_even(model: Model, pipeline: Pipeline | None) -> bool:
-    """Whether no worker's gradients ever need another weight than 1."""
-    if pipeline is not None:
-        return pipeline.always_even
-    split = [i for i in model.inputs if i.split]
-    static = all(i.shape is not None and i.shape[0] is not None for i in split)
-    return static or model.reduction.kind != "mean"
-
-
-def _local_notes(model: Model, statistics: str, workers: int) -> list[str]:
-    accumulators = model.variables_of(VariableClass.ACCUMULATOR)
-    notes = []
-    local = [v.name for v in model.variables if v.kind.is_local and v not in accumulators]
-    if local:
-        used = "the mean over the workers" if statistics == "mean" and workers > 1 else "worker 0's"
-        notes.append(
-            f"{len(local)} variables are local to each worker ({listed(local, 3)}); "
-            f"checkpoints and evaluations use {used}"
-        )
-    if any(g.sources for g in model.gradients):
-        where = f" in variables ({listed([v.name for v in accumulators], 3)})" if accumulators else ""
-        notes.append(
-            f"gradients that the program adds up{where} are added up by each worker, and their sum is aggregated"
-        )
-    return notes
-
-
-def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer], workers: int) -> list[str]:
-    notes = []
-    full = sorted({t.dtype for t in transfers if t.wire is None})
-    if options.wire is not None and full:
-        notes.append(f"wire={options.wire} has no effect on gradients of {', '.join(full)}, which travel as they are")
-    if options.network is not None:
-        used = {(workers, t.algorithm, t.depth) for t in transfers}
-        curves = [c for c in options.network.curves if (c.workers, c.algorithm, c.depth) in used]
-        notes += [f"network: {c.warning}" for c in curves if c.warning is not None]
-    return notes
 
 
 @many_objects()

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from caramel.armodel import input_pipeline, make_signature
+from caramel.armodel import make_signature
 from caramel.checks import whole_number
 from caramel.data.pipeline import Pipeline
+from caramel.decide import input_pipeline
 from caramel.errors import InputError
 from caramel.frontend.context import Context
 from caramel.graph.bulk import many_objects

@@ -68,6 +68,7 @@ LAYERS = [
         "analyzers.names",
     ],
     ["modifiers"],
+    ["decide"],
     ["armodel", "computation"],
     ["runtime"],
     ["training"],

@@ -32,7 +32,7 @@ def step(x, y):
 
 context = caramel.capture(step, inputs=[tf.TensorSpec([None, 8, 8, 3]), tf.TensorSpec([None, 3])])
 trace = replace(unmeasured().run(context.model), runs=1, step_s=5e-3)
-costs = caramel.NetworkModel.from_link_rate(1e8)
+costs = caramel.NetworkModel.from_link_rate(5e8)
 made = {}
 names = [g.name for g in context.model.gradients]
 for options in ({}, {"policy": "paper"}, {"postponed": names[::2]}, {"batching": False, "depth": 2, "algorithm": "ring"}):
