@@ -61,8 +61,8 @@ class Cell:
         return statistics.median(self.times_s)
 
 
-def program(examples: int) -> tuple[Any, tuple[Any, ...]]:
-    """A captured training step, and a global batch."""
+def program(examples: int) -> Any:
+    """A captured training step; each worker has its part of the data, so that only gradients cross the network."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -93,13 +93,16 @@ def program(examples: int) -> tuple[Any, tuple[Any, ...]]:
 
     rng = np.random.default_rng(0)
     batch = rng.normal(size=(examples, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, examples)
-    specs = [tf.TensorSpec([None, 32, 32, 3]), tf.TensorSpec([None], tf.int64)]
-    return caramel.capture(step, inputs=specs), batch
+
+    def data(workers: int, rank: int) -> tf.data.Dataset:
+        part = tuple(np.array_split(each, workers)[rank] for each in batch)
+        return tf.data.Dataset.from_tensors(part).repeat()
+
+    return caramel.capture(step, data=data)
 
 
 def measure(
     context: Any,
-    batch: Sequence[Any],
     trace: Trace,
     network: NetworkModel,
     place: Any,
@@ -120,7 +123,7 @@ def measure(
         show = stack.enter_context(progress_over(rounds + WARM_UP, True))
         for done in range(rounds + WARM_UP):
             for name, session in sessions.items():
-                step_s = timed_step(session, *batch)
+                step_s = timed_step(session)
                 times[name] += [step_s] if done >= WARM_UP else []
             show(done + 1, "")
     return [_cell(name, models[name].plan, times[name]) for name in models]
@@ -171,15 +174,15 @@ def main(workers: int, rate: str, examples: int, rounds: int, policies: tuple[st
     from caramel.netbench import Settings, measure_network
     from caramel.runtime.executor import RunOptions
 
-    context, batch = program(examples)
+    context = program(examples)
     with ExitStack() as stack:
         testbed = None if rate == "0" else stack.enter_context(Testbed(workers, parse_rate(rate)))
         place = replace(cluster(workers, testbed), options=RunOptions(intra_op_threads=1, inter_op_threads=2))
         where = "loopback" if testbed is None else f"links of {rate}"
         sizes = tuple(2**k for k in range(12, 24, 2))
         network = measure_network(place, [workers], Settings(sizes, depths=(1, 4), rounds=3), where)
-        trace = caramel.trace(context, *batch, workers=workers, cluster=place, runs=5, steps=10)
-        cells = measure(context, batch, trace, network, place, workers, rounds, policies or tuple(POLICIES))
+        trace = caramel.trace(context, workers=workers, cluster=place, runs=5, steps=10)
+        cells = measure(context, trace, network, place, workers, rounds, policies or tuple(POLICIES))
     click.echo(f"\ncomputation alone {trace.step_s * 1e3:.4g} ms; its ops predict {trace.predicted_s * 1e3:.4g} ms")
     click.echo(table(cells))
     if json_file is not None:

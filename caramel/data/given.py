@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -44,7 +44,8 @@ class Given:
             CaptureError: it cannot be written as a graph.
         """
         found = self.serialised(workers)
-        return tuple(make_source(s, self.components, self.anew, shared=not self.own and workers > 1) for s in found)
+        shared = not self.own and workers > 1
+        return tuple(make_source(s, s.components or self.components, self.anew, shared) for s in found)
 
 
 def given_data(data: Any) -> Given:
@@ -62,7 +63,8 @@ def given_data(data: Any) -> Given:
         for rank in range(workers):
             dataset = sample(data, workers, rank)
             _check_same(dataset.element_spec, first.element_spec, workers, rank)
-            found.append(serialise(dataset))
+            # Its batches may have another static size than those of a single worker.
+            found.append(replace(serialise(dataset), components=components_of(dataset.element_spec)))
         return found
 
     return Given(first.element_spec, serialised, own=True)

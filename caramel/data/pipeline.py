@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -98,8 +99,8 @@ def make_pipeline(given: Given, model: Model, workers: int, sharding: str | None
             raise InputError(f"the dataset{f' of worker {rank}' if given.own else ''} is empty: it has no element")
     if workers > 1:
         _check_sharding(sources, inputs, kind)
-    _check_static(given, inputs, workers, kind)
-    even = workers == 1 or not any(i.split for i in inputs) or _always_even(given, sources, inputs, workers, kind)
+    _check_static(sources, inputs, workers, kind)
+    even = workers == 1 or not any(i.split for i in inputs) or _always_even(sources, inputs, workers, kind)
     return Pipeline(kind, sources, tuple(make_template(s, inputs, kind) for s in sources), inputs, even)
 
 
@@ -137,11 +138,11 @@ def _check_sharding(sources: tuple[Source, ...], inputs: tuple[Input, ...], kind
         )
 
 
-def _check_static(given: Given, inputs: tuple[Input, ...], workers: int, kind: Sharding) -> None:
+def _check_static(sources: tuple[Source, ...], inputs: tuple[Input, ...], workers: int, kind: Sharding) -> None:
     """Where the step is made for a fixed number of examples, the dataset must be able to give it to each worker."""
-    for item in inputs:
+    for source, item in product(sources, inputs):
         size = item.shape[0] if item.split and item.shape else None
-        batch = _static_batch(given, item)
+        batch = _static_batch(source, item)
         if size is None or batch is None:
             continue
         wanted = size * workers if kind is Sharding.SLICE else size
@@ -154,16 +155,14 @@ def _check_static(given: Given, inputs: tuple[Input, ...], workers: int, kind: S
             )
 
 
-def _static_batch(given: Given, item: Input) -> int | None:
+def _static_batch(source: Source, item: Input) -> int | None:
     assert item.component is not None
-    shape = given.components[item.component].shape
+    shape = source.components[item.component].shape
     return shape[0] if item.split and shape else None
 
 
-def _always_even(
-    given: Given, sources: tuple[Source, ...], inputs: tuple[Input, ...], workers: int, kind: Sharding
-) -> bool:
-    sizes = {_static_batch(given, i) for i in inputs if i.split}
+def _always_even(sources: tuple[Source, ...], inputs: tuple[Input, ...], workers: int, kind: Sharding) -> bool:
+    sizes = {_static_batch(s, i) for s in sources for i in inputs if i.split}
     if len(sizes) != 1 or None in sizes:
         return False
     if kind is Sharding.SLICE:

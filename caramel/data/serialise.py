@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from caramel.data.components import Component
 from caramel.errors import CaptureError, UnsupportedError, in_one_line
 from caramel.graph import ops
 from caramel.graph.functions import Library
@@ -29,11 +30,13 @@ class Serialised:
         graph: its nodes.
         dataset: the node that is the dataset.
         cardinality: number of elements, or one of tf.data's INFINITE_CARDINALITY and UNKNOWN_CARDINALITY.
+        components: the tensors of its elements; none where they are those that all workers' datasets have.
     """
 
     graph: Graph
     dataset: str
     cardinality: int
+    components: tuple[Component, ...] = ()
 
     @cached_property
     def library(self) -> Library:

@@ -159,7 +159,7 @@ class Program:
 
 def session_on(make, workers, cluster=None, reduction="mean", **options):
     """A fresh session of a fresh program on a dataset."""
-    context = caramel.capture(Program(reduction).step, data=make() if make.__name__ != "own" else make)
+    context = caramel.capture(Program(reduction).step, data=make() if make not in (own, share) else make)
     return caramel.ARModel(context, workers, **options).session(cluster or in_process())
 
 
@@ -314,6 +314,24 @@ def test_fewer_batches_than_workers():
 def own(workers, rank):
     """Ranks have different numbers of batches of different sizes."""
     return slices().shard(workers, rank).batch(3 + rank)
+
+
+def share(workers, rank):
+    """The static size of a batch depends on the number of workers, and with 3 or 4 of them on the rank."""
+    sizes = [len(part) for part in np.array_split(np.arange(11), workers)]
+    return slices().skip(sum(sizes[:rank])).batch(sizes[rank], drop_remainder=True).repeat()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_batches_of_a_static_size_that_depends_on_the_workers(workers):
+    per_worker = [listed(share(workers, rank).take(5)) for rank in range(workers)]
+    assert all(share(workers, 0).element_spec[0].shape[0] == len(batch[0]) for batch in per_worker[0])
+    steps = [tuple(np.concatenate(arrays) for arrays in zip(*batches)) for batches in zip(*per_worker)]
+    with session_on(share, workers) as session:
+        got = trained(session, len(steps))
+    want = one_device(steps)
+    np.testing.assert_allclose(got.losses, want.losses, rtol=RTOL)
+    assert_close(got.values, want.values)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
