@@ -161,12 +161,16 @@ def table(cells: Sequence[Cell]) -> str:
 @click.command()
 @click.option("--workers", type=click.IntRange(min=2), default=4, show_default=True)
 @click.option("--rate", default="100mbit", show_default=True, help="Of each host's link; 0 for the loopback device.")
-@click.option("--examples", type=int, default=256, show_default=True, help="Of a global batch.")
+@click.option(
+    "--examples", "sizes", type=int, multiple=True, default=(256, 1024), show_default=True, help="Of a global batch."
+)
 @click.option("--rounds", type=int, default=15, show_default=True, help="Steps of each policy that count.")
 @click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)), help="Default: all.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False))
 @errors_for_click
-def main(workers: int, rate: str, examples: int, rounds: int, policies: tuple[str, ...], json_file: str | None) -> None:
+def main(
+    workers: int, rate: str, sizes: tuple[int, ...], rounds: int, policies: tuple[str, ...], json_file: str | None
+) -> None:
     """Compare predicted and measured steps."""
     from dataclasses import replace
 
@@ -174,20 +178,28 @@ def main(workers: int, rate: str, examples: int, rounds: int, policies: tuple[st
     from caramel.netbench import Settings, measure_network
     from caramel.runtime.executor import RunOptions
 
-    context = program(examples)
+    found = []
     with ExitStack() as stack:
         testbed = None if rate == "0" else stack.enter_context(Testbed(workers, parse_rate(rate)))
         place = replace(cluster(workers, testbed), options=RunOptions(intra_op_threads=1, inter_op_threads=2))
         where = "loopback" if testbed is None else f"links of {rate}"
-        sizes = tuple(2**k for k in range(12, 24, 2))
-        network = measure_network(place, [workers], Settings(sizes, depths=(1, 4), rounds=3), where)
-        trace = caramel.trace(context, workers=workers, cluster=place, runs=5, steps=10)
-        cells = measure(context, trace, network, place, workers, rounds, policies or tuple(POLICIES))
-    click.echo(f"\ncomputation alone {trace.step_s * 1e3:.4g} ms; its ops predict {trace.predicted_s * 1e3:.4g} ms")
-    click.echo(table(cells))
+        settings = Settings(tuple(2**k for k in range(12, 24, 2)), depths=(1, 4), rounds=3)
+        network = measure_network(place, [workers], settings, where)
+        for examples in sizes:
+            context = program(examples)
+            trace = caramel.trace(context, workers=workers, cluster=place, runs=5, steps=10)
+            cells = measure(context, trace, network, place, workers, rounds, policies or tuple(POLICIES))
+            alone_ms, ops_ms = trace.step_s * 1e3, trace.predicted_s * 1e3
+            click.echo(
+                f"\n{examples} examples: computation alone {alone_ms:.4g} ms; its ops predict {ops_ms:.4g} ms\n\n"
+                + table(cells)
+            )
+            rows = [asdict(cell) for cell in cells]
+            found.append(
+                {"rate": rate, "workers": workers, "examples": examples, "step_s": trace.step_s, "cells": rows}
+            )
     if json_file is not None:
-        rows = [asdict(cell) for cell in cells]
-        write_json({"rate": rate, "workers": workers, "step_s": trace.step_s, "cells": rows}, json_file)
+        write_json(found, json_file)
 
 
 if __name__ == "__main__":
