@@ -1,0 +1,73 @@
+"""A training step of a workload, without and with a reduction of its gradients; for any TensorFlow 2.x."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.training.workloads import Workload
+
+MOMENTUM = 0.9
+
+Reduce = Callable[[Sequence[Any]], Sequence[Any]]
+"""Gradients of this worker -> their means over the workers."""
+
+
+def apply(tf: Any, parameter: Any, momentum: Any, gradient: Any, learning_rate: float) -> Any:
+    """Gradient descent with momentum, as TensorFlow's own ops do it; returns the op in a graph.
+
+    Args:
+        tf: TensorFlow.
+        parameter: a resource variable.
+        momentum: its momentum, likewise.
+        gradient: a tensor, or slices: those of one row are added up.
+        learning_rate: the step size.
+    """
+    options = {"var": parameter.handle, "accum": momentum.handle, "lr": learning_rate, "momentum": MOMENTUM}
+    if isinstance(gradient, tf.IndexedSlices):
+        rows, places = tf.unique(gradient.indices)
+        values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(rows)[0])
+        return tf.raw_ops.ResourceSparseApplyMomentum(**options, grad=values, indices=rows)
+    return tf.raw_ops.ResourceApplyMomentum(**options, grad=gradient)
+
+
+class Replica:
+    """One worker's copy of a workload, with its part of the batch.
+
+    Args:
+        tf: TensorFlow.
+        workload: what is trained.
+        workers: number of workers.
+        rank: of this one.
+    """
+
+    def __init__(self, tf: Any, workload: Workload, workers: int, rank: int) -> None:
+        self._tf = tf
+        self._workload = workload
+        self.parameters = _variables(tf, workload.parameters)
+        self._averages = _variables(tf, workload.averages)
+        self._momenta = {name: tf.Variable(tf.zeros_like(v)) for name, v in self.parameters.items()}
+        self._batch = tuple(tf.constant(each) for each in workload.batch(workers, rank))
+
+    def step(self, reduce: Reduce, tape_of: Callable[[Any], Any] = lambda tape: tape) -> Any:
+        """One step; returns this worker's loss.
+
+        Args:
+            reduce: of the gradients.
+            tape_of: what to make of the tape that computes them.
+        """
+        tf = self._tf
+        with tf.GradientTape() as tape:
+            # A table is gathered from its variable, so that its gradient has only the rows that were used.
+            values: Mapping[str, Any] = {**self.parameters, **self._averages}
+            loss, updates = self._workload.loss(tf, values, *self._batch)
+        gradients = reduce(tape_of(tape).gradient(loss, list(self.parameters.values())))
+        for (name, parameter), gradient in zip(self.parameters.items(), gradients):
+            apply(tf, parameter, self._momenta[name], gradient, self._workload.learning_rate)
+        for name, value in updates.items():
+            self._averages[name].assign(value)
+        return loss
+
+
+def _variables(tf: Any, declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: tf.Variable(each.value(name), name=name) for name, each in declared.items()}
