@@ -244,7 +244,8 @@ def _refuse_divergence(
                     f"op {writer!r} updates parameter {handles[handle].name!r} with a value that differs between "
                     f"workers: it comes from {origin} and does not pass through a gradient of the "
                     "loss, so the replicas would drift apart. Compute it from the gradients (tf.gradients, "
-                    "GradientTape.gradient), from other variables, or from an input listed in replicated="
+                    "GradientTape.gradient), from other variables, or from an input listed in replicated=. "
+                    "(Statistics, of which each worker may have its own, are variables with trainable=False)"
                 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.util import nest
 
 from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
@@ -136,6 +138,8 @@ class Naming:
             return known
         found = next((v for v in func_graph.variables if v.handle is handle), None)
         if found is None:
+            found = _live_variable(handle)
+        if found is None:
             reader = _reader(func_graph, handle)
             raise UnsupportedError(
                 f"op {reader.name!r} ({reader.type}) uses a resource that is no variable (a lookup table, an iterator "
@@ -184,6 +188,16 @@ class Naming:
     def live(self) -> dict[str, Any]:
         """The user's variable objects by name."""
         return {name: v for name, v in self.objects.items() if name not in self._constants}
+
+
+def _live_variable(handle: Any) -> Any:
+    """The variable with a handle, among all of this process.
+
+    TensorFlow tells a function's variables by their being read or assigned through the object. Optimizers of
+    TensorFlow 1 give their slots' handles to ops themselves.
+    """
+    objects = (each for each in gc.get_objects() if issubclass(type(each), BaseResourceVariable))
+    return next((variable for variable in objects if variable.handle is handle), None)
 
 
 def _unique(name: str, taken: Collection[str]) -> str:

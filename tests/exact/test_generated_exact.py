@@ -222,7 +222,8 @@ def test_some(recipe):
 
 
 @pytest.mark.soak
-@settings(max_examples=400, derandomize=False, **COMMON)
+@pytest.mark.parametrize("part", range(10))  # for several processes, and none for longer than a hanging test may take
+@settings(max_examples=40, derandomize=False, **COMMON)
 @given(RECIPES)
-def test_many(recipe):
+def test_many(part, recipe):
     run(recipe)
