@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,9 @@ class Executor(Protocol):
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes; they may read nodes that are there already."""
+
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the driver and then of the servers that were started with it, by task."""
 
     def close(self) -> None:
         """Stop everything that was started."""
@@ -248,6 +252,10 @@ class SessionExecutor:
                     if name not in names and not text.startswith("^"):
                         outside[text] = self._graph.get_tensor_by_name(text if ":" in text else text + ":0")
             tf.import_graph_def(added, name="", input_map=outside)
+
+    def pids(self) -> tuple[int, ...]:
+        """This process, which drives."""
+        return (os.getpid(),)
 
     def close(self) -> None:
         """Close the session; its variables are gone."""

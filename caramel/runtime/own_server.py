@@ -45,6 +45,9 @@ class OwnServer:
         config: the server's ConfigProto.
         timeout_s: how long it may take to listen.
 
+    Attributes:
+        pid: its process id.
+
     Raises:
         ClusterError: it does not start.
     """
@@ -61,6 +64,7 @@ class OwnServer:
             env=child_environment(),
             start_new_session=True,
         )
+        self.pid = process.pid
         self._finalizer = weakref.finalize(self, _stop, process, log)
         try:
             self._await(process, pickle.dumps(settings), log, addresses[0], timeout_s)
@@ -122,6 +126,10 @@ class OwnServerExecutor:
         self.extend = inner.extend
         self._inner = inner
         self._server = server
+
+    def pids(self) -> tuple[int, ...]:
+        """The driver's process and its own server's; the other servers are elsewhere."""
+        return (*self._inner.pids(), self._server.pid)
 
     def close(self) -> None:
         """Close the session, so that the other servers free what it has there; then stop the server."""

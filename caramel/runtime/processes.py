@@ -171,6 +171,10 @@ class ProcessExecutor:
         """Add nodes; see `Executor.extend`."""
         self.request("extend", graph_def, _GRACE_S)
 
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the launcher, which drives, and of the servers, by task."""
+        return (self.launcher_pid, *self.worker_pids())
+
     def worker_pids(self) -> list[int]:
         """Process ids of the servers, by task."""
         return list(self.request("pids", None, _GRACE_S))
