@@ -103,6 +103,7 @@ class Building:
         self._initialise: list[str] = []
         self._losses: list[str] = []
         self._updates: dict[str, list[Any]] = {device: [] for device in self.devices}
+        self._awaited: dict[str, list[str]] = {}
 
     def stored(self, rank: int, where: Mapping[str, int] | None = None) -> dict[str, Stored]:
         """The parameters that are on a worker: all, or those that are there."""
@@ -111,10 +112,10 @@ class Building:
             if where is not None and where[name] != rank:
                 continue
             first = self._first_value(name, declared)
-            with tf.device(self.devices[rank]), tf.name_scope(f"worker{rank}/parameters"):
+            with tf.device(self.devices[rank]), tf.name_scope(f"worker{rank}/parameters/"):
                 variable = self._variable(name, first)
                 momentum = self._variable(f"{name}/momentum", tf.zeros(declared.shape))
-                value = tf.identity(variable.read_value(), f"{name}/value")
+                value = variable.read_value()
             reads = [] if self._workload.is_sparse(name) else [value.op]
             found[name] = Stored(self.devices[rank], variable, momentum, value, reads)
         return found
@@ -127,7 +128,7 @@ class Building:
             stored: the parameters, wherever they are.
         """
         tf, workload = self.tf, self._workload
-        with tf.device(self.devices[rank]), tf.name_scope(f"worker{rank}"):
+        with tf.device(self.devices[rank]), tf.name_scope(f"worker{rank}/"):
             averages = {
                 name: self._variable(f"averages/{name}", tf.fill(each.shape, each.fill))
                 for name, each in workload.averages.items()
@@ -163,9 +164,11 @@ class Building:
     def update(self, stored: Stored, gradient: Any) -> None:
         """Apply the mean of the gradients, after all reads of the parameter."""
         tf = self.tf
-        with tf.device(stored.device), tf.control_dependencies(stored.reads):
+        with tf.device(stored.device):
             made = apply(tf, stored.variable, stored.momentum, gradient, self._workload.learning_rate)
         self._updates[stored.device].append(made)
+        # tf.control_dependencies would hold up the constants that it makes instead, which optimizers set free.
+        self._awaited[made.name] = [read.name for read in stored.reads]
 
     def finish(self) -> StepGraph:
         """The graph."""
@@ -174,7 +177,10 @@ class Building:
             if updates:
                 with tf.device(device), tf.control_dependencies(updates):
                     steps.append(tf.no_op(f"worker{rank}/step").name)
-        graph_def = _needed(_placed(self.graph.as_graph_def()), [*self._initialise, *self._losses, *steps])
+        graph_def = _placed(self.graph.as_graph_def())
+        for node in graph_def.node:
+            node.input.extend(f"^{name}" for name in self._awaited.get(node.name, ()))
+        graph_def = _needed(graph_def, [*self._initialise, *self._losses, *steps])
         return StepGraph(graph_def, self._initialise, self._feeds, self._losses, steps)
 
     def _variable(self, name: str, first: Any) -> Any:

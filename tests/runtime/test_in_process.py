@@ -94,6 +94,11 @@ def test_every_device_list_runs_on_a_machine_without_gpu(compiled, batch, name):
     assert armodel.graph_def.SerializeToString(deterministic=True) == before  # placing it leaves the model alone
 
 
+def test_the_only_process_is_this_one(compiled):
+    with compiled().session() as session:
+        assert session.executor.pids() == (os.getpid(),)
+
+
 @pytest.fixture
 def spied(monkeypatch):
     """The executors that clusters of this process make."""

@@ -42,6 +42,7 @@ def test_isolation_training_and_close(compiled, batch, processes, ours, scratch,
         workers = session._executor.worker_pids()
         launcher = session._executor.launcher_pid
         assert len(set(workers)) == 2
+        assert session.executor.pids() == (launcher, *workers)
         everything = ours()
         assert {pid for pid, _ in everything} >= {launcher, *workers}
 

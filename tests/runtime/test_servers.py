@@ -104,6 +104,7 @@ def test_hosts_must_not_be_the_machine_itself():
 
 
 SAME_PROGRAM = """
+import os
 import sys
 import numpy as np
 import tensorflow as tf
@@ -122,6 +123,9 @@ with caramel.capture() as context:
 model = caramel.ARModel(context, 2)
 for _ in range(2):
     with model.session(cluster) as session, model.session(cluster) as other:
+        driver, server = session.executor.pids()
+        assert driver == os.getpid() and other.executor.pids() == (driver,)
+        assert b"caramel.runtime.server" in open(f"/proc/{server}/cmdline", "rb").read()
         print([session.step({"x": np.ones([4, 2])}).loss for _ in range(2)], other.step({"x": np.ones([4, 2])}).loss)
 """
 
