@@ -333,7 +333,7 @@ def test_every_op_is_needed(graphs):
         assert {node.name for node in graph.graph_def.node} - read <= wanted
 
 
-def test_an_update_waits_for_all_reads_of_its_parameter(graphs):
+def test_an_update_is_where_its_parameter_is_and_waits_for_all_reads(graphs):
     """Of itself, not because its gradient happens to need them."""
     for graph in graphs:
         nodes = {node.name: node for node in graph.graph_def.node}
@@ -347,6 +347,7 @@ def test_an_update_waits_for_all_reads_of_its_parameter(graphs):
             named = [nodes[text[1:]] for text in update.input if text.startswith("^")]
             awaited = {node.input[0] if node.op == "Identity" else node.name for node in named}
             assert reads and awaited == reads
+            assert {nodes[name].device for name in (*reads, update.name)} == {nodes[handle].device}
 
 
 def test_values_are_no_part_of_the_graph():
