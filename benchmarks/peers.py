@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import AnsweringProcesses
 from benchmarks.testbed import Testbed
 from caramel.collectives.lower import Lowered
-from caramel.errors import ClusterError
 from caramel.graph.graph import parse_input
 from caramel.timing import elements_of
-
-ROOT = Path(__file__).parent.parent
 
 
 def tensorflow_builds(devices: Sequence[str], elements: int) -> dict[str, Callable[..., Lowered]]:
@@ -98,75 +91,36 @@ class MirroredWorkers:
     """
 
     def __init__(self, workers: int, testbed: Testbed | None, timeout_s: float = 300.0) -> None:
-        self._timeout_s = timeout_s
-        self._is_late = False
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the workers
         addresses = [testbed.hosts[r].address if testbed else "127.0.0.1" for r in range(workers)]
-        cluster = [f"{address}:{21000 + r}" for r, address in enumerate(addresses)]
-        self._processes: list[Any] = []
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
+        cluster = json.dumps([f"{address}:{21000 + r}" for r, address in enumerate(addresses)])
+
+        def command(rank: int) -> list[str]:
+            return [sys.executable, "-m", "benchmarks.mirrored_worker", cluster, str(rank)]
+
+        self._processes = AnsweringProcesses(
+            "MultiWorkerMirroredStrategy", command, workers, testbed, timeout_s=timeout_s
+        )
         try:
-            for rank in range(workers):
-                command = ["env", f"PYTHONPATH={ROOT}", "TF_CPP_MIN_LOG_LEVEL=3", sys.executable]
-                command += ["-m", "benchmarks.mirrored_worker", json.dumps(cluster), str(rank)]
-                start = testbed.hosts[rank].popen if testbed else subprocess.Popen
-                self._processes.append(start(command, text=True, **pipes))
-            self._ask({"do": "ready"})
+            self._processes.ask({"do": "ready"})
         except BaseException:
             self.close()
             raise
 
     def load(self, size_bytes: int, repeats: int) -> None:
         """Make the tensors of a size and functions that reduce them so often in a row."""
-        self._ask({"do": "load", "elements": elements_of(size_bytes), "repeats": repeats})
+        self._processes.ask({"do": "load", "elements": elements_of(size_bytes), "repeats": repeats})
 
     def step_s(self) -> float:
         """Seconds of one step, measured on the first worker."""
-        return float(self._ask({"do": "step"})[0])
+        return float(self._processes.ask({"do": "step"})[0])
 
     def empty_s(self) -> float:
         """Seconds of a step without all-reduce."""
-        return float(self._ask({"do": "empty"})[0])
-
-    def _ask(self, request: dict[str, Any]) -> list[Any]:
-        timer = threading.Timer(self._timeout_s, self._give_up)
-        timer.start()
-        try:
-            for process in self._processes:
-                process.stdin.write(json.dumps(request) + "\n")
-                process.stdin.flush()
-            answers = [process.stdout.readline() for process in self._processes]
-        except (OSError, ValueError) as error:
-            raise ClusterError(self._problem()) from error
-        finally:
-            timer.cancel()
-        if not all(answers):
-            raise ClusterError(self._problem())
-        return [json.loads(a) for a in answers]
-
-    def _give_up(self) -> None:
-        """End the workers; whoever waits for them then reads the end of their output."""
-        self._is_late = True
-        for process in self._processes:
-            process.kill()
-
-    def _problem(self) -> str:
-        """What happened, with the last that the workers said."""
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace")[-2000:]
-        what = f"did not answer within {self._timeout_s:g} s" if self._is_late else "ended"
-        return f"MultiWorkerMirroredStrategy {what}: {said}"
+        return float(self._processes.ask({"do": "empty"})[0])
 
     def close(self) -> None:
-        """End the workers, and close what they wrote to; nothing happens the second time."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):  # a request that the worker did not read any more
-                    pipe.close()
-        self._log.close()
+        """End the workers; nothing happens the second time."""
+        self._processes.close()
 
     def __enter__(self) -> MirroredWorkers:
         return self

@@ -130,7 +130,8 @@ class Plan:
         order_reason: how it was found, and how it is enforced.
         edges: control edges (before, after) that enforce it on each worker, by names of the single-device graph.
         in_flight: how many transfers of a window may be under way at once on a worker; None for no limit.
-        extra_bytes: what each worker keeps for the next step.
+        extra_bytes: of the gradients that each worker keeps for the next step; numbers such as learning rates that it
+            keeps with them are not counted.
         prediction: what a step will take; None without a trace or a network model.
         proof: what was checked of the emitted graph; empty before it is emitted.
     """
@@ -305,7 +306,7 @@ class Plan:
         if self.order:
             head.append(f"order of gradients: {self.order_reason}")
         if self.extra_bytes:
-            head.append(f"each worker keeps {self.extra_bytes:,} bytes for the next step")
+            head.append(f"each worker keeps {self.extra_bytes:,} bytes of gradients for the next step")
         counts: dict[str, int] = {}
         for _, kind in self.variable_classes:
             counts[kind] = counts.get(kind, 0) + 1

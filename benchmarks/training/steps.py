@@ -44,30 +44,31 @@ class Replica:
     def __init__(self, tf: Any, workload: Workload, workers: int, rank: int) -> None:
         self._tf = tf
         self._workload = workload
-        self.parameters = _variables(tf, workload.parameters)
-        self._averages = _variables(tf, workload.averages)
-        self._momenta = {name: tf.Variable(tf.zeros_like(v)) for name, v in self.parameters.items()}
+        self.parameters = {n: tf.Variable(d.value(n), name=n) for n, d in workload.parameters.items()}
+        self._averages = {n: tf.Variable(d.value(n), False, name=n) for n, d in workload.averages.items()}
+        self._momenta = {
+            n: tf.Variable(tf.zeros_like(v), False, name=f"{n}/momentum") for n, v in self.parameters.items()
+        }
         self._batch = tuple(tf.constant(each) for each in workload.batch(workers, rank))
 
-    def step(self, reduce: Reduce, tape_of: Callable[[Any], Any] = lambda tape: tape) -> Any:
+    def step(
+        self, reduce: Reduce, tape_of: Callable[[Any], Any] = lambda tape: tape, batch: Sequence[Any] | None = None
+    ) -> Any:
         """One step; returns this worker's loss.
 
         Args:
             reduce: of the gradients.
             tape_of: what to make of the tape that computes them.
+            batch: examples and labels; by default this worker's own.
         """
         tf = self._tf
         with tf.GradientTape() as tape:
             # A table is gathered from its variable, so that its gradient has only the rows that were used.
             values: Mapping[str, Any] = {**self.parameters, **self._averages}
-            loss, updates = self._workload.loss(tf, values, *self._batch)
+            loss, updates = self._workload.loss(tf, values, *(self._batch if batch is None else batch))
         gradients = reduce(tape_of(tape).gradient(loss, list(self.parameters.values())))
         for (name, parameter), gradient in zip(self.parameters.items(), gradients):
             apply(tf, parameter, self._momenta[name], gradient, self._workload.learning_rate)
         for name, value in updates.items():
             self._averages[name].assign(value)
         return loss
-
-
-def _variables(tf: Any, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: tf.Variable(each.value(name), name=name) for name, each in declared.items()}

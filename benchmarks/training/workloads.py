@@ -16,7 +16,7 @@ _LENGTH = 64
 """Words in a sequence."""
 
 _ITEM_BYTES = 4
-_INDEX_BYTES = 8
+_INDEX_BYTES = 4
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""This library as a contender: planned from its own trace and its own measurement of the network, nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.training.contender import Burst, Settings
+from benchmarks.training.steps import Replica
+from benchmarks.training.workloads import Workload
+from caramel.analyzers.bounds import lower_bounds
+from caramel.armodel import ARModel
+from caramel.facts import Boundaries, Trace
+from caramel.frontend.context import Context
+from caramel.netmodel.line import Line
+from caramel.netmodel.model import NetworkModel
+from caramel.runtime.cluster import Cluster
+
+COMPLETE = "caramel"
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    COMPLETE: {},
+    "caramel_paper": {"policy": "paper"},
+    "caramel_no_order": {"serialization": False},
+    "caramel_no_buckets": {"batching": False},
+    "caramel_no_forward": {"scheduling": False},
+    "caramel_nothing": {"serialization": False, "batching": False, "scheduling": False},
+}
+"""What of the whole is left out, by contender."""
+
+
+def captured(workload: Workload) -> Context:
+    """A workload's step as a user would write it, with the data of each worker."""
+    import tensorflow as tf
+
+    import caramel
+
+    tf.keras.backend.clear_session()  # names, and with them the digest, are those of a new process
+    replica = Replica(tf, workload, 1, 0)
+
+    def data(workers: int, rank: int) -> Any:
+        return tf.data.Dataset.from_tensors(workload.batch(workers, rank)).repeat()
+
+    def step(x: Any, label: Any) -> Any:
+        return replica.step(lambda gradients: gradients, batch=(x, label))
+
+    return caramel.capture(step, data=data)
+
+
+def limit_s(model: ARModel, link_bytes_per_s: float) -> float:
+    """What no plan can be below: LB1 with transfers that take nothing but their bytes' time on the links.
+
+    Args:
+        model: planned with a trace.
+        link_bytes_per_s: measured rate of each host's link.
+    """
+    workers = model.plan.workers
+    line = Line(0.0, 2 * (workers - 1) / workers / link_bytes_per_s)
+    return lower_bounds(model.facts[Boundaries], line).lb1_s
+
+
+class OurContender:
+    """One way of planning a workload.
+
+    Args:
+        name: of `OPTIONS`.
+        context: what was captured.
+        trace: of it on the testbed's hosts.
+        network: measured between them.
+        cluster: the hosts.
+        workers: number of workers.
+    """
+
+    def __init__(
+        self, name: str, context: Context, trace: Trace, network: NetworkModel, cluster: Cluster, workers: int
+    ) -> None:
+        self.name = name
+        self.settings: Settings = dict(OPTIONS[name])
+        self.model = ARModel(context, workers, trace=trace, network=network, **OPTIONS[name])
+        self._session = self.model.session(cluster)
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Seconds of a step, by the plan."""
+        found = self.model.plan.prediction
+        return None if found is None else found.timeline.iteration_s
+
+    def run(self, steps: int) -> Burst:
+        """See `Contender.run`."""
+        times: list[float] = []
+        before = time.perf_counter()
+
+        def on_step(_: Any) -> None:
+            nonlocal before
+            now = time.perf_counter()
+            times.append(now - before)
+            before = now
+
+        results = self._session.run(steps=steps, progress=False, on_step=on_step)
+        return Burst(tuple(times), tuple(r.loss for r in results))
+
+    def pids(self) -> Sequence[int]:
+        """See `Contender.pids`."""
+        return self._session.executor.pids()
+
+    def close(self) -> None:
+        """See `Contender.close`."""
+        self._session.close()
