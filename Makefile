@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARALLEL := --numprocesses 3 --dist loadfile
 
-.PHONY: demo test lint check soak bench-collectives bench-models bench-planning clean
+.PHONY: demo test lint check soak horovod bench bench-quick bench-collectives bench-models bench-planning clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -32,8 +32,17 @@ bench-models: $(VENV)/.dev  ## compile VGG, ResNets, Inception, MobileNets, Effi
 bench-planning: $(VENV)/.dev  ## predicted steps from 10 Mbit/s to 100 Gbit/s, by policy
 	$(BIN)/python -m benchmarks.planning --json planning.json --plot planning.png
 
+bench-quick: $(VENV)/.dev  ## training steps against the peers' on hosts with shaped links, some minutes; needs root
+	$(BIN)/python -m benchmarks.training --quick --results training_quick.json --plots .
+
+bench: $(VENV)/.dev  ## all of them, some hours, resumable; needs root
+	$(BIN)/python -m benchmarks.training --results training.json --plots .
+
+horovod:  ## build Horovod in an environment of its own, for these benchmarks; needs Python up to 3.11 and a C++ compiler
+	scripts/horovod.sh .venv-horovod
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-horovod build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: setup.py scripts/environment.sh
 	scripts/environment.sh $(VENV) .

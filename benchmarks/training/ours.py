@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.training.contender import Burst, Settings
@@ -48,16 +49,30 @@ def captured(workload: Workload) -> Context:
     return caramel.capture(step, data=data)
 
 
-def limit_s(model: ARModel, link_bytes_per_s: float) -> float:
+def limit_at(model: ARModel, link_bytes_per_s: float) -> Callable[[float], float]:
     """What no plan can be below: LB1 with transfers that take nothing but their bytes' time on the links.
 
     Args:
         model: planned with a trace.
         link_bytes_per_s: measured rate of each host's link.
+
+    Returns:
+        (seconds of computation alone) -> seconds of a step. All times of the trace are scaled to the former.
     """
     workers = model.plan.workers
     line = Line(0.0, 2 * (workers - 1) / workers / link_bytes_per_s)
-    return lower_bounds(model.facts[Boundaries], line).lb1_s
+    found: Boundaries = model.facts[Boundaries]
+    traced_s = found.compute_s + found.updates_s
+
+    def limit_s(compute_s: float) -> float:
+        factor = compute_s / traced_s
+        gradients = tuple(
+            replace(g, ready_s=factor * g.ready_s, read_s=factor * g.read_s, update_s=factor * g.update_s)
+            for g in found.gradients
+        )
+        return lower_bounds(replace(found, gradients=gradients, compute_s=factor * found.compute_s), line).lb1_s
+
+    return limit_s
 
 
 class OurContender:

@@ -134,6 +134,7 @@ def _horovod_variables(addresses: Sequence[str], rank: int) -> dict[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "eth0",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # while others are measured these processes stand still
     }
 
 
@@ -146,6 +147,7 @@ class SpmdContender:
         workload: what is trained.
         settings: what was chosen, in the processes' environment or as options.
         options: of the reduction; None to train without one, every worker alone.
+        owns: whether the processes end with it.
     """
 
     def __init__(
@@ -155,10 +157,12 @@ class SpmdContender:
         workload: Workload,
         settings: Settings,
         options: Mapping[str, Any] | None,
+        owns: bool = False,
     ) -> None:
         self.name = name
         self.settings = settings
         self._processes = processes
+        self._owns = owns
         self._is_alone = options is None
         self._step = processes.load(workload, "none" if options is None else "all", options or {})
 
@@ -176,7 +180,9 @@ class SpmdContender:
         return self._processes.pids()
 
     def close(self) -> None:
-        """Forget the step; the processes stay."""
-        if self._step:
+        """Forget the step; the processes stay, unless they are its own."""
+        if self._owns:
+            self._processes.close()
+        elif self._step:
             self._processes.ask({"do": "drop", "name": self._step})
-            self._step = ""
+        self._step = ""

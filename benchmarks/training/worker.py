@@ -4,7 +4,7 @@
 Requests, all with ``do``:
 
 - ``load``: ``name``, ``workload``, ``examples``, ``reduce`` (``none``, or ``all`` with the options of the kind): make a
-  step and run it once; answers with the loss.
+  step.
 - ``run``: ``name``, ``steps``: run it; answers with the seconds and losses of all steps.
 - ``drop``: ``name``: forget it.
 - ``versions``: answers with those of Python and TensorFlow.
@@ -97,11 +97,10 @@ class Worker:
             return {"python": platform.python_version(), "tensorflow": self._tf.__version__}
         raise ValueError(f"unknown request {request['do']!r}")
 
-    def _load(self, name: str, workload: str, examples: int, reduce: str, options: Mapping[str, Any]) -> float:
+    def _load(self, name: str, workload: str, examples: int, reduce: str, options: Mapping[str, Any]) -> None:
         replica = Replica(self._tf, replace(BY_NAME[workload], examples=examples), self._workers, self._rank)
         step = self._peer(replica, options) if reduce == "all" else lambda: replica.step(lambda gradients: gradients)
         self._steps[name] = self._tf.function(step)
-        return float(self._steps[name]())
 
     def _run(self, step: Callable[[], Any], steps: int) -> Mapping[str, Any]:
         times, losses = [], []

@@ -192,7 +192,7 @@ def _tiny(layers: Layers, x: Any) -> Any:
 _IMAGE = (32, 32, 3)
 
 WORKLOADS: Sequence[Workload] = (
-    Workload("vgg", "VGG-like, large dense layers", 640, 10, _IMAGE, "float32", _vgg),
+    Workload("vgg", "VGG-like, large dense layers", 448, 10, _IMAGE, "float32", _vgg),
     Workload("resnet", "ResNet-20, twice as wide", 96, 10, _IMAGE, "float32", _resnet),
     Workload("inception", "Inception-like, four branches", 256, 10, _IMAGE, "float32", _inception),
     Workload("transformer", "Transformer encoder, sparse embedding", 64, 2000, (_LENGTH,), "int32", _transformer),

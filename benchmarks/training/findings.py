@@ -1,0 +1,254 @@
+"""What the measurements should show, and whether they do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from benchmarks.statistics import Ratio, geometric_mean, paired_ratio
+from benchmarks.training.grid import is_core
+from benchmarks.training.names import MIRRORED, OURS, PEERS, SWEPT
+from benchmarks.training.records import Cell, Row, by_cell
+
+MEAN_OF_LIMIT = 1.10
+WORST_OF_LIMIT = 1.25
+SHARE_OF_GAP = 0.70
+MOST_OF_PEER = 1.03
+SPEED_UP = 1.6
+PREDICTED_WITHIN = 0.10
+SHARE_PREDICTED = 0.80
+
+KEPT, MISSED, INCOMPLETE = "kept", "MISSED", "not all measured"
+
+Rows = Mapping[str, Row]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the measurements should show.
+
+    Attributes:
+        what: it is.
+        value: what was measured; None if nothing was.
+        shown: the same for people.
+        target: for people.
+        verdict: kept, missed, or not all measured: what was measured does not miss it.
+        notes: where it was missed, and what is left out.
+    """
+
+    what: str
+    value: float | None
+    shown: str
+    target: str
+    verdict: str
+    notes: tuple[str, ...]
+
+
+def findings(rows: Iterable[Row], expected: Iterable[Cell] = ()) -> list[Finding]:
+    """All of them.
+
+    Args:
+        rows: of all cells.
+        expected: cells that should be among them; those that are not count as not measured.
+    """
+    cells: dict[Cell, Rows] = {cell: {} for cell in expected}
+    cells.update(by_cell(rows))
+    core = {cell: each for cell, each in cells.items() if is_core(cell)}
+    return [
+        _failures(cells),
+        *_over_limit(core),
+        _gap_closed(cells),
+        _slower(cells),
+        _speed_up(cells),
+        _predictions(cells),
+    ]
+
+
+def best_peer(rows: Rows) -> Row | None:
+    """The faster one of the peers with chosen settings; where a choice failed, with its defaults.
+
+    Args:
+        rows: of a cell, by contender.
+    """
+    found = []
+    for chosen, default in SWEPT.items():
+        working = [rows[name] for name in (chosen, default) if name in rows and rows[name].time_s is not None]
+        found += working[:1]
+    return min(found, key=lambda row: row.time_s or 0.0, default=None)
+
+
+def against(row: Row, other: Row) -> Ratio:
+    """The times of one contender over those of another one, round by round.
+
+    Args:
+        row: without an error.
+        other: of the same cell, without an error.
+    """
+    return paired_ratio(row.times_s, other.times_s)
+
+
+# -- each of them ----------------------------------------------------------------------------------
+
+
+def _failures(cells: Mapping[Cell, Rows]) -> Finding:
+    failed, missing = [], []
+    for cell, rows in cells.items():
+        if OURS not in rows:
+            missing.append(f"{cell}: {OURS} was not measured")
+        elif rows[OURS].error is not None:
+            failed.append(f"{cell}: {rows[OURS].error}")
+    shown = f"{len(failed)} of {len(cells) - len(missing)}"
+    return _finding("cells in which this library failed", float(len(failed)), shown, "0", not failed, missing, failed)
+
+
+def _over_limit(core: Mapping[Cell, Rows]) -> list[Finding]:
+    found, missing = _of_each(core, lambda rows: _get(rows, OURS) / _get(rows, OURS, "limit_s"))
+    names = (
+        "step / limit, geometric mean of 4 workers, rho 1 and 2",
+        "step / limit, the worst of 4 workers, rho 1 and 2",
+    )
+    targets = (f"at most {MEAN_OF_LIMIT:.2f}", f"at most {WORST_OF_LIMIT:.2f}")
+    if not found:
+        return [_nothing(what, target, missing) for what, target in zip(names, targets)]
+    mean, worst = geometric_mean(list(found.values())), max(found.values())
+    over = [f"{cell}: {ratio:.3f}" for cell, ratio in found.items() if ratio > WORST_OF_LIMIT]
+    return [
+        _finding(names[0], mean, f"{mean:.3f}", targets[0], mean <= MEAN_OF_LIMIT, missing),
+        _finding(names[1], worst, f"{worst:.3f}", targets[1], not over, missing, over),
+    ]
+
+
+def _gap_closed(cells: Mapping[Cell, Rows]) -> Finding:
+    what, target = "share of the best swept peer's distance to the limit that is closed, median", f"{SHARE_OF_GAP:.0%}"
+
+    def gap(rows: Rows) -> tuple[float, float]:
+        peer = best_peer(rows)
+        if peer is None:
+            raise _Missing("no swept peer has a time")
+        peer_s, ours_s, limit_s = _get(rows, peer.contender), _get(rows, OURS), _get(rows, OURS, "limit_s")
+        return peer_s - ours_s, peer_s - limit_s
+
+    found, missing = _of_each(cells, gap)
+    shares = [closed / whole for closed, whole in found.values() if whole > 0]
+    notes = [f"{cell}: left out, the peer is at the limit" for cell, (_, whole) in found.items() if whole <= 0]
+    if not shares:
+        return _nothing(what, f"at least {target}", [*missing, *notes])
+    share = statistics.median(shares)
+    shown = f"{share:.1%} over {_cells(len(shares))}"
+    return _finding(what, share, shown, f"at least {target}", share >= SHARE_OF_GAP, missing, notes)
+
+
+def _slower(cells: Mapping[Cell, Rows]) -> Finding:
+    """By the lower bounds of the ratios: whoever is slower than that is so for sure."""
+    what = "step / that of any peer, the largest lower 95 % bound"
+    ratios: dict[tuple[Cell, str], Ratio] = {}
+    missing = []
+    for cell, rows in cells.items():
+        # A cell without peers, too, says nothing of this.
+        for name in [name for name in PEERS if name in rows] or [MIRRORED]:
+            try:
+                _get(rows, OURS), _get(rows, name)
+            except _Missing as error:
+                missing.append(f"{cell}: {error}")
+            else:
+                ratios[cell, name] = against(rows[OURS], rows[name])
+    target = f"at most {MOST_OF_PEER:.2f}"
+    if not ratios:
+        return _nothing(what, target, _once(missing))
+    worst = max(ratios, key=lambda each: ratios[each].low)
+    slower = [
+        f"{cell}: {r.median:.3f} of the time of {name}, at least {r.low:.3f}"
+        for (cell, name), r in ratios.items()
+        if r.low > MOST_OF_PEER
+    ]
+    low = ratios[worst].low
+    return _finding(what, low, f"{low:.3f} ({worst[1]})", target, not slower, _once(missing), slower)
+
+
+def _speed_up(cells: Mapping[Cell, Rows]) -> Finding:
+    what = f"speed-up over {PEERS[MIRRORED]} with its defaults, geometric mean where the limit allows {SPEED_UP}"
+
+    def times(rows: Rows) -> tuple[float, float, float]:
+        return _get(rows, MIRRORED), _get(rows, OURS), _get(rows, OURS, "limit_s")
+
+    found, missing = _of_each(cells, times)
+    allowed = [theirs / ours for theirs, ours, limit in found.values() if theirs / limit >= SPEED_UP]
+    notes = [
+        f"{cell}: left out, the limit allows {theirs / limit:.2f}, reached {theirs / ours:.2f}"
+        for cell, (theirs, ours, limit) in found.items()
+        if theirs / limit < SPEED_UP
+    ]
+    if not allowed:
+        return _nothing(what, f"at least {SPEED_UP}", [*missing, *notes])
+    mean = geometric_mean(allowed)
+    shown = f"{mean:.2f} over {_cells(len(allowed))}"
+    return _finding(what, mean, shown, f"at least {SPEED_UP}", mean >= SPEED_UP, missing, notes)
+
+
+def _predictions(cells: Mapping[Cell, Rows]) -> Finding:
+    what = f"cells whose step is predicted within {PREDICTED_WITHIN:.0%}"
+    found, missing = _of_each(cells, lambda rows: _get(rows, OURS, "predicted_s") / _get(rows, OURS) - 1)
+    target = f"at least {SHARE_PREDICTED:.0%}"
+    if not found:
+        return _nothing(what, target, missing)
+    off = [f"{cell}: off by {each:+.1%}" for cell, each in found.items() if abs(each) > PREDICTED_WITHIN]
+    share = 1 - len(off) / len(found)
+    shown = f"{share:.0%} of {_cells(len(found))}"
+    return _finding(what, share, shown, target, share >= SHARE_PREDICTED, missing, off)
+
+
+# -- what they share -------------------------------------------------------------------------------
+
+
+class _Missing(Exception):
+    """Why a cell says nothing."""
+
+
+def _get(rows: Rows, name: str, attribute: str = "time_s") -> float:
+    if name not in rows:
+        raise _Missing(f"{name} was not measured")
+    if rows[name].error is not None:
+        raise _Missing(f"{name} failed")
+    value: float | None = getattr(rows[name], attribute)
+    if value is None:
+        raise _Missing(f"{name} has no {attribute}")
+    return value
+
+
+def _of_each(cells: Mapping[Cell, Rows], value: Callable[[Rows], T]) -> tuple[dict[Cell, T], list[str]]:
+    """The value of each cell that has one, and why the others have none."""
+    found, missing = {}, []
+    for cell, rows in cells.items():
+        try:
+            found[cell] = value(rows)
+        except _Missing as error:
+            missing.append(f"{cell}: {error}")
+    return found, missing
+
+
+def _finding(
+    what: str,
+    value: float,
+    shown: str,
+    target: str,
+    is_kept: bool,
+    missing: Sequence[str],
+    notes: Sequence[str] = (),
+) -> Finding:
+    verdict = MISSED if not is_kept else INCOMPLETE if missing else KEPT
+    return Finding(what, value, shown, target, verdict, (*notes, *missing))
+
+
+def _nothing(what: str, target: str, notes: Sequence[str]) -> Finding:
+    return Finding(what, None, "nothing", target, INCOMPLETE, tuple(notes))
+
+
+def _once(texts: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' if count > 1 else ''}"

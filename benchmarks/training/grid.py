@@ -1,0 +1,197 @@
+"""What is measured, in which order, and how contenders take turns."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.training.contender import Contender, Settings
+from benchmarks.training.entry import Conditions, Entry, Meters, checked_burst, processor_time_s, step_time_s
+from benchmarks.training.records import Cell, Row
+from benchmarks.training.workloads import BY_NAME
+from caramel.errors import CaramelError, ClusterError, InputError, in_one_line
+
+CORE_WORKERS = 4
+CORE_RHOS = (1.0, 2.0)
+"""The cells that the limits are about."""
+
+FEW = ("vgg", "transformer")
+"""The workloads of other numbers of workers, and of a quick run: dense gradients only, and sparse ones too."""
+
+
+class Sends(Protocol):
+    """What is needed of a workload here."""
+
+    def sent_bytes(self, workers: int) -> float:
+        """What each worker must send at least in a step."""
+
+
+# -- which cells -----------------------------------------------------------------------------------
+
+
+def cells(quick: bool = False, core: bool = False, workloads: Sequence[str] = tuple(BY_NAME)) -> list[Cell]:
+    """The cells in the order in which they are measured: what the limits are about comes first.
+
+    Args:
+        quick: just a few workloads, on one kind of network.
+        core: only what the limits are about.
+        workloads: names of those that are wanted.
+    """
+    few = [name for name in FEW if name in workloads]
+    if quick:
+        return [Cell(name, CORE_WORKERS, 1.0) for name in few or workloads]
+    found = [Cell(name, CORE_WORKERS, rho) for rho in CORE_RHOS for name in workloads]
+    if not core:
+        found += [Cell(name, CORE_WORKERS, 0.5) for name in workloads]
+        found += [Cell(name, workers, 1.0) for workers in (2, 8) for name in few]
+    return found
+
+
+def is_core(cell: Cell) -> bool:
+    """Whether the limits are about a cell."""
+    return cell.workers == CORE_WORKERS and cell.rho in CORE_RHOS
+
+
+def link_rate(workload: Sends, workers: int, rho: float, compute_s: float) -> float:
+    """Payload bytes per second of links that need rho times as long as the computation.
+
+    Args:
+        workload: what is trained.
+        workers: number of workers, at least 2.
+        rho: seconds that the links need for what must be sent in a step, over seconds of computation.
+        compute_s: seconds of computation alone.
+
+    Raises:
+        InputError: an argument is not positive and finite, there is one worker, or there is nothing to send.
+    """
+    for what, value in (("rho", rho), ("the time of computation", compute_s)):
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{what} must be positive and finite, not {value:g}")
+    if workers < 2:
+        raise InputError(f"{workers} workers send nothing: give at least 2")
+    sent_bytes = workload.sent_bytes(workers)
+    if not sent_bytes > 0:
+        raise InputError(f"a workload that sends {sent_bytes:g} bytes says nothing about links")
+    return sent_bytes / (rho * compute_s)
+
+
+# -- one cell --------------------------------------------------------------------------------------
+
+
+def run_cell(
+    cell: Cell,
+    contenders: Sequence[Contender],
+    conditions: Conditions,
+    sent_bytes: Callable[[], Sequence[int]],
+    rounds: int,
+    steps: int,
+    show: Callable[[int, str], None] = lambda done, text: None,
+    processor_s: Callable[[Sequence[int]], float | None] = processor_time_s,
+) -> list[Row]:
+    """Measure all contenders in turn, each round beginning with another one.
+
+    A contender that fails, or whose first losses are not those of the first contender that trains with all workers,
+    has an error in its row, is closed, and takes no further part.
+
+    Args:
+        cell: what they train.
+        contenders: which have not run a step yet, so that their losses begin where the others' do.
+        conditions: of the cell.
+        sent_bytes: of each host, so far.
+        rounds: how often each is measured, after a burst that is not recorded.
+        steps: that follow each other and count, after one that does not.
+        show: is called with the number of bursts so far, of (rounds + 1) * contenders, and what comes next.
+        processor_s: of processes, so far.
+
+    Returns:
+        The contenders' rows, in their order.
+
+    Raises:
+        InputError: two contenders have one name, or there are no rounds or steps.
+    """
+    entries = [Entry(contender) for contender in contenders]
+    names = [entry.name for entry in entries]
+    if len(set(names)) < len(names) or min(rounds, steps) < 1:
+        raise InputError(f"{rounds} rounds of {steps} steps of {names}: at least one of each, and no name twice")
+    for number, entry in enumerate(entries):
+        show(number, f"{cell}: {entry.name}")
+        entry.warm_up(steps, next((each for each in entries[:number] if each.is_comparable), None))
+    meters = Meters(sent_bytes, processor_s)
+    for number in range(rounds):
+        alive = [entry for entry in entries if entry.error is None]
+        first = number % max(len(alive), 1)
+        for place, entry in enumerate(alive[first:] + alive[:first]):
+            show((number + 1) * len(entries) + place, f"{cell}: {entry.name}")
+            entry.measure(steps, meters)
+    times_s = {entry.name: entry.time_s for entry in entries}
+    return [entry.row(cell, conditions, times_s) for entry in entries]
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Settings that a contender was tried with.
+
+    Attributes:
+        settings: which.
+        time_s: median seconds of a step; None with an error.
+        error: why there is none, in one line.
+    """
+
+    settings: Settings
+    time_s: float | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The best settings of a contender.
+
+    Attributes:
+        settings: the best ones, the first of equal ones.
+        tried: all of them, in their order.
+    """
+
+    settings: Settings
+    tried: tuple[Tried, ...]
+
+
+def best_of_sweep(
+    candidates: Sequence[tuple[Settings, Callable[[], Contender]]], bursts: int = 3, steps: int = 3
+) -> Sweep:
+    """Try settings, each with contenders made for this alone, and choose those with the least median.
+
+    Args:
+        candidates: settings, and what makes a contender of them.
+        bursts: that count, after one that does not.
+        steps: of each, after one that does not count.
+
+    Raises:
+        InputError: there are no candidates, bursts or steps.
+        ClusterError: all fail.
+    """
+    if not candidates or min(bursts, steps) < 1:
+        raise InputError(f"{bursts} bursts of {steps} steps of {len(candidates)} settings: at least one of each")
+    tried = tuple(_try(settings, make, bursts, steps) for settings, make in candidates)
+    times = [each for each in tried if each.time_s is not None]
+    if not times:
+        raise ClusterError(f"none of {len(tried)} settings works; the first one: {tried[0].error}")
+    best = min(times, key=lambda each: each.time_s or 0.0)
+    return Sweep(best.settings, tried)
+
+
+def _try(settings: Settings, make: Callable[[], Contender], bursts: int, steps: int) -> Tried:
+    try:
+        contender = make()
+        try:
+            found = [checked_burst(contender, steps + 1) for _ in range(bursts + 1)]
+        finally:
+            contender.close()
+    except CaramelError as error:
+        return Tried(settings, None, in_one_line(error))
+    return Tried(settings, statistics.median(map(step_time_s, found[1:])), None)

@@ -1,0 +1,237 @@
+"""What was measured, on disk: written after every cell, so that a run that was interrupted can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.output import write_json
+from benchmarks.training.contender import Settings
+from caramel.errors import InputError
+from caramel.records import from_data
+from caramel.writing import read_text
+
+VERSION = 1
+"""Of the file: another one when what a row says changes."""
+
+_ANEW = "to measure anew, name another file or remove this one"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What all contenders train, and on what.
+
+    Attributes:
+        workload: its name.
+        workers: number of workers, each on a host of its own.
+        rho: seconds that the links need for what must be sent in a step, over seconds of computation; nominal.
+    """
+
+    workload: str
+    workers: int
+    rho: float
+
+    @property
+    def key(self) -> str:
+        """Its name in the record.
+
+        >>> Cell("vgg", 4, 0.5).key
+        'vgg/4/0.5'
+        """
+        return f"{self.workload}/{self.workers}/{self.rho:g}"
+
+    def __str__(self) -> str:
+        return f"{self.workload}, {self.workers} workers, rho {self.rho:g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender in one cell.
+
+    Attributes:
+        workload: of the cell.
+        workers: of the cell.
+        rho: of the cell.
+        link_bytes_per_s: measured payload rate of a link.
+        contender: its name.
+        settings: what was chosen for it.
+        times_s: seconds of a step in each round, in the order of the rounds; as far as it came.
+        time_s: their median; None with an error.
+        compute_s: median seconds of computation alone, in the contender's own TensorFlow; None if not measured.
+        limit_s: no step can take less, by a bound that knows when gradients exist; None if not known.
+        naive_limit_s: the longer one of computation alone and of what must be sent over a link.
+        predicted_s: what the plan says; None for who has none.
+        processor_s: median seconds of processor time of all its processes for a step.
+        sent_bytes: median bytes that a host sent for a step, headers included, as the mean over the hosts.
+        losses: of the first steps.
+        error: why there is no time, in one line.
+    """
+
+    workload: str
+    workers: int
+    rho: float
+    link_bytes_per_s: float
+    contender: str
+    settings: Settings
+    times_s: tuple[float, ...]
+    time_s: float | None
+    compute_s: float | None
+    limit_s: float | None
+    naive_limit_s: float | None
+    predicted_s: float | None
+    processor_s: float | None
+    sent_bytes: float | None
+    losses: tuple[float, ...]
+    error: str | None
+
+    @property
+    def cell(self) -> Cell:
+        """Its cell."""
+        return Cell(self.workload, self.workers, self.rho)
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that was measured.
+
+    Attributes:
+        versions: of what was measured, and of the machine.
+        settings: how it was measured.
+        cells: the rows of each cell that is finished, by its key, in the order in which they were finished first.
+        version: of the file.
+    """
+
+    versions: Settings
+    settings: Settings
+    cells: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows of all cells."""
+        return tuple(row for rows in self.cells.values() for row in rows)
+
+    def unfinished(self, cells: Iterable[Cell], retry: bool = False) -> list[Cell]:
+        """Those of some cells that are still to be measured.
+
+        Args:
+            cells: in the order in which they are measured.
+            retry: whether a cell in which a contender failed is to be measured once more.
+        """
+
+        def is_finished(cell: Cell) -> bool:
+            rows = self.cells.get(cell.key)
+            return rows is not None and not (retry and any(row.error is not None for row in rows))
+
+        return [cell for cell in cells if not is_finished(cell)]
+
+    def with_cell(self, rows: Iterable[Row]) -> Record:
+        """The record with one cell more; a cell that is there already is replaced where it stands.
+
+        Raises:
+            InputError: no rows, or those of several cells.
+        """
+        made = tuple(rows)
+        keys = sorted({row.cell.key for row in made})
+        if len(keys) != 1:
+            raise InputError(f"the rows of one cell are needed, not those of {keys}")
+        return replace(self, cells={**self.cells, keys[0]: made})
+
+
+def by_cell(rows: Iterable[Row]) -> Mapping[Cell, Mapping[str, Row]]:
+    """The rows of each cell by contender, both in the order of the rows."""
+    found: dict[Cell, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row.cell, {})[row.contender] = row
+    return found
+
+
+def versions_here(**others: int | float | str | bool) -> Settings:
+    """What the times depend on and the settings do not say.
+
+    Args:
+        others: further versions, such as of the peers.
+    """
+    try:
+        tensorflow = version("tensorflow")
+    except PackageNotFoundError:
+        tensorflow = "none"
+    here = {"tensorflow": tensorflow, "python": platform.python_version(), "kernel": platform.release()}
+    return {**here, "machine": platform.machine(), "cores": len(os.sched_getaffinity(0)), **others}
+
+
+def save(record: Record, path: str | os.PathLike[str]) -> None:
+    """Write a record, whole or not at all.
+
+    Raises:
+        InputError: it cannot be written; what was there is untouched.
+    """
+    try:
+        write_json(asdict(record), path)
+    except OSError as error:
+        raise InputError(f"the record {os.fspath(path)!r} cannot be written: {error.strerror}") from error
+
+
+def load(path: str | os.PathLike[str], expected: Record | None = None) -> Record:
+    """Read a record.
+
+    Args:
+        path: the file.
+        expected: a record with the versions and settings that it must have; None for any.
+
+    Raises:
+        InputError: it cannot be read, is no record or one of another version, or has others than what is expected.
+    """
+    name = os.fspath(path)
+    text = read_text(path, "the record", InputError)
+    try:
+        data = json.loads(text)
+        found = data["version"]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise InputError(f"{name!r} is no record of training steps: {_ANEW}") from error
+    if found != VERSION:
+        raise InputError(f"the record {name!r} is of version {found!r}, and this program's are of {VERSION}: {_ANEW}")
+    try:
+        record: Record = from_data(Record, data, "the record")
+    except TypeError as error:
+        raise InputError(f"the record {name!r} is damaged: {error}; {_ANEW}") from error
+    for key, rows in record.cells.items():
+        if not rows or any(row.cell.key != key for row in rows):
+            raise InputError(f"the record {name!r} is damaged: cell {key!r} lacks rows or has others'; {_ANEW}")
+    if expected is not None:
+        differences = [
+            *_differences(record.settings, expected.settings),
+            *_differences(record.versions, expected.versions),
+        ]
+        if differences:
+            raise InputError(f"the record {name!r} was measured otherwise ({'; '.join(differences)}): {_ANEW}")
+    return record
+
+
+def resume(path: str | os.PathLike[str], new: Record) -> Record:
+    """The record of a file, to go on with; without one the new record, which is written at once.
+
+    Args:
+        path: the file.
+        new: a record without cells.
+
+    Raises:
+        InputError: the file is no such record, or a new one cannot be written.
+    """
+    if Path(path).exists():
+        return load(path, new)
+    save(new, path)  # whether that can be done is better known before hours of measuring
+    return new
+
+
+def _differences(there: Settings, here: Settings) -> list[str]:
+    def said(settings: Settings, name: str) -> str:
+        return repr(settings[name]) if name in settings else "not given"
+
+    names = sorted(name for name in {*there, *here} if name not in there or there.get(name) != here.get(name))
+    return [f"{name} is {said(there, name)} there and {said(here, name)} here" for name in names]

@@ -1,0 +1,138 @@
+"""What was measured, as tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from benchmarks.output import markdown_table
+from benchmarks.statistics import Ratio, geometric_mean
+from benchmarks.training.findings import Finding, against, findings
+from benchmarks.training.names import ABLATIONS, COMPUTATIONS, OURS
+from benchmarks.training.records import Cell, Row, by_cell
+
+NONE = "-"
+
+HEAD = (
+    "contender",
+    "settings",
+    "time [ms]",
+    "25 to 75 % [ms]",
+    "of limit",
+    "of naive limit",
+    "processor [s]",
+    "predicted [ms]",
+    "off",
+    "sent [MB]",
+)
+
+
+def report(rows: Sequence[Row], expected: Sequence[Cell] = ()) -> str:
+    """All of it.
+
+    Args:
+        rows: of all cells.
+        expected: the cells that should have been measured.
+    """
+    parts = ["## Targets", summary(findings(rows, expected))]
+    costs = ablation_table(rows)
+    if costs:
+        parts += ["## What each optimisation brings", costs]
+    parts.append("## All cells")
+    for cell, those in by_cell(rows).items():
+        parts += [f"### {cell}", cell_table(list(those.values()))]
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(found: Sequence[Finding]) -> str:
+    """What should be and what is, and below it where it is not.
+
+    Args:
+        found: what `findings` gives.
+    """
+    table = markdown_table(
+        ("what", "measured", "target", "verdict"), [(f.what, f.shown, f.target, f.verdict) for f in found]
+    )
+    notes = [f"- {f.what}:\n" + "\n".join(f"  - {note}" for note in f.notes) for f in found if f.notes]
+    return "\n\n".join([table, *(["\n".join(notes)] if notes else [])])
+
+
+def cell_table(rows: Sequence[Row]) -> str:
+    """The contenders of a cell.
+
+    Args:
+        rows: of one cell.
+    """
+    ours = next((row for row in rows if row.contender == OURS), rows[0])
+    facts = [
+        f"links of {ours.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s of payload",
+        f"computation alone {_ms(ours.compute_s)} ms",
+        f"limit {_ms(ours.limit_s)} ms",
+        f"naive limit {_ms(ours.naive_limit_s)} ms",
+    ]
+    parts = [f"{', '.join(facts)}.", markdown_table(HEAD, map(_fields, rows))]
+    failed = [f"- {row.contender} failed: {row.error}" for row in rows if row.error is not None]
+    return "\n\n".join([*parts, *(["\n".join(failed)] if failed else [])])
+
+
+def _fields(row: Row) -> list[str]:
+    settings = ", ".join(f"{name} {value}" for name, value in row.settings.items()).replace("|", "\\|")
+    if row.time_s is None:
+        return [row.contender, settings or NONE, "failed", *[NONE] * (len(HEAD) - 3)]
+    low_s, high_s = np.percentile(row.times_s, [25, 75])
+    # What sends nothing is not what the limits are about.
+    limits = (None, None) if row.contender in COMPUTATIONS else (row.limit_s, row.naive_limit_s)
+    return [
+        row.contender,
+        settings or NONE,
+        _ms(row.time_s),
+        f"{_ms(low_s)} to {_ms(high_s)}",
+        *(NONE if limit_s is None else f"{row.time_s / limit_s:.2f}" for limit_s in limits),
+        NONE if row.processor_s is None else f"{row.processor_s:.2f}",
+        _ms(row.predicted_s),
+        NONE if row.predicted_s is None else f"{row.predicted_s / row.time_s - 1:+.1%}",
+        NONE if row.sent_bytes is None else f"{row.sent_bytes / 1e6:.2f}",
+    ]
+
+
+def _ms(time_s: float | None) -> str:
+    return NONE if time_s is None else f"{time_s * 1e3:.4g}"
+
+
+def ablation_costs(rows: Sequence[Row]) -> Mapping[Cell, Mapping[str, Ratio]]:
+    """Time without each optimisation over that of the complete library, where both are known.
+
+    Args:
+        rows: of all cells.
+    """
+    found: dict[Cell, dict[str, Ratio]] = {}
+    for cell, those in by_cell(rows).items():
+        ours = those.get(OURS)
+        if ours is None or ours.time_s is None:
+            continue
+        for name in ABLATIONS:
+            if name in those and those[name].time_s is not None:
+                found.setdefault(cell, {})[name] = against(those[name], ours)
+    return found
+
+
+def ablation_table(rows: Sequence[Row]) -> str:
+    """The same as a table, empty without any.
+
+    Args:
+        rows: of all cells.
+    """
+    costs = ablation_costs(rows)
+    if not costs:
+        return ""
+    names = [name for name in ABLATIONS if any(name in each for each in costs.values())]
+    lines = [[str(cell), *(_interval(each.get(name)) for name in names)] for cell, each in costs.items()]
+    means = [geometric_mean([each[name].median for each in costs.values() if name in each]) for name in names]
+    lines.append(["geometric mean", *(f"{mean:.3f}" for mean in means)])
+    head = ("time / complete (95 % bounds)", *(ABLATIONS[name] for name in names))
+    return markdown_table(head, lines)
+
+
+def _interval(ratio: Ratio | None) -> str:
+    return NONE if ratio is None else f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"

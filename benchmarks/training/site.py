@@ -1,0 +1,224 @@
+"""The hosts of one number of workers, and all contenders on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+
+from benchmarks.collectives import cluster
+from benchmarks.testbed import Testbed
+from benchmarks.training import names
+from benchmarks.training.contender import Burst, Contender, Settings
+from benchmarks.training.grid import Sweep, best_of_sweep
+from benchmarks.training.ingraph import parameter_server, tensorflow_collectives
+from benchmarks.training.ours import OPTIONS, OurContender, captured
+from benchmarks.training.spmd import HOROVOD, INTER_OP_THREADS, INTRA_OP_THREADS, MIRRORED, Processes, SpmdContender
+from benchmarks.training.workloads import Workload
+from caramel.errors import CaramelError, ClusterError, in_one_line
+from caramel.facts import Trace
+from caramel.frontend.context import Context
+from caramel.netbench import Settings as NetworkSettings
+from caramel.netbench import measure_network
+from caramel.netmodel.model import NetworkModel
+from caramel.runtime.executor import RunOptions
+
+_PACK_BYTES = (2**18, 2**19, 2**20, 2**21)
+"""Tried for MultiWorkerMirroredStrategy, whose default is all gradients in one pack."""
+
+_FUSION = ((2**18, 1.0), (2**20, 1.0), (2**20, 5.0), (2**22, 1.0))
+"""Bytes of a buffer and milliseconds of a cycle that are tried for Horovod, whose default is 128 MiB and 1 ms."""
+
+_NETWORK = NetworkSettings(tuple(2**k for k in range(12, 24, 2)), depths=(1, 4), rounds=3)
+_TRACE_RUNS, _TRACE_STEPS = 5, 10
+
+
+class Failed:
+    """A contender that cannot take part.
+
+    Args:
+        name: of the contender.
+        settings: that were chosen.
+        reason: why it cannot.
+    """
+
+    def __init__(self, name: str, settings: Settings, reason: str) -> None:
+        self.name = name
+        self.settings = settings
+        self._reason = reason
+
+    def run(self, steps: int) -> Burst:
+        """See `Contender.run`."""
+        raise ClusterError(self._reason)
+
+    def pids(self) -> Sequence[int]:
+        """None."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing is there."""
+
+
+class Site:
+    """Hosts on links whose rate changes from cell to cell.
+
+    Args:
+        workers: number of hosts, each with one worker of each contender.
+        horovod: Python of the environment that has Horovod; None where there is none.
+
+    Raises:
+        UnavailableError: no testbed can be built here.
+        ClusterError: MultiWorkerMirroredStrategy does not start.
+    """
+
+    def __init__(self, workers: int, horovod: str | None) -> None:
+        self.workers = workers
+        self._python = horovod
+        self._networks: dict[float, NetworkModel] = {}
+        self._open = ExitStack()
+        try:
+            self.testbed = self._open.enter_context(Testbed(workers))
+            self._mirrored = self._processes(MIRRORED, sys.executable)
+            self.versions = {"mwms_tensorflow": self._mirrored.versions["tensorflow"]}
+            self._horovod: Processes | str = "Horovod is not installed: make horovod builds it"
+            if horovod is not None:
+                self._horovod = self._tried(partial(self._processes, HOROVOD, horovod))
+            if isinstance(self._horovod, Processes):
+                self.versions["horovod_tensorflow"] = self._horovod.versions["tensorflow"]
+        except BaseException:
+            self.close()
+            raise
+        options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=INTER_OP_THREADS)
+        self.cluster = replace(cluster(workers, self.testbed), options=options)
+
+    def _processes(self, kind: str, python: str, environment: Mapping[str, str] | None = None) -> Processes:
+        made = Processes(kind, self.testbed, self.workers, python, environment)
+        self._open.callback(made.close)
+        return made
+
+    @staticmethod
+    def _tried(make: Callable[[], Processes]) -> Processes | str:
+        try:
+            return make()
+        except CaramelError as error:
+            return in_one_line(error)
+
+    # -- what is measured before a cell ----------------------------------------------------------
+
+    def sent_bytes(self) -> list[int]:
+        """What each host has sent so far."""
+        return [host.counters().sent_bytes for host in self.testbed.hosts]
+
+    def network(self) -> NetworkModel:
+        """This library's own measurement of the network at its present rate, which is made once."""
+        rate = self.testbed.rate_bytes_per_s or 0.0
+        if rate not in self._networks:
+            where = f"links of {rate * 8 / 1e6:.4g} Mbit/s"
+            self._networks[rate] = measure_network(self.cluster, [self.workers], _NETWORK, where)
+        return self._networks[rate]
+
+    def traced(self, workload: Workload) -> tuple[Context, Trace]:
+        """A workload as this library captures and traces it."""
+        import caramel
+
+        context = captured(workload)
+        trace = caramel.trace(context, workers=self.workers, cluster=self.cluster, runs=_TRACE_RUNS, steps=_TRACE_STEPS)
+        return context, trace
+
+    def computation(self, workload: Workload) -> Contender:
+        """Every worker on its own."""
+        return SpmdContender(names.COMPUTE, self._mirrored, workload, {}, None)
+
+    def swept(self, workload: Workload) -> Mapping[str, Sweep | str]:
+        """The best settings of the peers that have some, or why there are none."""
+        found: dict[str, Sweep | str] = {}
+        mirrored = [
+            ({"bytes_per_pack": size}, partial(self._mirrored_with, workload, size)) for size in (0, *_PACK_BYTES)
+        ]
+        horovod: list[tuple[Settings, Callable[[], Contender]]] = [({}, partial(self._horovod_with, workload, {}))]
+        for fusion, cycle in _FUSION:
+            settings: Settings = {"fusion_bytes": fusion, "cycle_ms": cycle}
+            horovod.append((settings, partial(self._horovod_with, workload, settings)))
+        for name, candidates in ((names.MIRRORED_BEST, mirrored), (names.HOROVOD_BEST, horovod)):
+            try:
+                found[name] = best_of_sweep(candidates, bursts=2)  # type: ignore[arg-type]
+            except CaramelError as error:
+                found[name] = in_one_line(error)
+        return found
+
+    def _mirrored_with(self, workload: Workload, pack_bytes: int, name: str = names.MIRRORED_BEST) -> Contender:
+        options = {"bytes_per_pack": pack_bytes}
+        return SpmdContender(name, self._mirrored, workload, options, options)
+
+    def _horovod_with(self, workload: Workload, settings: Settings, name: str = names.HOROVOD_BEST) -> Contender:
+        """Horovod with settings, in processes of its own unless they are the defaults."""
+        if isinstance(self._horovod, str):
+            raise ClusterError(self._horovod)
+        if not settings:
+            return SpmdContender(name, self._horovod, workload, settings, {})
+        assert self._python is not None
+        variables = {
+            "HOROVOD_FUSION_THRESHOLD": str(settings["fusion_bytes"]),
+            "HOROVOD_CYCLE_TIME": str(settings["cycle_ms"]),
+        }
+        processes = Processes(HOROVOD, self.testbed, self.workers, self._python, variables)
+        try:
+            return SpmdContender(name, processes, workload, settings, {}, owns=True)
+        except BaseException:
+            processes.close()
+            raise
+
+    # -- a cell ----------------------------------------------------------------------------------
+
+    def contenders(
+        self, workload: Workload, context: Context, trace: Trace, swept: Mapping[str, Sweep | str]
+    ) -> list[Contender]:
+        """All contenders; those that do not start have the reason as their error."""
+        network = self.network()
+        makers: dict[str, Callable[[], Contender]] = {names.COMPUTE: partial(self.computation, workload)}
+        if not isinstance(self._horovod, str):
+            alone = partial(SpmdContender, names.COMPUTE_HOROVOD, self._horovod, workload, {}, None)
+            makers[names.COMPUTE_HOROVOD] = alone
+        for name in OPTIONS:
+            makers[name] = partial(OurContender, name, context, trace, network, self.cluster, self.workers)
+        makers[names.MIRRORED] = partial(self._mirrored_with, workload, 0, names.MIRRORED)
+        makers[names.MIRRORED_BEST] = lambda: self._mirrored_with(
+            workload, int(_settings(swept, names.MIRRORED_BEST)["bytes_per_pack"])
+        )
+        makers[names.HOROVOD] = partial(self._horovod_with, workload, {}, names.HOROVOD)
+        makers[names.HOROVOD_BEST] = lambda: self._horovod_with(workload, _settings(swept, names.HOROVOD_BEST))
+        makers["tf_collectives"] = partial(tensorflow_collectives, workload, self.workers, self.cluster)
+        makers["ps_all"] = partial(parameter_server, workload, self.workers, self.cluster)
+        makers["ps_half"] = partial(parameter_server, workload, self.workers, self.cluster, max(self.workers // 2, 1))
+        return [_made(name, make) for name, make in makers.items()]
+
+    def close(self) -> None:
+        """End everything; nothing happens the second time."""
+        self._open.close()
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _settings(swept: Mapping[str, Sweep | str], name: str) -> Settings:
+    found = swept[name]
+    if isinstance(found, str):
+        raise ClusterError(found)
+    return found.settings
+
+
+def _made(name: str, make: Callable[[], Contender]) -> Contender:
+    try:
+        contender = make()
+    except CaramelError as error:
+        return Failed(name, {}, in_one_line(error))
+    contender.name = name
+    return contender
