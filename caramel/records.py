@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -14,9 +15,9 @@ def from_data(kind: Any, data: Any, where: str = "it") -> Any:
     """A value of some type.
 
     Args:
-        kind: a dataclass, ``int`` (at least 0), ``float`` (finite), ``bool``, ``str``, a tuple of these, or one of
-            them or None.
-        data: parsed JSON: dicts for dataclasses, lists for tuples.
+        kind: a dataclass, ``int`` (at least 0), ``float`` (finite), ``bool``, ``str``, a tuple of these, a Mapping from
+            ``str`` to one of them, or one of several or None.
+        data: parsed JSON: dicts for dataclasses and mappings, lists for tuples.
         where: what to call it in errors.
 
     Raises:
@@ -26,8 +27,11 @@ def from_data(kind: Any, data: Any, where: str = "it") -> Any:
         return _record(kind, data, where)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        (present,) = (each for each in arguments if each is not type(None))
-        return None if data is None else from_data(present, data, where)
+        return _one_of(arguments, data, where)
+    if origin is Mapping:
+        if not isinstance(data, Mapping):
+            raise TypeError(f"{where} is {data!r}, no object")
+        return {str(key): from_data(arguments[1], value, f"{where}.{key}") for key, value in data.items()}
     if origin is tuple:
         if not isinstance(data, (list, tuple)) or (arguments[-1] is not ... and len(data) != len(arguments)):
             raise TypeError(
@@ -38,6 +42,16 @@ def from_data(kind: Any, data: Any, where: str = "it") -> Any:
     if not _FITS[kind](data):
         raise TypeError(f"{where} is {data!r}, no {_NAMES[kind]}")
     return data
+
+
+def _one_of(kinds: Sequence[Any], data: Any, where: str) -> Any:
+    if data is None and type(None) in kinds:
+        return None
+    *others, last = (kind for kind in kinds if kind is not type(None))
+    for kind in others:
+        with suppress(TypeError):
+            return from_data(kind, data, where)
+    return from_data(last, data, where)
 
 
 def _record(kind: Any, data: Any, where: str) -> Any:

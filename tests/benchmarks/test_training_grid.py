@@ -1,0 +1,165 @@
+"""Contenders take turns; whoever fails or trains otherwise is out, and the rest goes on."""
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from benchmarks.training.contender import Burst
+from benchmarks.training.entry import Conditions, processor_time_s
+from benchmarks.training.grid import best_of_sweep, cells, is_core, link_rate, run_cell
+from benchmarks.training.records import Cell
+from caramel.errors import ClusterError, InputError
+
+CELL = Cell("vgg", 4, 1.0)
+CONDITIONS = Conditions(
+    100.0, 150.0, limit=lambda compute_s: 1.1 * compute_s, predicted_s={"caramel": 1.9, "mwms": 7.0}
+)
+
+
+class Fake:
+    """A contender whose steps take known times: the first of a burst far too long."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, name, step_s=(1.0,), losses=(3.0, 2.0, 1.0), fails_in=None, settings=None):
+        self.name, self.settings = name, settings or {}
+        self._step_s, self._losses, self._fails_in = step_s, losses, fails_in
+        self._bursts, self._steps, self.closed = 0, 0, 0
+
+    def run(self, steps):
+        Fake.log.append(self.name)
+        self._bursts += 1
+        if self._bursts == self._fails_in:
+            raise ClusterError(f"{self.name} broke\nwith a trace")
+        time_s = self._step_s[(self._bursts - 1) % len(self._step_s)]
+        losses = [self._losses[min(self._steps + n, len(self._losses) - 1)] for n in range(steps)]
+        self._steps += steps
+        return Burst((99.0, *([time_s] * (steps - 1))), tuple(losses))
+
+    def pids(self):
+        return [1, 2]
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def log():
+    Fake.log = []
+    return Fake.log
+
+
+def run(*contenders, rounds=3, steps=2):
+    sent, used = iter(range(0, 10**6, 300)), iter(range(0, 10**6, 6))
+    return run_cell(
+        CELL, contenders, CONDITIONS, lambda: [next(sent)] * 4, rounds, steps, processor_s=lambda pids: next(used)
+    )
+
+
+def test_rows_have_what_was_measured(log):
+    ours, theirs = Fake("caramel", (50.0, 2.0, 4.0, 3.0)), Fake("mwms", (5.0,))
+    rows = {row.contender: row for row in run(Fake("compute", (1.0,), losses=(8.0,)), ours, theirs)}
+    assert rows["caramel"].times_s == (2.0, 4.0, 3.0)  # without the first burst, and the first step of each
+    assert rows["caramel"].time_s == 3.0 and rows["caramel"].predicted_s == 1.9
+    assert rows["caramel"].compute_s == 1.0 and rows["caramel"].limit_s == pytest.approx(1.1)
+    assert rows["caramel"].naive_limit_s == 1.5  # 150 bytes at 100 a second
+    assert rows["caramel"].processor_s == 2.0 and rows["caramel"].sent_bytes == 100.0  # of three steps, one dropped
+    assert rows["caramel"].losses == (3.0, 2.0, 1.0)
+    assert all(row.error is None and row.cell == CELL for row in rows.values())
+    # Everybody once, then rounds that begin with another one each time.
+    assert log == [
+        *("compute", "caramel", "mwms"),
+        *("compute", "caramel", "mwms"),
+        *("caramel", "mwms", "compute"),
+        *("mwms", "compute", "caramel"),
+    ]
+
+
+def test_who_fails_is_out_and_the_others_go_on():
+    broken, late = Fake("mwms", fails_in=1), Fake("horovod", fails_in=3)
+    rows = {row.contender: row for row in run(broken, Fake("caramel", (2.0,)), late)}
+    assert rows["mwms"].error == "mwms broke" and rows["mwms"].times_s == ()
+    assert rows["horovod"].time_s is None and len(rows["horovod"].times_s) == 1
+    assert rows["caramel"].time_s == 2.0 and rows["caramel"].compute_s is None
+    assert broken.closed == late.closed == 1
+
+
+@pytest.mark.parametrize("losses, agrees", [((3.0, 2.0, 1.0005), True), ((3.0, 2.0, 1.002), False)])
+def test_who_trains_otherwise_is_out(losses, agrees):
+    rows = {row.contender: row for row in run(Fake("caramel"), Fake("mwms", losses=losses))}
+    assert (rows["mwms"].error is None) == agrees
+    if not agrees:
+        assert rows["mwms"].error == "does not train as caramel does: loss 1.002 in step 3, and not 1"
+        assert rows["caramel"].error is None
+
+
+def test_computation_alone_has_losses_of_its_own():
+    rows = run(Fake("compute", losses=(9.0,)), Fake("caramel"), Fake("mwms"))
+    assert [row.error for row in rows] == [None, None, None]
+
+
+@pytest.mark.parametrize("numbers", [{"rounds": 0}, {"steps": 0}])
+def test_nothing_to_measure(numbers):
+    with pytest.raises(InputError, match="at least one of each"):
+        run(Fake("caramel"), **numbers)
+
+
+def test_a_name_twice():
+    with pytest.raises(InputError, match="no name twice"):
+        run(Fake("caramel"), Fake("caramel"))
+
+
+def test_the_best_settings_are_those_with_the_least_median():
+    made = []
+
+    def maker(step_s, fails_in=None):
+        def make():
+            made.append(Fake("horovod", step_s, fails_in=fails_in))
+            return made[-1]
+
+        return make
+
+    tried = [
+        ({"size": 1}, maker((9.0, 3.0, 3.0))),
+        ({"size": 2}, maker((9.0, 1.0, 1.5))),
+        ({"size": 3}, maker((0.1, 0.1, 0.1), fails_in=2)),
+    ]
+    found = best_of_sweep(tried, bursts=2, steps=2)
+    assert found.settings == {"size": 2}
+    assert [each.time_s for each in found.tried] == [3.0, 1.25, None]
+    assert found.tried[2].error == "horovod broke"
+    assert all(each.closed for each in made)
+
+
+def test_a_sweep_of_which_nothing_works():
+    with pytest.raises(ClusterError, match="none of 1 settings works; the first one: horovod broke"):
+        best_of_sweep([({}, lambda: Fake("horovod", fails_in=1))])
+
+
+def test_the_cells():
+    every = cells()
+    assert len(every) == len(set(every)) == 6 * 3 + 2 * 2
+    core = cells(core=True)
+    assert every[: len(core)] == core and all(map(is_core, core)) and len(core) == 12
+    assert {c.workers for c in every} == {2, 4, 8} and {c.rho for c in every} == {0.5, 1.0, 2.0}
+    assert cells(workloads=["mlp"]) == [Cell("mlp", 4, rho) for rho in (1.0, 2.0, 0.5)]
+    assert 0 < len(cells(quick=True)) < 4
+
+
+def test_the_rate_of_links():
+    workload = SimpleNamespace(sent_bytes=lambda workers: 100.0 * workers)
+    assert link_rate(workload, 4, 2.0, 0.5) == 400.0  # 400 bytes in 2 * 0.5 s
+    for arguments in ((4, 0.0, 0.5), (4, 1.0, float("nan")), (1, 1.0, 0.5)):
+        with pytest.raises(InputError):
+            link_rate(workload, *arguments)
+
+
+def test_processor_time_of_processes(tmp_path):
+    import os
+
+    before = processor_time_s([os.getpid(), os.getpid()])
+    total = sum(range(3_000_000))
+    after = processor_time_s([os.getpid()])
+    assert total and before > 0 and 0 < after - before < 10
+    assert processor_time_s([2**22 + 1]) is None

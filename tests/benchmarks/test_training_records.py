@@ -1,0 +1,99 @@
+"""What was measured stays, whatever happens; a record of something else is not gone on with."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.training.records import Cell, Record, Row, by_cell, load, resume, save, versions_here
+from caramel.errors import InputError
+
+CELLS = [Cell("vgg", 4, 1.0), Cell("mlp", 4, 2.0), Cell("vgg", 8, 0.5)]
+
+
+def row(cell, contender="caramel", **changes):
+    made = Row(
+        *(cell.workload, cell.workers, cell.rho, 1e7, contender, {"size": 3}, (1.0, 1.5), 1.25),
+        *(1.0, 1.1, 1.2, None, 2.5, 7e6, (3.0, 2.0), None),
+    )
+    return replace(made, **changes)
+
+
+def new(**settings):
+    return Record({"tensorflow": "2.21"}, {"rounds": 3, **settings})
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    record = new().with_cell([row(CELLS[0]), row(CELLS[0], "mwms", error="late", time_s=None)])
+    save(record, tmp_path / "a.json")
+    assert load(tmp_path / "a.json") == record
+    assert [r.contender for r in record.rows] == ["caramel", "mwms"]
+
+
+def test_a_run_goes_on_where_it_was(tmp_path):
+    path = tmp_path / "a.json"
+    record = resume(path, new())
+    assert path.exists() and record.unfinished(CELLS) == CELLS
+    save(record.with_cell([row(CELLS[1])]), path)
+    again = resume(path, new())
+    assert again.unfinished(CELLS) == [CELLS[0], CELLS[2]]
+
+
+def test_cells_with_failures_can_be_measured_once_more():
+    record = new().with_cell([row(CELLS[0], error="late")]).with_cell([row(CELLS[1])])
+    assert record.unfinished(CELLS[:2]) == []
+    assert record.unfinished(CELLS[:2], retry=True) == [CELLS[0]]
+    again = record.with_cell([row(CELLS[0])])
+    assert list(again.cells) == list(record.cells) and again.unfinished(CELLS[:2], retry=True) == []
+
+
+def test_rows_of_several_cells_are_no_cell():
+    for rows in ([], [row(CELLS[0]), row(CELLS[1])]):
+        with pytest.raises(InputError, match="one cell"):
+            new().with_cell(rows)
+
+
+def test_other_settings_and_versions_are_named(tmp_path):
+    save(new(), tmp_path / "a.json")
+    with pytest.raises(InputError, match="rounds.*name another file or remove"):
+        resume(tmp_path / "a.json", replace(new(), settings={"rounds": 5}))
+    with pytest.raises(InputError, match=r"tensorflow.*2\.21"):
+        resume(tmp_path / "a.json", replace(new(), versions={"tensorflow": "2.22"}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "not json", '{"version": 99}', '{"version": 1}', '{"version": 1, "versions": 3, "settings": {}}'],
+)
+def test_what_is_no_record(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"a\.json"):
+        resume(path, new())
+    assert path.read_text() == text
+
+
+def test_damaged_cells(tmp_path):
+    path = tmp_path / "a.json"
+    save(new().with_cell([row(CELLS[0])]), path)
+    data = json.loads(path.read_text())
+    data["cells"]["mlp/4/1"] = data["cells"].pop("vgg/4/1")
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match="damaged"):
+        load(path)
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    with pytest.raises(InputError, match="cannot be written"):
+        resume(tmp_path / "no" / "folder.json", new())
+
+
+def test_rows_by_cell():
+    rows = [row(CELLS[1]), row(CELLS[0]), row(CELLS[1], "mwms")]
+    found = by_cell(rows)
+    assert list(found) == [CELLS[1], CELLS[0]] and list(found[CELLS[1]]) == ["caramel", "mwms"]
+
+
+def test_the_versions_of_this_machine():
+    found = versions_here(horovod="0.28")
+    assert found["horovod"] == "0.28" and found["cores"] >= 1 and found["tensorflow"].startswith("2.")

@@ -1,0 +1,123 @@
+"""Numbers of the report, against such as were computed by hand; misses are told as misses."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.training.findings import INCOMPLETE, KEPT, MISSED, best_peer, findings
+from benchmarks.training.plots import write_plots
+from benchmarks.training.records import Cell, Row
+from benchmarks.training.report import ablation_costs, report
+
+FIRST, SECOND = Cell("vgg", 4, 1.0), Cell("mlp", 4, 2.0)
+OTHER = Cell("vgg", 8, 1.0)
+
+
+def rows(cell, limit_s=1.0, predicted_s=None, errors=(), **times_s):
+    """Rows of a cell; the three rounds of a contender differ, but all contenders' alike."""
+    return [
+        Row(
+            *(cell.workload, cell.workers, cell.rho, 1e7, name, {}),
+            tuple(time_s * factor for factor in (0.98, 1.0, 1.04)) if name not in errors else (),
+            time_s if name not in errors else None,
+            *(0.9, limit_s, 0.95, predicted_s if name == "caramel" else None, 2.0, 7e6, (3.0, 2.0)),
+            "it broke" if name in errors else None,
+        )
+        for name, time_s in times_s.items()
+    ]
+
+
+def found(*given, expected=()):
+    """Value, verdict and notes by the beginning of what it is."""
+    each = findings([row for some in given for row in some], expected)
+    names = ("failed", "mean", "worst", "gap", "slower", "speed", "predicted")
+    return {name: (f.value, f.verdict, f.notes) for name, f in zip(names, each)}
+
+
+def test_all_kept():
+    first = rows(FIRST, 1.0, 1.06, caramel=1.1, mwms=1.8, mwms_best=1.5, horovod=1.9, horovod_best=1.6)
+    second = rows(SECOND, 2.0, 2.1, caramel=2.0, mwms=4.0, mwms_best=3.5, horovod=3.0, horovod_best=2.5)
+    got = found(first, second)
+    assert {name: verdict for name, (_, verdict, _) in got.items()} == dict.fromkeys(got, KEPT)
+    assert got["mean"][0] == pytest.approx((1.1 * 1.0) ** 0.5)
+    assert got["worst"][0] == pytest.approx(1.1)
+    assert got["gap"][0] == pytest.approx((0.4 / 0.5 + 0.5 / 0.5) / 2)  # the best swept peers: 1.5 and 2.5
+    assert got["slower"][0] == pytest.approx(2.0 / 2.5)
+    assert got["speed"][0] == pytest.approx((1.8 / 1.1 * 4.0 / 2.0) ** 0.5)
+    assert got["predicted"][0] == 1.0
+
+
+def test_misses():
+    first = rows(FIRST, 1.0, 1.0, caramel=1.3, mwms=1.7, mwms_best=1.35, horovod=1.2, horovod_best=1.25)
+    got = found(first)
+    assert {verdict for name, (_, verdict, _) in got.items() if name != "failed"} == {MISSED}
+    assert got["gap"][0] == pytest.approx((1.25 - 1.3) / 0.25)
+    assert got["slower"][0] == pytest.approx(1.3 / 1.2)
+    assert len(got["slower"][2]) == 2 and "horovod, at least 1.083" in got["slower"][2][0]
+    assert "-23.1%" in got["predicted"][2][0] and "1.300" in got["worst"][2][0]
+
+
+def test_a_step_that_may_be_slower_by_chance_is_no_miss():
+    ours, theirs = rows(FIRST, caramel=1.05, mwms=1.0)
+    ours = replace(ours, times_s=(0.9, 1.05, 1.3))
+    theirs = replace(theirs, times_s=(1.0, 1.0, 1.0))
+    value, verdict, notes = found([ours, theirs])["slower"]
+    assert (value, verdict, notes) == (0.9, KEPT, ())  # three rounds bound the ratio from below by their least
+
+
+def test_a_peer_at_the_limit_says_nothing_about_a_gap_or_a_speed_up():
+    got = found(rows(FIRST, 1.0, 1.0, caramel=1.0, mwms=1.1, mwms_best=1.0))
+    assert got["gap"][:2] == (None, INCOMPLETE) and "at the limit" in got["gap"][2][0]
+    assert got["speed"][:2] == (None, INCOMPLETE) and "allows 1.10, reached 1.10" in got["speed"][2][0]
+
+
+def test_other_numbers_of_workers_are_not_held_against_the_limit():
+    assert found(rows(OTHER, 1.0, 3.0, caramel=3.0, mwms=9.0, mwms_best=9.0))["worst"][0] is None
+
+
+def test_what_failed_or_was_not_measured():
+    first = rows(FIRST, caramel=1.1, mwms=1.8, mwms_best=1.5, horovod=2.0, errors=("caramel",))
+    got = found(first, expected=[FIRST, SECOND])
+    assert got["failed"][:2] == (1.0, MISSED) and "it broke" in got["failed"][2][0]
+    assert all(verdict == INCOMPLETE for name, (_, verdict, _) in got.items() if name != "failed")
+    assert any("mlp" in note for note in got["mean"][2])
+
+
+def test_the_best_peer():
+    def best(**options):
+        each = {row.contender: row for row in rows(FIRST, **options)}
+        row = best_peer(each)
+        return None if row is None else row.contender
+
+    assert best(mwms=1.0, mwms_best=1.5, horovod_best=1.4) == "horovod_best"  # chosen settings, as they were chosen
+    assert best(mwms=1.0, mwms_best=1.5, horovod_best=1.4, errors=("mwms_best",)) == "mwms"
+    assert best(caramel=1.0, ps_all=0.5) is None
+
+
+def test_what_an_optimisation_brings():
+    given = rows(FIRST, caramel=1.0, caramel_no_order=1.2, caramel_no_buckets=0.9, errors=("caramel_no_buckets",))
+    costs = ablation_costs(given)
+    assert list(costs[FIRST]) == ["caramel_no_order"]
+    ratio = costs[FIRST]["caramel_no_order"]
+    assert ratio.median == ratio.low == ratio.high == pytest.approx(1.2)  # in each round the same
+
+
+def test_the_report_has_every_contender_of_every_cell():
+    given = [*rows(FIRST, predicted_s=1.0, caramel=1.25, mwms=2.0, errors=("mwms",)), *rows(OTHER, caramel=1.0)]
+    text = report(given, [FIRST, SECOND])
+    assert "| caramel | - | 1250 | 1238 to 1275 | 1.25 | 1.32 | 2.00 | 1000 | -20.0% | 7.00 |" in text
+    assert "| mwms | - | failed |" in text and "- mwms failed: it broke" in text
+    assert text.index("### vgg, 4 workers, rho 1") < text.index("### vgg, 8 workers, rho 1")
+    assert "mlp, 4 workers, rho 2: caramel was not measured" in text
+
+
+@pytest.mark.parametrize("times_s", [{"caramel": 1.0}, {"caramel": 1.0, "caramel_paper": 1.3, "mwms": 2.0}])
+def test_plots_of_what_there_is(times_s, tmp_path):
+    given = [*rows(FIRST, **times_s), *rows(SECOND, caramel=1.5, mwms=2.0, errors=("mwms",))]
+    paths = write_plots(given, tmp_path)
+    assert len(paths) == (3 if "caramel_paper" in times_s else 2)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_no_plots_of_nothing(tmp_path):
+    assert write_plots([], tmp_path) == []
