@@ -1,0 +1,73 @@
+"""Peers with a process for each worker train as one device does; nothing of theirs stays, and errors say what it was."""
+
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks.testbed import Testbed, UnavailableError
+from benchmarks.training.spmd import MIRRORED, Processes, SpmdContender
+from benchmarks.training.steps import Replica
+from benchmarks.training.workloads import BY_NAME
+from caramel.errors import ClusterError
+
+pytestmark = pytest.mark.processes
+DENSE, SPARSE = replace(BY_NAME["mlp"], examples=24), replace(BY_NAME["transformer"], examples=6)
+
+
+def one_device(workload, steps):
+    """Losses of the whole batch, and the replica."""
+    replica = Replica(tf, workload, 1, 0)
+    step = tf.function(lambda: replica.step(lambda gradients: gradients))
+    return [float(step()) for _ in range(steps)]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    try:
+        testbed = Testbed(2)
+    except UnavailableError as error:
+        pytest.skip(f"no testbed can be built here: {error}")
+    with testbed:
+        made = Processes(MIRRORED, testbed, 2)
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"bytes_per_pack": 2**18}])
+@pytest.mark.parametrize("workload", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_mirrored_workers_train_as_one_device_does(workload, options, processes):
+    contender = SpmdContender("mwms", processes, workload, options, options)
+    burst = contender.run(4)
+    contender.close()
+    np.testing.assert_allclose(burst.losses, one_device(workload, 4), rtol=1e-4)
+    assert len(burst.times_s) == 4 and min(burst.times_s) > 0
+
+
+def test_workers_alone_do_not_wait_for_each_other(processes):
+    contender = SpmdContender("compute", processes, DENSE, {}, None)
+    burst = contender.run(4)
+    contender.close()
+    parts = []
+    for rank in range(2):
+        replica = Replica(tf, DENSE, 2, rank)
+        parts.append([float(replica.step(lambda gradients: gradients)) for _ in range(4)])
+    np.testing.assert_allclose(burst.losses, np.mean(parts, axis=0), rtol=1e-4)
+    assert abs(burst.losses[3] / one_device(DENSE, 4)[3] - 1) > 1e-3
+
+
+def test_a_contender_that_is_closed_is_forgotten(processes):
+    contender = SpmdContender("compute", processes, DENSE, {}, None)
+    contender.close()
+    contender.close()
+    assert len(processes.pids()) == 2
+
+
+def test_a_worker_that_ends_ends_all(processes):  # and so is the last test
+    contender = SpmdContender("mwms", processes, DENSE, {}, {})
+    os.kill(processes.pids()[1], signal.SIGKILL)
+    with pytest.raises(ClusterError, match="MultiWorkerMirroredStrategy ended"):
+        contender.run(2)
