@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from caramel.checks import whole_number
 from caramel.collectives.algorithms import CHOICES, NATIVE, Schedules, check_algorithm
+from caramel.contention import measure_contention
 from caramel.errors import InputError
+from caramel.netmodel.contention import Contention
 from caramel.netmodel.line import Curve, Sample
-from caramel.netmodel.model import MEASURED_DEPTHS, NetworkModel
+from caramel.netmodel.model import LARGE_BYTES, MEASURED_DEPTHS, NetworkModel
 from caramel.runtime.cluster import Cluster
 from caramel.runtime.progress import progress_over
 from caramel.runtime.servers import kept_servers
@@ -24,6 +26,10 @@ _GIVEN_UP_FROM_BYTES = 2**20
 that win when they are long enough."""
 
 
+_SMALLER = 8
+"""Besides a large size, one is measured beside computation that is smaller by at least so many times."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What to measure.
@@ -33,6 +39,7 @@ class Settings:
         algorithms: names.
         depths: numbers of chunks; `native` has depth 1 only.
         rounds: how often each is timed.
+        contention: whether to measure how all-reduces and computation are in each other's way.
         prune: whether to spend less time on what is far behind, and more on what is close to the fastest.
         timeout_s: of one step.
     """
@@ -41,6 +48,7 @@ class Settings:
     algorithms: tuple[str, ...] = CHOICES
     depths: tuple[int, ...] = MEASURED_DEPTHS
     rounds: int = 7
+    contention: bool = True
     prune: bool = True
     timeout_s: float = 300.0
 
@@ -93,6 +101,7 @@ def measure_network(
         raise InputError("give at least one number of workers")
     curves: list[Curve] = []
     gammas: list[float] = []
+    contentions: list[Contention] = []
     total = len(numbers) * len(settings.sizes) * settings.rounds
     with kept_servers(cluster, numbers[-1]), progress_over(total) as show:
         for position, number in enumerate(numbers):
@@ -101,10 +110,13 @@ def measure_network(
             def tell(rounds: int, text: str, base: int = done) -> None:
                 show(base + rounds, text)
 
-            found, gamma = _measure(cluster, number, settings, tell)
+            found, gamma, beside = _measure(cluster, number, settings, tell)
             curves += found
             gammas.append(gamma)
-            network = NetworkModel(description or "measured", tuple(curves), min(gammas))
+            contentions += beside
+            network = NetworkModel(
+                description or "measured", tuple(curves), min(gammas), contentions=tuple(contentions)
+            )
             on_network(network)
     return network
 
@@ -116,7 +128,7 @@ def _is_hopeless(ratios: Sequence[float]) -> bool:
 
 def _measure(
     cluster: Cluster, workers: int, settings: Settings, tell: Callable[[int, str], None]
-) -> tuple[list[Curve], float]:
+) -> tuple[list[Curve], float, list[Contention]]:
     samples: dict[tuple[str, int], list[Sample]] = {}
     slowness: dict[tuple[str, int], list[float]] = {choice: [] for choice in settings.choices()}
     schedules = Schedules()
@@ -138,4 +150,26 @@ def _measure(
                     slowness[choice].append(times[choice] / min(times.values()))
             bench.unload()
         gamma = bench.additions_s_per_byte()
-    return [Curve.fitted(workers, a, d, found) for (a, d), found in samples.items()], gamma
+        curves = [Curve.fitted(workers, a, d, found) for (a, d), found in samples.items()]
+        beside = _contentions(bench, schedules, curves, settings, tell) if settings.contention else []
+    return curves, gamma, beside
+
+
+def _contentions(
+    bench: AllReduceBench,
+    schedules: Schedules,
+    curves: Sequence[Curve],
+    settings: Settings,
+    tell: Callable[[int, str], None],
+) -> list[Contention]:
+    """For a size of a bucket and for a smaller one, with the all-reduces that would be chosen for them."""
+    network = NetworkModel("", tuple(curves))
+    largest = max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))
+    smaller = [size for size in settings.sizes if size <= largest / _SMALLER]
+    found = []
+    for size in [*([max(smaller)] if smaller else []), largest]:
+        tell(len(set(settings.sizes)) * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
+        choice = network.choose(size, bench.workers)
+        build = build_for(schedules, bench, choice.algorithm, choice.depth, size)
+        found.append(measure_contention(bench, size, build, choice.prediction.time_s, settings.rounds))
+    return found

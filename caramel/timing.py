@@ -111,12 +111,13 @@ class AllReduceBench:
 
     # -- one size at a time ----------------------------------------------------------------------
 
-    def load(self, size_bytes: int, builds: Mapping[str, Build]) -> None:
+    def load(self, size_bytes: int, builds: Mapping[str, Build], repeats: int | None = None) -> None:
         """Make the tensors of a size and the graphs of what is to be measured with it.
 
         Args:
             size_bytes: bytes of the tensor on each worker.
             builds: by name.
+            repeats: how many all-reduces follow each other in a step; default: by their size.
         """
         self._generation += 1
         scope = f"size_{self._generation}"
@@ -142,9 +143,13 @@ class AllReduceBench:
             ]
             nodes += [*destroyed, group(f"{scope}/drop_{rank}", [n.name for n in destroyed], device)]
         self._targets = {}
-        repeats = repetitions(size_bytes)
+        repeats = repeats or repetitions(size_bytes)
         for name, build in builds.items():
             last = self._repeated(nodes, scope, f"{scope}/{name}", build, repeats)
+            nodes += [
+                node(f"{scope}/{name}/ended_{rank}", "Timestamp", [f"^{last[rank]}"], device)
+                for rank, device in enumerate(self.devices)
+            ]
             self._targets[name] = (last, repeats)
         self._executor.extend(Graph(nodes).to_bytes())
         self._run([f"{scope}/initialise_{rank}" for rank in range(self.workers)])
@@ -166,6 +171,26 @@ class AllReduceBench:
                 nodes.append(assign(f"{name}/done_{repetition}_{rank}", reduced, result, _DTYPE, device))
                 last.append(nodes[-1].name)
         return last
+
+    def ends(self, name: str) -> list[str]:
+        """For each rank the tensor that says when the last all-reduce of a step has ended there, by its own clock."""
+        return [f"size_{self._generation}/{name}/ended_{rank}:0" for rank in range(self.workers)]
+
+    def extend(self, nodes: Sequence[NodeDef]) -> None:
+        """Add other nodes to the graph."""
+        self._executor.extend(Graph(nodes).to_bytes())
+
+    def fetch(self, fetches: Sequence[str], targets: Sequence[str]) -> list[np.ndarray]:
+        """Run a step of one's own.
+
+        Args:
+            fetches: tensors.
+            targets: ops.
+
+        Raises:
+            ClusterError: a worker cannot be reached.
+        """
+        return self._executor.run(fetches, targets, {}, self._timeout_s)
 
     def unload(self) -> None:
         """Free the tensors of the size."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 import statistics
 import time
@@ -33,6 +32,7 @@ from caramel.graph.graph import Graph, node_of
 from caramel.makespan import makespan
 from caramel.modifiers.distributed import replica_name
 from caramel.runtime.cluster import Cluster, InProcess, LocalProcesses
+from caramel.runtime.environment import usable_cores
 from caramel.runtime.feeds import bind
 from caramel.runtime.progress import progress_over
 from caramel.runtime.servers import kept_servers
@@ -357,16 +357,14 @@ def _per_process(computation: Computation, cluster: Any) -> int:
 
 
 def _threads(cluster: Any) -> int:
-    return cluster.options.inter_op_threads or _cores()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if isinstance(cluster, InProcess):
+        return cluster.options.inter_op_threads or usable_cores()
+    return int(cluster.options.server_config().inter_op_parallelism_threads)
 
 
 def _host(cluster: Any) -> str:
     today = datetime.date.today().isoformat()
-    where = f"{platform.node()}, {_cores()} cores, {type(cluster).__name__}"
+    where = f"{platform.node()}, {usable_cores()} cores, {type(cluster).__name__}"
     return f"{where}, TensorFlow {tf.__version__}, {today}"
 
 

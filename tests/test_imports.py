@@ -73,7 +73,7 @@ LAYERS = [
     ["runtime"],
     ["training"],
     ["export", "fit", "timing"],
-    ["stepstats", "netbench", "tracing"],
+    ["stepstats", "contention", "netbench", "tracing"],
     ["program"],
     ["planning"],
     ["cli"],

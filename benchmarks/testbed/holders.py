@@ -14,8 +14,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
+from benchmarks.testbed.lookup import NamespaceId, processes_in
 from caramel.runtime.isolation import die_with_parent, enter_network_namespace
 
 _END_TIMEOUT_S = 5.0
@@ -50,28 +50,19 @@ def hold_namespace() -> tuple[int, str]:
     return pid, "" if said == "ready" else said
 
 
-def end_processes_in(namespaces: set[tuple[int, int]], spared: int) -> None:
-    """Kill every process in these network namespaces (device and inode numbers), but for the spared one.
+def end_processes_in(namespaces: set[NamespaceId], spared: int) -> None:
+    """Kill every process in these network namespaces but for the spared one.
 
     It looks until it finds none twice in a row, because a process may start others while this one looks.
     """
     deadline_s, looks = time.monotonic() + _END_TIMEOUT_S, 0
     while looks < 2 and time.monotonic() < deadline_s:
-        found = [pid for pid in _processes_in(namespaces) if pid != spared]
+        found = [pid for pid, _ in processes_in(namespaces) if pid != spared]
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         looks = 0 if found else looks + 1
         time.sleep(_PAUSE_S)
-
-
-def _processes_in(namespaces: set[tuple[int, int]]) -> Iterator[int]:
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
-                status = os.stat(f"/proc/{name}/ns/net")
-                if (status.st_dev, status.st_ino) in namespaces:
-                    yield int(name)
 
 
 def _wait_for_end_of(owner: int) -> None:

@@ -11,12 +11,13 @@ from types import TracebackType
 
 from benchmarks.collectives import cluster
 from benchmarks.testbed import Testbed
+from benchmarks.testbed.cores import SharedCores
 from benchmarks.training import names
 from benchmarks.training.contender import Burst, Contender, Settings
 from benchmarks.training.grid import Sweep, best_of_sweep
 from benchmarks.training.ingraph import parameter_server, tensorflow_collectives
 from benchmarks.training.ours import OPTIONS, OurContender, captured
-from benchmarks.training.spmd import HOROVOD, INTER_OP_THREADS, INTRA_OP_THREADS, MIRRORED, Processes, SpmdContender
+from benchmarks.training.spmd import COMPUTING_THREADS, HOROVOD, INTRA_OP_THREADS, MIRRORED, Processes, SpmdContender
 from benchmarks.training.workloads import Workload
 from caramel.errors import CaramelError, ClusterError, in_one_line
 from caramel.facts import Trace
@@ -81,6 +82,7 @@ class Site:
         self._open = ExitStack()
         try:
             self.testbed = self._open.enter_context(Testbed(workers))
+            self._open.enter_context(SharedCores(self.testbed))
             self._mirrored = self._processes(MIRRORED, sys.executable)
             self.versions = {"mwms_tensorflow": self._mirrored.versions["tensorflow"]}
             self._horovod: Processes | str = "Horovod is not installed: make horovod builds it"
@@ -91,7 +93,7 @@ class Site:
         except BaseException:
             self.close()
             raise
-        options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=INTER_OP_THREADS)
+        options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
         self.cluster = replace(cluster(workers, self.testbed), options=options)
 
     def _processes(self, kind: str, python: str, environment: Mapping[str, str] | None = None) -> Processes:

@@ -14,9 +14,14 @@ from benchmarks.processes import AnsweringProcesses
 from benchmarks.testbed import Testbed
 from benchmarks.training.contender import Burst, Settings
 from benchmarks.training.workloads import Workload
+from caramel.runtime.executor import TRANSFER_THREADS
 
-INTRA_OP_THREADS, INTER_OP_THREADS = 1, 2
+INTRA_OP_THREADS = 1
 """Of every contender's workers: four share two cores."""
+
+COMPUTING_THREADS = 2
+INTER_OP_THREADS = COMPUTING_THREADS + TRANSFER_THREADS
+"""Of every contender's workers, too: this library's servers have these threads besides those that are asked for."""
 
 MIRRORED, HOROVOD = "mwms", "horovod"
 

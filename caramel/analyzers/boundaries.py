@@ -25,7 +25,8 @@ def find_boundaries(
     """Put all ops of a step one after the other and look where gradients and reads are.
 
     What no gradient needs, and no update is, comes last. Times are scaled so that all ops together take the
-    step that was measured, with this order enforced if that was.
+    step that was measured, with this order enforced if that was, and longer by the processor time that transfers take
+    from them if the network model says so.
 
     Args:
         model: the single-device step.
@@ -33,7 +34,7 @@ def find_boundaries(
         trace: measured times.
         order: in which gradients are computed.
         enforced: how that is enforced.
-        network: for the element type on the wire.
+        network: for the element type on the wire, and what transfers take from the computation.
 
     Source:
         Caramel, sections 3.3.1 and 4.1.
@@ -42,7 +43,9 @@ def find_boundaries(
     in_stages = [op for stage in order.stages for op in stage]
     rest = set(found.ops) - set(in_stages) - updating
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
-    scale = _step_s(trace, enforced) / total_s if total_s > 0 else 0.0
+    alone_s = _step_s(trace, enforced)
+    factor = network.compute_factor(alone_s, sum(_sent_bytes(g, trace, network) for g in model.gradients))
+    scale = factor * alone_s / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
     for op in [*in_stages, *(op for op in found.ops if op in rest)]:
         starts[op] = now_s
@@ -70,7 +73,8 @@ def find_boundaries(
                 condition=found.conditions.get(name, ""),
             )
         )
-    return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}")
+    beside = "" if factor == 1 else f"; beside transfers computation takes {factor:.3g} times as long"
+    return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}{beside}")
 
 
 def _step_s(trace: Trace, enforced: ControlEdges) -> float:

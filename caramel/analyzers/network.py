@@ -49,7 +49,7 @@ class Network:
             )
 
     def time_s(self, size_bytes: float) -> float:
-        """Predicted seconds of one all-reduce of so many bytes on the wire.
+        """Predicted seconds of one all-reduce of so many bytes on the wire, while all workers compute.
 
         Raises:
             InputError: the network model knows nothing about what is allowed.
@@ -62,10 +62,28 @@ class Network:
         options, network = self.options, self.options.network
         if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
             # Nothing is left to choose, and choices alone come with a prediction.
-            return network.predict(options.algorithm, options.depth, self.workers, size_bytes).time_s
+            alone_s = network.predict(options.algorithm, options.depth, self.workers, size_bytes).time_s
+            return alone_s * network.slowdown(self.workers, size_bytes)
         # The bytes are those of the wire, so any element type does that is sent as it is.
         elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
-        return choose_collective(self._unwired, self.workers, "float32", elements).predicted_s or 0.0
+        alone_s = choose_collective(self._unwired, self.workers, "float32", elements).predicted_s or 0.0
+        return alone_s if network is None else alone_s * network.slowdown(self.workers, size_bytes)
+
+    def compute_factor(self, compute_s: float, total_bytes: float) -> float:
+        """How many times as long a step's computation takes beside its transfers, as far as that was measured.
+
+        While transfers run, it makes progress at 1 - share of its speed, so with them all along it takes
+        1 / (1 - share) times as long; and at most they take share of their own time from it.
+
+        Args:
+            compute_s: seconds of computation without transfers.
+            total_bytes: of all gradients on the wire.
+        """
+        network = self.options.network
+        share = 0.0 if network is None else network.processor_share(self.workers)
+        if share == 0 or compute_s <= 0 or self.workers == 1:
+            return 1.0
+        return min(1 / (1 - share), 1 + share * self.time_s(total_bytes) / compute_s)
 
     @cached_property
     def _unwired(self) -> CollectiveOptions:

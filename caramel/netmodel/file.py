@@ -9,6 +9,7 @@ from typing import Any
 
 from caramel.collectives.algorithms import CHOICES
 from caramel.errors import FitError, InputError
+from caramel.netmodel.contention import Contention
 from caramel.netmodel.costs import Cost
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
@@ -45,6 +46,7 @@ def to_json(network: NetworkModel) -> str:
         "curves": curves,
         "gamma_s_per_byte": network.gamma_s_per_byte,
         "given": None if network.given is None else vars(network.given),
+        "contentions": [vars(c) for c in network.contentions],
         "costs": [{"algorithm": a, "depth": d, **vars(cost)} for (a, d), cost in sorted(network.costs.items())],
         "warnings": list(network.warnings),
     }
@@ -80,6 +82,7 @@ def from_json(text: str, name: str = "this") -> NetworkModel:
                 curves=tuple(_curve(c) for c in data["curves"]),
                 gamma_s_per_byte=_number(data["gamma_s_per_byte"]),
                 given=None if given is None else Cost(**{key: _number(value) for key, value in given.items()}),
+                contentions=tuple(_contention(c) for c in data.get("contentions", ())),  # not in older files
             )
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, FitError) as error:
@@ -113,6 +116,13 @@ def _curve(data: Any) -> Curve:
     return Curve.fitted(_whole(data["workers"], 1), algorithm, _whole(data["depth"], 1), samples)
 
 
+def _contention(data: Any) -> Contention:
+    share, slowdown = _number(data["processor_share"]), _number(data["slowdown"])
+    if share >= 1 or slowdown < 1:
+        raise ValueError(f"a processor share of {share} or a slowdown of {slowdown} cannot be")
+    return Contention(_whole(data["workers"], 1), _whole(data["size_bytes"], 0), share, slowdown)
+
+
 def _checked(network: NetworkModel) -> NetworkModel:
     if not network.curves and network.given is None:
         raise ValueError("it has no measurement")
@@ -120,7 +130,8 @@ def _checked(network: NetworkModel) -> NetworkModel:
         NetworkModel.from_costs(**vars(network.given))  # raises where it is of no use
     network.costs  # noqa: B018 - raises where it cannot be fitted
     keys = [(c.workers, c.algorithm, c.depth) for c in network.curves]
-    if len(set(keys)) != len(keys):
+    beside = [(c.workers, c.size_bytes) for c in network.contentions]
+    if len(set(keys)) != len(keys) or len(set(beside)) != len(beside):
         raise ValueError("something was measured twice")
     return network
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE
 from caramel.errors import InputError
+from caramel.netmodel.contention import Contention, processor_share, slowdown
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, threshold_bytes
 
@@ -81,12 +82,14 @@ class NetworkModel:
         curves: measured, for each number of workers, algorithm and depth.
         gamma_s_per_byte: measured seconds for adding a byte on one worker.
         given: alpha, beta and gamma given by hand instead.
+        contentions: how all-reduces and computation are in each other's way, where that was measured.
     """
 
     description: str
     curves: tuple[Curve, ...] = ()
     gamma_s_per_byte: float = 0.0
     given: Cost | None = None
+    contentions: tuple[Contention, ...] = ()
 
     # -- making one ------------------------------------------------------------------------------
 
@@ -170,7 +173,8 @@ class NetworkModel:
                 "leave one of the measurements out"
             )
         gamma = min(self.gamma_s_per_byte, other.gamma_s_per_byte)
-        return NetworkModel(self.description, (*self.curves, *other.curves), gamma)
+        contentions = (*self.contentions, *other.contentions)
+        return NetworkModel(self.description, (*self.curves, *other.curves), gamma, contentions=contentions)
 
     def require(self, workers: int) -> None:
         """Check that a graph for so many workers may be built on this model.
@@ -259,6 +263,14 @@ class NetworkModel:
         if algorithm is None:
             algorithm = self.choose(LARGE_BYTES, workers, depth=1).algorithm
         return self._threshold(algorithm, workers)
+
+    def processor_share(self, workers: int) -> float:
+        """The part of its progress that computation loses while all-reduces run; 0 where that was not measured."""
+        return processor_share(self.contentions, workers)
+
+    def slowdown(self, workers: int, size_bytes: float) -> float:
+        """How many times as long an all-reduce takes beside computation; 1 where that was not measured."""
+        return slowdown(self.contentions, workers, size_bytes)
 
     # -- choices ---------------------------------------------------------------------------------
 

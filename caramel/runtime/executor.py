@@ -14,8 +14,19 @@ import tensorflow as tf
 
 from caramel.errors import CaramelError, ClusterError, InputError, StepError, listed
 from caramel.graph.devices import Device
+from caramel.runtime.environment import usable_cores
 
 v1 = tf.compat.v1
+
+
+TRANSFER_THREADS = 6
+"""Threads that a server has besides those that compute.
+
+Sums and copies of a transfer are ops like all others: where every thread computes, they wait until an op of the
+computation ends, and the network with them. Measured with two threads on a step with two ops at a time (VGG-like, 4
+hosts, as much time on the network as computing): 1.06 s, and 0.80 s with two threads more. Where nothing is to be
+computed, more threads cost nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class RunOptions:
             them, made when TensorFlow first runs something in it: for `InProcess` this comes too
             late where that was before.
         inter_op_threads: ops at the same time, in a pool of the session's own; 0 leaves it to TensorFlow
-            and the one pool that a process has for all other sessions.
+            and the one pool that a process has for all other sessions. A server has `TRANSFER_THREADS` more.
     """
 
     optimize_graph: bool = True
@@ -51,6 +62,12 @@ class RunOptions:
         # The other settings stay TensorFlow's own, so that graphs are rewritten, and results rounded, as on one device.
         config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimize_graph
         config.experimental.collective_group_leader = group_leader
+        return config
+
+    def server_config(self, cpu_devices: int = 1, group_leader: str = "") -> Any:
+        """The ConfigProto of a server; see `config`."""
+        config = self.config(cpu_devices, group_leader)
+        config.inter_op_parallelism_threads = (self.inter_op_threads or usable_cores()) + TRANSFER_THREADS
         return config
 
 

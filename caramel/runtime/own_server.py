@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from caramel.errors import ClusterError
-from caramel.runtime.environment import child_environment
+from caramel.runtime.environment import server_environment
 from caramel.runtime.executor import Executor
 from caramel.runtime.server import READY
 
@@ -61,7 +61,7 @@ class OwnServer:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=child_environment(),
+            env=server_environment(),
             start_new_session=True,
         )
         self.pid = process.pid

@@ -20,7 +20,7 @@ import numpy as np
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
 from caramel.graph.devices import cpu_count, task_name
-from caramel.runtime.environment import child_environment
+from caramel.runtime.environment import server_environment
 from caramel.runtime.executor import Run, has_native_collectives
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def start_processes(
         ClusterError: they cannot be started, safely or at all.
     """
     leader = task_name(*tasks[0]) if has_native_collectives(graph_def) else ""
-    configs = [cluster.options.config(cpu_count(devices, worker), leader).SerializeToString() for worker in tasks]
+    configs = [
+        cluster.options.server_config(cpu_count(devices, worker), leader).SerializeToString() for worker in tasks
+    ]
     settings = {
         "devices": list(devices),
         "configs": configs,
@@ -76,7 +78,7 @@ class ProcessExecutor:
         self._log = Path(self._directory.name) / "launcher.log"
         self._lock = threading.Lock()
         ours, theirs = Pipe()
-        environment = child_environment()
+        environment = server_environment()
         for name in _PROXIES:
             environment.pop(name, None)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

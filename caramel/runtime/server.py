@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from caramel.errors import ClusterError
 from caramel.graph.devices import task_name
+from caramel.runtime.environment import prepare_server
 from caramel.runtime.isolation import die_with_parent, join_network_namespace
 from caramel.runtime.membership import JOB
 
@@ -30,9 +31,10 @@ def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoRe
     Raises:
         ClusterError: the port cannot be used.
     """
+    prepare_server()
     from caramel.runtime.executor import RunOptions
 
-    _start({JOB: dict(enumerate(addresses))}, JOB, task, RunOptions().config(devices, GROUP_LEADER))
+    _start({JOB: dict(enumerate(addresses))}, JOB, task, RunOptions().server_config(devices, GROUP_LEADER))
     while True:
         time.sleep(3600)
 

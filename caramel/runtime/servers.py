@@ -110,7 +110,7 @@ class Servers:
         """
         if self.task != 0 or is_listening(self.addresses[0]):
             return None
-        config = self.options.config(cpu_count(devices, (JOB, 0)), GROUP_LEADER)
+        config = self.options.server_config(cpu_count(devices, (JOB, 0)), GROUP_LEADER)
         return OwnServer(self.addresses, config)
 
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:

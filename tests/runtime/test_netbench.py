@@ -35,6 +35,16 @@ def test_everything_is_measured(network):
         assert len(curve.samples) >= 2
         assert all(0 < s.time_s < 1 for s in curve.samples)
     assert 0 < network.gamma_s_per_byte < 1e-8
+    # Of the sizes up to 4 MiB the largest, and the largest of those that are much smaller.
+    assert [(c.workers, c.size_bytes) for c in network.contentions] == [(2, 64), (2, 2**16), (3, 64), (3, 2**16)]
+    for each in network.contentions:
+        assert 0 <= each.processor_share <= 0.95
+        assert each.slowdown >= 1
+
+
+def test_what_is_not_wanted_is_not_measured():
+    settings = Settings(sizes=(64, 256), algorithms=("star",), depths=(1,), rounds=1, contention=False)
+    assert measure_network(caramel.InProcess(), [2], settings).contentions == ()
 
 
 def test_it_can_be_used(network, tmp_path):

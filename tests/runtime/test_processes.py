@@ -6,16 +6,65 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import caramel
+from caramel.runtime.environment import child_environment
+from caramel.runtime.executor import RunOptions
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("namespaces")]
 
 SETTLE_S = 20.0
 """How long processes may take to end; they notice within a second, the rest is for a busy machine."""
+
+
+# -- how servers are set up ------------------------------------------------------------------
+
+
+def test_transfers_do_not_wait_for_computation():
+    """One op that computes for long leaves threads for what arrives meanwhile, though only one was asked for."""
+    graph = tf.Graph()
+    with graph.as_default():
+        with tf.device("/job:worker/task:0"):
+            wide = tf.random.stateless_uniform([3000, 3000], [1, 2])
+            product = tf.matmul(wide, wide)
+            with tf.control_dependencies([product]):
+                computed = tf.timestamp()
+        with tf.device("/job:worker/task:1"):
+            narrow = tf.random.stateless_uniform([300, 300], [1, 2])
+            sent = tf.matmul(narrow, narrow)
+        with tf.device("/job:worker/task:0"):
+            added = tf.reduce_sum(sent) + 1
+            with tf.control_dependencies([added]):
+                arrived = tf.timestamp()
+    options = RunOptions(optimize_graph=False, intra_op_threads=1, inter_op_threads=1)
+    cluster = caramel.LocalProcesses(options=options)
+    executor = cluster.start(graph.as_graph_def(), ("/job:worker/task:0", "/job:worker/task:1"), 60)
+    try:
+        fetches = [computed.name, arrived.name]
+        executor.run(fetches, [], {}, 60)
+        computed_s, arrived_s = executor.run(fetches, [], {}, 60)
+    finally:
+        executor.close()
+    assert arrived_s < computed_s
+
+
+def test_the_transport_is_set_up_and_what_the_user_has_set_stays(monkeypatch):
+    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
+    monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "grpc.use_local_subchannel_pool=1")
+    executor = caramel.LocalProcesses().start(tf.compat.v1.GraphDef(), ("/job:worker/task:0",), 60)
+    try:
+        launcher = Path(f"/proc/{executor.launcher_pid}/environ").read_bytes().split(b"\0")
+    finally:
+        executor.close()
+    assert b"GRPC_EXPERIMENTS=tcp_rcv_lowat,tcp_frame_size_tuning" in launcher
+    assert b"TF_GRPC_DEFAULT_OPTIONS=grpc.use_local_subchannel_pool=1" in launcher
+    assert "GRPC_EXPERIMENTS" not in os.environ
+    assert "GRPC_EXPERIMENTS" not in child_environment()
 
 
 # -- a life without accidents ----------------------------------------------------------------

@@ -1,0 +1,139 @@
+"""Measuring how computation and all-reduces that run at once are in each other's way.
+
+In a training step the workers compute while gradients travel. What moves bytes takes processor time from the
+computation, and waits for it: both take longer than by themselves. So all workers multiply matrices, as long as
+all-reduces take, by itself and beside these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from caramel.graph.graph import NodeDef
+from caramel.graph.nodes import assign, constant, dtype_attribute, node, read, variable
+from caramel.netmodel.contention import Contention, Durations, contention_of
+from caramel.timing import AllReduceBench, Build
+
+_DTYPE = "float32"
+_WIDTH = 512
+"""Of the matrices, 1 MiB each; one product takes a core some milliseconds."""
+
+_FIRST_PRODUCTS, _MOST_PRODUCTS = 8, 2000
+_LEAST_S = 0.3
+"""How long all-reduces should follow each other: a computation in training is not shorter, and its pauses are in it."""
+
+_MOST_REPEATS = 64
+_COMPUTED_PART = 0.7
+"""So long is the computation, of the all-reduces' time: it should end first even if it takes half as long again."""
+
+
+def measure_contention(
+    bench: AllReduceBench, size_bytes: int, build: Build, all_reduce_s: float, rounds: int
+) -> Contention:
+    """Measure one size.
+
+    Args:
+        bench: the cluster.
+        size_bytes: bytes of the tensors.
+        build: the all-reduce.
+        all_reduce_s: seconds that it takes.
+        rounds: how often each is timed, in turn.
+
+    Raises:
+        ClusterError: a worker cannot be reached.
+    """
+    repeats = max(1, min(math.ceil(_LEAST_S / all_reduce_s), _MOST_REPEATS))
+    bench.load(size_bytes, {"beside": build}, repeats)
+    reduced = bench.ends("beside")
+    product_s = _Computation(bench, _FIRST_PRODUCTS).seconds() / _FIRST_PRODUCTS
+    products = max(1, min(round(_COMPUTED_PART * repeats * all_reduce_s / product_s), _MOST_PRODUCTS))
+    computation = _Computation(bench, products)
+    alone: list[Durations] = []
+    together: list[Durations] = []
+    computation.durations(reduced)
+    for _ in range(rounds):
+        alone.append(Durations(computation.seconds(), computation.seconds(reduced)))
+        together.append(computation.durations(reduced))
+    bench.unload()
+    return contention_of(bench.workers, size_bytes, _least(alone), _least(together))
+
+
+def _least(found: Sequence[Durations]) -> Durations:
+    """Whatever else a machine does makes work longer, and that of few steps differently from round to round."""
+    return Durations(min(d.compute_s for d in found), min(d.reduce_s for d in found))
+
+
+class _Computation:
+    """Products of matrices, one after the other on each worker, with the times at which they begin and end.
+
+    The clock is each worker's own. TensorFlow would leave out a product that nothing needs, so the last one is kept.
+    """
+
+    _count = 0
+
+    def __init__(self, bench: AllReduceBench, products: int) -> None:
+        _Computation._count += 1
+        self._bench = bench
+        scope = f"contention_{_Computation._count}"
+        nodes: list[NodeDef] = []
+        initialised, self._starts, self._ends = [], [], []
+        for rank, placed in enumerate(bench.devices):
+            device = placed.partition("/device:")[0]  # not on the processors if the worker computes elsewhere
+            self._starts.append(_clock(nodes, f"{scope}/start_{rank}", (), device))
+            initialised.append(_matrix(nodes, f"{scope}/matrix_{rank}", device))
+            last = _chain(nodes, f"{scope}/product_{rank}", f"{scope}/matrix_{rank}", products, device)
+            self._ends.append(_clock(nodes, f"{scope}/end_{rank}", [last], device))
+        bench.extend(nodes)
+        bench.fetch([], initialised)
+        self.seconds()
+
+    def seconds(self, ends: Sequence[str] = ()) -> float:
+        """Run what leads to some clocks; mean seconds over the workers. Default: this computation."""
+        return float(self._times(ends or self._ends).mean())
+
+    def durations(self, others: Sequence[str]) -> Durations:
+        """Run this together with what leads to the workers' other clocks."""
+        times = self._times([*self._ends, *others])
+        workers = self._bench.workers
+        return Durations(float(times[:workers].mean()), float(times[workers:].mean()))
+
+    def _times(self, ends: Sequence[str]) -> np.ndarray:
+        values = np.array(self._bench.fetch([*self._starts, *ends], []), np.float64)
+        starts, found = values[: self._bench.workers], values[self._bench.workers :]
+        return np.asarray(found - np.resize(starts, found.shape))
+
+
+def _clock(nodes: list[NodeDef], name: str, after: Sequence[str], device: str) -> str:
+    nodes.append(node(name, "Timestamp", [f"^{each}" for each in after], device))
+    return f"{name}:0"
+
+
+def _matrix(nodes: list[NodeDef], name: str, device: str) -> str:
+    """A variable that multiplied with itself stays as it is; the op that initialises it."""
+    nodes.append(variable(name, _DTYPE, (_WIDTH, _WIDTH), device))
+    dims = constant(f"{name}/dims", np.array([_WIDTH, _WIDTH], np.int32), "int32", device)
+    value = constant(f"{name}/value", 1 / _WIDTH, _DTYPE, device)
+    fill = node(
+        f"{name}/fill",
+        "Fill",
+        [dims.name, value.name],
+        device,
+        T=dtype_attribute(_DTYPE),
+        index_type=dtype_attribute("int32"),
+    )
+    nodes += [dims, value, fill, assign(f"{name}/initialise", name, fill.name, _DTYPE, device)]
+    return f"{name}/initialise"
+
+
+def _chain(nodes: list[NodeDef], name: str, matrix: str, products: int, device: str) -> str:
+    """Products one after the other; the op that keeps the last."""
+    nodes.append(read(f"{name}/read", matrix, _DTYPE, device))
+    first = last = nodes[-1].name
+    for number in range(products):
+        nodes.append(node(f"{name}/{number}", "MatMul", [last, first], device, T=dtype_attribute(_DTYPE)))
+        last = nodes[-1].name
+    nodes.append(assign(f"{name}/kept", matrix, last, _DTYPE, device))
+    return nodes[-1].name

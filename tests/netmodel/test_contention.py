@@ -1,0 +1,151 @@
+"""What follows from computation and all-reduces that were timed by themselves and at once."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caramel.analyzers.network import Network
+from caramel.errors import FitError, InputError
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.contention import Contention, Durations, contention_of
+from caramel.netmodel.file import from_json, to_json
+from caramel.netmodel.line import Curve, Sample
+from caramel.netmodel.model import NetworkModel
+from caramel.netmodel.text import as_text
+
+SECONDS = st.floats(1e-3, 1e3)
+TINY_S = 1e-4
+
+
+def both_at_once(compute_s, reduce_s, compute_speed, reduce_speed):
+    """Ends of both, step by step: each is slower as long as the other one goes on."""
+    now_s = 0.0
+    left = {"compute": compute_s, "reduce": reduce_s}
+    ends = {}
+    while left:
+        speeds = {"compute": compute_speed, "reduce": reduce_speed} if len(left) == 2 else dict.fromkeys(left, 1.0)
+        first = min(left, key=lambda name: left[name] / speeds[name])
+        passed_s = left[first] / speeds[first]
+        now_s += passed_s
+        for name in list(left):
+            left[name] -= passed_s * speeds[name]
+            if name == first or left[name] <= 0:
+                ends[name] = now_s
+                del left[name]
+    return Durations(ends["compute"], ends["reduce"])
+
+
+@given(SECONDS, SECONDS, st.floats(0.1, 1), st.floats(0.1, 1))
+def test_the_speeds_are_found_whichever_ends_first(compute_s, reduce_s, compute_speed, reduce_speed):
+    together = both_at_once(compute_s, reduce_s, compute_speed, reduce_speed)
+    found = contention_of(4, 64, Durations(compute_s, reduce_s), together)
+    # Little is known of how slow the long one was beside a short one.
+    tolerance = 1e-9 * max(compute_s, reduce_s) / min(together.compute_s, together.reduce_s)
+    assert found.processor_share == pytest.approx(1 - compute_speed, abs=tolerance + 1e-9)
+    assert found.slowdown == pytest.approx(1 / reduce_speed, rel=20 * (tolerance + 1e-9))
+
+
+def test_noise_makes_nothing_faster_and_nothing_stop():
+    faster = contention_of(2, 64, Durations(1, 1), Durations(0.9, 0.9))
+    assert (faster.processor_share, faster.slowdown) == (0, 1)
+    much_slower = contention_of(2, 64, Durations(0.1, 1), Durations(100, 100))
+    assert (much_slower.processor_share, much_slower.slowdown) == (0.95, pytest.approx(20))
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
+def test_times_that_cannot_be(bad):
+    with pytest.raises(FitError, match="positive and finite"):
+        contention_of(2, 64, Durations(1, 1), Durations(bad, 1))
+
+
+# -- in a network model --------------------------------------------------------------------------
+
+
+def measured(workers, *contentions):
+    curve = Curve.fitted(workers, "ring", 1, [Sample(64, 1e-3), Sample(2**20, 0.1)])
+    return NetworkModel("a test", (curve,), contentions=contentions)
+
+
+SMALL, LARGE = Contention(4, 2**12, 0.4, 2.0), Contention(4, 2**20, 0.2, 1.2)
+NETWORK = measured(4, LARGE, SMALL)
+
+
+def test_between_sizes_and_beyond():
+    assert [NETWORK.slowdown(4, 2**k) for k in (0, 12, 14, 16, 20, 30)] == pytest.approx([2, 2, 1.8, 1.6, 1.2, 1.2])
+    assert NETWORK.slowdown(4, 0) == 2
+    assert NETWORK.processor_share(4) == 0.2
+
+
+def test_what_was_not_measured_changes_nothing():
+    for network, workers in ((NETWORK, 2), (measured(4), 4), (NetworkModel.from_link_rate(1e9), 4)):
+        assert (network.processor_share(workers), network.slowdown(workers, 2**16)) == (0, 1)
+
+
+def test_files_have_it_and_older_ones_need_not():
+    text = to_json(NETWORK)
+    assert from_json(text) == NETWORK
+    older = text.replace('"contentions"', '"something else"')
+    assert from_json(older) == measured(4)
+
+
+@pytest.mark.parametrize(
+    ("value", "by"),
+    [
+        ('"processor_share": 0.4', '"processor_share": 1.0'),
+        ('"processor_share": 0.4', '"processor_share": -0.1'),
+        ('"slowdown": 2.0', '"slowdown": 0.5'),
+        ('"slowdown": 2.0', '"slowdown": NaN'),
+        ('"slowdown": 2.0', '"speed": 2.0'),
+        ('"size_bytes": 4096', '"size_bytes": 1048576'),
+    ],
+)
+def test_damage_is_noticed(value, by):
+    text = to_json(NETWORK)
+    assert text.count(value) == 1
+    with pytest.raises(InputError, match="damaged"):
+        from_json(text.replace(value, by))
+
+
+def test_models_of_two_measurements_have_both():
+    both = NETWORK.merged(measured(2, Contention(2, 64, 0.1, 1.5)))
+    assert [(c.workers, c.size_bytes) for c in both.contentions] == [(4, 2**20), (4, 2**12), (2, 64)]
+
+
+def test_people_can_read_it():
+    assert "20%" in as_text(NETWORK)
+    assert "while all workers compute" not in as_text(measured(4))
+
+
+# -- in plans ------------------------------------------------------------------------------------
+
+
+def network_of(*contentions):
+    return Network(CollectiveOptions("ring", 1, network=measured(4, *contentions)), 4)
+
+
+def test_transfers_take_longer_beside_computation():
+    plain, beside = network_of(), network_of(SMALL, LARGE)
+    assert beside.time_s(2**20) == pytest.approx(1.2 * plain.time_s(2**20))
+    any_algorithm = Network(CollectiveOptions(network=measured(4, LARGE)), 4)
+    assert any_algorithm.time_s(2**20) == pytest.approx(1.2 * plain.time_s(2**20))
+
+
+@pytest.mark.parametrize("compute_s", [0.01, 0.05, 0.1, 0.5, 2.0])
+def test_computation_takes_longer_beside_transfers(compute_s):
+    """It has a fifth less of the processors as long as the transfers go on."""
+    network = network_of(LARGE)
+    transfers_s = network.time_s(2**20)
+    left_s, now_s = compute_s, 0.0
+    while left_s > 0:
+        left_s -= TINY_S * (0.8 if now_s < transfers_s else 1)
+        now_s += TINY_S
+    assert compute_s * network.compute_factor(compute_s, 2**20) == pytest.approx(now_s, abs=2 * TINY_S)
+
+
+def test_nothing_is_longer_that_is_not_known_to_be():
+    assert network_of().compute_factor(1.0, 2**20) == 1
+    assert network_of(LARGE).compute_factor(0.0, 2**20) == 1
+    assert Network(CollectiveOptions(), 4).compute_factor(1.0, 2**20) == 1
+    assert Network(CollectiveOptions("ring", 1, network=NETWORK), 1).compute_factor(1.0, 2**20) == 1
