@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,33 +17,53 @@ from caramel.simulator import simulate
 _NOTHING = 0.005
 """Of a step: predictions are far from that exact."""
 
+_OFF = 0.15
+"""So much longer or shorter than predicted may the computation be, against the transfers (our choice). On 4 hosts that
+were also used by others, steps without communication were measured with up to 12 % difference an hour apart."""
+
+_LENGTHS = (1.0, 1 / (1 + _OFF), 1 + _OFF)
+
 
 def best_packing() -> Analyzer:
     """The optimal packing, compared by simulation with the other policies.
 
-    The optimum is one under a line; measured times are a curve, and what is optimal may then be another
-    plan. So the packing for the fitted line, that without the forward window, and the paper's own
-    rules are simulated with the times of the network model. One is only taken before those that are named in
-    front of it if it is better by more than 0.5 % of the step, which is nothing.
+    The optimum is one under a line, for computation that takes as long as predicted. Measured times are a curve, and
+    steps are not all alike; what is optimal may then be another plan. So the packings for the fitted line and
+    computation as predicted, shorter and longer, that without the forward window, and the paper's own
+    rules are all simulated with the times of the network model, each with all three computations, and the least mean
+    decides. One is only taken before those that are named in front of it if it is better by more than 0.5 % of the
+    step, which is nothing.
     """
     return Analyzer("best packing", (Boundaries, Network), Schedule, choose_packing)
 
 
 def choose_packing(boundaries: Boundaries, network: Network) -> Schedule:
     """See `best_packing`."""
-    found = [
-        (simulate(boundaries, schedule, network.time_s).iteration_s, name, schedule)
-        for name, schedule in _candidates(boundaries, network)
-    ]
-    least_s = min(time_s for time_s, _, _ in found)
+    possible = [_as_long(boundaries, length) for length in _LENGTHS]
+    found = []
+    for name, schedule in _candidates(boundaries, possible, network):
+        times_s = [simulate(each, schedule, network.time_s).iteration_s for each in possible]
+        found.append((statistics.fmean(times_s), times_s[0], name, schedule))
+    least_s = min(mean_s for mean_s, _, _, _ in found)
     best = next(each for each in found if each[0] <= (1 + _NOTHING) * least_s)
-    others = "; ".join(f"{name} {time_s * 1e3:.4g} ms" for time_s, name, _ in found)
-    return replace(best[2], reason=f"{best[1]}, by simulation: {others}")
+    others = "; ".join(f"{name} {time_s * 1e3:.4g} and {mean_s * 1e3:.4g} ms" for mean_s, time_s, name, _ in found)
+    how = f"by simulation as predicted and as mean with computation {_OFF:.0%} shorter and longer"
+    return replace(best[3], reason=f"{best[2]}, {how}: {others}")
 
 
-def _candidates(boundaries: Boundaries, network: Network) -> Iterator[tuple[str, Schedule]]:
-    yield "optimal in both windows", optimal_packing().run(boundaries, network)
+def _candidates(boundaries: Boundaries, possible: list[Boundaries], network: Network) -> Iterator[tuple[str, Schedule]]:
+    for each, what in zip(possible, ("", " for shorter computation", " for longer computation")):
+        yield f"optimal in both windows{what}", optimal_packing().run(each, network)
     backward = optimal_buckets().run(boundaries, network)
     yield "optimal in the backward window", backward_only().run(boundaries, backward)
     buckets = paper_batching().run(boundaries, network)
     yield "the paper's rules", paper_packing().run(boundaries, buckets, network)
+
+
+def _as_long(boundaries: Boundaries, length: float) -> Boundaries:
+    """With all computation so many times as long."""
+    gradients = (
+        replace(g, ready_s=length * g.ready_s, read_s=length * g.read_s, update_s=length * g.update_s)
+        for g in boundaries.gradients
+    )
+    return replace(boundaries, gradients=tuple(gradients), compute_s=length * boundaries.compute_s)

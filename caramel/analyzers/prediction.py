@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,9 @@ from caramel.errors import PlanError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Schedule, Scheduled, Trace
 from caramel.plan import Prediction
 from caramel.simulator import simulate, validate_schedule
+
+_SAME = 1e-12
+"""Sums of the same numbers in another order differ by less than this part."""
 
 _MOST_SIMULATED = 50_000
 """Transfers in all schedules that are simulated for the alternatives: some seconds."""
@@ -36,6 +40,8 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
     timeline = simulate(boundaries, schedule, network.time_s)
     line = network.line_below(sum(g.size_bytes for g in boundaries.gradients))
     bound_s = lower_bounds(boundaries, line).lb2_s
+    if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SAME):
+        bound_s = timeline.iteration_s
     return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network))
 
 

@@ -1,6 +1,7 @@
 """The chosen packing is the best of all that were simulated, and says so."""
 
 import random
+from statistics import fmean
 
 import pytest
 
@@ -42,22 +43,36 @@ def test_no_other_policy_is_better(seed, rho, updates):
     boundaries, network = layers(seed, rho, updates)
     chosen = choose_packing(boundaries, network)
     validate_schedule(boundaries, chosen)
-    got_s = simulate(boundaries, chosen, network.time_s).iteration_s
+    possible = [boundaries, slower(boundaries, 1 / 1.15), slower(boundaries, 1.15)]
     others = [
-        optimal_packing().run(boundaries, network),
+        *(optimal_packing().run(each, network) for each in possible),
         backward_only().run(boundaries, optimal_buckets().run(boundaries, network)),
         paper_packing().run(boundaries, paper_batching().run(boundaries, network), network),
     ]
-    times = [simulate(boundaries, other, network.time_s).iteration_s for other in others]
-    assert got_s <= 1.005 * min(times)
-    assert all(f"{time_s * 1e3:.4g} ms" in chosen.reason for time_s in times)
+
+    def mean_s(schedule):
+        return fmean(simulate(each, schedule, network.time_s).iteration_s for each in possible)
+
+    assert mean_s(chosen) <= 1.005 * min(map(mean_s, others))
+    for other in others:
+        predicted_s = simulate(boundaries, other, network.time_s).iteration_s
+        assert f"{predicted_s * 1e3:.4g} and {mean_s(other) * 1e3:.4g} ms" in chosen.reason
+
+
+def slower(boundaries, factor):
+    """The same gradients with a computation that takes so many times as long."""
+    gradients = tuple(
+        Boundary(g.name, g.dtype, g.elements, g.size_bytes, factor * g.ready_s, factor * g.read_s, factor * g.update_s)
+        for g in boundaries.gradients
+    )
+    return Boundaries(gradients, factor * boundaries.compute_s)
 
 
 def test_the_optimum_is_taken_where_others_are_as_good():
     """Nothing has to be sent in a hurry, so all policies take the same time."""
     boundaries, network = layers(0, 0.01, 0.0)
     chosen = choose_packing(boundaries, network)
-    assert chosen.reason.startswith("optimal in both windows, by simulation: ")
+    assert chosen.reason.startswith("optimal in both windows, by simulation ")
     assert all(t.window == "backward" for t in chosen.transfers)
 
 
@@ -66,3 +81,10 @@ def test_another_policy_is_taken_where_it_is_better():
     reasons = [choose_packing(*layers(seed, rho, 1.0)).reason for seed in range(10) for rho in (0.5, 1)]
     assert any(reason.startswith("the paper's rules, by simulation") for reason in reasons)
     assert any(reason.startswith("optimal in both windows, by simulation") for reason in reasons)
+
+
+def test_a_plan_is_taken_that_also_suits_other_computation():
+    """As predicted all are as good; only if the computation is shorter or longer, one is better."""
+    reasons = [choose_packing(*layers(seed, 1, 0.1)).reason for seed in range(20)]
+    taken = [reason.partition(", by simulation")[0] for reason in reasons]
+    assert "optimal in both windows for shorter computation" in taken
