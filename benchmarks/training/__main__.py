@@ -5,21 +5,23 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from benchmarks.output import errors_for_click
+from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions
-from benchmarks.training.grid import Sweep, cells, link_rate, run_cell
-from benchmarks.training.ours import COMPLETE, OurContender, limit_at
+from benchmarks.training.grid import Sweep, cells, examples_for, link_rate, run_cell
+from benchmarks.training.names import OURS
+from benchmarks.training.ours import OurContender, limit_at
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Record, Row, resume, save, versions_here
 from benchmarks.training.report import report
 from benchmarks.training.site import Site
-from benchmarks.training.workloads import BY_NAME
+from benchmarks.training.workloads import BY_NAME, Workload
 from caramel.errors import CaramelError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
@@ -33,50 +35,81 @@ _COMPUTED_STEPS = 8
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is measured once for a workload on a number of hosts.
+    """A workload as the cells of one number of hosts and one rho have it.
 
     Attributes:
-        compute_s: seconds of computation alone.
+        workload: with as many examples as make this rho.
         context: the captured step.
         trace: of it.
-        swept: settings of the peers, chosen where sending takes as long as computing.
     """
 
-    compute_s: float
+    workload: Workload
     context: Context
     trace: Trace
-    swept: Mapping[str, Sweep | str]
 
 
-def prepare(site: Site, name: str) -> Prepared:
-    """Measure what the cells of a workload have in common."""
-    workload = BY_NAME[name]
-    alone = site.computation(workload)
-    alone.run(2)
-    compute_s = statistics.median(alone.run(_COMPUTED_STEPS).times_s)
-    alone.close()
-    context, trace = site.traced(workload)
-    site.testbed.set_rate(link_rate(workload, site.workers, 1.0, compute_s))
-    return Prepared(compute_s, context, trace, site.swept(workload))
+class Preparations:
+    """What several cells have in common, measured once.
+
+    Args:
+        site: the hosts.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._example_s: dict[str, float] = {}
+        self._swept: dict[str, Mapping[str, Sweep | str]] = {}
+        self._prepared: dict[tuple[str, int], Prepared] = {}
+
+    def of(self, cell: Cell) -> Prepared:
+        """The workload of a cell. The links have the cell's rate."""
+        nominal = BY_NAME[cell.workload]
+        examples = examples_for(
+            lambda examples: replace(nominal, examples=examples).sent_bytes(cell.workers),
+            self._measured_example_s(nominal),
+            cell.rho,
+        )
+        if (cell.workload, examples) not in self._prepared:
+            workload = replace(nominal, examples=examples)
+            self._prepared[cell.workload, examples] = Prepared(workload, *self._site.traced(workload))
+        return self._prepared[cell.workload, examples]
+
+    def _measured_example_s(self, workload: Workload) -> float:
+        if workload.name not in self._example_s:
+            alone = self._site.computation(workload)
+            alone.run(2)
+            step_s = statistics.median(alone.run(_COMPUTED_STEPS).times_s)
+            alone.close()
+            self._example_s[workload.name] = step_s / workload.examples
+        return self._example_s[workload.name]
+
+    def swept(self, workload: Workload) -> Mapping[str, Sweep | str]:
+        """Settings of the peers, chosen in the first cell of a workload."""
+        if workload.name not in self._swept:
+            self._swept[workload.name] = self._site.swept(workload)
+        return self._swept[workload.name]
 
 
-def measure(site: Site, cell: Cell, prepared: Prepared, rounds: int, steps: int) -> list[Row]:
+def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort) -> list[Row]:
     """Measure a cell."""
-    workload = BY_NAME[cell.workload]
-    site.testbed.set_rate(link_rate(workload, cell.workers, cell.rho, prepared.compute_s))
-    rate = site.testbed.measure_rate_bytes_per_s()
-    contenders = site.contenders(workload, prepared.context, prepared.trace, prepared.swept)
+    site.testbed.set_rate(link_rate(cell.rho))
+    prepared = preparations.of(cell)
+    workload = prepared.workload
+    swept = preparations.swept(workload)
+    contenders = site.contenders(workload, prepared.context, prepared.trace, swept)
     try:
+        rate = max(site.testbed.measure_rate_bytes_per_s() for _ in range(2))  # others may have disturbed one
         ours = {c.name: c for c in contenders if isinstance(c, OurContender)}
-        complete = ours.get(COMPLETE)
+        complete = ours.get(OURS)
         conditions = Conditions(
+            workload.examples,
             rate,
             workload.sent_bytes(cell.workers),
             None if complete is None else limit_at(complete.model, rate),
             {name: c.predicted_s for name, c in ours.items() if c.predicted_s is not None},
         )
-        with progress_over((rounds + 1) * len(contenders), True) as show:
-            return run_cell(cell, contenders, conditions, site.sent_bytes, rounds, steps, show)
+        with progress_over((effort.rounds + 1) * len(contenders), True) as show:
+            return run_cell(cell, contenders, conditions, site.sent_bytes, effort.rounds, effort.steps, show)
     finally:
         for contender in contenders:
             with suppress(CaramelError):  # it failed before, and the cell says so
@@ -87,8 +120,8 @@ def measure(site: Site, cell: Cell, prepared: Prepared, rounds: int, steps: int)
 @click.option("--quick", is_flag=True, help="A few cells, in ten minutes.")
 @click.option("--core", is_flag=True, help="Only 4 workers, where sending takes as long as computing and twice that.")
 @click.option("--workload", "workloads", multiple=True, type=click.Choice(list(BY_NAME)), help="Default: all.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Of all contenders.")
-@click.option("--steps", type=click.IntRange(min=1), default=4, show_default=True, help="Of each in a round.")
+@click.option("--rounds", type=click.IntRange(min=1), help=f"Of all contenders.  [default: {FULL.rounds}]")
+@click.option("--steps", type=click.IntRange(min=1), help=f"Of each in a round.  [default: {FULL.steps}]")
 @click.option("--horovod", type=click.Path(dir_okay=False), help=f"Python that has Horovod.  [default: {HOROVOD}]")
 @click.option("--retry", is_flag=True, help="Measure cells in which somebody failed once more.")
 @click.option("--results", type=click.Path(dir_okay=False), default="training.json", show_default=True)
@@ -98,8 +131,8 @@ def main(
     quick: bool,
     core: bool,
     workloads: tuple[str, ...],
-    rounds: int,
-    steps: int,
+    rounds: int | None,
+    steps: int | None,
     horovod: str | None,
     retry: bool,
     results: str,
@@ -108,26 +141,23 @@ def main(
     """Compare training steps. What is in the results already is not measured again."""
     expected = cells(quick, core, workloads or tuple(BY_NAME))
     python = horovod or (str(HOROVOD) if HOROVOD.exists() else None)
-    record = resume(results, Record(versions_here(), {"rounds": rounds, "steps": steps}))
-    record = _measured(record, record.unfinished(expected, retry), python, rounds, steps, results)
+    usual = QUICK if quick else FULL
+    effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
+    record = resume(results, Record(versions_here(), dict(effort.settings)))
+    record = _measured(record, record.unfinished(expected, retry), python, effort, results)
     click.echo(report(record.rows, expected))
     if plots is not None:
         for path in write_plots(record.rows, plots):
             click.echo(f"{path}")
 
 
-def _measured(
-    record: Record, wanted: Sequence[Cell], python: str | None, rounds: int, steps: int, results: str
-) -> Record:
+def _measured(record: Record, wanted: Sequence[Cell], python: str | None, effort: Effort, results: str) -> Record:
     """The record with these cells; each is saved when it is done."""
     for workers in dict.fromkeys(cell.workers for cell in wanted):
-        prepared: dict[str, Prepared] = {}
-        with ExitStack() as stack:
-            site = stack.enter_context(Site(workers, python))
+        with Site(workers, python, effort) as site:
+            preparations = Preparations(site)
             for cell in (c for c in wanted if c.workers == workers):
-                if cell.workload not in prepared:
-                    prepared[cell.workload] = prepare(site, cell.workload)
-                rows = measure(site, cell, prepared[cell.workload], rounds, steps)
+                rows = measure(site, cell, preparations, effort)
                 record = record.with_cell(rows)
                 save(record, results)
                 click.echo(f"{cell}, links of {rows[0].link_bytes_per_s * 8e-6:.4g} Mbit/s: done", err=True)

@@ -27,12 +27,14 @@ class Conditions:
     """What holds for all contenders of a cell.
 
     Attributes:
+        examples: of a batch of the whole job.
         link_bytes_per_s: measured payload rate of a link.
         least_bytes: what each host must send at least in a step.
         limit: (seconds of computation alone) -> seconds that no step is below; None if no bound is known.
         predicted_s: what a step should take, by contender.
     """
 
+    examples: int
     link_bytes_per_s: float
     least_bytes: float
     limit: Callable[[float], float] | None = None
@@ -198,6 +200,7 @@ class Entry:
             workload=cell.workload,
             workers=cell.workers,
             rho=cell.rho,
+            examples=conditions.examples,
             link_bytes_per_s=conditions.link_bytes_per_s,
             contender=self.name,
             settings=dict(self._contender.settings),

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from benchmarks.training.contender import Contender, Settings
 from benchmarks.training.entry import Conditions, Entry, Meters, checked_burst, processor_time_s, step_time_s
@@ -22,11 +21,15 @@ FEW = ("vgg", "transformer")
 """The workloads of other numbers of workers, and of a quick run: dense gradients only, and sparse ones too."""
 
 
-class Sends(Protocol):
-    """What is needed of a workload here."""
+LINK_BYTES_PER_S = 70e6 / 8
+"""Of Ethernet frames, where computing takes no longer than sending: so little that moving the bytes takes little
+processor time."""
 
-    def sent_bytes(self, workers: int) -> float:
-        """What each worker must send at least in a step."""
+_PAYLOAD = 1448 / 1514
+"""Of an Ethernet frame with a TCP segment."""
+
+_MULTIPLE = 8
+"""Of the examples of a batch, so that up to as many workers have equal parts."""
 
 
 # -- which cells -----------------------------------------------------------------------------------
@@ -55,27 +58,49 @@ def is_core(cell: Cell) -> bool:
     return cell.workers == CORE_WORKERS and cell.rho in CORE_RHOS
 
 
-def link_rate(workload: Sends, workers: int, rho: float, compute_s: float) -> float:
-    """Payload bytes per second of links that need rho times as long as the computation.
+def link_rate(rho: float) -> float:
+    """Bytes of frames per second of the links: more only where little time is to go into sending.
+
+    >>> link_rate(0.5) == 2 * link_rate(1.0) == 2 * link_rate(2.0)
+    True
 
     Args:
-        workload: what is trained.
-        workers: number of workers, at least 2.
         rho: seconds that the links need for what must be sent in a step, over seconds of computation.
-        compute_s: seconds of computation alone.
 
     Raises:
-        InputError: an argument is not positive and finite, there is one worker, or there is nothing to send.
+        InputError: rho is not positive and finite.
     """
-    for what, value in (("rho", rho), ("the time of computation", compute_s)):
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{what} must be positive and finite, not {value:g}")
-    if workers < 2:
-        raise InputError(f"{workers} workers send nothing: give at least 2")
-    sent_bytes = workload.sent_bytes(workers)
-    if not sent_bytes > 0:
-        raise InputError(f"a workload that sends {sent_bytes:g} bytes says nothing about links")
-    return sent_bytes / (rho * compute_s)
+    if not (math.isfinite(rho) and rho > 0):
+        raise InputError(f"rho must be positive and finite, not {rho:g}")
+    return LINK_BYTES_PER_S / min(rho, 1.0)
+
+
+def examples_for(sent_bytes: Callable[[int], float], example_s: float, rho: float) -> int:
+    """How many examples a batch needs for the computation to take 1 / rho of the links' time.
+
+    Args:
+        sent_bytes: (examples) -> what each worker must send at least in a step. It may grow with the examples.
+        example_s: seconds that each example adds to a step of all workers.
+        rho: as for `link_rate`.
+
+    Returns:
+        A multiple of 8, at least 8.
+
+    Raises:
+        InputError: a number is not positive and finite, there is nothing to send, or a step sends more for each
+            example than there is time for.
+    """
+    rate = _PAYLOAD * link_rate(rho)
+    if not (math.isfinite(example_s) and example_s > 0):
+        raise InputError(f"the time of an example must be positive and finite, not {example_s:g}")
+    always_bytes, example_bytes = sent_bytes(0), sent_bytes(1) - sent_bytes(0)
+    left_s = rho * example_s - example_bytes / rate
+    if always_bytes <= 0 or left_s <= 0:
+        raise InputError(
+            f"no batch makes rho {rho:g} where a step sends {always_bytes:g} bytes, and {example_bytes:g} for each "
+            f"example of {example_s:g} s"
+        )
+    return max(round(always_bytes / rate / left_s / _MULTIPLE), 1) * _MULTIPLE
 
 
 # -- one cell --------------------------------------------------------------------------------------

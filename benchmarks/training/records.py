@@ -57,6 +57,7 @@ class Row:
         workload: of the cell.
         workers: of the cell.
         rho: of the cell.
+        examples: of a batch of the whole job.
         link_bytes_per_s: measured payload rate of a link.
         contender: its name.
         settings: what was chosen for it.
@@ -75,6 +76,7 @@ class Row:
     workload: str
     workers: int
     rho: float
+    examples: int
     link_bytes_per_s: float
     contender: str
     settings: Settings

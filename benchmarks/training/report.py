@@ -66,6 +66,7 @@ def cell_table(rows: Sequence[Row]) -> str:
     """
     ours = next((row for row in rows if row.contender == OURS), rows[0])
     facts = [
+        f"{ours.examples} examples",
         f"links of {ours.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s of payload",
         f"computation alone {_ms(ours.compute_s)} ms",
         f"limit {_ms(ours.limit_s)} ms",

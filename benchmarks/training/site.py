@@ -14,6 +14,7 @@ from benchmarks.testbed import Testbed
 from benchmarks.testbed.cores import SharedCores
 from benchmarks.training import names
 from benchmarks.training.contender import Burst, Contender, Settings
+from benchmarks.training.effort import FULL, Effort
 from benchmarks.training.grid import Sweep, best_of_sweep
 from benchmarks.training.ingraph import parameter_server, tensorflow_collectives
 from benchmarks.training.ours import OPTIONS, OurContender, captured
@@ -22,19 +23,9 @@ from benchmarks.training.workloads import Workload
 from caramel.errors import CaramelError, ClusterError, in_one_line
 from caramel.facts import Trace
 from caramel.frontend.context import Context
-from caramel.netbench import Settings as NetworkSettings
 from caramel.netbench import measure_network
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.executor import RunOptions
-
-_PACK_BYTES = (2**18, 2**19, 2**20, 2**21)
-"""Tried for MultiWorkerMirroredStrategy, whose default is all gradients in one pack."""
-
-_FUSION = ((2**18, 1.0), (2**20, 1.0), (2**20, 5.0), (2**22, 1.0))
-"""Bytes of a buffer and milliseconds of a cycle that are tried for Horovod, whose default is 128 MiB and 1 ms."""
-
-_NETWORK = NetworkSettings(tuple(2**k for k in range(12, 24, 2)), depths=(1, 4), rounds=3)
-_TRACE_RUNS, _TRACE_STEPS = 5, 10
 
 
 class Failed:
@@ -69,14 +60,16 @@ class Site:
     Args:
         workers: number of hosts, each with one worker of each contender.
         horovod: Python of the environment that has Horovod; None where there is none.
+        effort: how much is measured.
 
     Raises:
         UnavailableError: no testbed can be built here.
         ClusterError: MultiWorkerMirroredStrategy does not start.
     """
 
-    def __init__(self, workers: int, horovod: str | None) -> None:
+    def __init__(self, workers: int, horovod: str | None, effort: Effort = FULL) -> None:
         self.workers = workers
+        self._effort = effort
         self._python = horovod
         self._networks: dict[float, NetworkModel] = {}
         self._open = ExitStack()
@@ -119,7 +112,7 @@ class Site:
         rate = self.testbed.rate_bytes_per_s or 0.0
         if rate not in self._networks:
             where = f"links of {rate * 8 / 1e6:.4g} Mbit/s"
-            self._networks[rate] = measure_network(self.cluster, [self.workers], _NETWORK, where)
+            self._networks[rate] = measure_network(self.cluster, [self.workers], self._effort.network, where)
         return self._networks[rate]
 
     def traced(self, workload: Workload) -> tuple[Context, Trace]:
@@ -127,7 +120,8 @@ class Site:
         import caramel
 
         context = captured(workload)
-        trace = caramel.trace(context, workers=self.workers, cluster=self.cluster, runs=_TRACE_RUNS, steps=_TRACE_STEPS)
+        runs, steps = self._effort.trace_runs, self._effort.trace_steps
+        trace = caramel.trace(context, workers=self.workers, cluster=self.cluster, runs=runs, steps=steps)
         return context, trace
 
     def computation(self, workload: Workload) -> Contender:
@@ -138,15 +132,18 @@ class Site:
         """The best settings of the peers that have some, or why there are none."""
         found: dict[str, Sweep | str] = {}
         mirrored = [
-            ({"bytes_per_pack": size}, partial(self._mirrored_with, workload, size)) for size in (0, *_PACK_BYTES)
+            ({"bytes_per_pack": size}, partial(self._mirrored_with, workload, size))
+            for size in (0, *self._effort.pack_bytes)
         ]
         horovod: list[tuple[Settings, Callable[[], Contender]]] = [({}, partial(self._horovod_with, workload, {}))]
-        for fusion, cycle in _FUSION:
+        for fusion, cycle in self._effort.fusion:
             settings: Settings = {"fusion_bytes": fusion, "cycle_ms": cycle}
             horovod.append((settings, partial(self._horovod_with, workload, settings)))
         for name, candidates in ((names.MIRRORED_BEST, mirrored), (names.HOROVOD_BEST, horovod)):
+            if not self._effort.takes_part(name):
+                continue
             try:
-                found[name] = best_of_sweep(candidates, bursts=2)  # type: ignore[arg-type]
+                found[name] = best_of_sweep(candidates, bursts=self._effort.bursts)  # type: ignore[arg-type]
             except CaramelError as error:
                 found[name] = in_one_line(error)
         return found
@@ -195,7 +192,7 @@ class Site:
         makers["tf_collectives"] = partial(tensorflow_collectives, workload, self.workers, self.cluster)
         makers["ps_all"] = partial(parameter_server, workload, self.workers, self.cluster)
         makers["ps_half"] = partial(parameter_server, workload, self.workers, self.cluster, max(self.workers // 2, 1))
-        return [_made(name, make) for name, make in makers.items()]
+        return [_made(name, make) for name, make in makers.items() if self._effort.takes_part(name)]
 
     def close(self) -> None:
         """End everything; nothing happens the second time."""

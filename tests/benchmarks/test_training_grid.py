@@ -1,19 +1,18 @@
 """Contenders take turns; whoever fails or trains otherwise is out, and the rest goes on."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from benchmarks.training.contender import Burst
 from benchmarks.training.entry import Conditions, processor_time_s
-from benchmarks.training.grid import best_of_sweep, cells, is_core, link_rate, run_cell
+from benchmarks.training.grid import best_of_sweep, cells, examples_for, is_core, link_rate, run_cell
 from benchmarks.training.records import Cell
 from caramel.errors import ClusterError, InputError
 
 CELL = Cell("vgg", 4, 1.0)
 CONDITIONS = Conditions(
-    100.0, 150.0, limit=lambda compute_s: 1.1 * compute_s, predicted_s={"caramel": 1.9, "mwms": 7.0}
+    64, 100.0, 150.0, limit=lambda compute_s: 1.1 * compute_s, predicted_s={"caramel": 1.9, "mwms": 7.0}
 )
 
 
@@ -147,12 +146,37 @@ def test_the_cells():
     assert 0 < len(cells(quick=True)) < 4
 
 
-def test_the_rate_of_links():
-    workload = SimpleNamespace(sent_bytes=lambda workers: 100.0 * workers)
-    assert link_rate(workload, 4, 2.0, 0.5) == 400.0  # 400 bytes in 2 * 0.5 s
-    for arguments in ((4, 0.0, 0.5), (4, 1.0, float("nan")), (1, 1.0, 0.5)):
-        with pytest.raises(InputError):
-            link_rate(workload, *arguments)
+@pytest.mark.parametrize("rho", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("example_bytes", [0, 3000])
+def test_batches_are_so_large_that_sending_takes_rho_times_as_long(rho, example_bytes):
+    def sent_bytes(examples):
+        return 5e6 + example_bytes * examples
+
+    examples = examples_for(sent_bytes, 1e-3, rho)
+    assert examples % 8 == 0
+    send_s = sent_bytes(examples) / (link_rate(rho) * 1448 / 1514)
+    assert send_s / (examples * 1e-3) == pytest.approx(rho, rel=0.02)
+    assert 0.3 < examples * 1e-3 < 1.5
+
+
+def test_small_batches_are_no_less_than_eight():
+    assert examples_for(lambda examples: 1000.0, 1.0, 1.0) == 8
+
+
+@pytest.mark.parametrize(
+    ("sent_bytes", "example_s", "rho"),
+    [
+        (lambda examples: 1e6, 0.0, 1.0),
+        (lambda examples: 1e6, float("nan"), 1.0),
+        (lambda examples: 1e6, 1e-3, 0.0),
+        (lambda examples: 1e6, 1e-3, float("inf")),
+        (lambda examples: 0.0, 1e-3, 1.0),
+        (lambda examples: 1e6 * (1 + examples), 1e-3, 1.0),  # each example sends more than there is time for
+    ],
+)
+def test_no_batch_makes_that(sent_bytes, example_s, rho):
+    with pytest.raises(InputError):
+        examples_for(sent_bytes, example_s, rho)
 
 
 def test_processor_time_of_processes(tmp_path):

@@ -13,7 +13,7 @@ CELLS = [Cell("vgg", 4, 1.0), Cell("mlp", 4, 2.0), Cell("vgg", 8, 0.5)]
 
 def row(cell, contender="caramel", **changes):
     made = Row(
-        *(cell.workload, cell.workers, cell.rho, 1e7, contender, {"size": 3}, (1.0, 1.5), 1.25),
+        *(cell.workload, cell.workers, cell.rho, 64, 1e7, contender, {"size": 3}, (1.0, 1.5), 1.25),
         *(1.0, 1.1, 1.2, None, 2.5, 7e6, (3.0, 2.0), None),
     )
     return replace(made, **changes)

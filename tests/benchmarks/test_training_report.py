@@ -17,7 +17,7 @@ def rows(cell, limit_s=1.0, predicted_s=None, errors=(), **times_s):
     """Rows of a cell; the three rounds of a contender differ, but all contenders' alike."""
     return [
         Row(
-            *(cell.workload, cell.workers, cell.rho, 1e7, name, {}),
+            *(cell.workload, cell.workers, cell.rho, 64, 1e7, name, {}),
             tuple(time_s * factor for factor in (0.98, 1.0, 1.04)) if name not in errors else (),
             time_s if name not in errors else None,
             *(0.9, limit_s, 0.95, predicted_s if name == "caramel" else None, 2.0, 7e6, (3.0, 2.0)),

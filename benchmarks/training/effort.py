@@ -1,0 +1,83 @@
+"""How much is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.training import names
+from caramel.netbench import Settings as NetworkSettings
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a run takes its time for.
+
+    Attributes:
+        rounds: of all contenders, in a cell.
+        steps: of each contender in a round, after one that does not count.
+        network: what this library measures of a network.
+        trace_runs: traced steps of a workload.
+        trace_steps: plain ones, and for each order of gradients.
+        pack_bytes: tried for MultiWorkerMirroredStrategy, whose default is all gradients in one pack (0).
+        fusion: bytes of a buffer and milliseconds of a cycle that are tried for Horovod, besides its default of
+            128 MiB and 1 ms.
+        bursts: of each setting that is tried, after one that does not count.
+        contenders: who takes part; None for everybody.
+    """
+
+    rounds: int
+    steps: int
+    network: NetworkSettings
+    trace_runs: int
+    trace_steps: int
+    pack_bytes: tuple[int, ...]
+    fusion: tuple[tuple[int, float], ...]
+    bursts: int
+    contenders: tuple[str, ...] | None = None
+
+    def takes_part(self, name: str) -> bool:
+        """Whether a contender does."""
+        return self.contenders is None or name in self.contenders
+
+    @property
+    def settings(self) -> Mapping[str, int | float | str | bool]:
+        """What two runs must have in common for their cells to be compared."""
+        return {"rounds": self.rounds, "steps": self.steps, "all_contenders": self.contenders is None}
+
+
+FULL = Effort(
+    rounds=3,
+    steps=4,
+    network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 20, 22)), depths=(1, 4), rounds=3),
+    trace_runs=4,
+    trace_steps=8,
+    pack_bytes=(2**18, 2**19, 2**20, 2**21),
+    fusion=((2**18, 1.0), (2**20, 1.0), (2**20, 5.0), (2**22, 1.0)),
+    bursts=2,
+)
+
+QUICK = Effort(
+    rounds=2,
+    steps=3,
+    network=NetworkSettings(
+        sizes=tuple(2**k for k in (12, 18, 21)),
+        algorithms=("ring", "halving_doubling", "shuffle"),
+        depths=(1,),
+        rounds=2,
+    ),
+    trace_runs=3,
+    trace_steps=4,
+    pack_bytes=(2**19, 2**20),
+    fusion=(),
+    bursts=1,
+    contenders=(
+        names.COMPUTE,
+        names.COMPUTE_HOROVOD,
+        names.OURS,
+        "caramel_nothing",
+        names.MIRRORED,
+        names.MIRRORED_BEST,
+        names.HOROVOD,
+    ),
+)
