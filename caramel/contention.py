@@ -8,13 +8,13 @@ all-reduces take, by itself and beside these.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from caramel.graph.graph import NodeDef
 from caramel.graph.nodes import assign, constant, dtype_attribute, node, read, variable
-from caramel.netmodel.contention import Contention, Durations, contention_of
+from caramel.netmodel.contention import Durations, contention_of
 from caramel.timing import AllReduceBench, Build
 
 _DTYPE = "float32"
@@ -26,39 +26,47 @@ _LEAST_S = 0.3
 """How long all-reduces should follow each other: a computation in training is not shorter, and its pauses are in it."""
 
 _MOST_REPEATS = 64
+_SHORTEST_S = 1e-6
+"""Nothing orders a clock at the start and what begins with it; what takes next to nothing may be first."""
+
 _COMPUTED_PART = 0.7
 """So long is the computation, of the all-reduces' time: it should end first even if it takes half as long again."""
 
 
 def measure_contention(
-    bench: AllReduceBench, size_bytes: int, build: Build, all_reduce_s: float, rounds: int
-) -> Contention:
+    bench: AllReduceBench, size_bytes: int, builds: Mapping[str, tuple[Build, float]], rounds: int
+) -> dict[str, tuple[float, float]]:
     """Measure one size.
 
     Args:
         bench: the cluster.
         size_bytes: bytes of the tensors.
-        build: the all-reduce.
-        all_reduce_s: seconds that it takes.
+        builds: all-reduces by name, and the seconds that each takes.
         rounds: how often each is timed, in turn.
+
+    Returns:
+        Of each the processor share and the slowdown; see `caramel.netmodel.contention.Contention`.
 
     Raises:
         ClusterError: a worker cannot be reached.
     """
-    repeats = max(1, min(math.ceil(_LEAST_S / all_reduce_s), _MOST_REPEATS))
-    bench.load(size_bytes, {"beside": build}, repeats)
-    reduced = bench.ends("beside")
     product_s = _Computation(bench, _FIRST_PRODUCTS).seconds() / _FIRST_PRODUCTS
-    products = max(1, min(round(_COMPUTED_PART * repeats * all_reduce_s / product_s), _MOST_PRODUCTS))
-    computation = _Computation(bench, products)
-    alone: list[Durations] = []
-    together: list[Durations] = []
-    computation.durations(reduced)
-    for _ in range(rounds):
-        alone.append(Durations(computation.seconds(), computation.seconds(reduced)))
-        together.append(computation.durations(reduced))
-    bench.unload()
-    return contention_of(bench.workers, size_bytes, _least(alone), _least(together))
+    found = {}
+    for name, (build, all_reduce_s) in builds.items():
+        repeats = max(1, min(math.ceil(_LEAST_S / all_reduce_s), _MOST_REPEATS))
+        bench.load(size_bytes, {name: build}, repeats)
+        reduced = bench.ends(name)
+        products = max(1, min(round(_COMPUTED_PART * repeats * all_reduce_s / product_s), _MOST_PRODUCTS))
+        computation = _Computation(bench, products)
+        alone: list[Durations] = []
+        together: list[Durations] = []
+        computation.durations(reduced)
+        for _ in range(rounds):
+            alone.append(Durations(computation.seconds(), computation.seconds(reduced)))
+            together.append(computation.durations(reduced))
+        bench.unload()
+        found[name] = contention_of(_least(alone), _least(together))
+    return found
 
 
 def _least(found: Sequence[Durations]) -> Durations:
@@ -103,7 +111,7 @@ class _Computation:
     def _times(self, ends: Sequence[str]) -> np.ndarray:
         values = np.array(self._bench.fetch([*self._starts, *ends], []), np.float64)
         starts, found = values[: self._bench.workers], values[self._bench.workers :]
-        return np.asarray(found - np.resize(starts, found.shape))
+        return np.maximum(found - np.resize(starts, found.shape), _SHORTEST_S)
 
 
 def _clock(nodes: list[NodeDef], name: str, after: Sequence[str], device: str) -> str:

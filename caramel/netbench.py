@@ -30,6 +30,10 @@ _SMALLER = 8
 """Besides a large size, one is measured beside computation that is smaller by at least so many times."""
 
 
+_NEAR = 1.25
+"""What takes so many times as long as the fastest may be the fastest beside computation."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What to measure.
@@ -162,14 +166,18 @@ def _contentions(
     settings: Settings,
     tell: Callable[[int, str], None],
 ) -> list[Contention]:
-    """For a size of a bucket and for a smaller one, with the all-reduces that would be chosen for them."""
+    """For a size of a bucket and for a smaller one, of what is about as fast as the fastest."""
     network = NetworkModel("", tuple(curves))
     largest = max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))
     smaller = [size for size in settings.sizes if size <= largest / _SMALLER]
     found = []
     for size in [*([max(smaller)] if smaller else []), largest]:
         tell(len(set(settings.sizes)) * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
-        choice = network.choose(size, bench.workers)
-        build = build_for(schedules, bench, choice.algorithm, choice.depth, size)
-        found.append(measure_contention(bench, size, build, choice.prediction.time_s, settings.rounds))
+        times_s = {
+            (c.algorithm, c.depth): network.predict(c.algorithm, c.depth, c.workers, size).time_s for c in curves
+        }
+        near = sorted(choice for choice in times_s if times_s[choice] <= _NEAR * min(times_s.values()))
+        builds = {f"{a}_{d}": (build_for(schedules, bench, a, d, size), times_s[a, d]) for a, d in near}
+        measured = measure_contention(bench, size, builds, settings.rounds)
+        found += [Contention(bench.workers, a, d, size, *measured[f"{a}_{d}"]) for a, d in near]
     return found

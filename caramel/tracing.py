@@ -72,8 +72,8 @@ def trace(
     """Measure the ops of a captured step on one host, without communication.
 
     As many workers as share the host compute at the same time, each with its own gradients, on copies of the
-    variables. Traced steps (graph optimizers off, so that ops have the names of the Model) and plain
-    steps (as in training) take turns, so that a host that grows slower meanwhile changes both.
+    variables. Traced steps (graph optimizers off, so that ops have the names of the Model; one op at a time on each
+    worker) and plain steps (as in training) take turns, so that a host that grows slower meanwhile changes both.
 
     Args:
         context: what `caramel.capture` returned.
@@ -162,7 +162,10 @@ def _measured(
     progress: bool,
 ) -> tuple[list[TracedStep], list[float]]:
     """The traced steps, and seconds of the plain ones."""
-    names_kept = replace(cluster, options=replace(cluster.options, optimize_graph=False))
+    # One op at a time on each worker: of two that share a core, each would seem to take twice as long.
+    lanes = _per_process(computation, cluster)
+    options = replace(cluster.options, optimize_graph=False, inter_op_threads=lanes, transfer_threads=0)
+    names_kept = replace(cluster, options=options)
     if isinstance(cluster, LocalProcesses):
         names_kept = replace(names_kept, base_port=None)  # the other session has these ports
     traced: list[TracedStep] = []
@@ -261,7 +264,7 @@ def _summary(
         op_s=op_s,
         op_bytes=_op_bytes(model.graph, traced),
         step_s=step_s,
-        predicted_s=predicted_step_s(model.graph, op_s, _per_process(computation, cluster), _threads(cluster)),
+        predicted_s=predicted_step_s(model.graph, op_s, *_lanes(computation, cluster)),
         runs=len(traced),
         workers=workers,
         examples=max(shares) if any(shares) else None,
@@ -356,10 +359,12 @@ def _per_process(computation: Computation, cluster: Any) -> int:
     return max(Counter(Device.parse(text).worker for text in computation.plan.devices).values())
 
 
-def _threads(cluster: Any) -> int:
-    if isinstance(cluster, InProcess):
-        return cluster.options.inter_op_threads or usable_cores()
-    return int(cluster.options.server_config().inter_op_parallelism_threads)
+def _lanes(computation: Computation, cluster: Any) -> tuple[int, int]:
+    """How many workers share a process, and how many ops it runs at once without one being slower than as traced."""
+    together = _per_process(computation, cluster)
+    processes = max(computation.plan.workers // together, 1)
+    threads: int = cluster.options.inter_op_threads or usable_cores()
+    return together, max(together, min(threads, usable_cores() // processes))
 
 
 def _host(cluster: Any) -> str:

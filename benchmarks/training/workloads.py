@@ -12,6 +12,8 @@ import numpy as np
 from benchmarks.training.layers import Declared, Layers
 
 _WORDS = 8000
+_WORD_WIDTH = 16
+_NAMED_WORDS = 1000
 _LENGTH = 64
 """Words in a sequence."""
 
@@ -156,9 +158,14 @@ def _inception(layers: Layers, x: Any) -> Any:
 
 
 def _transformer(layers: Layers, x: Any) -> Any:
-    """An encoder (Vaswani et al. 2017) with an embedding, whose gradient is sparse, that names one word of many."""
+    """An encoder (Vaswani et al. 2017) that names one word of many.
+
+    The gradient of its embedding is sparse. Words have few numbers and are projected, as in ALBERT (Lan et al. 2020):
+    with rows as wide as the layers, a network that is as small as this one would send little else.
+    """
     tf, width, heads = layers.tf, 128, 4
-    hidden = layers.embedding("words", x, _WORDS, width) + layers.table("places", _LENGTH, width)
+    words = layers.embedding("words", x, _WORDS, _WORD_WIDTH)
+    hidden = layers.dense("projection", words, width) + layers.table("places", _LENGTH, width)
     for number in range(4):
         name = f"block{number}"
         parts = []
@@ -170,7 +177,7 @@ def _transformer(layers: Layers, x: Any) -> Any:
         hidden = layers.layer_norm(f"{name}/norm0", hidden + layers.dense(f"{name}/mixed", mixed, width))
         inner = tf.nn.relu(layers.dense(f"{name}/wide", hidden, 4 * width))
         hidden = layers.layer_norm(f"{name}/norm1", hidden + layers.dense(f"{name}/narrow", inner, width))
-    return layers.dense("classes", tf.reduce_mean(hidden, 1), 2000)
+    return layers.dense("classes", tf.reduce_mean(hidden, 1), _NAMED_WORDS)
 
 
 def _mlp(layers: Layers, x: Any) -> Any:
@@ -195,7 +202,9 @@ WORKLOADS: Sequence[Workload] = (
     Workload("vgg", "VGG-like, large dense layers", 448, 10, _IMAGE, "float32", _vgg),
     Workload("resnet", "ResNet-20, twice as wide", 96, 10, _IMAGE, "float32", _resnet),
     Workload("inception", "Inception-like, four branches", 256, 10, _IMAGE, "float32", _inception),
-    Workload("transformer", "Transformer encoder, sparse embedding", 64, 2000, (_LENGTH,), "int32", _transformer),
+    Workload(
+        "transformer", "Transformer encoder, sparse embedding", 640, _NAMED_WORDS, (_LENGTH,), "int32", _transformer
+    ),
     Workload("mlp", "wide MLP", 4000, 10, (784,), "float32", _mlp),
     Workload("tiny", "69 convolutions, 209 small tensors", 256, 10, (8, 8, 3), "float32", _tiny),
 )

@@ -62,12 +62,10 @@ class Network:
         options, network = self.options, self.options.network
         if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
             # Nothing is left to choose, and choices alone come with a prediction.
-            alone_s = network.predict(options.algorithm, options.depth, self.workers, size_bytes).time_s
-            return alone_s * network.slowdown(self.workers, size_bytes)
+            return network.predict(options.algorithm, options.depth, self.workers, size_bytes, is_beside=True).time_s
         # The bytes are those of the wire, so any element type does that is sent as it is.
         elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
-        alone_s = choose_collective(self._unwired, self.workers, "float32", elements).predicted_s or 0.0
-        return alone_s if network is None else alone_s * network.slowdown(self.workers, size_bytes)
+        return choose_collective(self._unwired, self.workers, "float32", elements).predicted_s or 0.0
 
     def compute_factor(self, compute_s: float, total_bytes: float) -> float:
         """How many times as long a step's computation takes beside its transfers, as far as that was measured.

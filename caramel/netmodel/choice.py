@@ -101,7 +101,7 @@ class Collective:
 
 
 def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elements: int) -> Collective:
-    """Decide about one transfer.
+    """Decide about one transfer, beside which all workers compute.
 
     Args:
         options: what was asked for.
@@ -129,14 +129,14 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
     size_bytes = elements * ITEM_BYTES[wire or dtype]
     if options.algorithm is not None and options.depth is not None:
         return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes)
-    choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=options.depth)
+    choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=options.depth, is_beside=True)
     return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s)
 
 
 def _as_asked(network: NetworkModel, algorithm: str, depth: int, workers: int, size_bytes: int) -> Collective:
     reason = f"{algorithm} at depth {depth}: as asked for."
     try:
-        predicted_s = network.predict(algorithm, depth, workers, size_bytes).time_s
+        predicted_s = network.predict(algorithm, depth, workers, size_bytes, is_beside=True).time_s
     except InputError:  # asked for, but not measured
         predicted_s = None
     return Collective(algorithm, depth, reason, predicted_s)

@@ -110,17 +110,22 @@ def _text(value: Any) -> str:
 
 def _curve(data: Any) -> Curve:
     samples = tuple(Sample(_whole(size, 0), _number(time)) for size, time in data["samples"])
-    algorithm = _text(data["algorithm"])
-    if algorithm not in CHOICES:
-        raise ValueError(f"there is no all-reduce algorithm {algorithm!r}")
-    return Curve.fitted(_whole(data["workers"], 1), algorithm, _whole(data["depth"], 1), samples)
+    return Curve.fitted(_whole(data["workers"], 1), _algorithm(data), _whole(data["depth"], 1), samples)
 
 
 def _contention(data: Any) -> Contention:
     share, slowdown = _number(data["processor_share"]), _number(data["slowdown"])
     if share >= 1 or slowdown < 1:
         raise ValueError(f"a processor share of {share} or a slowdown of {slowdown} cannot be")
-    return Contention(_whole(data["workers"], 1), _whole(data["size_bytes"], 0), share, slowdown)
+    workers, depth, size_bytes = _whole(data["workers"], 1), _whole(data["depth"], 1), _whole(data["size_bytes"], 0)
+    return Contention(workers, _algorithm(data), depth, size_bytes, share, slowdown)
+
+
+def _algorithm(data: Any) -> str:
+    found = _text(data["algorithm"])
+    if found not in CHOICES:
+        raise ValueError(f"there is no all-reduce algorithm {found!r}")
+    return found
 
 
 def _checked(network: NetworkModel) -> NetworkModel:
@@ -130,7 +135,7 @@ def _checked(network: NetworkModel) -> NetworkModel:
         NetworkModel.from_costs(**vars(network.given))  # raises where it is of no use
     network.costs  # noqa: B018 - raises where it cannot be fitted
     keys = [(c.workers, c.algorithm, c.depth) for c in network.curves]
-    beside = [(c.workers, c.size_bytes) for c in network.contentions]
+    beside = [(c.workers, c.algorithm, c.depth, c.size_bytes) for c in network.contentions]
     if len(set(keys)) != len(keys) or len(set(beside)) != len(beside):
         raise ValueError("something was measured twice")
     return network

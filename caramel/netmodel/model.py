@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE
@@ -191,7 +191,9 @@ class NetworkModel:
 
     # -- predictions -----------------------------------------------------------------------------
 
-    def predict(self, algorithm: str, depth: int, workers: int, size_bytes: float) -> Prediction:
+    def predict(
+        self, algorithm: str, depth: int, workers: int, size_bytes: float, *, is_beside: bool = False
+    ) -> Prediction:
         """Time of one all-reduce.
 
         Args:
@@ -199,10 +201,17 @@ class NetworkModel:
             depth: number of chunks.
             workers: number of workers, at least 1.
             size_bytes: bytes of the tensor.
+            is_beside: whether all workers compute meanwhile.
 
         Raises:
             InputError: nothing is known about this algorithm at this depth.
         """
+        found = self._predicted_alone(algorithm, depth, workers, size_bytes)
+        if not (is_beside and self.contentions):
+            return found
+        return replace(found, time_s=found.time_s * self.slowdown(workers, algorithm, depth, size_bytes))
+
+    def _predicted_alone(self, algorithm: str, depth: int, workers: int, size_bytes: float) -> Prediction:
         if workers < 1 or depth < 1 or size_bytes < 0:
             raise InputError(
                 f"a prediction needs at least 1 worker, depth 1 and 0 bytes, got {workers}, {depth} and {size_bytes}"
@@ -268,9 +277,9 @@ class NetworkModel:
         """The part of its progress that computation loses while all-reduces run; 0 where that was not measured."""
         return processor_share(self.contentions, workers)
 
-    def slowdown(self, workers: int, size_bytes: float) -> float:
+    def slowdown(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
         """How many times as long an all-reduce takes beside computation; 1 where that was not measured."""
-        return slowdown(self.contentions, workers, size_bytes)
+        return slowdown(self.contentions, workers, algorithm, depth, size_bytes)
 
     # -- choices ---------------------------------------------------------------------------------
 
@@ -281,6 +290,7 @@ class NetworkModel:
         *,
         allowed: Collection[str] | None = None,
         depth: int | None = None,
+        is_beside: bool = False,
     ) -> Choice:
         """The algorithm and depth with the least predicted time for one transfer.
 
@@ -289,6 +299,7 @@ class NetworkModel:
             workers: number of workers.
             allowed: names of algorithms; default: all that are known.
             depth: only this depth.
+            is_beside: whether all workers compute meanwhile.
 
         Returns:
             The choice; of equally fast ones the smallest depth, then the order of `ALGORITHMS`.
@@ -298,7 +309,7 @@ class NetworkModel:
         """
         candidates = [
             (prediction, name, chunks)
-            for name, chunks, prediction in self._candidates(size_bytes, workers, depth)
+            for name, chunks, prediction in self._candidates(size_bytes, workers, depth, is_beside)
             if (name != NATIVE or self.given is None if allowed is None else name in allowed)
         ]
         if any(prediction.basis == "measured" for prediction, _, _ in candidates):
@@ -316,7 +327,9 @@ class NetworkModel:
         best = candidates[ranked[0]]
         return Choice(best[1], best[2], best[0], _reason(candidates, ranked, size_bytes))
 
-    def _candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[tuple[str, int, Prediction]]:
+    def _candidates(
+        self, size_bytes: float, workers: int, depth: int | None, is_beside: bool
+    ) -> Iterator[tuple[str, int, Prediction]]:
         if self.given is not None:
             yield from self._given_candidates(size_bytes, workers, depth)
             return
@@ -327,7 +340,7 @@ class NetworkModel:
         if depth is not None and any(chunks == depth for _, chunks in known):
             known = [key for key in known if key[1] == depth]
         for name, chunks in known:
-            prediction = self.predict(name, chunks, workers, size_bytes)
+            prediction = self.predict(name, chunks, workers, size_bytes, is_beside=is_beside)
             if depth != chunks and [d for a, d in known if a == name] == [1] and name != NATIVE:
                 # Depths were not measured: the formula decides, and the time is that without chunks.
                 chunks = depth or default_depth(size_bytes, self._threshold(name, workers))

@@ -31,10 +31,11 @@ def as_text(network: NetworkModel, workers: Sequence[int] = ()) -> str:
     for number in sorted({*network.workers, *workers}):
         blocks.append(_choices(network, number))
     if network.contentions:
-        beside = [("workers", "bytes", "processor share", "slowdown")]
+        beside = [("workers", "algorithm", "depth", "bytes", "processor share", "slowdown")]
         for each in network.contentions:
             size, share = format_size(each.size_bytes), f"{each.processor_share:.0%}"
-            beside.append((str(each.workers), size, share, f"{each.slowdown:.3g}"))
+            kind = (str(each.workers), each.algorithm, str(each.depth))
+            beside.append((*kind, size, share, f"{each.slowdown:.3g}"))
         blocks.append("all-reduces while all workers compute:\n" + aligned(beside))
     blocks += [f"warning: {w}" for w in network.warnings]
     return "\n\n".join(blocks)

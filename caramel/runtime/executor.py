@@ -39,12 +39,14 @@ class RunOptions:
             them, made when TensorFlow first runs something in it: for `InProcess` this comes too
             late where that was before.
         inter_op_threads: ops at the same time, in a pool of the session's own; 0 leaves it to TensorFlow
-            and the one pool that a process has for all other sessions. A server has `TRANSFER_THREADS` more.
+            and the one pool that a process has for all other sessions.
+        transfer_threads: further threads that a server has; see `TRANSFER_THREADS`.
     """
 
     optimize_graph: bool = True
     intra_op_threads: int = 0
     inter_op_threads: int = 0
+    transfer_threads: int = TRANSFER_THREADS
 
     def config(self, cpu_devices: int = 1, group_leader: str = "") -> Any:
         """The ConfigProto.
@@ -67,7 +69,7 @@ class RunOptions:
     def server_config(self, cpu_devices: int = 1, group_leader: str = "") -> Any:
         """The ConfigProto of a server; see `config`."""
         config = self.config(cpu_devices, group_leader)
-        config.inter_op_parallelism_threads = (self.inter_op_threads or usable_cores()) + TRANSFER_THREADS
+        config.inter_op_parallelism_threads = (self.inter_op_threads or usable_cores()) + self.transfer_threads
         return config
 
 

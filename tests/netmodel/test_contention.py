@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from caramel.analyzers.network import Network
 from caramel.errors import FitError, InputError
-from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.netmodel.contention import Contention, Durations, contention_of
 from caramel.netmodel.file import from_json, to_json
 from caramel.netmodel.line import Curve, Sample
@@ -40,47 +40,66 @@ def both_at_once(compute_s, reduce_s, compute_speed, reduce_speed):
 @given(SECONDS, SECONDS, st.floats(0.1, 1), st.floats(0.1, 1))
 def test_the_speeds_are_found_whichever_ends_first(compute_s, reduce_s, compute_speed, reduce_speed):
     together = both_at_once(compute_s, reduce_s, compute_speed, reduce_speed)
-    found = contention_of(4, 64, Durations(compute_s, reduce_s), together)
+    share, slowdown = contention_of(Durations(compute_s, reduce_s), together)
     # Little is known of how slow the long one was beside a short one.
     tolerance = 1e-9 * max(compute_s, reduce_s) / min(together.compute_s, together.reduce_s)
-    assert found.processor_share == pytest.approx(1 - compute_speed, abs=tolerance + 1e-9)
-    assert found.slowdown == pytest.approx(1 / reduce_speed, rel=20 * (tolerance + 1e-9))
+    assert share == pytest.approx(1 - compute_speed, abs=tolerance + 1e-9)
+    assert slowdown == pytest.approx(1 / reduce_speed, rel=20 * (tolerance + 1e-9))
 
 
 def test_noise_makes_nothing_faster_and_nothing_stop():
-    faster = contention_of(2, 64, Durations(1, 1), Durations(0.9, 0.9))
-    assert (faster.processor_share, faster.slowdown) == (0, 1)
-    much_slower = contention_of(2, 64, Durations(0.1, 1), Durations(100, 100))
-    assert (much_slower.processor_share, much_slower.slowdown) == (0.95, pytest.approx(20))
+    assert contention_of(Durations(1, 1), Durations(0.9, 0.9)) == (0, 1)
+    assert contention_of(Durations(0.1, 1), Durations(100, 100)) == (0.95, pytest.approx(20))
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
 def test_times_that_cannot_be(bad):
     with pytest.raises(FitError, match="positive and finite"):
-        contention_of(2, 64, Durations(1, 1), Durations(bad, 1))
+        contention_of(Durations(1, 1), Durations(bad, 1))
 
 
 # -- in a network model --------------------------------------------------------------------------
 
 
 def measured(workers, *contentions):
-    curve = Curve.fitted(workers, "ring", 1, [Sample(64, 1e-3), Sample(2**20, 0.1)])
-    return NetworkModel("a test", (curve,), contentions=contentions)
+    samples = [Sample(64, 1e-3), Sample(2**20, 0.1)]
+    faster = [Sample(s.size_bytes, 0.9 * s.time_s) for s in samples]
+    curves = (Curve.fitted(workers, "ring", 1, samples), Curve.fitted(workers, "halving_doubling", 1, faster))
+    return NetworkModel("a test", curves, contentions=contentions)
 
 
-SMALL, LARGE = Contention(4, 2**12, 0.4, 2.0), Contention(4, 2**20, 0.2, 1.2)
+SMALL, LARGE = Contention(4, "ring", 1, 2**12, 0.4, 2.0), Contention(4, "ring", 1, 2**20, 0.2, 1.2)
+OTHER = Contention(4, "halving_doubling", 1, 2**20, 0.3, 1.5)
 NETWORK = measured(4, LARGE, SMALL)
 
 
 def test_between_sizes_and_beyond():
-    assert [NETWORK.slowdown(4, 2**k) for k in (0, 12, 14, 16, 20, 30)] == pytest.approx([2, 2, 1.8, 1.6, 1.2, 1.2])
-    assert NETWORK.slowdown(4, 0) == 2
+    got = [NETWORK.slowdown(4, "ring", 1, 2**k) for k in (0, 12, 14, 16, 20, 30)]
+    assert got == pytest.approx([2, 2, 1.8, 1.6, 1.2, 1.2])
+    assert NETWORK.slowdown(4, "ring", 1, 0) == 2
     assert NETWORK.processor_share(4) == 0.2
+
+
+def test_each_kind_of_all_reduce_has_its_own():
+    """What was not measured is not taken to be better than what was."""
+    network = measured(4, LARGE, OTHER)
+    kinds = (("ring", 1), ("halving_doubling", 1), ("ring", 2), ("star", 1))
+    assert [network.slowdown(4, *kind, 2**20) for kind in kinds] == [1.2, 1.5, 1.5, 1.5]
+    assert network.processor_share(4) == 0.25
+
+
+def test_what_is_faster_beside_computation_is_chosen_for_a_step_only():
+    network = measured(4, LARGE, OTHER)
+    assert network.choose(2**20, 4).algorithm == "halving_doubling"
+    beside = network.choose(2**20, 4, is_beside=True)
+    assert (beside.algorithm, beside.prediction.time_s) == ("ring", pytest.approx(0.12))
+    chosen = choose_collective(CollectiveOptions(network=network), 4, "float32", 2**18)
+    assert (chosen.algorithm, chosen.predicted_s) == ("ring", pytest.approx(0.12))
 
 
 def test_what_was_not_measured_changes_nothing():
     for network, workers in ((NETWORK, 2), (measured(4), 4), (NetworkModel.from_link_rate(1e9), 4)):
-        assert (network.processor_share(workers), network.slowdown(workers, 2**16)) == (0, 1)
+        assert (network.processor_share(workers), network.slowdown(workers, "ring", 1, 2**16)) == (0, 1)
 
 
 def test_files_have_it_and_older_ones_need_not():
@@ -99,6 +118,7 @@ def test_files_have_it_and_older_ones_need_not():
         ('"slowdown": 2.0', '"slowdown": NaN'),
         ('"slowdown": 2.0', '"speed": 2.0'),
         ('"size_bytes": 4096', '"size_bytes": 1048576'),
+        ('"size_bytes": 4096', '"size_bytes": -1'),
     ],
 )
 def test_damage_is_noticed(value, by):
@@ -109,7 +129,7 @@ def test_damage_is_noticed(value, by):
 
 
 def test_models_of_two_measurements_have_both():
-    both = NETWORK.merged(measured(2, Contention(2, 64, 0.1, 1.5)))
+    both = NETWORK.merged(measured(2, Contention(2, "ring", 1, 64, 0.1, 1.5)))
     assert [(c.workers, c.size_bytes) for c in both.contentions] == [(4, 2**20), (4, 2**12), (2, 64)]
 
 
@@ -128,7 +148,7 @@ def network_of(*contentions):
 def test_transfers_take_longer_beside_computation():
     plain, beside = network_of(), network_of(SMALL, LARGE)
     assert beside.time_s(2**20) == pytest.approx(1.2 * plain.time_s(2**20))
-    any_algorithm = Network(CollectiveOptions(network=measured(4, LARGE)), 4)
+    any_algorithm = Network(CollectiveOptions(network=measured(4, LARGE, OTHER)), 4)
     assert any_algorithm.time_s(2**20) == pytest.approx(1.2 * plain.time_s(2**20))
 
 

@@ -65,11 +65,10 @@ class SlowerTogether:
 def test_what_is_measured(all_reduce_s):
     """Also with an all-reduce that takes longer here than it did before: then the computation is shorter."""
     bench = SlowerTogether()
-    found = measure_contention(bench, 4096, None, all_reduce_s, rounds=3)
-    assert (found.workers, found.size_bytes) == (3, 4096)
-    assert found.processor_share == pytest.approx(0.2)
-    assert found.slowdown == pytest.approx(1.1)
-    assert bench.loaded == [4096, None]
+    found = measure_contention(bench, 4096, dict.fromkeys(("beside_1", "beside_2"), (None, all_reduce_s)), rounds=3)
+    assert list(found) == ["beside_1", "beside_2"]
+    assert list(found.values()) == [(pytest.approx(0.2), pytest.approx(1.1))] * 2
+    assert bench.loaded == [4096, None] * 2
     assert bench.repeats == round(0.3 / all_reduce_s)
 
 

@@ -36,7 +36,13 @@ def test_everything_is_measured(network):
         assert all(0 < s.time_s < 1 for s in curve.samples)
     assert 0 < network.gamma_s_per_byte < 1e-8
     # Of the sizes up to 4 MiB the largest, and the largest of those that are much smaller.
-    assert [(c.workers, c.size_bytes) for c in network.contentions] == [(2, 64), (2, 2**16), (3, 64), (3, 2**16)]
+    measured = list(dict.fromkeys((c.workers, c.size_bytes) for c in network.contentions))
+    assert measured == [(2, 64), (2, 2**16), (3, 64), (3, 2**16)]
+    for workers, size in measured:
+        chosen = network.choose(size, workers)
+        kinds = [(c.algorithm, c.depth) for c in network.contentions if (c.workers, c.size_bytes) == (workers, size)]
+        assert (chosen.algorithm, chosen.depth) in kinds
+        assert len(set(kinds)) == len(kinds)
     for each in network.contentions:
         assert 0 <= each.processor_share <= 0.95
         assert each.slowdown >= 1
