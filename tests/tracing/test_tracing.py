@@ -1,6 +1,8 @@
 """What a trace has, and that nothing is sent between the workers whose step is traced."""
 
+import os
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -51,6 +53,35 @@ def test_the_expensive_op_is_expensive():
         trace = caramel.trace(context, np.ones((500, 500), np.float32), runs=5, steps=1, statistic=statistic)
         assert trace.op_s["large"] > 10 * trace.op_s["small"]
         assert trace.description.endswith(f"; {statistic} of 5 runs")
+
+
+class Spied(caramel.InProcess):
+    """Remembers how TensorFlow was to run."""
+
+    seen: ClassVar[list[RunOptions]] = []
+
+    def start(self, graph_def, devices, timeout_s):
+        self.seen.append(self.options)
+        return super().start(graph_def, devices, timeout_s)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_traced_steps_run_one_op_at_a_time_on_each_worker_and_plain_steps_as_in_training(mlp, batch, workers):
+    Spied.seen.clear()
+    wanted = RunOptions(inter_op_threads=8)
+    caramel.trace(mlp, *batch, workers=workers, cluster=Spied(wanted), runs=1, steps=1, orders=False)
+    assert Spied.seen == [wanted, RunOptions(optimize_graph=False, inter_op_threads=workers, transfer_threads=0)]
+
+
+def test_threads_of_servers():
+    """As many as are asked for, or as there are cores, and those for transfers; in process there are no others."""
+    cores = len(os.sched_getaffinity(0))
+    threads = [
+        options.server_config().inter_op_parallelism_threads
+        for options in (RunOptions(), RunOptions(inter_op_threads=2), RunOptions(transfer_threads=0))
+    ]
+    assert threads == [cores + 6, 8, cores]
+    assert RunOptions(inter_op_threads=2).config().inter_op_parallelism_threads == 2
 
 
 def test_uneven_shares(mlp, batch):
