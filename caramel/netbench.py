@@ -30,8 +30,8 @@ _SMALLER = 8
 """Besides a large size, one is measured beside computation that is smaller by at least so many times."""
 
 
-_NEAR = 1.25
-"""What takes so many times as long as the fastest may be the fastest beside computation."""
+_NEAR, _MOST_NEAR = 1.25, 6
+"""What takes so many times as long as the fastest may be the fastest beside computation; so many are tried."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ def _contentions(
     found = []
     for size in [*([max(smaller)] if smaller else []), largest]:
         tell(len(set(settings.sizes)) * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
-        times_s = {
-            (c.algorithm, c.depth): network.predict(c.algorithm, c.depth, c.workers, size).time_s for c in curves
-        }
-        near = sorted(choice for choice in times_s if times_s[choice] <= _NEAR * min(times_s.values()))
+        kinds = [(curve.algorithm, curve.depth) for curve in curves]
+        times_s = {kind: network.predict(*kind, bench.workers, size).time_s for kind in kinds}
+        best_first = sorted(kinds, key=lambda kind: times_s[kind])
+        near = [kind for kind in best_first if times_s[kind] <= _NEAR * times_s[best_first[0]]][:_MOST_NEAR]
         builds = {f"{a}_{d}": (build_for(schedules, bench, a, d, size), times_s[a, d]) for a, d in near}
         measured = measure_contention(bench, size, builds, settings.rounds)
         found += [Contention(bench.workers, a, d, size, *measured[f"{a}_{d}"]) for a, d in near]
