@@ -20,7 +20,7 @@ import caramel
 from caramel.netbench import Settings, measure_network
 
 servers = caramel.Servers(["127.0.0.1:2222", "127.0.0.1:2223"])
-settings = Settings(sizes=(64, 2**16), algorithms=("star", "native"), depths=(1,), rounds=2)
+settings = Settings(sizes=(64, 2**16), algorithms=("star", "native"), depths=(1,), rounds=2, contention=False)
 network = measure_network(servers, [2], settings)
 print(*(curve.algorithm for curve in network.curves))
 with caramel.capture() as context:
@@ -84,7 +84,7 @@ def test_workers_on_shaped_hosts():
         pytest.skip(str(error))
     with testbed:
         hosts = tuple(Host(h.namespace, h.address) for h in testbed.hosts)
-        settings = Settings(sizes=(64, 2**20), algorithms=("star",), depths=(1,), rounds=2)
+        settings = Settings(sizes=(64, 2**20), algorithms=("star",), depths=(1,), rounds=2, contention=False)
         network = measure_network(caramel.LocalProcesses(hosts=hosts), [2], settings)
         _, large = network.curves[0].samples
         assert large.time_s > 0.16
@@ -94,7 +94,7 @@ def test_workers_on_shaped_hosts():
 
 @pytest.mark.processes
 def test_hosts_must_not_be_the_machine_itself():
-    settings = Settings(sizes=(64, 128), algorithms=("star",), rounds=1)
+    settings = Settings(sizes=(64, 128), algorithms=("star",), rounds=1, contention=False)
     here = tuple(Host("/proc/self/ns/net", f"127.0.0.{n}") for n in (2, 3))
     with pytest.raises(ClusterError, match=re.escape("/proc/self/ns/net is this machine's own network")):
         measure_network(caramel.LocalProcesses(hosts=here), [2], settings)
