@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -186,6 +186,14 @@ class Boundaries:
     def updates_s(self) -> float:
         """Seconds of all updates."""
         return sum(g.update_s for g in self.gradients)
+
+    def scaled(self, factor: float) -> Boundaries:
+        """The same gradients with all computation so many times as long."""
+        gradients = (
+            replace(g, ready_s=factor * g.ready_s, read_s=factor * g.read_s, update_s=factor * g.update_s)
+            for g in self.gradients
+        )
+        return replace(self, gradients=tuple(gradients), compute_s=factor * self.compute_s)
 
 
 @dataclass(frozen=True)

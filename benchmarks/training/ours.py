@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.training.contender import Burst, Settings
+from benchmarks.training.names import OURS
 from benchmarks.training.steps import Replica
 from benchmarks.training.workloads import Workload
 from caramel.analyzers.bounds import lower_bounds
@@ -18,10 +18,8 @@ from caramel.netmodel.line import Line
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.cluster import Cluster
 
-COMPLETE = "caramel"
-
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    COMPLETE: {},
+    OURS: {},
     "caramel_paper": {"policy": "paper"},
     "caramel_no_order": {"serialization": False},
     "caramel_no_buckets": {"batching": False},
@@ -65,12 +63,7 @@ def limit_at(model: ARModel, link_bytes_per_s: float) -> Callable[[float], float
     traced_s = found.compute_s + found.updates_s
 
     def limit_s(compute_s: float) -> float:
-        factor = compute_s / traced_s
-        gradients = tuple(
-            replace(g, ready_s=factor * g.ready_s, read_s=factor * g.read_s, update_s=factor * g.update_s)
-            for g in found.gradients
-        )
-        return lower_bounds(replace(found, gradients=gradients, compute_s=factor * found.compute_s), line).lb1_s
+        return lower_bounds(found.scaled(compute_s / traced_s), line).lb1_s
 
     return limit_s
 

@@ -39,7 +39,7 @@ def best_packing() -> Analyzer:
 
 def choose_packing(boundaries: Boundaries, network: Network) -> Schedule:
     """See `best_packing`."""
-    possible = [_as_long(boundaries, length) for length in _LENGTHS]
+    possible = [boundaries.scaled(length) for length in _LENGTHS]
     found = []
     for name, schedule in _candidates(boundaries, possible, network):
         times_s = [simulate(each, schedule, network.time_s).iteration_s for each in possible]
@@ -58,12 +58,3 @@ def _candidates(boundaries: Boundaries, possible: list[Boundaries], network: Net
     yield "optimal in the backward window", backward_only().run(boundaries, backward)
     buckets = paper_batching().run(boundaries, network)
     yield "the paper's rules", paper_packing().run(boundaries, buckets, network)
-
-
-def _as_long(boundaries: Boundaries, length: float) -> Boundaries:
-    """With all computation so many times as long."""
-    gradients = (
-        replace(g, ready_s=length * g.ready_s, read_s=length * g.read_s, update_s=length * g.update_s)
-        for g in boundaries.gradients
-    )
-    return replace(boundaries, gradients=tuple(gradients), compute_s=length * boundaries.compute_s)
