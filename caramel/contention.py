@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from caramel.graph.graph import NodeDef
-from caramel.graph.nodes import assign, constant, dtype_attribute, node, read, variable
+from caramel.graph.nodes import assign, dtype_attribute, node, read, variable
 from caramel.netmodel.contention import Durations, contention_of
-from caramel.timing import AllReduceBench, Build
+from caramel.timing import AllReduceBench, Build, clock, filled
 
 _DTYPE = "float32"
 _WIDTH = 512
@@ -90,10 +90,10 @@ class _Computation:
         initialised, self._starts, self._ends = [], [], []
         for rank, placed in enumerate(bench.devices):
             device = placed.partition("/device:")[0]  # not on the processors if the worker computes elsewhere
-            self._starts.append(_clock(nodes, f"{scope}/start_{rank}", (), device))
+            self._starts.append(clock(nodes, f"{scope}/start_{rank}", (), device))
             initialised.append(_matrix(nodes, f"{scope}/matrix_{rank}", device))
             last = _chain(nodes, f"{scope}/product_{rank}", f"{scope}/matrix_{rank}", products, device)
-            self._ends.append(_clock(nodes, f"{scope}/end_{rank}", [last], device))
+            self._ends.append(clock(nodes, f"{scope}/end_{rank}", [last], device))
         bench.extend(nodes)
         bench.fetch([], initialised)
         self.seconds()
@@ -114,26 +114,12 @@ class _Computation:
         return np.maximum(found - np.resize(starts, found.shape), _SHORTEST_S)
 
 
-def _clock(nodes: list[NodeDef], name: str, after: Sequence[str], device: str) -> str:
-    nodes.append(node(name, "Timestamp", [f"^{each}" for each in after], device))
-    return f"{name}:0"
-
-
 def _matrix(nodes: list[NodeDef], name: str, device: str) -> str:
     """A variable that multiplied with itself stays as it is; the op that initialises it."""
     nodes.append(variable(name, _DTYPE, (_WIDTH, _WIDTH), device))
-    dims = constant(f"{name}/dims", np.array([_WIDTH, _WIDTH], np.int32), "int32", device)
-    value = constant(f"{name}/value", 1 / _WIDTH, _DTYPE, device)
-    fill = node(
-        f"{name}/fill",
-        "Fill",
-        [dims.name, value.name],
-        device,
-        T=dtype_attribute(_DTYPE),
-        index_type=dtype_attribute("int32"),
-    )
-    nodes += [dims, value, fill, assign(f"{name}/initialise", name, fill.name, _DTYPE, device)]
-    return f"{name}/initialise"
+    value = filled(nodes, f"{name}/initial", 1 / _WIDTH, (_WIDTH, _WIDTH), device)
+    nodes.append(assign(f"{name}/initialise", name, value, _DTYPE, device))
+    return nodes[-1].name
 
 
 def _chain(nodes: list[NodeDef], name: str, matrix: str, products: int, device: str) -> str:

@@ -97,7 +97,7 @@ class AllReduceBench:
         empty = [node(f"empty_{rank}", "NoOp", (), device) for rank, device in enumerate(self.devices)]
         self._empty = [n.name for n in empty]
         if uses_native:  # the cluster sees by this that it needs a group leader
-            sources = [_value(empty, f"probe_{rank}", 0.0, 1, device) for rank, device in enumerate(self.devices)]
+            sources = [filled(empty, f"probe_{rank}", 0.0, (1,), device) for rank, device in enumerate(self.devices)]
             probe = build_for(Schedules(), self, NATIVE, 1, ELEMENT_BYTES)(0, "native_probe", sources)
             empty += [made for made, _ in probe.nodes]
         graph_def = Graph(empty).to_graph_def()
@@ -126,7 +126,7 @@ class AllReduceBench:
         for rank, device in enumerate(self.devices):
             for kind in ("given", "reduced"):
                 nodes.append(variable(f"{scope}/{kind}_{rank}", _DTYPE, (elements,), device))
-            value = _value(nodes, f"{scope}/initial_{rank}", rank + 1.0, elements, device)
+            value = filled(nodes, f"{scope}/initial_{rank}", rank + 1.0, (elements,), device)
             pattern = _pattern(nodes, f"{scope}/pattern_{rank}", elements, device)
             nodes.append(_binary("AddV2", f"{scope}/patterned_{rank}", value, pattern, device))
             nodes.append(assign(f"{scope}/initialise_{rank}", f"{scope}/given_{rank}", nodes[-1].name, _DTYPE, device))
@@ -146,10 +146,8 @@ class AllReduceBench:
         repeats = repeats or repetitions(size_bytes)
         for name, build in builds.items():
             last = self._repeated(nodes, scope, f"{scope}/{name}", build, repeats)
-            nodes += [
-                node(f"{scope}/{name}/ended_{rank}", "Timestamp", [f"^{last[rank]}"], device)
-                for rank, device in enumerate(self.devices)
-            ]
+            for rank, device in enumerate(self.devices):
+                clock(nodes, f"{scope}/{name}/ended_{rank}", last[rank : rank + 1], device)
             self._targets[name] = (last, repeats)
         self._executor.extend(Graph(nodes).to_bytes())
         self._run([f"{scope}/initialise_{rank}" for rank in range(self.workers)])
@@ -254,7 +252,7 @@ class AllReduceBench:
         elements = elements_of(size_bytes)
         nodes = [variable(f"{scope}/{k}", _DTYPE, (elements,), device) for k in "abc"]
         for k, initial in (("a", 1.0), ("b", 2.0)):
-            value = _value(nodes, f"{scope}/initial_{k}", initial, elements, device)
+            value = filled(nodes, f"{scope}/initial_{k}", initial, (elements,), device)
             nodes.append(assign(f"{scope}/initialise_{k}", f"{scope}/{k}", value, _DTYPE, device))
         nodes.append(group(f"{scope}/initialise", [f"{scope}/initialise_{k}" for k in "ab"], device))
         target = ""
@@ -306,15 +304,21 @@ def _within(
     return [name for name in active if score(steps[name]) <= factor * best]
 
 
-def _value(nodes: list[NodeDef], name: str, value: float, elements: int, device: str) -> str:
-    """A filled vector."""
-    dims = constant(f"{name}/dims", np.array([elements], np.int32), "int32", device)
+def filled(nodes: list[NodeDef], name: str, value: float, shape: Sequence[int], device: str) -> str:
+    """Add a tensor of one value; its name."""
+    dims = constant(f"{name}/dims", np.array(shape, np.int32), "int32", device)
     scalar = constant(f"{name}/value", value, _DTYPE, device)
     fill = node(
         name, "Fill", [dims.name, scalar.name], device, T=dtype_attribute(_DTYPE), index_type=dtype_attribute("int32")
     )
     nodes += [dims, scalar, fill]
     return name
+
+
+def clock(nodes: list[NodeDef], name: str, after: Sequence[str], device: str) -> str:
+    """Add an op that says when others have ended, by the clock of its device's host; its tensor."""
+    nodes.append(node(name, "Timestamp", [f"^{each}" for each in after], device))
+    return f"{name}:0"
 
 
 def _binary(op: str, name: str, left: str, right: str, device: str) -> NodeDef:
