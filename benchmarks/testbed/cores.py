@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
+from benchmarks.testbed.commands import TestbedError
 from benchmarks.testbed.lookup import NamespaceId, namespace_id, processes_in
 from benchmarks.testbed.testbed import Testbed
 from caramel.errors import InputError
@@ -53,9 +54,11 @@ class SharedCores:
 
     def __init__(self, testbed: Testbed) -> None:
         cores = sorted(os.sched_getaffinity(0))
-        self._cores = {
-            namespace_id(host.namespace): cores_of(host.rank, len(testbed.hosts), cores) for host in testbed.hosts
-        }
+        hosts = testbed.hosts
+        try:
+            self._cores = {namespace_id(h.namespace): cores_of(h.rank, len(hosts), cores) for h in hosts}
+        except FileNotFoundError as error:
+            raise TestbedError("the testbed is closed: build a new one") from error
         self._placed: dict[int, NamespaceId] = {}
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shared-cores", daemon=True)
@@ -63,10 +66,10 @@ class SharedCores:
 
     def _watch(self) -> None:
         while not self._end.is_set():
-            self.place()
+            self._place_all()
             self._end.wait(_PERIOD_S)
 
-    def place(self) -> None:
+    def _place_all(self) -> None:
         """Place all processes that have started, or moved to another host, since; what they start follows them."""
         found = dict(processes_in(self._cores))
         for pid, namespace in found.items():

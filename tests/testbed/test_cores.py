@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.testbed import Testbed, UnavailableError
+from benchmarks.testbed import Testbed, TestbedError, UnavailableError
 from benchmarks.testbed.cores import SharedCores, cores_of
 from caramel.errors import InputError
 
@@ -75,6 +75,12 @@ def test_processes_of_a_host_keep_to_its_cores(testbed):
     finally:
         outside.kill()
         outside.wait()
+
+
+def test_a_testbed_that_is_closed_has_no_hosts(testbed):
+    testbed.close()
+    with pytest.raises(TestbedError, match="closed"):
+        SharedCores(testbed)
 
 
 def test_a_process_that_moves_to_another_host_moves_to_its_cores(testbed):
