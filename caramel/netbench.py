@@ -106,10 +106,11 @@ def measure_network(
     curves: list[Curve] = []
     gammas: list[float] = []
     contentions: list[Contention] = []
-    total = len(numbers) * len(settings.sizes) * settings.rounds
+    each = (len(set(settings.sizes)) + len(_sizes_beside(settings))) * settings.rounds
+    total = len(numbers) * each
     with kept_servers(cluster, numbers[-1]), progress_over(total) as show:
         for position, number in enumerate(numbers):
-            done = position * len(settings.sizes) * settings.rounds
+            done = position * each
 
             def tell(rounds: int, text: str, base: int = done) -> None:
                 show(base + rounds, text)
@@ -155,8 +156,17 @@ def _measure(
             bench.unload()
         gamma = bench.additions_s_per_byte()
         curves = [Curve.fitted(workers, a, d, found) for (a, d), found in samples.items()]
-        beside = _contentions(bench, schedules, curves, settings, tell) if settings.contention else []
+        beside = _contentions(bench, schedules, curves, settings, tell)
     return curves, gamma, beside
+
+
+def _sizes_beside(settings: Settings) -> list[int]:
+    """A size of a bucket and a smaller one, as far as they are measured."""
+    if not settings.contention:
+        return []
+    largest = max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))
+    smaller = [size for size in settings.sizes if size <= largest / _SMALLER]
+    return [*([max(smaller)] if smaller else []), largest]
 
 
 def _contentions(
@@ -166,13 +176,11 @@ def _contentions(
     settings: Settings,
     tell: Callable[[int, str], None],
 ) -> list[Contention]:
-    """For a size of a bucket and for a smaller one, of what is about as fast as the fastest."""
+    """Of what is about as fast as the fastest, beside computation."""
     network = NetworkModel("", tuple(curves))
-    largest = max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))
-    smaller = [size for size in settings.sizes if size <= largest / _SMALLER]
     found = []
-    for size in [*([max(smaller)] if smaller else []), largest]:
-        tell(len(set(settings.sizes)) * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
+    for position, size in enumerate(_sizes_beside(settings), len(set(settings.sizes))):
+        tell(position * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
         kinds = [(curve.algorithm, curve.depth) for curve in curves]
         times_s = {kind: network.predict(*kind, bench.workers, size).time_s for kind in kinds}
         best_first = sorted(kinds, key=lambda kind: times_s[kind])

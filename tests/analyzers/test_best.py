@@ -84,7 +84,7 @@ def test_another_policy_is_taken_where_it_is_better():
 
 
 def test_a_plan_is_taken_that_also_suits_other_computation():
-    """As predicted all are as good; only if the computation is shorter or longer, one is better."""
+    """For some networks the packing for shorter computation has the least mean."""
     reasons = [choose_packing(*layers(seed, 1, 0.1)).reason for seed in range(20)]
     taken = [reason.partition(", by simulation")[0] for reason in reasons]
     assert "optimal in both windows for shorter computation" in taken
