@@ -27,7 +27,10 @@ that win when they are long enough."""
 
 
 _SMALLER = 8
-"""Besides a large size, one is measured beside computation that is smaller by at least so many times."""
+"""Sizes that are measured beside computation differ by at least so many times."""
+
+_SMALL_BYTES = 2**12
+"""The smallest of them: what is about as small takes about as long."""
 
 
 _NEAR, _MOST_NEAR = 1.25, 6
@@ -161,12 +164,14 @@ def _measure(
 
 
 def _sizes_beside(settings: Settings) -> list[int]:
-    """A size of a bucket and a smaller one, as far as they are measured."""
+    """A size of a bucket, a smaller one, and that of a few biases, as far as they are measured."""
     if not settings.contention:
         return []
-    largest = max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))
-    smaller = [size for size in settings.sizes if size <= largest / _SMALLER]
-    return [*([max(smaller)] if smaller else []), largest]
+    found = [max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))]
+    for pick, least in ((max, 0), (min, _SMALL_BYTES)):
+        smaller = [size for size in settings.sizes if least <= size <= found[-1] / _SMALLER]
+        found += [pick(smaller)] if smaller else []
+    return found[::-1]
 
 
 def _contentions(

@@ -16,7 +16,7 @@ from caramel.records import from_data
 from caramel.tables import aligned
 from caramel.writing import read_text, write_text
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,29 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class InFlight:
+    """How many transfers of each window may be under way at once on a worker; None for no limit."""
+
+    forward: int | None = None
+    backward: int | None = None
+
+    def most(self, window: str) -> int | None:
+        """That of one window."""
+        return self.forward if window == FORWARD else self.backward
+
+
+@dataclass(frozen=True)
 class Transfers:
     """All transfers with their collectives; the fact from which a plan is made.
 
     Attributes:
         transfers: those of the forward window first, each window in the order in which all workers send.
-        in_flight: how many of a window may be under way at once on a worker; None for no limit.
+        in_flight: how many may be under way at once on a worker.
         notes: for the plan.
     """
 
     transfers: tuple[Transfer, ...]
-    in_flight: int | None = None
+    in_flight: InFlight = InFlight()
     notes: tuple[str, ...] = ()
 
 
@@ -129,7 +141,7 @@ class Plan:
         order: names of the gradients in the order in which they are computed.
         order_reason: how it was found, and how it is enforced.
         edges: control edges (before, after) that enforce it on each worker, by names of the single-device graph.
-        in_flight: how many transfers of a window may be under way at once on a worker; None for no limit.
+        in_flight: how many transfers may be under way at once on a worker.
         extra_bytes: of the gradients that each worker keeps for the next step; numbers such as learning rates that it
             keeps with them are not counted.
         prediction: what a step will take; None without a trace or a network model.
@@ -153,7 +165,7 @@ class Plan:
     order: tuple[str, ...] = ()
     order_reason: str = ""
     edges: tuple[tuple[str, str], ...] = ()
-    in_flight: int | None = None
+    in_flight: InFlight = InFlight()
     extra_bytes: int = 0
     prediction: Prediction | None = None
     proof: tuple[str, ...] = ()

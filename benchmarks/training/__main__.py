@@ -64,11 +64,7 @@ class Preparations:
     def of(self, cell: Cell) -> Prepared:
         """The workload of a cell. The links have the cell's rate."""
         nominal = BY_NAME[cell.workload]
-        examples = examples_for(
-            lambda examples: replace(nominal, examples=examples).sent_bytes(cell.workers),
-            self._measured_example_s(nominal),
-            cell.rho,
-        )
+        examples = examples_for(nominal, cell.workers, self._measured_example_s(nominal), cell.rho)
         if (cell.workload, examples) not in self._prepared:
             workload = replace(nominal, examples=examples)
             self._prepared[cell.workload, examples] = Prepared(workload, *self._site.traced(workload))
@@ -92,7 +88,7 @@ class Preparations:
 
 def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort) -> list[Row]:
     """Measure a cell."""
-    site.testbed.set_rate(link_rate(cell.rho))
+    site.testbed.set_rate(link_rate(BY_NAME[cell.workload], cell.rho))
     prepared = preparations.of(cell)
     workload = prepared.workload
     swept = preparations.swept(workload)

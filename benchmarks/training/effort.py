@@ -62,8 +62,8 @@ QUICK = Effort(
     steps=3,
     network=NetworkSettings(
         sizes=tuple(2**k for k in (12, 18, 21)),
-        algorithms=("ring", "halving_doubling", "shuffle"),
-        depths=(1,),
+        algorithms=("ring", "shuffle"),
+        depths=(1, 4),
         rounds=2,
     ),
     trace_runs=3,

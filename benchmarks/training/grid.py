@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.training.contender import Contender, Settings
 from benchmarks.training.entry import Conditions, Entry, Meters, checked_burst, processor_time_s, step_time_s
 from benchmarks.training.records import Cell, Row
-from benchmarks.training.workloads import BY_NAME
+from benchmarks.training.workloads import BY_NAME, Workload
 from caramel.errors import CaramelError, ClusterError, InputError, in_one_line
 
 CORE_WORKERS = 4
@@ -20,10 +20,6 @@ CORE_RHOS = (1.0, 2.0)
 FEW = ("vgg", "transformer")
 """The workloads of other numbers of workers, and of a quick run: dense gradients only, and sparse ones too."""
 
-
-LINK_BYTES_PER_S = 70e6 / 8
-"""Of Ethernet frames, where computing takes no longer than sending: so little that moving the bytes takes little
-processor time."""
 
 _PAYLOAD = 1448 / 1514
 """Of an Ethernet frame with a TCP segment."""
@@ -58,13 +54,14 @@ def is_core(cell: Cell) -> bool:
     return cell.workers == CORE_WORKERS and cell.rho in CORE_RHOS
 
 
-def link_rate(rho: float) -> float:
+def link_rate(workload: Workload, rho: float) -> float:
     """Bytes of frames per second of the links: more only where little time is to go into sending.
 
-    >>> link_rate(0.5) == 2 * link_rate(1.0) == 2 * link_rate(2.0)
+    >>> link_rate(BY_NAME["vgg"], 0.5) == 2 * link_rate(BY_NAME["vgg"], 1.0) == 2 * link_rate(BY_NAME["vgg"], 2.0)
     True
 
     Args:
+        workload: what is trained.
         rho: seconds that the links need for what must be sent in a step, over seconds of computation.
 
     Raises:
@@ -72,14 +69,15 @@ def link_rate(rho: float) -> float:
     """
     if not (math.isfinite(rho) and rho > 0):
         raise InputError(f"rho must be positive and finite, not {rho:g}")
-    return LINK_BYTES_PER_S / min(rho, 1.0)
+    return workload.link_bits_per_s / 8 / min(rho, 1.0)
 
 
-def examples_for(sent_bytes: Callable[[int], float], example_s: float, rho: float) -> int:
+def examples_for(workload: Workload, workers: int, example_s: float, rho: float) -> int:
     """How many examples a batch needs for the computation to take 1 / rho of the links' time.
 
     Args:
-        sent_bytes: (examples) -> what each worker must send at least in a step. It may grow with the examples.
+        workload: what is trained; what a step sends may grow with its examples.
+        workers: number of workers.
         example_s: seconds that each example adds to a step of all workers.
         rho: as for `link_rate`.
 
@@ -90,10 +88,11 @@ def examples_for(sent_bytes: Callable[[int], float], example_s: float, rho: floa
         InputError: a number is not positive and finite, there is nothing to send, or a step sends more for each
             example than there is time for.
     """
-    rate = _PAYLOAD * link_rate(rho)
+    rate = _PAYLOAD * link_rate(workload, rho)
     if not (math.isfinite(example_s) and example_s > 0):
         raise InputError(f"the time of an example must be positive and finite, not {example_s:g}")
-    always_bytes, example_bytes = sent_bytes(0), sent_bytes(1) - sent_bytes(0)
+    always_bytes, more_bytes = (replace(workload, examples=n * workers).sent_bytes(workers) for n in (0, 1))
+    example_bytes = (more_bytes - always_bytes) / workers
     left_s = rho * example_s - example_bytes / rate
     if always_bytes <= 0 or left_s <= 0:
         raise InputError(

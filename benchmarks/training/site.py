@@ -15,7 +15,7 @@ from benchmarks.testbed.cores import SharedCores
 from benchmarks.training import names
 from benchmarks.training.contender import Burst, Contender, Settings
 from benchmarks.training.effort import FULL, Effort
-from benchmarks.training.grid import LINK_BYTES_PER_S, Sweep, best_of_sweep
+from benchmarks.training.grid import Sweep, best_of_sweep
 from benchmarks.training.ingraph import parameter_server, tensorflow_collectives
 from benchmarks.training.ours import OPTIONS, OurContender, captured
 from benchmarks.training.spmd import COMPUTING_THREADS, HOROVOD, INTRA_OP_THREADS, MIRRORED, Processes, SpmdContender
@@ -30,6 +30,10 @@ from caramel.runtime.executor import RunOptions
 _BURST_BYTES = 32 * 1024
 """Of the links: the kernel passes packets on in bundles of three quarters of it, and the fewer, the less processor time
 they take. Messages that are shorter than that, which are few, are not slowed down."""
+
+
+_FIRST_BYTES_PER_S = 50e6 / 8
+"""Of the links, until a cell says something else."""
 
 
 class Failed:
@@ -78,7 +82,7 @@ class Site:
         self._networks: dict[float, NetworkModel] = {}
         self._open = ExitStack()
         try:
-            self.testbed = self._open.enter_context(Testbed(workers, LINK_BYTES_PER_S, _BURST_BYTES))
+            self.testbed = self._open.enter_context(Testbed(workers, _FIRST_BYTES_PER_S, _BURST_BYTES))
             self._open.enter_context(SharedCores(self.testbed))
             self._mirrored = self._processes(MIRRORED, sys.executable)
             self.versions = {"mwms_tensorflow": self._mirrored.versions["tensorflow"]}

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.errors import InputError
-from caramel.netmodel.choice import CollectiveOptions, choose_collective
+from caramel.netmodel.choice import Collective, CollectiveOptions, choose_collective
 from caramel.netmodel.line import Line, Sample, fit_line, threshold_bytes
 
 _SMALLEST_PLANNED_BYTES = 2**16
@@ -63,9 +63,17 @@ class Network:
         if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
             # Nothing is left to choose, and choices alone come with a prediction.
             return network.predict(options.algorithm, options.depth, self.workers, size_bytes, is_beside=True).time_s
+        return self._chosen(size_bytes).predicted_s or 0.0
+
+    def _chosen(self, size_bytes: float) -> Collective:
         # The bytes are those of the wire, so any element type does that is sent as it is.
         elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
-        return choose_collective(self._unwired, self.workers, "float32", elements).predicted_s or 0.0
+        return choose_collective(self._unwired, self.workers, "float32", elements)
+
+    def _kind(self, size_bytes: float) -> tuple[str, int]:
+        """Algorithm and depth."""
+        chosen = self._chosen(size_bytes)
+        return chosen.algorithm, chosen.depth
 
     def compute_factor(self, compute_s: float, total_bytes: float) -> float:
         """How many times as long a step's computation takes beside its transfers, as far as that was measured.
@@ -78,9 +86,9 @@ class Network:
             total_bytes: of all gradients on the wire.
         """
         network = self.options.network
-        share = 0.0 if network is None else network.processor_share(self.workers)
-        if share == 0 or compute_s <= 0 or self.workers == 1:
+        if network is None or compute_s <= 0 or self.workers == 1:
             return 1.0
+        share = network.processor_share(self.workers, *self._kind(total_bytes), total_bytes)
         return min(1 / (1 - share), 1 + share * self.time_s(total_bytes) / compute_s)
 
     @cached_property

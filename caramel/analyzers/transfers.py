@@ -11,18 +11,22 @@ from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Buckets, Dependencies, Piece, Schedule, Scheduled
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
-from caramel.plan import Transfer, Transfers
+from caramel.plan import InFlight, Transfer, Transfers
 
-ORDERED_IN_FLIGHT = 2
-"""Transfers of a window that may be under way at once where their order matters: one is sent while the one before
-it is added up, and no more share the link (our choice)."""
+ORDERED_IN_FLIGHT = InFlight(forward=1, backward=2)
+"""Transfers of a window that may be under way at once where their order matters (our choice).
+
+In the forward window a second one would take its share of the links from the first, which is read first: on four hosts
+with links of 50 Mbit/s a step of an MLP took 1.24 s with two and 1.16 s with one. In the backward window nobody waits
+for the first of two, and one is sent while the other is added up: there a step of a ResNet took 0.82 s with two, 0.87 s
+with one and 0.88 s with three, and one with many small variables 0.88 s, 0.93 s and 0.91 s."""
 
 
 def adaptive_depth(in_flight: int | None = None) -> Analyzer:
     """The best algorithm and depth for each transfer by the network model.
 
     Args:
-        in_flight: how many transfers of a window may be under way at once on a worker; default: no limit
+        in_flight: how many transfers of each window may be under way at once on a worker; default: no limit
             where nothing is postponed, else `ORDERED_IN_FLIGHT`.
 
     Source:
@@ -51,8 +55,9 @@ def make_transfers(model: Model, schedule: Schedule, network: Network, in_flight
     by_name = {g.name: g for g in model.gradients}
     transfers = tuple(_transfer(by_name, scheduled, network) for scheduled in schedule.transfers)
     is_ordered = any(t.window == FORWARD for t in transfers)
-    most = ORDERED_IN_FLIGHT if in_flight is None and is_ordered else in_flight
-    return Transfers(transfers, most)
+    if in_flight is not None:
+        return Transfers(transfers, InFlight(in_flight, in_flight))
+    return Transfers(transfers, ORDERED_IN_FLIGHT if is_ordered else InFlight())
 
 
 def _transfer(by_name: dict[str, Gradient], scheduled: Scheduled, network: Network) -> Transfer:

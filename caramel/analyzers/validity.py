@@ -65,8 +65,9 @@ def check_plan(plan: Plan, model: Model) -> None:
     windows = [t.window for t in plan.transfers]
     if windows != sorted(windows, key=(FORWARD, BACKWARD).index):
         raise PlanError("a transfer of the forward window comes after one of the backward window: put them first")
-    if plan.in_flight is not None and plan.in_flight < 1:
-        raise PlanError(f"{plan.in_flight} transfers may be under way at once: it must be at least 1, or none said")
+    for most in (plan.in_flight.forward, plan.in_flight.backward):
+        if most is not None and most < 1:
+            raise PlanError(f"{most} transfers may be under way at once: it must be at least 1, or none said")
     try:
         later = postponement(model, plan.postponed)
     except InputError as error:

@@ -120,7 +120,7 @@ class _InOrder:
     """
 
     def __init__(self, plan: Plan, model: Model) -> None:
-        self._most = plan.in_flight
+        self._in_flight = plan.in_flight
         conditions = conditions_of(model)
         self._is_certain = [not any(conditions[name] for name in t.gradients) for t in plan.transfers]
         self._done: dict[str, list[Sequence[str]]] = {}
@@ -133,9 +133,10 @@ class _InOrder:
             return lowered.nodes
         done = self._done.setdefault(window, [])
         done.append(lowered.results)
-        if self._most is None or len(done) <= self._most:
+        most = self._in_flight.most(window)
+        if most is None or len(done) <= most:
             return lowered.nodes
-        before = done[-1 - self._most]
+        before = done[-1 - most]
         held: list[tuple[NodeDef, int]] = []
         for rank, source in enumerate(sources):
             after = "^" + node_of(before[rank])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,15 +78,17 @@ def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
     return share, 1 / min(max(reduce_speed, 1 - _MOST_SHARE), 1.0)
 
 
-def processor_share(found: Sequence[Contention], workers: int) -> float:
-    """The median share at the largest size that was measured with so many workers; 0 if none was.
+def processor_share(found: Sequence[Contention], workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
+    """The part of its progress that computation loses while such an all-reduce runs; 0 if nothing was measured.
 
-    Of the sizes the largest says best what a step's bytes cost, as these travel in few transfers.
+    Args:
+        found: measurements.
+        workers: number of workers.
+        algorithm: name of the collective.
+        depth: number of chunks. What was not measured is taken to cost as much as what costs most.
+        size_bytes: bytes of the tensor; as for `slowdown`.
     """
-    fitting = [each for each in found if each.workers == workers]
-    largest = max((each.size_bytes for each in fitting), default=0)
-    shares = [each.processor_share for each in fitting if each.size_bytes == largest]
-    return statistics.median(shares) if shares else 0.0
+    return _at(size_bytes, [(each.size_bytes, each.processor_share) for each in _of(found, workers, algorithm, depth)])
 
 
 def slowdown(found: Sequence[Contention], workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
@@ -100,13 +101,21 @@ def slowdown(found: Sequence[Contention], workers: int, algorithm: str, depth: i
         depth: number of chunks. What was not measured is taken to be as slow as the slowest that was.
         size_bytes: bytes of the tensor. Beyond the measured sizes the last one holds.
     """
+    return _at(size_bytes, [(each.size_bytes, each.slowdown) for each in _of(found, workers, algorithm, depth)], 1.0)
+
+
+def _of(found: Sequence[Contention], workers: int, algorithm: str, depth: int) -> Sequence[Contention]:
     of_all = [each for each in found if each.workers == workers]
-    fitting = [each for each in of_all if (each.algorithm, each.depth) == (algorithm, depth)] or of_all
-    if not fitting:
-        return 1.0
-    slowest: dict[float, float] = {}
-    for each in fitting:
-        size = math.log2(max(each.size_bytes, 1))
-        slowest[size] = max(each.slowdown, slowest.get(size, 1.0))
-    sizes = sorted(slowest)
-    return float(np.interp(math.log2(max(size_bytes, 1)), sizes, [slowest[size] for size in sizes]))
+    return [each for each in of_all if (each.algorithm, each.depth) == (algorithm, depth)] or of_all
+
+
+def _at(size_bytes: float, points: Sequence[tuple[float, float]], default: float = 0.0) -> float:
+    """What holds at a size, the largest value of each point."""
+    if not points:
+        return default
+    largest: dict[float, float] = {}
+    for size, value in points:
+        place = math.log2(max(size, 1))
+        largest[place] = max(value, largest.get(place, value))
+    places = sorted(largest)
+    return float(np.interp(math.log2(max(size_bytes, 1)), places, [largest[place] for place in places]))

@@ -25,6 +25,9 @@ LARGE_BYTES = 4 * 2**20
 MESSAGE_LATENCY_S = 100e-6
 """What one message between two TensorFlow servers took on the loopback device (`docs/benchmarks.md`)."""
 
+_ALIKE = 1.03
+"""Times of all-reduces beside computation that differ by less may be in any order the next time they are measured."""
+
 _PIPELINED = ("star", "chain")  # whose costs depend on the depth, also where only alpha and beta are known
 
 
@@ -273,9 +276,9 @@ class NetworkModel:
             algorithm = self.choose(LARGE_BYTES, workers, depth=1).algorithm
         return self._threshold(algorithm, workers)
 
-    def processor_share(self, workers: int) -> float:
-        """The part of its progress that computation loses while all-reduces run; 0 where that was not measured."""
-        return processor_share(self.contentions, workers)
+    def processor_share(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
+        """The part of its progress that computation loses while an all-reduce runs; 0 where that was not measured."""
+        return processor_share(self.contentions, workers, algorithm, depth, size_bytes)
 
     def slowdown(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
         """How many times as long an all-reduce takes beside computation; 1 where that was not measured."""
@@ -302,7 +305,8 @@ class NetworkModel:
             is_beside: whether all workers compute meanwhile.
 
         Returns:
-            The choice; of equally fast ones the smallest depth, then the order of `ALGORITHMS`.
+            The choice; of equally fast ones the smallest depth, then the order of `ALGORITHMS`. Beside computation,
+            of those that take up to 3 % longer than the fastest the one that takes least from the computation.
 
         Raises:
             InputError: none of the allowed ones is known for so many workers.
@@ -325,7 +329,21 @@ class NetworkModel:
             )
         ranked = sorted(range(len(candidates)), key=lambda n: (candidates[n][0].time_s, candidates[n][2], n))
         best = candidates[ranked[0]]
-        return Choice(best[1], best[2], best[0], _reason(candidates, ranked, size_bytes))
+        reason = _reason(candidates, ranked, size_bytes)
+        if not (is_beside and self.contentions):
+            return Choice(best[1], best[2], best[0], reason)
+
+        def share(candidate: tuple[Prediction, str, int]) -> float:
+            return self.processor_share(workers, candidate[1], candidate[2], size_bytes)
+
+        alike = [candidates[n] for n in ranked if candidates[n][0].time_s <= _ALIKE * best[0].time_s]
+        chosen = min(alike, key=share)
+        if share(chosen) < share(best):
+            reason += (
+                f" {chosen[1]} at depth {chosen[2]} with {chosen[0].time_s * 1e3:.4g} ms takes {share(chosen):.0%} of "
+                f"the processors' time from computation, instead of {share(best):.0%}."
+            )
+        return Choice(chosen[1], chosen[2], chosen[0], reason)
 
     def _candidates(
         self, size_bytes: float, workers: int, depth: int | None, is_beside: bool

@@ -11,7 +11,7 @@ import caramel
 from caramel.errors import InputError, PlanError
 from caramel.facts import Piece, Timeline
 from caramel.modifiers.distributed import Purpose
-from caramel.plan import Prediction
+from caramel.plan import InFlight, Prediction
 
 v1 = tf.compat.v1
 
@@ -171,7 +171,8 @@ def test_edited_plans_that_break_an_invariant(context, plan):
         "comes after one of the backward window": replace(
             plan, transfers=(*[t for t in plan.transfers if t is not w], replace(w, window="forward"))
         ),
-        "it must be at least 1": replace(plan, in_flight=0),
+        "0 transfers may be under way at once: it must be at least 1": replace(plan, in_flight=InFlight(0, 1)),
+        "-1 transfers may be under way at once": replace(plan, in_flight=InFlight(None, -1)),
         "the plan orders 'ghost'": replace(plan, edges=(("ghost", "w"),)),
         "by all_gather: all_gather is for sparse ones": with_transfer(plan, "w", algorithm="all_gather"),
         "by shuffle: all_gather is for sparse ones": with_transfer(plan, "table", algorithm="shuffle"),

@@ -1,5 +1,6 @@
 """Contenders take turns; whoever fails or trains otherwise is out, and the rest goes on."""
 
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -146,37 +147,49 @@ def test_the_cells():
     assert 0 < len(cells(quick=True)) < 4
 
 
+@dataclass(frozen=True)
+class Sending:
+    """A workload that sends known bytes."""
+
+    always_bytes: float
+    example_bytes: float = 0.0
+    examples: int = 64
+    link_bits_per_s: float = 50e6
+
+    def sent_bytes(self, workers):
+        return self.always_bytes + self.example_bytes * self.examples / workers
+
+
 @pytest.mark.parametrize("rho", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("example_bytes", [0, 3000])
-def test_batches_are_so_large_that_sending_takes_rho_times_as_long(rho, example_bytes):
-    def sent_bytes(examples):
-        return 5e6 + example_bytes * examples
-
-    examples = examples_for(sent_bytes, 1e-3, rho)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_batches_are_so_large_that_sending_takes_rho_times_as_long(rho, example_bytes, workers):
+    workload = Sending(5e6, example_bytes)
+    examples = examples_for(workload, workers, 1e-3, rho)
     assert examples % 8 == 0
-    send_s = sent_bytes(examples) / (link_rate(rho) * 1448 / 1514)
+    send_s = replace(workload, examples=examples).sent_bytes(workers) / (link_rate(workload, rho) * 1448 / 1514)
     assert send_s / (examples * 1e-3) == pytest.approx(rho, rel=0.02)
     assert 0.2 < examples * 1e-3 < 1.5
 
 
 def test_small_batches_are_no_less_than_eight():
-    assert examples_for(lambda examples: 1000.0, 1.0, 1.0) == 8
+    assert examples_for(Sending(1000.0), 4, 1.0, 1.0) == 8
 
 
 @pytest.mark.parametrize(
-    ("sent_bytes", "example_s", "rho"),
+    ("workload", "example_s", "rho"),
     [
-        (lambda examples: 1e6, 0.0, 1.0),
-        (lambda examples: 1e6, float("nan"), 1.0),
-        (lambda examples: 1e6, 1e-3, 0.0),
-        (lambda examples: 1e6, 1e-3, float("inf")),
-        (lambda examples: 0.0, 1e-3, 1.0),
-        (lambda examples: 1e6 * (1 + examples), 1e-3, 1.0),  # each example sends more than there is time for
+        (Sending(1e6), 0.0, 1.0),
+        (Sending(1e6), float("nan"), 1.0),
+        (Sending(1e6), 1e-3, 0.0),
+        (Sending(1e6), 1e-3, float("inf")),
+        (Sending(0.0), 1e-3, 1.0),
+        (Sending(1e6, 1e6), 1e-3, 1.0),  # each example sends more than there is time for
     ],
 )
-def test_no_batch_makes_that(sent_bytes, example_s, rho):
+def test_no_batch_makes_that(workload, example_s, rho):
     with pytest.raises(InputError):
-        examples_for(sent_bytes, example_s, rho)
+        examples_for(workload, 4, example_s, rho)
 
 
 def test_processor_time_of_processes(tmp_path):

@@ -10,6 +10,7 @@ from caramel.analyzers.order import order_by_cost
 from caramel.analyzers.serialization import control_edges
 from caramel.collectives.algorithms import ALL_GATHER
 from caramel.facts import BACKWARD, FORWARD, Piece
+from caramel.plan import InFlight
 
 IN_ORDER = ("shuffle", "star", "chain")
 ANY = (*IN_ORDER, "ring", "halving_doubling", "native")
@@ -39,7 +40,7 @@ def random_plan(context, workers, seed, **options):
     order = order_by_cost(model, found, {op: float(rng.integers(1, 9)) * 1e-6 for op in found.ops}, "random")
     kind = rng.choice(["none", "total", "updates"])
     edges = () if kind == "none" else control_edges(model, found, order, str(kind)).edges
-    in_flight = [None, 1, 2, 3][rng.integers(4)]
+    in_flight = InFlight(*([None, 1, 2, 3][rng.integers(4)] for _ in (FORWARD, BACKWARD)))
     return replace(plan, transfers=tuple(transfers), edges=edges, order=order.gradients, in_flight=in_flight, proof=())
 
 

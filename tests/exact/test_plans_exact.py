@@ -7,7 +7,7 @@ from exact_common import LOCAL, SERIAL, Case, assert_equivalent, assert_same, ba
 from exact_plans import random_plan
 
 import caramel
-from caramel.facts import FORWARD
+from caramel.facts import BACKWARD, FORWARD
 
 STEPS = 4
 
@@ -82,5 +82,6 @@ def test_the_random_plans_are_of_every_kind():
     split = [pieces for p in plans for pieces in p.pieces.values() if len(pieces) > 1]
     assert any({window for _, window in pieces} == windows for pieces in split)
     assert any({window for _, window in pieces} == {FORWARD} for pieces in split)
-    assert {p.in_flight for p in plans} == {None, 1, 2, 3}
+    for window in (FORWARD, BACKWARD):
+        assert {p.in_flight.most(window) for p in plans} == {None, 1, 2, 3}
     assert len({t.algorithm for p in plans for t in p.transfers}) == 6

@@ -24,7 +24,7 @@ from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
 from caramel.modifiers.postpone import verify_postponed
 from caramel.modifiers.state import random_state_offset
 from caramel.modifiers.weigh import replica_tensor
-from caramel.plan import Plan
+from caramel.plan import InFlight, Plan
 
 v1 = tf.compat.v1
 
@@ -63,7 +63,7 @@ def test_only_collectives_and_state_cross_workers(context, workers):
 def test_nothing_leaves_a_worker_before_its_turn(context, algorithm):
     """With one transfer under way at once, on every worker and whoever reads it."""
     plan = caramel.ARModel(context, 3, batching=False, algorithm=algorithm).plan
-    armodel = caramel.ARModel(context, 3, plan=replace(plan, in_flight=1))
+    armodel = caramel.ARModel(context, 3, plan=replace(plan, in_flight=InFlight(backward=1)))
     nodes = {n.name: n for n in armodel.graph_def.node}
     second = plan.transfers[1].gradients[0]
     (tensor,) = (g.tensor for g in context.model.gradients if g.name == second)

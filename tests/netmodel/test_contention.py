@@ -1,6 +1,7 @@
 """What follows from computation and all-reduces that were timed by themselves and at once."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -77,7 +78,7 @@ def test_between_sizes_and_beyond():
     got = [NETWORK.slowdown(4, "ring", 1, 2**k) for k in (0, 12, 14, 16, 20, 30)]
     assert got == pytest.approx([2, 2, 1.8, 1.6, 1.2, 1.2])
     assert NETWORK.slowdown(4, "ring", 1, 0) == 2
-    assert NETWORK.processor_share(4) == 0.2
+    assert [NETWORK.processor_share(4, "ring", 1, 2**k) for k in (10, 16, 20)] == pytest.approx([0.4, 0.3, 0.2])
 
 
 def test_each_kind_of_all_reduce_has_its_own():
@@ -85,7 +86,7 @@ def test_each_kind_of_all_reduce_has_its_own():
     network = measured(4, LARGE, OTHER)
     kinds = (("ring", 1), ("halving_doubling", 1), ("ring", 2), ("star", 1))
     assert [network.slowdown(4, *kind, 2**20) for kind in kinds] == [1.2, 1.5, 1.5, 1.5]
-    assert network.processor_share(4) == 0.25
+    assert [network.processor_share(4, *kind, 2**20) for kind in kinds] == [0.2, 0.3, 0.3, 0.3]
 
 
 def test_what_is_faster_beside_computation_is_chosen_for_a_step_only():
@@ -97,9 +98,19 @@ def test_what_is_faster_beside_computation_is_chosen_for_a_step_only():
     assert (chosen.algorithm, chosen.predicted_s) == ("ring", pytest.approx(0.12))
 
 
+@pytest.mark.parametrize(("slowdown", "chosen"), [(1.3, "ring"), (1.36, "ring"), (1.40, "halving_doubling")])
+def test_of_almost_equally_fast_ones_the_one_that_leaves_most_to_computation_is_chosen(slowdown, chosen):
+    """The ring takes as long as halving-doubling's slowdown of 1.333, and a tenth less of the processors."""
+    network = measured(4, Contention(4, "ring", 1, 2**20, 0.2, slowdown * 0.9), replace(OTHER, slowdown=1.333))
+    choice = network.choose(2**20, 4, depth=1, is_beside=True)
+    assert choice.algorithm == chosen
+    assert ("takes 20% of the processors' time from computation, instead of 30%" in choice.reason) == (slowdown == 1.36)
+
+
 def test_what_was_not_measured_changes_nothing():
     for network, workers in ((NETWORK, 2), (measured(4), 4), (NetworkModel.from_link_rate(1e9), 4)):
-        assert (network.processor_share(workers), network.slowdown(workers, "ring", 1, 2**16)) == (0, 1)
+        kind = (workers, "ring", 1, 2**16)
+        assert (network.processor_share(*kind), network.slowdown(*kind)) == (0, 1)
 
 
 def test_files_have_it_and_older_ones_need_not():

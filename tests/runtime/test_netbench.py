@@ -10,7 +10,7 @@ import caramel
 from caramel.collectives.algorithms import ALGORITHMS, NATIVE, Schedules
 from caramel.collectives.schedule import check, in_chunks
 from caramel.errors import ClusterError, InputError, InvariantError
-from caramel.netbench import Settings, measure_network
+from caramel.netbench import Settings, _sizes_beside, measure_network
 from caramel.netmodel.file import load, save
 from caramel.timing import ELEMENT_BYTES, AllReduceBench, build_for
 
@@ -46,6 +46,20 @@ def test_everything_is_measured(network):
     for each in network.contentions:
         assert 0 <= each.processor_share <= 0.95
         assert each.slowdown >= 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "beside"),
+    [
+        ((64, 2**12, 2**14, 2**18, 2**20, 2**22, 2**25), [2**12, 2**18, 2**22]),
+        ((2**12, 2**20, 2**22), [2**12, 2**22]),  # 1 MiB is too like 4 MiB, and there is nothing in between
+        ((64, 2**20), [64, 2**20]),
+        ((2**23, 2**24), [2**23]),
+    ],
+)
+def test_sizes_that_are_measured_beside_computation(sizes, beside):
+    assert _sizes_beside(Settings(sizes=sizes)) == beside
+    assert _sizes_beside(Settings(sizes=sizes, contention=False)) == []
 
 
 def test_what_is_not_wanted_is_not_measured():
