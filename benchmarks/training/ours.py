@@ -39,7 +39,8 @@ def captured(workload: Workload) -> Context:
     replica = Replica(tf, workload, 1, 0)
 
     def data(workers: int, rank: int) -> Any:
-        return tf.data.Dataset.from_tensors(workload.batch(workers, rank)).repeat()
+        made = tf.data.Dataset.from_tensors(0).map(lambda _: workload.batch(tf, workers, rank))
+        return made.cache().repeat()
 
     def step(x: Any, label: Any) -> Any:
         return replica.step(lambda gradients: gradients, batch=(x, label))

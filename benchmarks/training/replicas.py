@@ -134,8 +134,8 @@ class Building:
                 for name, each in workload.averages.items()
             }
             batch = [
-                self._variable(f"batch{number}", self._fed(value, f"batch{number}_fed")).read_value()
-                for number, value in enumerate(workload.batch(self.workers, rank))
+                self._variable(f"batch{number}", value).read_value()
+                for number, value in enumerate(workload.batch(tf, self.workers, rank))
             ]
             tables = {name: _Table(tf, each) for name, each in stored.items() if workload.is_sparse(name)}
             # Where a parameter is elsewhere, it is sent once, whatever reads the copy.

@@ -49,7 +49,7 @@ class Replica:
         self._momenta = {
             n: tf.Variable(tf.zeros_like(v), False, name=f"{n}/momentum") for n, v in self.parameters.items()
         }
-        self._batch = tuple(tf.constant(each) for each in workload.batch(workers, rank))
+        self._batch = workload.batch(tf, workers, rank)
 
     def step(
         self, reduce: Reduce, tape_of: Callable[[Any], Any] = lambda tape: tape, batch: Sequence[Any] | None = None

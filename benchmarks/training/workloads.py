@@ -62,15 +62,23 @@ class Workload:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=label, logits=logits)
         return tf.reduce_mean(losses), layers.updates
 
-    def batch(self, workers: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """A worker's part of the batch, always the same one."""
-        rng = np.random.default_rng(1)
+    def batch(self, tf: Any, workers: int, rank: int) -> tuple[Any, Any]:
+        """A worker's part of the batch, always the same one, made where it is needed: links are slow.
+
+        Args:
+            tf: TensorFlow.
+            workers: number of workers.
+            rank: of this one.
+        """
+        shape = (self.examples, *self.shape)
         if self.dtype == "int32":
-            x = rng.integers(0, _WORDS, (self.examples, *self.shape)).astype(np.int32)
+            x = tf.random.stateless_uniform(shape, (1, 1), 0, _WORDS, tf.int32)
         else:
-            x = rng.standard_normal((self.examples, *self.shape)).astype(np.float32)
-        label = rng.integers(0, self.classes, self.examples).astype(np.int32)
-        return np.array_split(x, workers)[rank], np.array_split(label, workers)[rank]
+            x = tf.random.stateless_normal(shape, (1, 1))
+        label = tf.random.stateless_uniform(shape[:1], (1, 2), 0, self.classes, tf.int32)
+        rows = np.array_split(np.arange(self.examples), workers)[rank]
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        return x[first:end], label[first:end]
 
     @cached_property
     def _declared(self) -> Layers:

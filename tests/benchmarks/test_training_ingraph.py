@@ -58,7 +58,7 @@ class OneDevice:
     def __init__(self, workload, workers):
         self._workload = workload
         parts = workers if workload.averages else 1
-        self._batches = [workload.batch(parts, rank) for rank in range(parts)]
+        self._batches = [workload.batch(tf, parts, rank) for rank in range(parts)]
         self.parameters = {name: tf.Variable(d.value(name)) for name, d in workload.parameters.items()}
         self.momenta = {name: tf.Variable(tf.zeros(d.shape)) for name, d in workload.parameters.items()}
         self.averages = [
