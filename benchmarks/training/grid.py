@@ -18,7 +18,10 @@ CORE_RHOS = (1.0, 2.0)
 """The cells that the limits are about."""
 
 FEW = ("vgg", "transformer")
-"""The workloads of other numbers of workers, and of a quick run: dense gradients only, and sparse ones too."""
+"""The workloads of other numbers of workers: dense gradients only, and sparse ones too."""
+
+QUICK = ("vgg", "resnet")
+"""Those of a quick run: few large gradients and many small ones, on links of one rate, which are measured once."""
 
 
 _PAYLOAD = 1448 / 1514
@@ -39,13 +42,14 @@ def cells(quick: bool = False, core: bool = False, workloads: Sequence[str] = tu
         core: only what the limits are about.
         workloads: names of those that are wanted.
     """
-    few = [name for name in FEW if name in workloads]
     if quick:
-        return [Cell(name, CORE_WORKERS, 1.0) for name in few or workloads]
+        return [Cell(name, CORE_WORKERS, 1.0) for name in QUICK if name in workloads] or [
+            Cell(name, CORE_WORKERS, 1.0) for name in workloads
+        ]
     found = [Cell(name, CORE_WORKERS, rho) for rho in CORE_RHOS for name in workloads]
     if not core:
         found += [Cell(name, CORE_WORKERS, 0.5) for name in workloads]
-        found += [Cell(name, workers, 1.0) for workers in (2, 8) for name in few]
+        found += [Cell(name, workers, 1.0) for workers in (2, 8) for name in FEW if name in workloads]
     return found
 
 
