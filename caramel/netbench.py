@@ -164,14 +164,14 @@ def _measure(
 
 
 def _sizes_beside(settings: Settings) -> list[int]:
-    """A size of a bucket, a smaller one, and that of a few biases, as far as they are measured."""
+    """A size of a bucket, a smaller one, and that of a few biases, as far as they are measured; the largest first."""
     if not settings.contention:
         return []
     found = [max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))]
     for pick, least in ((max, 0), (min, _SMALL_BYTES)):
         smaller = [size for size in settings.sizes if least <= size <= found[-1] / _SMALLER]
         found += [pick(smaller)] if smaller else []
-    return found[::-1]
+    return found
 
 
 def _contentions(
@@ -181,16 +181,21 @@ def _contentions(
     settings: Settings,
     tell: Callable[[int, str], None],
 ) -> list[Contention]:
-    """Of what is about as fast as the fastest, beside computation."""
+    """Of what is about as fast as the fastest, beside computation; at smaller sizes also what is at larger ones.
+
+    Otherwise what is slow at small sizes would seem to be as little slowed down there as at large ones.
+    """
     network = NetworkModel("", tuple(curves))
-    found = []
+    kinds = [(curve.algorithm, curve.depth) for curve in curves]
+    found: list[Contention] = []
+    chosen: dict[tuple[str, int], None] = {}
     for position, size in enumerate(_sizes_beside(settings), len(set(settings.sizes))):
         tell(position * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
-        kinds = [(curve.algorithm, curve.depth) for curve in curves]
         times_s = {kind: network.predict(*kind, bench.workers, size).time_s for kind in kinds}
         best_first = sorted(kinds, key=lambda kind: times_s[kind])
         near = [kind for kind in best_first if times_s[kind] <= _NEAR * times_s[best_first[0]]][:_MOST_NEAR]
-        builds = {f"{a}_{d}": (build_for(schedules, bench, a, d, size), times_s[a, d]) for a, d in near}
+        chosen |= dict.fromkeys(near)
+        builds = {f"{a}_{d}": (build_for(schedules, bench, a, d, size), times_s[a, d]) for a, d in chosen}
         measured = measure_contention(bench, size, builds, settings.rounds)
-        found += [Contention(bench.workers, a, d, size, *measured[f"{a}_{d}"]) for a, d in near]
+        found += [Contention(bench.workers, a, d, size, *measured[f"{a}_{d}"]) for a, d in chosen]
     return found

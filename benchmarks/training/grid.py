@@ -43,9 +43,8 @@ def cells(quick: bool = False, core: bool = False, workloads: Sequence[str] = tu
         workloads: names of those that are wanted.
     """
     if quick:
-        return [Cell(name, CORE_WORKERS, 1.0) for name in QUICK if name in workloads] or [
-            Cell(name, CORE_WORKERS, 1.0) for name in workloads
-        ]
+        wanted = [name for name in QUICK if name in workloads] or workloads
+        return [Cell(name, CORE_WORKERS, 1.0) for name in wanted]
     found = [Cell(name, CORE_WORKERS, rho) for rho in CORE_RHOS for name in workloads]
     if not core:
         found += [Cell(name, CORE_WORKERS, 0.5) for name in workloads]

@@ -37,12 +37,17 @@ def test_everything_is_measured(network):
     assert 0 < network.gamma_s_per_byte < 1e-8
     # Of the sizes up to 4 MiB the largest, and the largest of those that are much smaller.
     measured = list(dict.fromkeys((c.workers, c.size_bytes) for c in network.contentions))
-    assert measured == [(2, 64), (2, 2**16), (3, 64), (3, 2**16)]
+    assert measured == [(2, 2**16), (2, 64), (3, 2**16), (3, 64)]
     for workers, size in measured:
         chosen = network.choose(size, workers)
         kinds = [(c.algorithm, c.depth) for c in network.contentions if (c.workers, c.size_bytes) == (workers, size)]
         assert (chosen.algorithm, chosen.depth) in kinds
         assert len(set(kinds)) == len(kinds)
+    kinds = {
+        size: {(c.algorithm, c.depth) for c in network.contentions if (c.workers, c.size_bytes) == (3, size)}
+        for size in (64, 2**16)
+    }
+    assert kinds[2**16] <= kinds[64]
     for each in network.contentions:
         assert 0 <= each.processor_share <= 0.95
         assert each.slowdown >= 1
@@ -51,9 +56,9 @@ def test_everything_is_measured(network):
 @pytest.mark.parametrize(
     ("sizes", "beside"),
     [
-        ((64, 2**12, 2**14, 2**18, 2**20, 2**22, 2**25), [2**12, 2**18, 2**22]),
-        ((2**12, 2**20, 2**22), [2**12, 2**22]),  # 1 MiB is too like 4 MiB, and there is nothing in between
-        ((64, 2**20), [64, 2**20]),
+        ((64, 2**12, 2**14, 2**18, 2**20, 2**22, 2**25), [2**22, 2**18, 2**12]),
+        ((2**12, 2**20, 2**22), [2**22, 2**12]),  # 1 MiB is too like 4 MiB, and there is nothing in between
+        ((64, 2**20), [2**20, 64]),
         ((2**23, 2**24), [2**23]),
     ],
 )
