@@ -11,6 +11,7 @@ from caramel.analyzers.analyzer import Analyzer, ordered
 from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.network import Network
 from caramel.analyzers.prediction import predict
+from caramel.analyzers.slices import with_sums
 from caramel.analyzers.validity import check_applies
 from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import InputError, PlanError, listed
@@ -85,6 +86,7 @@ def make_plan(
     """Put what was found together; nothing is rewritten here."""
     network: Network = facts[Network]
     transfers: Transfers = facts[Transfers]
+    trace: Trace | None = facts.get(Trace)
     edges: ControlEdges = facts[ControlEdges]
     order: UpdateOrder | None = facts.get(UpdateOrder)
     weighted = _is_weighted(model, len(devices), uneven_batches, pipeline)
@@ -97,7 +99,6 @@ def make_plan(
     if pipeline is not None:
         everything += pipeline.notes
     everything += _collective_notes(network.options, transfers.transfers, len(devices))
-    trace: Trace | None = facts.get(Trace)
     everything += [f"trace: {warning}" for warning in (trace.warnings if trace is not None else ())]
     plan = Plan(
         model_digest=model.digest,
@@ -109,7 +110,7 @@ def make_plan(
         deterministic=network.options.deterministic,
         statistics=statistics,
         network=None if network.options.network is None else network.options.network.description,
-        transfers=transfers.transfers,
+        transfers=with_sums(model, transfers.transfers, trace),
         variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
         notes=tuple(everything),
         sharding=None if pipeline is None else pipeline.sharding.value,

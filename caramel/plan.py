@@ -34,6 +34,7 @@ class Transfer:
         wire: element type of the messages, if another than ``dtype``.
         predicted_s: seconds that it will take, if a network model was given.
         reason: why it is so.
+        adds_slices: whether each worker adds up its slices of one row of a sparse gradient before it sends them.
     """
 
     pieces: tuple[Piece, ...]
@@ -46,6 +47,7 @@ class Transfer:
     wire: str | None
     predicted_s: float | None
     reason: str
+    adds_slices: bool = False
 
     @property
     def gradients(self) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ LAYERS = [
         "analyzers.order",
         "analyzers.unmeasured",
         "analyzers.serialization",
+        "analyzers.slices",
         "analyzers.boundaries",
         "analyzers.batching",
         "analyzers.items",

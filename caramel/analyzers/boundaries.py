@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.network import Network
+from caramel.analyzers.slices import distinct_part
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.facts import Boundaries, Boundary, ControlEdges, Dependencies, Trace, UpdateOrder
 from caramel.graph.graph import Graph, node_of
@@ -44,7 +45,7 @@ def find_boundaries(
     rest = set(found.ops) - set(in_stages) - updating
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
     alone_s = _step_s(trace, enforced)
-    factor = network.compute_factor(alone_s, sum(_sent_bytes(g, trace, network) for g in model.gradients))
+    factor = network.compute_factor(alone_s, sum(_sent_bytes(model, g, trace, network) for g in model.gradients))
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
     for op in [*in_stages, *(op for op in found.ops if op in rest)]:
@@ -63,7 +64,7 @@ def find_boundaries(
                 name=name,
                 dtype=gradient.dtype,
                 elements=None if gradient.is_sparse else gradient.size,
-                size_bytes=_sent_bytes(gradient, trace, network),
+                size_bytes=_sent_bytes(model, gradient, trace, network),
                 ready_s=max(ends[p] for p in found.producers[name]),
                 read_s=min(reads, default=compute_s),
                 update_s=scale * sum(trace.op_s.get(op, 0.0) for op in found.updates[name]),
@@ -94,11 +95,13 @@ def _used_s(graph: Graph, user: str, starts: dict[str, float], compute_s: float)
     return min(starts[name] for name in waiting)
 
 
-def _sent_bytes(gradient: Gradient, trace: Trace, network: Network) -> float:
+def _sent_bytes(model: Model, gradient: Gradient, trace: Trace, network: Network) -> float:
     """Bytes of an all-reduce that sends as much."""
     wire = network.options.wire_for(gradient.dtype)
-    if not gradient.is_sparse:
+    if gradient.indices is None:
         return gradient.size * ITEM_BYTES[wire or gradient.dtype]
     rows_bytes = trace.op_bytes.get(node_of(gradient.tensor), gradient.size_bytes)
+    rows_bytes += trace.op_bytes.get(node_of(gradient.indices), 0)
+    part = distinct_part(model, gradient, trace)
     # Everybody gets the rows of all others, N - 1 times their bytes; an all-reduce sends 2 (N - 1) / N.
-    return rows_bytes * network.workers / 2
+    return part * rows_bytes * network.workers / 2

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from caramel.analyzers.dependencies import conditions_of
 from caramel.analyzers.postponement import is_shared, postponement
+from caramel.analyzers.slices import adds_slices
 from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
 from caramel.collectives.dtypes import NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.errors import InputError, PlanError, listed
@@ -47,7 +48,7 @@ def check_plan(plan: Plan, model: Model) -> None:
     _check_reduction(plan, model)
     by_name = {g.name: g for g in model.gradients}
     for number, transfer in enumerate(plan.transfers):
-        _check_transfer(f"transfer {number}", transfer, by_name, plan)
+        _check_transfer(f"transfer {number}", transfer, model, by_name, plan)
     conditions = conditions_of(model)
     for number, transfer in enumerate(plan.transfers):
         found = list(dict.fromkeys(conditions[name] or "always" for name in transfer.gradients))
@@ -105,7 +106,7 @@ def _check_edges(edges: Sequence[tuple[str, str]], model: Model, moved: Collecti
             raise PlanError(f"the plan lets {after!r} wait for {before!r}, {reason}: leave that edge out")
 
 
-def _check_transfer(what: str, transfer: Transfer, by_name: Mapping[str, Gradient], plan: Plan) -> None:
+def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mapping[str, Gradient], plan: Plan) -> None:
     if not transfer.pieces:
         raise PlanError(f"{what} is empty")
     for piece in transfer.pieces:
@@ -116,6 +117,11 @@ def _check_transfer(what: str, transfer: Transfer, by_name: Mapping[str, Gradien
             raise PlanError(f"{what} is of {transfer.dtype}, but {piece.gradient!r} is of {gradient.dtype}")
         if gradient.is_sparse and (len(transfer.pieces) > 1 or transfer.window == FORWARD):
             raise PlanError(f"{what} has the sparse gradient {piece.gradient!r}: it travels alone, and at once")
+        if transfer.adds_slices and adds_slices(model.graph, gradient) is None:
+            raise PlanError(
+                f"{what} adds up slices of {piece.gradient!r}, which the program does not do, or not only: leave that "
+                "out"
+            )
         if gradient.is_sparse != (transfer.algorithm == ALL_GATHER):
             raise PlanError(f"{what} sends {piece.gradient!r} by {transfer.algorithm}: {ALL_GATHER} is for sparse ones")
     if transfer.window not in (FORWARD, BACKWARD):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from caramel.collectives.lower import Emitter
 from caramel.graph.graph import NodeDef
+from caramel.graph.nodes import dtype_attribute
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ def lower_all_gather(
     index_dtype: str,
     mean: bool,
     wire: str | None = None,
+    adds: bool = False,
 ) -> LoweredGather:
     """Emit an all-gather of the slices of a sparse gradient, in rank order.
 
@@ -51,6 +53,8 @@ def lower_all_gather(
         mean: whether to divide by the number of ranks.
         wire: element type of the values in messages, if another one; all ranks go on with the
             rounded values.
+        adds: whether each rank first adds up its slices of one index; fewer are left, in the order in which
+            their indices come first.
 
     Source:
         The direct all-gather; Caramel leaves sparse gradients out.
@@ -61,6 +65,9 @@ def lower_all_gather(
         made = [emitter.identity(0, "values_0", values[0]), emitter.identity(0, "indices_0", indices[0], index_dtype)]
         return LoweredGather(tuple(emitter.out.nodes), (made[0],), (made[1],))
     narrow = None if wire == dtype else wire
+    if adds:
+        summed = [_added_up(emitter, rank, *slices, index_dtype) for rank, slices in enumerate(zip(values, indices))]
+        values, indices = [value for value, _ in summed], [index for _, index in summed]
     sent = []
     for rank, tensor in enumerate(values):
         if mean:
@@ -72,3 +79,21 @@ def lower_all_gather(
         gathered.append(joined if narrow is None else emitter.cast(rank, f"received_{rank}", joined, dtype, narrow))
         places.append(emitter.concat(rank, f"indices_{rank}", indices, index_dtype))
     return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(places))
+
+
+def _added_up(emitter: Emitter, rank: int, values: str, indices: str, index_dtype: str) -> tuple[str, str]:
+    """A rank's slices, those of one index added up; and their indices."""
+    int32 = dtype_attribute("int32")
+    of_index = dtype_attribute(index_dtype)
+    different = emitter.add(rank, f"different_{rank}", "Unique", [indices], T=of_index, out_idx=int32)
+    count = emitter.add(rank, f"count_{rank}", "Size", [different], T=of_index, out_type=int32)
+    total = emitter.add(
+        rank,
+        f"added_{rank}",
+        "UnsortedSegmentSum",
+        [values, f"{different}:1", count],
+        T=dtype_attribute(emitter.dtype),
+        Tindices=int32,
+        Tnumsegments=int32,
+    )
+    return total, different

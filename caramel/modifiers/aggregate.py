@@ -173,6 +173,7 @@ def _gathered(
         index_dtype=gradient.index_dtype,
         mean=plan.reduction == "mean",
         wire=plan.transfers[number].wire,
+        adds=plan.transfers[number].adds_slices,
     )
     for rank in ranks:
         _redirect(distributed, gradient, rank, gradient.tensor, lowered.values[rank], changed)

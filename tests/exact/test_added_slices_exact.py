@@ -1,0 +1,144 @@
+"""Slices of one row that each worker adds up before it sends them: the same training, and only where it is the same."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact_steps import Program, check, fresh
+from test_sparse_exact import SPECS, examples, keras_with, loss_of, scattered, table_of
+
+import caramel
+from caramel.errors import PlanError
+
+v1 = tf.compat.v1
+NETWORK = caramel.NetworkModel.from_link_rate(1e8)
+
+
+def with_momentum(slices_of=lambda values: values, rows_of=lambda added, places, count: added):
+    """Momentum on rows that are there once, as optimizers have it."""
+
+    def make():
+        table = table_of()
+        momentum = tf.Variable(tf.zeros_like(table), trainable=False, name="momentum")
+
+        def step(rows, y):
+            with tf.GradientTape() as tape:
+                loss = loss_of(table, rows, y)
+            g = tape.gradient(loss, table)
+            different, places = tf.unique(g.indices)
+            count = tf.shape(different)[0]
+            added = rows_of(tf.math.unsorted_segment_sum(slices_of(g.values), places, count), places, count)
+            options = {"var": table.handle, "accum": momentum.handle, "lr": 0.1, "momentum": 0.9}
+            tf.raw_ops.ResourceSparseApplyMomentum(
+                **{name: tf.cast(v, tf.float64) if isinstance(v, float) else v for name, v in options.items()},
+                grad=added,
+                indices=different,
+            )
+            return loss
+
+        return Program(step, SPECS, {"table": table, "momentum": momentum})
+
+    return make
+
+
+def with_tf1(optimizer):
+    def make():
+        table = table_of()
+        chosen = optimizer()
+
+        def step(rows, y):
+            with tf.GradientTape() as tape:
+                loss = loss_of(table, rows, y)
+            chosen.apply_gradients([(tape.gradient(loss, table), table)])
+            return loss
+
+        return Program(step, SPECS, {"table": table})
+
+    return make
+
+
+def averaged(added, places, count):
+    """By how often a row is there, which is not to be seen any more where slices have been added up."""
+    return added / tf.math.unsorted_segment_sum(tf.ones_like(places, tf.float64), places, count)[:, None]
+
+
+def squared(values):
+    return values * tf.abs(values) * 100.0
+
+
+def traced(make, batch, workers=1):
+    program = fresh(make)
+    context = caramel.capture(program.step, program.specs, **program.options)
+    return caramel.trace(context, *batch, workers=workers, runs=1, steps=1, orders=False, progress=False)
+
+
+PROGRAMS = {
+    "by hand": with_momentum(),
+    "adam": with_tf1(lambda: v1.train.AdamOptimizer(0.1)),
+    "adagrad": with_tf1(lambda: v1.train.AdagradOptimizer(0.1)),
+    "momentum": with_tf1(lambda: v1.train.MomentumOptimizer(0.1, 0.9)),
+    "rmsprop": with_tf1(lambda: v1.train.RMSPropOptimizer(0.01)),
+}
+
+
+@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_training_is_the_same(make, workers):
+    """On even batches, and on uneven ones: some workers have fewer slices, and fewer rows."""
+    batches = [*examples(count=24), *examples(count=31, steps=3)]
+    armodel = check(make, batches, workers, trace=traced(make, batches[0]), network=NETWORK)
+    (transfer,) = armodel.plan.transfers
+    assert transfer.adds_slices
+    ops = [n.op for n in armodel.graph_def.node if n.name.startswith("caramel/transfer")]
+    assert ops.count("UnsortedSegmentSum") == ops.count("Unique") == workers
+    assert "adds up its slices of one row first" in armodel.plan.explain("table")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [scattered, with_momentum(rows_of=averaged), with_momentum(squared), keras_with(tf.keras.optimizers.Adam)],
+    ids=["scattered", "averaged", "squared", "keras"],
+)
+def test_slices_stay_as_they_are_where_more_is_done_with_them(make):
+    batches = examples(count=24)
+    armodel = check(make, batches, 2, rtol=1e-7, trace=traced(make, batches[0]), network=NETWORK)
+    assert not any(t.adds_slices for t in armodel.plan.transfers)
+    (number,) = [n for n, t in enumerate(armodel.plan.transfers) if t.algorithm == "all_gather"]
+    transfers = list(armodel.plan.transfers)
+    transfers[number] = replace(transfers[number], adds_slices=True)
+    program = fresh(make)
+    context = caramel.capture(program.step, program.specs, **program.options)
+    with pytest.raises(PlanError, match="adds up slices of .*, which the program does not do, or not only"):
+        caramel.ARModel(context, 2, plan=replace(armodel.plan, transfers=tuple(transfers)))
+
+
+def test_nothing_is_added_up_where_no_row_is_there_twice():
+    make = PROGRAMS["by hand"]
+    rows = np.arange(10, dtype=np.int32).reshape(5, 2)
+    batch = (rows, np.ones(5))
+    armodel = check(make, [batch] * 2, 2, trace=traced(make, batch), network=NETWORK)
+    assert not armodel.plan.transfers[0].adds_slices
+
+
+def test_nothing_is_known_of_rows_without_a_trace():
+    armodel = check(PROGRAMS["by hand"], examples(), 2)
+    assert not armodel.plan.transfers[0].adds_slices
+
+
+def test_plans_count_what_is_left():
+    """A batch in which every slice is of one row sends next to nothing."""
+    make = PROGRAMS["by hand"]
+    y = np.linspace(0, 1, 40)
+    sizes = {}
+    for name, rows in {
+        "one": np.zeros((40, 2), np.int32),
+        "many": np.arange(80, dtype=np.int32).reshape(40, 2) % 11,
+    }.items():
+        program = fresh(make)
+        context = caramel.capture(program.step, program.specs)
+        armodel = caramel.ARModel(context, 2, trace=traced(make, (rows, y)), network=NETWORK)
+        (found,) = armodel.facts[caramel.facts.Boundaries].gradients
+        sizes[name] = found.size_bytes
+    slice_bytes = 3 * 8 + 4
+    assert sizes == {"one": pytest.approx(slice_bytes), "many": pytest.approx(11 * slice_bytes)}
