@@ -25,13 +25,11 @@ _GIVEN_UP_FROM_BYTES = 2**20
 """From this size on, what is hopeless and falls behind is not measured at larger sizes; below, chunks look hopeless
 that win when they are long enough."""
 
-
 _SMALLER = 8
 """Sizes that are measured beside computation differ by at least so many times."""
 
 _SMALL_BYTES = 2**12
 """The smallest of them: what is about as small takes about as long."""
-
 
 _NEAR, _MOST_NEAR = 1.25, 6
 """What takes so many times as long as the fastest may be the fastest beside computation; so many are tried."""

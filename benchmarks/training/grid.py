@@ -23,7 +23,6 @@ FEW = ("vgg", "transformer")
 QUICK = ("vgg", "resnet")
 """Those of a quick run: few large gradients and many small ones, on links of one rate, which are measured once."""
 
-
 _PAYLOAD = 1448 / 1514
 """Of an Ethernet frame with a TCP segment."""
 

@@ -31,7 +31,6 @@ _BURST_BYTES = 32 * 1024
 """Of the links: the kernel passes packets on in bundles of three quarters of it, and the fewer, the less processor time
 they take. Messages that are shorter than that, which are few, are not slowed down."""
 
-
 _FIRST_BYTES_PER_S = 50e6 / 8
 """Of the links, until a cell says something else."""
 

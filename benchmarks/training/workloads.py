@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.training.layers import Declared, Layers
+from caramel.collectives.schedule import balanced
 
 _WORDS = 8000
 _WORD_WIDTH = 16
@@ -76,9 +77,8 @@ class Workload:
         else:
             x = tf.random.stateless_normal(shape, (1, 1))
         label = tf.random.stateless_uniform(shape[:1], (1, 2), 0, self.classes, tf.int32)
-        rows = np.array_split(np.arange(self.examples), workers)[rank]
-        first, end = int(rows[0]), int(rows[-1]) + 1
-        return x[first:end], label[first:end]
+        first, count = balanced(self.examples, workers)[rank]
+        return x[first : first + count], label[first : first + count]
 
     @cached_property
     def _declared(self) -> Layers:
@@ -104,7 +104,10 @@ class Workload:
         return name in self._declared.sparse
 
     def sent_bytes(self, workers: int) -> float:
-        """What each worker must send at least in a step: by all-reduces, and all-gathers of sparse gradients."""
+        """What each worker must send in a step: by all-reduces, and all-gathers of sparse gradients as they are.
+
+        What adds up a sparse gradient's slices of one row before it sends them may send less.
+        """
         total = 0.0
         for name, declared in self.parameters.items():
             if self.is_sparse(name):

@@ -45,7 +45,8 @@ def find_boundaries(
     rest = set(found.ops) - set(in_stages) - updating
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
     alone_s = _step_s(trace, enforced)
-    factor = network.compute_factor(alone_s, sum(_sent_bytes(model, g, trace, network) for g in model.gradients))
+    sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
+    factor = network.compute_factor(alone_s, sum(sent_bytes.values()))
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
     for op in [*in_stages, *(op for op in found.ops if op in rest)]:
@@ -64,7 +65,7 @@ def find_boundaries(
                 name=name,
                 dtype=gradient.dtype,
                 elements=None if gradient.is_sparse else gradient.size,
-                size_bytes=_sent_bytes(model, gradient, trace, network),
+                size_bytes=sent_bytes[name],
                 ready_s=max(ends[p] for p in found.producers[name]),
                 read_s=min(reads, default=compute_s),
                 update_s=scale * sum(trace.op_s.get(op, 0.0) for op in found.updates[name]),

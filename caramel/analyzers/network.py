@@ -70,11 +70,6 @@ class Network:
         elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
         return choose_collective(self._unwired, self.workers, "float32", elements)
 
-    def _kind(self, size_bytes: float) -> tuple[str, int]:
-        """Algorithm and depth."""
-        chosen = self._chosen(size_bytes)
-        return chosen.algorithm, chosen.depth
-
     def compute_factor(self, compute_s: float, total_bytes: float) -> float:
         """How many times as long a step's computation takes beside its transfers, as far as that was measured.
 
@@ -88,7 +83,8 @@ class Network:
         network = self.options.network
         if network is None or compute_s <= 0 or self.workers == 1:
             return 1.0
-        share = network.processor_share(self.workers, *self._kind(total_bytes), total_bytes)
+        chosen = self._chosen(total_bytes)
+        share = network.processor_share(self.workers, chosen.algorithm, chosen.depth, total_bytes)
         return min(1 / (1 - share), 1 + share * self.time_s(total_bytes) / compute_s)
 
     @cached_property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from caramel.facts import Trace
-from caramel.graph.graph import Graph, node_of, parse_input
+from caramel.graph.graph import node_of, parse_input
 from caramel.model import Gradient, Model
 from caramel.plan import Transfer
 
@@ -14,7 +14,7 @@ _WORTH = 0.9
 """The part of the slices that may be left; adding up and sending all others would cost more (our choice)."""
 
 
-def adds_slices(graph: Graph, gradient: Gradient) -> str | None:
+def adds_slices(model: Model, gradient: Gradient) -> str | None:
     """The node that finds the different rows of a sparse gradient, if all the program does is to add up their slices.
 
     That is what `tf.unique` and `tf.math.unsorted_segment_sum` do in optimizers of TensorFlow 1, before they use the
@@ -22,14 +22,15 @@ def adds_slices(graph: Graph, gradient: Gradient) -> str | None:
     does anything else with slices (squares them, as Keras' Adam does) or with their places, they stay as they are.
 
     Args:
-        graph: of the Model.
-        gradient: of the Model.
+        model: the single-device step.
+        gradient: of it.
 
     Returns:
         The ``Unique`` node's name, or None.
     """
     if gradient.indices is None or gradient.sources:
         return None
+    graph = model.graph
     sums = gradient.consumers or graph.readers(gradient.tensor)
     finding = graph.readers(gradient.indices)
     if not sums or len(finding) != 1 or graph[finding[0]].op != "Unique":
@@ -41,7 +42,11 @@ def adds_slices(graph: Graph, gradient: Gradient) -> str | None:
             (finding[0], 1),
         ]:
             return None
-    return finding[0] if set(graph.readers(f"{finding[0]}:1")) <= set(sums) else None
+    places = f"{finding[0]}:1"
+    seen = {model.loss, *(tensor for _, tensor in model.outputs)}
+    if seen & {gradient.tensor, gradient.indices, places} or not set(graph.readers(places)) <= set(sums):
+        return None
+    return finding[0]
 
 
 def distinct_part(model: Model, gradient: Gradient, trace: Trace) -> float:
@@ -52,7 +57,7 @@ def distinct_part(model: Model, gradient: Gradient, trace: Trace) -> float:
         gradient: of it.
         trace: of it, which knows how many different rows the data have.
     """
-    finding = adds_slices(model.graph, gradient)
+    finding = adds_slices(model, gradient)
     if finding is None or gradient.indices is None:
         return 1.0
     all_bytes, left_bytes = (trace.op_bytes.get(name, 0) for name in (node_of(gradient.indices), finding))

@@ -117,7 +117,7 @@ def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mappin
             raise PlanError(f"{what} is of {transfer.dtype}, but {piece.gradient!r} is of {gradient.dtype}")
         if gradient.is_sparse and (len(transfer.pieces) > 1 or transfer.window == FORWARD):
             raise PlanError(f"{what} has the sparse gradient {piece.gradient!r}: it travels alone, and at once")
-        if transfer.adds_slices and adds_slices(model.graph, gradient) is None:
+        if transfer.adds_slices and adds_slices(model, gradient) is None:
             raise PlanError(
                 f"{what} adds up slices of {piece.gradient!r}, which the program does not do, or not only: leave that "
                 "out"

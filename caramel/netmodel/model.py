@@ -327,18 +327,16 @@ class NetworkModel:
                 + (f" at depth {depth}" if depth is not None else "")
                 + f": known are {self._listed(known)}; measure it with caramel netbench"
             )
-        ranked = sorted(range(len(candidates)), key=lambda n: (candidates[n][0].time_s, candidates[n][2], n))
-        best = candidates[ranked[0]]
-        reason = _reason(candidates, ranked, size_bytes)
-        if not (is_beside and self.contentions):
-            return Choice(best[1], best[2], best[0], reason)
 
         def share(candidate: tuple[Prediction, str, int]) -> float:
             return self.processor_share(workers, candidate[1], candidate[2], size_bytes)
 
-        alike = [candidates[n] for n in ranked if candidates[n][0].time_s <= _ALIKE * best[0].time_s]
-        chosen = min(alike, key=share)
-        if share(chosen) < share(best):
+        ranked = sorted(candidates, key=lambda c: (c[0].time_s, c[2]))
+        chosen = best = ranked[0]
+        reason = _reason(ranked, size_bytes)
+        if is_beside:
+            chosen = min((c for c in ranked if c[0].time_s <= _ALIKE * best[0].time_s), key=share)
+        if chosen is not best:
             reason += (
                 f" {chosen[1]} at depth {chosen[2]} with {chosen[0].time_s * 1e3:.4g} ms takes {share(chosen):.0%} of "
                 f"the processors' time from computation, instead of {share(best):.0%}."
@@ -379,13 +377,13 @@ class NetworkModel:
                 yield name, chunks, self.predict(name, chunks, workers, size_bytes)
 
 
-def _reason(candidates: Sequence[tuple[Prediction, str, int]], ranked: Sequence[int], size_bytes: float) -> str:
-    prediction, name, chunks = candidates[ranked[0]]
+def _reason(ranked: Sequence[tuple[Prediction, str, int]], size_bytes: float) -> str:
+    prediction, name, chunks = ranked[0]
     text = (
         f"{name} at depth {chunks} has the least predicted time for {size_bytes:.0f} bytes, "
         f"{prediction.time_s * 1e3:.4g} ms ({prediction.basis})"
     )
     if len(ranked) > 1:
-        other, second, depth = candidates[ranked[1]]
+        other, second, depth = ranked[1]
         text += f"; next best is {second} at depth {depth} with {other.time_s * 1e3:.4g} ms"
     return text + "."

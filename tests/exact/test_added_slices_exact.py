@@ -9,6 +9,7 @@ from exact_steps import Program, check, fresh
 from test_sparse_exact import SPECS, examples, keras_with, loss_of, scattered, table_of
 
 import caramel
+from caramel.analyzers.slices import adds_slices
 from caramel.errors import PlanError
 
 v1 = tf.compat.v1
@@ -29,11 +30,14 @@ def with_momentum(slices_of=lambda values: values, rows_of=lambda added, places,
             different, places = tf.unique(g.indices)
             count = tf.shape(different)[0]
             added = rows_of(tf.math.unsorted_segment_sum(slices_of(g.values), places, count), places, count)
-            options = {"var": table.handle, "accum": momentum.handle, "lr": 0.1, "momentum": 0.9}
+            lr, momentum_factor = (tf.constant(value, tf.float64) for value in (0.1, 0.9))
             tf.raw_ops.ResourceSparseApplyMomentum(
-                **{name: tf.cast(v, tf.float64) if isinstance(v, float) else v for name, v in options.items()},
+                var=table.handle,
+                accum=momentum.handle,
+                lr=lr,
                 grad=added,
                 indices=different,
+                momentum=momentum_factor,
             )
             return loss
 
@@ -64,13 +68,13 @@ def averaged(added, places, count):
 
 
 def squared(values):
-    return values * tf.abs(values) * 100.0
+    return values * tf.abs(values)
 
 
-def traced(make, batch, workers=1):
+def traced(make, batch):
     program = fresh(make)
     context = caramel.capture(program.step, program.specs, **program.options)
-    return caramel.trace(context, *batch, workers=workers, runs=1, steps=1, orders=False, progress=False)
+    return caramel.trace(context, *batch, workers=1, runs=1, steps=1, orders=False, progress=False)
 
 
 PROGRAMS = {
@@ -111,6 +115,16 @@ def test_slices_stay_as_they_are_where_more_is_done_with_them(make):
     context = caramel.capture(program.step, program.specs, **program.options)
     with pytest.raises(PlanError, match="adds up slices of .*, which the program does not do, or not only"):
         caramel.ARModel(context, 2, plan=replace(armodel.plan, transfers=tuple(transfers)))
+
+
+def test_slices_stay_as_they_are_where_they_are_an_output():
+    """Nothing that a step returns is made up of more, or less, than it was."""
+    make = PROGRAMS["by hand"]
+    context = caramel.capture(fresh(make).step, SPECS)
+    (gradient,) = context.model.gradients
+    assert adds_slices(context.model, gradient)
+    for tensor in (gradient.tensor, gradient.indices, f"{adds_slices(context.model, gradient)}:1"):
+        assert adds_slices(replace(context.model, outputs=(("seen", tensor),)), gradient) is None
 
 
 def test_nothing_is_added_up_where_no_row_is_there_twice():

@@ -10,10 +10,13 @@ import tensorflow as tf
 
 import caramel
 from caramel import armodel as compiler
+from caramel.analyzers.analyzer import analyse
+from caramel.analyzers.network import Network
 from caramel.analyzers.postponement import postponement
-from caramel.analyzers.transfers import whole
+from caramel.analyzers.transfers import adaptive_depth, whole
 from caramel.armodel import emit
 from caramel.errors import InvariantError
+from caramel.facts import Schedule
 from caramel.graph.devices import Device
 from caramel.graph.graph import copied, parse_input
 from caramel.graph.guards import guards_of
@@ -24,7 +27,8 @@ from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
 from caramel.modifiers.postpone import verify_postponed
 from caramel.modifiers.state import random_state_offset
 from caramel.modifiers.weigh import replica_tensor
-from caramel.plan import InFlight, Plan
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.plan import InFlight, Plan, Transfers
 
 v1 = tf.compat.v1
 
@@ -86,6 +90,38 @@ def test_nothing_leaves_a_worker_before_its_turn(context, algorithm):
                     assert node.op in ("Reshape", "ConcatV2"), node.name
                     waiting.add(node.name)
     assert tensor and all(results.values())
+
+
+@pytest.mark.parametrize(
+    ("postponed", "asked", "chosen"),
+    [
+        ([], None, InFlight()),
+        (["w"], None, InFlight(forward=1, backward=2)),
+        (["w"], 3, InFlight(forward=3, backward=3)),
+        ([], 3, InFlight(forward=3, backward=3)),
+    ],
+)
+def test_order_is_kept_where_something_is_postponed(context, postponed, asked, chosen):
+    facts = caramel.ARModel(context, 2, postponed=postponed).facts
+    known = [context.model, facts[Schedule], Network(CollectiveOptions(), 2)]
+    assert analyse([adaptive_depth(asked)], known, [Transfers])[Transfers].in_flight == chosen
+
+
+@pytest.mark.parametrize("postponed", [[], ["w", "b"]])
+@pytest.mark.parametrize("in_flight", [InFlight(), InFlight(forward=1), InFlight(backward=1), InFlight(1, 1)])
+def test_each_window_has_its_own_limit(context, postponed, in_flight):
+    plan = caramel.ARModel(context, 2, batching=False, postponed=postponed).plan
+    armodel = caramel.ARModel(context, 2, plan=replace(plan, in_flight=in_flight))
+    first, waits = set(), False
+    for node in armodel.graph_def.node:
+        role = armodel.roles[node.name]
+        if role.purpose is Purpose.COLLECTIVE and role.transfer == 0:
+            first.add(node.name)
+    for node in armodel.graph_def.node:
+        role = armodel.roles[node.name]
+        if role.purpose is Purpose.COLLECTIVE and role.transfer == 1:
+            waits |= any(text.startswith("^") and text[1:] in first for text in node.input)
+    assert waits == ((in_flight.forward if postponed else in_flight.backward) == 1)
 
 
 def test_native_transfers_of_the_second_window_run_in_the_first_step(context):

@@ -100,7 +100,7 @@ def test_what_is_faster_beside_computation_is_chosen_for_a_step_only():
 
 @pytest.mark.parametrize(("slowdown", "chosen"), [(1.3, "ring"), (1.36, "ring"), (1.40, "halving_doubling")])
 def test_of_almost_equally_fast_ones_the_one_that_leaves_most_to_computation_is_chosen(slowdown, chosen):
-    """The ring takes as long as halving-doubling's slowdown of 1.333, and a tenth less of the processors."""
+    """The ring's time is slowdown / 1.333 of halving-doubling's, and it takes a tenth less of the processors."""
     network = measured(4, Contention(4, "ring", 1, 2**20, 0.2, slowdown * 0.9), replace(OTHER, slowdown=1.333))
     choice = network.choose(2**20, 4, depth=1, is_beside=True)
     assert choice.algorithm == chosen
