@@ -38,6 +38,7 @@ ABLATIONS: Mapping[str, str] = {
     "caramel_no_order": "no order enforced",
     "caramel_no_buckets": "no buckets",
     "caramel_no_forward": "no forward window",
+    "caramel_no_choice": "one kind of all-reduce",
     "caramel_nothing": "none of these",
 }
 """This library without one of its optimisations, or with other ones."""

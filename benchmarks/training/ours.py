@@ -18,13 +18,17 @@ from caramel.netmodel.line import Line
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.cluster import Cluster
 
+_SHUFFLE: Mapping[str, Any] = {"algorithm": "shuffle", "depth": 1}
+"""The all-reduce for transfers of every size; the one that the paper's measurements are made with."""
+
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     OURS: {},
     "caramel_paper": {"policy": "paper"},
     "caramel_no_order": {"serialization": False},
     "caramel_no_buckets": {"batching": False},
     "caramel_no_forward": {"scheduling": False},
-    "caramel_nothing": {"serialization": False, "batching": False, "scheduling": False},
+    "caramel_no_choice": _SHUFFLE,
+    "caramel_nothing": {"serialization": False, "batching": False, "scheduling": False, **_SHUFFLE},
 }
 """What of the whole is left out, by contender."""
 

@@ -28,10 +28,11 @@ COLORS: Mapping[str, str] = {
     OURS: "#D55E00",
     # Of falling lightness.
     "caramel_paper": "#fde2a8",
-    "caramel_no_order": "#fe9f6d",
-    "caramel_no_buckets": "#de4968",
-    "caramel_no_forward": "#8c2981",
-    "caramel_nothing": "#3b0f70",
+    "caramel_no_order": "#feb078",
+    "caramel_no_buckets": "#f1605d",
+    "caramel_no_forward": "#b73779",
+    "caramel_no_choice": "#721f81",
+    "caramel_nothing": "#2c115f",
 }
 """The same in all plots."""
 
