@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.testbed import Testbed
 from caramel.errors import ClusterError
 
 ROOT = Path(__file__).parent.parent
+_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .*", re.MULTILINE)
+"""The last line of Python's tracebacks, or the first line of what it says."""
 
 
 class AnsweringProcesses:
@@ -43,15 +46,16 @@ class AnsweringProcesses:
         self._what = what
         self._timeout_s = timeout_s
         self._is_late = False
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the processes
+        self._logs: list[IO[bytes]] = []
         self._processes: list[Any] = []
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         try:
             for rank in range(workers):
                 added = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment(rank)}
                 full = ["env", *(f"{name}={value}" for name, value in added.items()), *command(rank)]
+                self._logs.append(tempfile.TemporaryFile())  # noqa: SIM115 - lives as long as the processes
                 start = testbed.hosts[rank].popen if testbed else subprocess.Popen
-                self._processes.append(start(full, text=True, **pipes))
+                self._processes.append(start(full, text=True, stderr=self._logs[-1], **pipes))
         except BaseException:
             self.close()
             raise
@@ -94,9 +98,13 @@ class AnsweringProcesses:
             process.kill()
 
     def _problem(self) -> str:
-        """What happened, with the last that the processes said."""
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace")[-2000:]
+        """What happened, with the last that one of the processes said, an error if one said one."""
+        texts = []
+        for log in self._logs:
+            log.seek(0)
+            texts.append(log.read().decode(errors="replace")[-2000:])
+        errors = [(found[-1], text) for text in texts if (found := _ERROR.findall(text))]
+        said = "\n".join(errors[0] if errors else texts[:1])
         what = f"did not answer within {self._timeout_s:g} s" if self._is_late else "ended"
         return f"{self._what} {what}: {said}"
 
@@ -109,4 +117,5 @@ class AnsweringProcesses:
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):  # a request that the process did not read any more
                     pipe.close()
-        self._log.close()
+        for log in self._logs:
+            log.close()

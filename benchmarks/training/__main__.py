@@ -21,6 +21,7 @@ from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Record, Row, resume, save, versions_here
 from benchmarks.training.report import report
 from benchmarks.training.site import Site
+from benchmarks.training.spmd import horovod_versions
 from benchmarks.training.workloads import BY_NAME, Workload
 from caramel.errors import CaramelError
 from caramel.facts import Trace
@@ -139,7 +140,7 @@ def main(
     python = horovod or (str(HOROVOD) if HOROVOD.exists() else None)
     usual = QUICK if quick else FULL
     effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
-    record = resume(results, Record(versions_here(), dict(effort.settings)))
+    record = resume(results, Record(versions_here(**horovod_versions(python)), dict(effort.settings)))
     record = _measured(record, record.unfinished(expected, retry), python, effort, results)
     click.echo(report(record.rows, expected))
     if plots is not None:

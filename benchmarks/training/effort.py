@@ -48,8 +48,8 @@ class Effort:
 
 FULL = Effort(
     rounds=3,
-    steps=4,
-    network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 20, 22)), depths=(1, 4), rounds=3),
+    steps=3,
+    network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 21)), depths=(1, 4), rounds=3),
     trace_runs=4,
     trace_steps=8,
     pack_bytes=(2**18, 2**19, 2**20, 2**21),

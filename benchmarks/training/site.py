@@ -77,36 +77,35 @@ class Site:
     def __init__(self, workers: int, horovod: str | None, effort: Effort = FULL) -> None:
         self.workers = workers
         self._effort = effort
-        self._python = horovod
+        self._pythons = {MIRRORED: sys.executable, **({} if horovod is None else {HOROVOD: horovod})}
+        self._peers: dict[str, Processes] = {}
         self._networks: dict[float, NetworkModel] = {}
         self._open = ExitStack()
         try:
             self.testbed = self._open.enter_context(Testbed(workers, _FIRST_BYTES_PER_S, _BURST_BYTES))
             self._open.enter_context(SharedCores(self.testbed))
-            self._mirrored = self._processes(MIRRORED, sys.executable)
-            self.versions = {"mwms_tensorflow": self._mirrored.versions["tensorflow"]}
-            self._horovod: Processes | str = "Horovod is not installed: make horovod builds it"
-            if horovod is not None:
-                self._horovod = self._tried(partial(self._processes, HOROVOD, horovod))
-            if isinstance(self._horovod, Processes):
-                self.versions["horovod_tensorflow"] = self._horovod.versions["tensorflow"]
+            self.peer(MIRRORED)
         except BaseException:
             self.close()
             raise
         options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
         self.cluster = replace(cluster(workers, self.testbed), options=options)
 
-    def _processes(self, kind: str, python: str, environment: Mapping[str, str] | None = None) -> Processes:
-        made = Processes(kind, self.testbed, self.workers, python, environment)
-        self._open.callback(made.close)
-        return made
+    def peer(self, kind: str) -> Processes:
+        """The processes of a peer with its defaults, which are started again after a failure.
 
-    @staticmethod
-    def _tried(make: Callable[[], Processes]) -> Processes | str:
-        try:
-            return make()
-        except CaramelError as error:
-            return in_one_line(error)
+        Raises:
+            ClusterError: they do not start, or there is no Horovod.
+        """
+        if kind not in self._pythons:
+            raise ClusterError("Horovod is not installed: make horovod builds it")
+        found = self._peers.get(kind)
+        if found is None or found.has_failed:
+            if found is not None:
+                found.close()
+            self._peers[kind] = found = Processes(kind, self.testbed, self.workers, self._pythons[kind])
+            self._open.callback(found.close)
+        return found
 
     # -- what is measured before a cell ----------------------------------------------------------
 
@@ -133,7 +132,7 @@ class Site:
 
     def computation(self, workload: Workload) -> Contender:
         """Every worker on its own."""
-        return SpmdContender(names.COMPUTE, self._mirrored, workload, {}, None)
+        return SpmdContender(names.COMPUTE, self.peer(MIRRORED), workload, {}, None)
 
     def swept(self, workload: Workload) -> Mapping[str, Sweep | str]:
         """The best settings of the peers that have some, or why there are none."""
@@ -157,20 +156,17 @@ class Site:
 
     def _mirrored_with(self, workload: Workload, pack_bytes: int, name: str = names.MIRRORED_BEST) -> Contender:
         options = {"bytes_per_pack": pack_bytes}
-        return SpmdContender(name, self._mirrored, workload, options, options)
+        return SpmdContender(name, self.peer(MIRRORED), workload, options, options)
 
     def _horovod_with(self, workload: Workload, settings: Settings, name: str = names.HOROVOD_BEST) -> Contender:
         """Horovod with settings, in processes of its own unless they are the defaults."""
-        if isinstance(self._horovod, str):
-            raise ClusterError(self._horovod)
-        if not settings:
-            return SpmdContender(name, self._horovod, workload, settings, {})
-        assert self._python is not None
+        if not settings or HOROVOD not in self._pythons:
+            return SpmdContender(name, self.peer(HOROVOD), workload, settings, {})
         variables = {
             "HOROVOD_FUSION_THRESHOLD": str(settings["fusion_bytes"]),
             "HOROVOD_CYCLE_TIME": str(settings["cycle_ms"]),
         }
-        processes = Processes(HOROVOD, self.testbed, self.workers, self._python, variables)
+        processes = Processes(HOROVOD, self.testbed, self.workers, self._pythons[HOROVOD], variables)
         try:
             return SpmdContender(name, processes, workload, settings, {}, owns=True)
         except BaseException:
@@ -185,9 +181,10 @@ class Site:
         """All contenders; those that do not start have the reason as their error."""
         network = self.network()
         makers: dict[str, Callable[[], Contender]] = {names.COMPUTE: partial(self.computation, workload)}
-        if not isinstance(self._horovod, str):
-            alone = partial(SpmdContender, names.COMPUTE_HOROVOD, self._horovod, workload, {}, None)
-            makers[names.COMPUTE_HOROVOD] = alone
+        if HOROVOD in self._pythons:
+            makers[names.COMPUTE_HOROVOD] = lambda: SpmdContender(
+                names.COMPUTE_HOROVOD, self.peer(HOROVOD), workload, {}, None
+            )
         for name in OPTIONS:
             makers[name] = partial(OurContender, name, context, trace, network, self.cluster, self.workers)
         makers[names.MIRRORED] = partial(self._mirrored_with, workload, 0, names.MIRRORED)

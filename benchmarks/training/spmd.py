@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from benchmarks.processes import AnsweringProcesses
 from benchmarks.testbed import Testbed
 from benchmarks.training.contender import Burst, Settings
 from benchmarks.training.workloads import Workload
+from caramel.errors import ClusterError
 from caramel.runtime.executor import TRANSFER_THREADS
 
 INTRA_OP_THREADS = 1
@@ -29,6 +31,30 @@ _TITLES = {MIRRORED: "MultiWorkerMirroredStrategy", HOROVOD: "Horovod"}
 _TIMEOUT_S = 120.0
 
 
+_VERSIONS = """
+import json
+from importlib.metadata import distributions
+print(json.dumps({d.metadata["Name"]: d.version for d in distributions()}))
+"""
+
+
+def horovod_versions(python: str | None) -> Mapping[str, str]:
+    """What is installed for Horovod, as far as it can be told.
+
+    Args:
+        python: of its environment; None where there is none.
+    """
+    if python is None:
+        return {}
+    try:
+        told = subprocess.run([python, "-c", _VERSIONS], stdout=subprocess.PIPE, check=True, timeout=_TIMEOUT_S).stdout
+        found = json.loads(told)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+    wanted = {"horovod": "horovod", "tensorflow": "horovod_tensorflow", "tensorflow-cpu": "horovod_tensorflow"}
+    return {named: found[name] for name, named in wanted.items() if name in found}
+
+
 class Processes:
     """The processes of MultiWorkerMirroredStrategy or of Horovod, which train several workloads in turn.
 
@@ -42,7 +68,7 @@ class Processes:
         environment: variables with settings.
 
     Attributes:
-        versions: of Python and TensorFlow.
+        has_failed: whether they are of no use any more.
 
     Raises:
         ClusterError: a process ended, or did not answer in time.
@@ -59,13 +85,14 @@ class Processes:
         addresses = [host.address for host in testbed.hosts[:workers]]
         self._is_frozen_between = kind == HOROVOD
         self._names = count()
+        self.has_failed = False
         self._open = ExitStack()
         try:
             given = dict(environment or {})
             if kind == HOROVOD:
                 given |= self._rendezvous(python, addresses, testbed)
             self._processes = self._open.enter_context(_running(kind, testbed, python, addresses, given))
-            self.versions: Mapping[str, str] = self.ask({"do": "versions"})[0]
+            self.ask({"do": "begin"})
         except BaseException:
             self.close()
             raise
@@ -82,13 +109,16 @@ class Processes:
 
     def ask(self, request: Mapping[str, Any]) -> list[Any]:
         """See `AnsweringProcesses.ask`; nothing of these processes runs before and after."""
-        if not self._is_frozen_between:
-            return self._processes.ask(dict(request))
-        self._processes.freeze(False)
+        if self._is_frozen_between:
+            self._processes.freeze(False)
         try:
             return self._processes.ask(dict(request))
+        except ClusterError:
+            self.has_failed = True
+            raise
         finally:
-            self._processes.freeze(True)
+            if self._is_frozen_between:
+                self._processes.freeze(True)
 
     def load(self, workload: Workload, reduce: str, options: Mapping[str, Any]) -> str:
         """Make a step in all processes; returns the name by which they know it."""
@@ -188,6 +218,6 @@ class SpmdContender:
         """Forget the step; the processes stay, unless they are its own."""
         if self._owns:
             self._processes.close()
-        elif self._step:
+        elif self._step and not self._processes.has_failed:
             self._processes.ask({"do": "drop", "name": self._step})
         self._step = ""

@@ -7,7 +7,7 @@ Requests, all with ``do``:
   step.
 - ``run``: ``name``, ``steps``: run it; answers with the seconds and losses of all steps.
 - ``drop``: ``name``: forget it.
-- ``versions``: answers with those of Python and TensorFlow.
+- ``begin``: answers when the workers have found each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 import socket
 import sys
 import time
@@ -29,6 +28,9 @@ from caramel.runtime.isolation import die_with_parent
 
 _CLONE_NEWUTS = 0x04000000
 
+_HEARTBEAT_TIMEOUT_MS = 600_000
+"""While other contenders fill the links and the cores, heartbeats are late; after 10 s without, everybody ends."""
+
 Peer = Callable[[Replica, Mapping[str, Any]], Callable[[], Any]]
 """A replica and options -> a step that returns this worker's loss."""
 
@@ -37,6 +39,7 @@ def _mirrored(tf: Any, addresses: Sequence[str], rank: int) -> Peer:
     """MultiWorkerMirroredStrategy with its own ring."""
     cluster = {"worker": [f"{address}:{22000 + r}" for r, address in enumerate(addresses)]}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+    _allow_late_heartbeats(cluster)
     distribute = tf.distribute.experimental
     ring = distribute.CommunicationImplementation.RING
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -53,6 +56,19 @@ def _mirrored(tf: Any, addresses: Sequence[str], rank: int) -> Peer:
         return lambda: strategy.run(lambda: replica.step(reduce))
 
     return step_of
+
+
+def _allow_late_heartbeats(cluster: Mapping[str, Sequence[str]]) -> None:
+    """What the strategy sets up otherwise, with a longer timeout; there is no public way to say one."""
+    from tensorflow.python.eager import context
+
+    job = context.coordination_config_pb2.CoordinatedJob
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS,
+        coordinated_jobs=[job(name=name, num_tasks=len(tasks)) for name, tasks in cluster.items()],
+    )
 
 
 def _horovod(tf: Any, addresses: Sequence[str], rank: int) -> Peer:
@@ -93,8 +109,8 @@ class Worker:
         if request["do"] == "drop":
             del self._steps[request["name"]]
             return None
-        if request["do"] == "versions":
-            return {"python": platform.python_version(), "tensorflow": self._tf.__version__}
+        if request["do"] == "begin":
+            return None
         raise ValueError(f"unknown request {request['do']!r}")
 
     def _load(self, name: str, workload: str, examples: int, reduce: str, options: Mapping[str, Any]) -> None:

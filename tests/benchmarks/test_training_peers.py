@@ -2,14 +2,17 @@
 
 import os
 import signal
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.testbed import Testbed, UnavailableError
-from benchmarks.training.spmd import MIRRORED, Processes, SpmdContender
+from benchmarks.testbed import UnavailableError
+from benchmarks.training.effort import QUICK
+from benchmarks.training.site import Site
+from benchmarks.training.spmd import HOROVOD, MIRRORED, SpmdContender, horovod_versions
 from benchmarks.training.steps import Replica
 from benchmarks.training.workloads import BY_NAME
 from caramel.errors import ClusterError
@@ -26,15 +29,18 @@ def one_device(workload, steps):
 
 
 @pytest.fixture(scope="module")
-def processes():
+def site():
     try:
-        testbed = Testbed(2)
+        made = Site(2, None, QUICK)
     except UnavailableError as error:
         pytest.skip(f"no testbed can be built here: {error}")
-    with testbed:
-        made = Processes(MIRRORED, testbed, 2)
+    with made:
         yield made
-        made.close()
+
+
+@pytest.fixture
+def processes(site):
+    return site.peer(MIRRORED)
 
 
 @pytest.mark.parametrize("options", [{}, {"bytes_per_pack": 2**18}])
@@ -66,8 +72,26 @@ def test_a_contender_that_is_closed_is_forgotten(processes):
     assert len(processes.pids()) == 2
 
 
-def test_a_worker_that_ends_ends_all(processes):  # and so is the last test
+def test_a_worker_that_ends_ends_all_and_all_are_started_again(site, processes):
     contender = SpmdContender("mwms", processes, DENSE, {}, {})
     os.kill(processes.pids()[1], signal.SIGKILL)
     with pytest.raises(ClusterError, match="MultiWorkerMirroredStrategy ended"):
         contender.run(2)
+    contender.close()
+    again = site.computation(DENSE)
+    assert len(again.run(2).times_s) == 2
+    assert not set(again.pids()) & set(processes.pids())
+
+
+def test_an_error_of_a_worker_is_told_first(processes):
+    with pytest.raises(ClusterError, match="^MultiWorkerMirroredStrategy ended: KeyError: 'no such step'"):
+        processes.ask({"do": "run", "name": "no such step", "steps": 1})
+    assert processes.has_failed
+    processes.close()
+
+
+def test_nobody_else_needs_horovod(site):
+    with pytest.raises(ClusterError, match="make horovod builds it"):
+        site.peer(HOROVOD)
+    assert horovod_versions(None) == horovod_versions("/there/is/no/python") == {}
+    assert horovod_versions(sys.executable) == {"horovod_tensorflow": tf.__version__}
