@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
 from caramel.makespan import makespan
 from caramel.modifiers.distributed import replica_name
-from caramel.runtime.cluster import Cluster, InProcess, LocalProcesses
+from caramel.runtime.cluster import Cluster, InProcess, KeptProcesses, LocalProcesses
 from caramel.runtime.environment import usable_cores
 from caramel.runtime.feeds import bind
 from caramel.runtime.progress import progress_over
@@ -204,12 +204,13 @@ def _ordered(
     seconds: dict[str, list[float]] = {kind: [] for kind in ("none", *kinds)}
     with ExitStack() as stack:
         stack.enter_context(kept_servers(cluster, computation.plan.workers))
+        if isinstance(cluster, LocalProcesses):
+            cluster = stack.enter_context(closing(KeptProcesses(cluster)))
         sessions = {}
-        for number, kind in enumerate(seconds):
+        for kind in seconds:
             edges = kinds.get(kind, ())
             made = replace(computation, plan=replace(computation.plan, edges=edges))
-            place = replace(cluster, base_port=None) if number and isinstance(cluster, LocalProcesses) else cluster
-            sessions[kind] = stack.enter_context(Session(made, place, step_timeout_s=timeout_s))
+            sessions[kind] = stack.enter_context(Session(made, cluster, step_timeout_s=timeout_s))
         show = stack.enter_context(progress_over(steps + _WARM_UP, progress))
         for done in range(steps + _WARM_UP):
             for kind, session in sessions.items():

@@ -8,8 +8,17 @@ import numpy as np
 
 from benchmarks.output import markdown_table
 from benchmarks.statistics import Ratio, geometric_mean
-from benchmarks.training.findings import Finding, against, findings
-from benchmarks.training.names import ABLATIONS, COMPUTATIONS, OURS
+from benchmarks.training.findings import Finding, against, best_peer, findings
+from benchmarks.training.names import (
+    ABLATIONS,
+    COMPUTATIONS,
+    HOROVOD,
+    HOROVOD_BEST,
+    MIRRORED,
+    MIRRORED_BEST,
+    OURS,
+    TITLES,
+)
 from benchmarks.training.records import Cell, Row, by_cell
 
 NONE = "-"
@@ -35,7 +44,7 @@ def report(rows: Sequence[Row], expected: Sequence[Cell] = ()) -> str:
         rows: of all cells.
         expected: the cells that should have been measured.
     """
-    parts = ["## Targets", summary(findings(rows, expected))]
+    parts = ["## Targets", summary(findings(rows, expected)), "## Steps in short", overview(rows)]
     costs = ablation_table(rows)
     if costs:
         parts += ["## What each optimisation brings", costs]
@@ -56,6 +65,29 @@ def summary(found: Sequence[Finding]) -> str:
     )
     notes = [f"- {f.what}:\n" + "\n".join(f"  - {note}" for note in f.notes) for f in found if f.notes]
     return "\n\n".join([table, *(["\n".join(notes)] if notes else [])])
+
+
+def overview(rows: Sequence[Row]) -> str:
+    """A line for each cell: this library, the limit, and what users would take instead.
+
+    Args:
+        rows: of all cells.
+    """
+    peers = (MIRRORED, MIRRORED_BEST, HOROVOD, HOROVOD_BEST)
+    head = ("workload", "workers", "rho", "computation [ms]", "limit [ms]", "this library [ms]", "of the limit")
+    lines = []
+    for cell, those in by_cell(rows).items():
+        ours, peer = those.get(OURS), best_peer(those)
+        time_s, compute_s, limit_s = (None, None, None) if ours is None else (ours.time_s, ours.compute_s, ours.limit_s)
+        of_limit = gap = NONE
+        if time_s is not None and limit_s is not None:
+            of_limit = f"{time_s / limit_s:.2f}"
+            if peer is not None and peer.time_s is not None and peer.time_s > limit_s:
+                gap = f"{(peer.time_s - time_s) / (peer.time_s - limit_s):.0%}"
+        theirs = [_ms(those[name].time_s) if name in those else NONE for name in peers]
+        shown = (*map(_ms, (compute_s, limit_s, time_s)), of_limit, *theirs, gap)
+        lines.append((cell.workload, str(cell.workers), f"{cell.rho:g}", *shown))
+    return markdown_table((*head, *(f"{TITLES[name]} [ms]" for name in peers), "gap closed"), lines)
 
 
 def cell_table(rows: Sequence[Row]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -25,6 +25,7 @@ from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.netbench import measure_network
 from caramel.netmodel.model import NetworkModel
+from caramel.runtime.cluster import KeptProcesses
 from caramel.runtime.executor import RunOptions
 
 _BURST_BYTES = 32 * 1024
@@ -90,6 +91,8 @@ class Site:
             raise
         options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
         self.cluster = replace(cluster(workers, self.testbed), options=options)
+        # With servers of its own for each contender that needs some, their memory would not do.
+        self._shared = self._open.enter_context(closing(KeptProcesses(self.cluster)))
 
     def peer(self, kind: str) -> Processes:
         """The processes of a peer with its defaults, which are started again after a failure.
@@ -186,16 +189,16 @@ class Site:
                 names.COMPUTE_HOROVOD, self.peer(HOROVOD), workload, {}, None
             )
         for name in OPTIONS:
-            makers[name] = partial(OurContender, name, context, trace, network, self.cluster, self.workers)
+            makers[name] = partial(OurContender, name, context, trace, network, self._shared, self.workers)
         makers[names.MIRRORED] = partial(self._mirrored_with, workload, 0, names.MIRRORED)
         makers[names.MIRRORED_BEST] = lambda: self._mirrored_with(
             workload, int(_settings(swept, names.MIRRORED_BEST)["bytes_per_pack"])
         )
         makers[names.HOROVOD] = partial(self._horovod_with, workload, {}, names.HOROVOD)
         makers[names.HOROVOD_BEST] = lambda: self._horovod_with(workload, _settings(swept, names.HOROVOD_BEST))
-        makers["tf_collectives"] = partial(tensorflow_collectives, workload, self.workers, self.cluster)
-        makers["ps_all"] = partial(parameter_server, workload, self.workers, self.cluster)
-        makers["ps_half"] = partial(parameter_server, workload, self.workers, self.cluster, max(self.workers // 2, 1))
+        makers["tf_collectives"] = partial(tensorflow_collectives, workload, self.workers, self._shared)
+        makers["ps_all"] = partial(parameter_server, workload, self.workers, self._shared)
+        makers["ps_half"] = partial(parameter_server, workload, self.workers, self._shared, max(self.workers // 2, 1))
         return [_made(name, make) for name, make in makers.items() if self._effort.takes_part(name)]
 
     def close(self) -> None:

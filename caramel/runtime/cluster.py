@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from caramel.errors import ClusterError, InputError
-from caramel.graph.devices import Device, InProcessPlacement, in_process_mapping, task_name
+from caramel.errors import ClusterError, InputError, listed
+from caramel.graph.devices import Device, InProcessPlacement, cpu_count, in_process_mapping, task_name
 from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
 from caramel.runtime.membership import LAST_PORT
 
@@ -129,9 +130,34 @@ class LocalProcesses:
 
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """Start the servers and a driver beside them."""
-        from caramel.runtime.processes import start_processes
+        from caramel.runtime.processes import ProcessExecutor, start_servers
 
-        tasks = []
+        tasks = self.tasks(devices)
+        leader = task_name(*tasks[0]) if has_native_collectives(graph_def) else ""
+        configs = self.configs(devices, leader)
+        return ProcessExecutor(start_servers(configs, tasks, self), graph_def, configs[0], devices, timeout_s)
+
+    def configs(self, devices: Sequence[str], leader: str) -> list[bytes]:
+        """A serialized ConfigProto for each task.
+
+        Args:
+            devices: device string of each worker.
+            leader: name of the task that leads TensorFlow's own collectives; empty without any.
+        """
+        tasks = self.tasks(devices)
+        return [self.options.server_config(cpu_count(devices, task), leader).SerializeToString() for task in tasks]
+
+    def tasks(self, devices: Sequence[str]) -> list[tuple[str, int]]:
+        """Job and task of each server, in the order of the workers.
+
+        Args:
+            devices: device string of each worker.
+
+        Raises:
+            ClusterError: one names no job or task.
+            InputError: there are no such ports, or not as many hosts.
+        """
+        tasks: list[tuple[str, int]] = []
         for text in devices:
             device = Device.parse(text)
             if device.job is None or device.task is None:
@@ -149,4 +175,52 @@ class LocalProcesses:
             )
         if self.hosts is not None and len(self.hosts) != len(tasks):
             raise InputError(f"there are {len(self.hosts)} hosts for {len(tasks)} workers: give one for each")
-        return start_processes(graph_def, devices, tasks, self, timeout_s)
+        return tasks
+
+
+class KeptProcesses:
+    """Servers of `LocalProcesses` for several sessions, at once or one after the other; started with the first one.
+
+    Sessions have variables of their own. If the launcher ends, so do all; the next session starts it again.
+
+    Args:
+        cluster: how and where.
+
+    Attributes:
+        options: how TensorFlow runs the graphs.
+    """
+
+    def __init__(self, cluster: LocalProcesses) -> None:
+        self.options = cluster.options
+        self._cluster = cluster
+        self._launched: Any = None
+        self._tasks: list[tuple[str, int]] = []
+        self._configs: list[bytes] = []
+
+    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
+        """Open a session; see `Cluster.start`.
+
+        Raises:
+            InputError: the servers that were started first are not those of these devices.
+            ClusterError: a worker cannot be started or reached.
+        """
+        from caramel.runtime.processes import ProcessExecutor, start_servers
+
+        tasks = self._cluster.tasks(devices)
+        leader = task_name(*tasks[0])
+        configs = self._cluster.configs(devices, leader)
+        if self._launched is None or self._launched.is_closed:
+            self._launched = start_servers(configs, tasks, self._cluster)
+            self._tasks, self._configs = tasks, configs
+        elif (self._tasks, self._configs) != (tasks, configs):
+            raise InputError(
+                f"the servers that are kept are those of {listed(task_name(*task) for task in self._tasks)}, each "
+                f"with as many devices as the first session had; {listed(devices)} need others"
+            )
+        session = configs if has_native_collectives(graph_def) else self._cluster.configs(devices, "")
+        return ProcessExecutor(self._launched, graph_def, session[0], devices, timeout_s, is_alone=False)
+
+    def close(self) -> None:
+        """Stop the servers; nothing happens the second time."""
+        if self._launched is not None:
+            self._launched.close()

@@ -1,4 +1,4 @@
-"""The launcher process: isolates itself, starts one server per worker, and holds the session.
+"""The launcher process: isolates itself, starts one server per worker, and holds the sessions.
 
 It runs until its user's process closes the pipe or ends in whatever way; the servers end with it.
 """
@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,13 +34,14 @@ _GRACE_S = 2.0
 
 
 class Launcher:
-    """Servers and session of one local cluster."""
+    """Servers and sessions of one local cluster."""
 
     def __init__(self, parent: int, directory: Path) -> None:
         self._parent = parent
         self._servers: list[tuple[str, Any]] = []
         self._logs: list[Path] = []
-        self._executor: Any = None
+        self._executors: dict[int, Any] = {}
+        self._loaded = 0
         self._settings: dict[str, Any] = {}
         self._target = ""
         self.directory = directory
@@ -135,32 +136,38 @@ class Launcher:
         lines = self._logs[number].read_text(errors="replace").strip().splitlines()
         return ": " + " | ".join(lines[-3:]) if lines else ""
 
-    def load(self, graph_def: bytes) -> None:
-        """Open the session on the servers."""
+    def load(self, graph_def: bytes, config: bytes, devices: Sequence[str], timeout_s: float) -> int:
+        """Open a session on the servers; its number."""
         import tensorflow as tf
 
         from caramel.runtime.executor import SessionExecutor
 
-        settings = self._settings
-        self._executor = SessionExecutor.on_servers(
+        made = SessionExecutor.on_servers(
             tf.compat.v1.GraphDef.FromString(graph_def),
             self._target,
-            tf.compat.v1.ConfigProto.FromString(settings["configs"][0]),
-            settings["devices"],
-            settings["timeout_s"],
+            tf.compat.v1.ConfigProto.FromString(config),
+            devices,
+            timeout_s,
         )
+        self._loaded += 1
+        self._executors[self._loaded] = made
+        return self._loaded
 
-    def run(self, payload: Any) -> Any:
-        """One run of the session; a failure also says which server died."""
-        return self._supervised(self._executor.run, payload)
+    def unload(self, session: int) -> None:
+        """Close a session."""
+        self._executors.pop(session).close()
 
-    def run_traced(self, payload: Any) -> Any:
-        """One run of the session with full tracing."""
-        return self._supervised(self._executor.run_traced, payload)
+    def run(self, session: int, payload: Any) -> Any:
+        """One run of a session; a failure also says which server died."""
+        return self._supervised(self._executors[session].run, payload)
 
-    def run_each(self, payload: Any) -> Any:
+    def run_traced(self, session: int, payload: Any) -> Any:
+        """One run of a session with full tracing."""
+        return self._supervised(self._executors[session].run_traced, payload)
+
+    def run_each(self, session: int, payload: Any) -> Any:
         """Several runs at once."""
-        return self._supervised(self._executor.run_each, payload)
+        return self._supervised(self._executors[session].run_each, payload)
 
     def _supervised(self, function: Any, payload: Any) -> Any:
         running = self._runner.submit(function, *payload)
@@ -178,9 +185,9 @@ class Launcher:
             time.sleep(_POLL_S)  # a process that was killed is reaped a moment after its socket closed
             raise ClusterError(f"{error}{self._unwell()}") from error
 
-    def extend(self, graph_def: bytes) -> None:
-        """Add nodes to the session's graph."""
-        self._executor.extend(graph_def)
+    def extend(self, session: int, graph_def: bytes) -> None:
+        """Add nodes to a session's graph."""
+        self._executors[session].extend(graph_def)
 
     def _unwell(self, dead_only: bool = False) -> str:
         """Which servers ended, or are stopped, and how; empty if all run."""
@@ -250,21 +257,22 @@ def _process_context() -> Any:
     return multiprocessing.get_context("fork" if single else "spawn")
 
 
-_REQUESTS: dict[str, Callable[[Launcher, Any], Any]] = {
+_REQUESTS: dict[str, Callable[..., Any]] = {
     "start": Launcher.start,
     "load": Launcher.load,
+    "unload": Launcher.unload,
     "run": Launcher.run,
     "run_traced": Launcher.run_traced,
     "run_each": Launcher.run_each,
     "extend": Launcher.extend,
-    "pids": lambda launcher, _: launcher.pids(),
+    "pids": Launcher.pids,
 }
 
 
-def answer(launcher: Launcher, kind: str, payload: Any) -> tuple[str, Any]:
+def answer(launcher: Launcher, kind: str, arguments: Sequence[Any]) -> tuple[str, Any]:
     """What a request comes to: ``"ok"`` and a value, or ``"error"`` with the error's class and message."""
     try:
-        return "ok", _REQUESTS[kind](launcher, payload)
+        return "ok", _REQUESTS[kind](launcher, *arguments)
     except CaramelError as error:
         return "error", (type(error).__name__, str(error))
     except Exception as error:  # report it; the user's process decides
@@ -274,12 +282,12 @@ def answer(launcher: Launcher, kind: str, payload: Any) -> tuple[str, Any]:
 def serve_one(connection: Connection, launcher: Launcher) -> bool:
     """Answer one request; False if the user's process wants no more, closed the pipe or is gone."""
     try:
-        kind, payload = connection.recv()
+        kind, arguments = connection.recv()
     except (EOFError, OSError):
         return False
     if kind == "close":
         return False
-    answered = answer(launcher, kind, payload)
+    answered = answer(launcher, kind, arguments)
     try:
         connection.send(answered)
     except OSError:

@@ -19,9 +19,8 @@ import numpy as np
 
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
-from caramel.graph.devices import cpu_count, task_name
 from caramel.runtime.environment import server_environment
-from caramel.runtime.executor import Run, has_native_collectives
+from caramel.runtime.executor import Run
 
 if TYPE_CHECKING:
     from caramel.runtime.cluster import LocalProcesses
@@ -34,44 +33,36 @@ _PROXIES = [case(name) for name in ("grpc_proxy", "https_proxy", "http_proxy") f
 """gRPC would look for the workers behind a proxy."""
 
 
-def start_processes(
-    graph_def: Any,
-    devices: Sequence[str],
-    tasks: Sequence[tuple[str, int]],
-    cluster: LocalProcesses,
-    timeout_s: float,
-) -> ProcessExecutor:
-    """Start servers for the tasks and load the graph.
+def start_servers(configs: Sequence[bytes], tasks: Sequence[tuple[str, int]], cluster: LocalProcesses) -> Launched:
+    """Start servers.
+
+    Args:
+        configs: a serialized ConfigProto for each.
+        tasks: job and task of each.
+        cluster: how and where.
 
     Raises:
         ClusterError: they cannot be started, safely or at all.
     """
-    leader = task_name(*tasks[0]) if has_native_collectives(graph_def) else ""
-    configs = [
-        cluster.options.server_config(cpu_count(devices, worker), leader).SerializeToString() for worker in tasks
-    ]
     settings = {
-        "devices": list(devices),
-        "configs": configs,
+        "configs": list(configs),
         "tasks": list(tasks),
         "hosts": None if cluster.hosts is None else [(h.namespace, h.address) for h in cluster.hosts],
         "allow_open_ports": cluster.allow_open_ports,
         "base_port": cluster.base_port,
         "start_timeout_s": cluster.start_timeout_s,
-        "timeout_s": timeout_s,
     }
-    executor = ProcessExecutor()
+    launched = Launched()
     try:
-        executor.request("start", settings, timeout_s=cluster.start_timeout_s + _GRACE_S)
-        executor.request("load", graph_def.SerializeToString(), timeout_s=timeout_s + _GRACE_S)
+        launched.request("start", settings, timeout_s=cluster.start_timeout_s + _GRACE_S)
     except BaseException:
-        executor.close()
+        launched.close()
         raise
-    return executor
+    return launched
 
 
-class ProcessExecutor:
-    """Talks to the launcher over a private pipe; the launcher owns the servers and the session."""
+class Launched:
+    """Talks to a launcher over a private pipe; the launcher owns servers, and sessions on them."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="caramel-cluster-")
@@ -105,21 +96,21 @@ class ProcessExecutor:
         self._finalizer = weakref.finalize(self, _stop, self._process, ours, self._directory)
 
     @property
-    def launcher_pid(self) -> int:
+    def pid(self) -> int:
         """Process id of the launcher."""
         return self._process.pid
 
-    def request(self, kind: str, payload: Any, timeout_s: float) -> Any:
+    def request(self, kind: str, *arguments: Any, timeout_s: float) -> Any:
         """Ask the launcher for something and wait for its answer.
 
         Raises:
             CaramelError: what the launcher answers, or that it is gone or silent.
         """
         with self._lock:
-            if not self._finalizer.alive:
+            if self.is_closed:
                 raise ClusterError("the cluster is closed: start a new session")
             try:
-                self._connection.send((kind, payload))
+                self._connection.send((kind, arguments))
                 if not self._connection.poll(timeout_s):
                     raise ClusterError(
                         f"the local cluster did not answer {kind!r} within {timeout_s:g} s; it was stopped"
@@ -149,29 +140,88 @@ class ProcessExecutor:
             return ""
         return ": " + " | ".join(lines[-3:]) if lines else ""
 
+    def worker_pids(self) -> list[int]:
+        """Process ids of the servers, by task."""
+        return list(self.request("pids", timeout_s=_GRACE_S))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether everything has been stopped."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Stop the servers and the launcher; safe to call twice."""
+        self._finalizer()
+
+
+class ProcessExecutor:
+    """A session in a launcher.
+
+    Args:
+        launched: the launcher, with its servers.
+        graph_def: the graph.
+        config: a serialized ConfigProto.
+        devices: device string of each worker, with job and task.
+        timeout_s: how long an operation may take.
+        is_alone: whether everything is stopped with this session.
+
+    Raises:
+        ClusterError: the servers do not answer.
+    """
+
+    def __init__(
+        self,
+        launched: Launched,
+        graph_def: Any,
+        config: bytes,
+        devices: Sequence[str],
+        timeout_s: float,
+        is_alone: bool = True,
+    ) -> None:
+        self._launched = launched
+        self._is_alone = is_alone
+        graph = graph_def.SerializeToString()
+        try:
+            self._number = launched.request(
+                "load", graph, config, list(devices), timeout_s, timeout_s=timeout_s + _GRACE_S
+            )
+        except BaseException:
+            if is_alone:
+                launched.close()
+            raise
+        self._is_open = True
+
+    @property
+    def launcher_pid(self) -> int:
+        """Process id of the launcher."""
+        return self._launched.pid
+
+    def _request(self, kind: str, payload: Any, timeout_s: float) -> Any:
+        return self._launched.request(kind, self._number, payload, timeout_s=timeout_s + _GRACE_S)
+
     def run(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
     ) -> list[np.ndarray]:
         """Run once; see `Executor.run`."""
         payload = (list(fetches), list(targets), dict(feeds), timeout_s)
-        return list(self.request("run", payload, timeout_s + _GRACE_S))
+        return list(self._request("run", payload, timeout_s))
 
     def run_traced(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
     ) -> tuple[list[np.ndarray], bytes]:
         """Run once with full tracing; see `Executor.run_traced`."""
         payload = (list(fetches), list(targets), dict(feeds), timeout_s)
-        values, metadata = self.request("run_traced", payload, timeout_s + _GRACE_S)
+        values, metadata = self._request("run_traced", payload, timeout_s)
         return list(values), metadata
 
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; see `Executor.run_each`."""
         payload = [(list(fetches), list(targets), dict(feeds)) for fetches, targets, feeds in runs]
-        return list(self.request("run_each", (payload, timeout_s), timeout_s + _GRACE_S))
+        return list(self._request("run_each", (payload, timeout_s), timeout_s))
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes; see `Executor.extend`."""
-        self.request("extend", graph_def, _GRACE_S)
+        self._request("extend", graph_def, 0.0)
 
     def pids(self) -> tuple[int, ...]:
         """Process ids of the launcher, which drives, and of the servers, by task."""
@@ -179,11 +229,16 @@ class ProcessExecutor:
 
     def worker_pids(self) -> list[int]:
         """Process ids of the servers, by task."""
-        return list(self.request("pids", None, _GRACE_S))
+        return self._launched.worker_pids()
 
     def close(self) -> None:
-        """Stop the servers and the launcher; safe to call twice."""
-        self._finalizer()
+        """Close the session, and stop what was started for it alone; safe to call twice."""
+        if self._is_alone:
+            self._launched.close()
+        elif self._is_open and not self._launched.is_closed:
+            self._is_open = False
+            with contextlib.suppress(CaramelError):  # everything was stopped then
+                self._launched.request("unload", self._number, timeout_s=_CLOSE_TIMEOUT_S)
 
 
 def _stop(
@@ -191,7 +246,7 @@ def _stop(
 ) -> None:
     """Let the launcher stop its servers; then make sure."""
     with contextlib.suppress(OSError, ValueError):  # it is gone already
-        connection.send(("close", None))
+        connection.send(("close", ()))
     connection.close()
     try:
         process.wait(_CLOSE_TIMEOUT_S)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.training.findings import INCOMPLETE, KEPT, MISSED, best_peer, findings
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Row
-from benchmarks.training.report import ablation_costs, report
+from benchmarks.training.report import ablation_costs, overview, report
 
 FIRST, SECOND = Cell("vgg", 4, 1.0), Cell("mlp", 4, 2.0)
 OTHER = Cell("vgg", 8, 1.0)
@@ -109,6 +109,17 @@ def test_the_report_has_every_contender_of_every_cell():
     assert "| mwms | - | failed |" in text and "- mwms failed: it broke" in text
     assert text.index("### vgg, 4 workers, rho 1") < text.index("### vgg, 8 workers, rho 1")
     assert "mlp, 4 workers, rho 2: caramel was not measured" in text
+
+
+def test_the_overview_has_a_line_for_each_cell():
+    first = rows(FIRST, 1.0, caramel=1.1, mwms=1.8, mwms_best=1.5, horovod=1.9, horovod_best=1.6)
+    second = rows(SECOND, 2.0, caramel=2.0, mwms=3.0, mwms_best=1.9, errors=("mwms",))
+    _, _, *lines = overview([*first, *second, *rows(OTHER, mwms=2.0)]).splitlines()
+    assert lines == [
+        "| vgg | 4 | 1 | 900 | 1000 | 1100 | 1.10 | 1800 | 1500 | 1900 | 1600 | 80% |",
+        "| mlp | 4 | 2 | 900 | 2000 | 2000 | 1.00 | - | 1900 | - | - | - |",
+        "| vgg | 8 | 1 | - | - | - | - | 2000 | - | - | - | - |",
+    ]
 
 
 @pytest.mark.parametrize("times_s", [{"caramel": 1.0}, {"caramel": 1.0, "caramel_paper": 1.3, "mwms": 2.0}])

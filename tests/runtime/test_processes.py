@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 import tensorflow as tf
 
 import caramel
+from caramel.errors import ClusterError, InputError
+from caramel.runtime.cluster import KeptProcesses
 from caramel.runtime.environment import child_environment
 from caramel.runtime.executor import RunOptions
 
@@ -51,6 +54,49 @@ def test_transfers_do_not_wait_for_computation():
     finally:
         executor.close()
     assert arrived_s < computed_s
+
+
+def counting(workers):
+    """A variable on each worker that each run adds one to."""
+    graph = tf.Graph()
+    added = []
+    with graph.as_default():
+        for rank in range(workers):
+            with tf.device(f"/job:worker/task:{rank}"):
+                variable = tf.Variable(0, name=f"count{rank}")
+                added.append(tf.identity(variable.assign_add(1)).name)
+        initialise = tf.group(*(v.initializer for v in graph.get_collection("variables"))).name
+    return graph.as_graph_def(), added, initialise
+
+
+def test_kept_servers_have_sessions_with_variables_of_their_own():
+    graph_def, added, initialise = counting(2)
+    devices = ("/job:worker/task:0", "/job:worker/task:1")
+    with closing(KeptProcesses(caramel.LocalProcesses())) as kept:
+        first, second = (kept.start(graph_def, devices, 60) for _ in range(2))
+        assert first.pids() == second.pids() and len(first.pids()) == 3
+        for session in (first, second):
+            session.run([], [initialise], {}, 60)
+        assert [first.run(added, [], {}, 60) for _ in range(2)] == [[1, 1], [2, 2]]
+        assert second.run(added, [], {}, 60) == [1, 1]
+        first.close()
+        first.close()
+        assert second.run(added, [], {}, 60) == [2, 2]
+        with pytest.raises(InputError, match="servers that are kept are those of .*task:0.*task:1"):
+            kept.start(tf.compat.v1.GraphDef(), ("/job:worker/task:0",), 60)
+        before = second.pids()
+        os.kill(before[0], signal.SIGKILL)
+        with pytest.raises(ClusterError, match="driver process ended"):
+            second.run(added, [], {}, 60)
+        second.close()
+        third = kept.start(graph_def, devices, 60)
+        third.run([], [initialise], {}, 60)
+        assert third.run(added, [], {}, 60) == [1, 1]
+        after = third.pids()
+        assert not set(before) & set(after)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in after)
+    with pytest.raises(ClusterError, match="closed"):
+        third.run(added, [], {}, 60)
 
 
 def test_the_transport_is_set_up_and_what_the_user_has_set_stays(monkeypatch):
