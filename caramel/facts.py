@@ -171,11 +171,13 @@ class Boundaries:
         gradients: in the order in which they are ready.
         compute_s: seconds of a step's computation without updates.
         basis: what the times are from.
+        factor: how many times as long as without transfers these times are.
     """
 
     gradients: tuple[Boundary, ...]
     compute_s: float
     basis: str = ""
+    factor: float = 1.0
 
     @cached_property
     def by_name(self) -> Mapping[str, Boundary]:

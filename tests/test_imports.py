@@ -44,6 +44,7 @@ LAYERS = [
         "analyzers.wellformed",
         "analyzers.analyzer",
         "analyzers.network",
+        "analyzers.simulated",
         "analyzers.bounds",
         "analyzers.postponement",
         "analyzers.dependencies",

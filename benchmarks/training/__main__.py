@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -90,9 +91,12 @@ class Preparations:
 def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort) -> list[Row]:
     """Measure a cell."""
     site.testbed.set_rate(link_rate(BY_NAME[cell.workload], cell.rho))
+    _tell(cell, "computation and trace")
     prepared = preparations.of(cell)
     workload = prepared.workload
+    _tell(cell, "settings of the peers")
     swept = preparations.swept(workload)
+    _tell(cell, "network and contenders")
     contenders = site.contenders(workload, prepared.context, prepared.trace, swept)
     try:
         rate = max(site.testbed.measure_rate_bytes_per_s() for _ in range(2))  # others may have disturbed one
@@ -105,12 +109,18 @@ def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort) 
             None if complete is None else limit_at(complete.model, rate),
             {name: c.predicted_s for name, c in ours.items() if c.predicted_s is not None},
         )
+        _tell(cell, "rounds")
         with progress_over((effort.rounds + 1) * len(contenders), True) as show:
             return run_cell(cell, contenders, conditions, site.sent_bytes, effort.rounds, effort.steps, show)
     finally:
         for contender in contenders:
             with suppress(CaramelError):  # it failed before, and the cell says so
                 contender.close()
+
+
+def _tell(cell: Cell, what: str) -> None:
+    """What comes next, for whoever waits: minutes at a time."""
+    click.echo(f"{time.strftime('%H:%M:%S')} {cell}: {what}", err=True)
 
 
 @click.command()
@@ -157,7 +167,7 @@ def _measured(record: Record, wanted: Sequence[Cell], python: str | None, effort
                 rows = measure(site, cell, preparations, effort)
                 record = record.with_cell(rows)
                 save(record, results)
-                click.echo(f"{cell}, links of {rows[0].link_bytes_per_s * 8e-6:.4g} Mbit/s: done", err=True)
+                _tell(cell, f"done, on links of {rows[0].link_bytes_per_s * 8e-6:.4g} Mbit/s")
     return record
 
 

@@ -26,8 +26,8 @@ def find_boundaries(
     """Put all ops of a step one after the other and look where gradients and reads are.
 
     What no gradient needs, and no update is, comes last. Times are scaled so that all ops together take the
-    step that was measured, with this order enforced if that was, and longer by the processor time that transfers take
-    from them if the network model says so.
+    step that was measured, with this order enforced if that was, and longer by the processor time that one transfer of
+    everything takes from them if the network model says so.
 
     Args:
         model: the single-device step.
@@ -46,7 +46,7 @@ def find_boundaries(
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
     alone_s = _step_s(trace, enforced)
     sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
-    factor = network.compute_factor(alone_s, sum(sent_bytes.values()))
+    factor = network.compute_factor(alone_s, [sum(sent_bytes.values())])
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
     for op in [*in_stages, *(op for op in found.ops if op in rest)]:
@@ -75,8 +75,8 @@ def find_boundaries(
                 condition=found.conditions.get(name, ""),
             )
         )
-    beside = "" if factor == 1 else f"; beside transfers computation takes {factor:.3g} times as long"
-    return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}{beside}")
+    beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
+    return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}{beside}", factor)
 
 
 def _step_s(trace: Trace, enforced: ControlEdges) -> float:

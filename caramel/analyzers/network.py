@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,11 +27,17 @@ class Network:
     options: CollectiveOptions
     workers: int
     _times: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
+    _taken: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_known(self) -> bool:
         """Whether times can be predicted."""
         return self.options.network is not None or self.workers == 1
+
+    @property
+    def takes_processor(self) -> bool:
+        """Whether transfers are known to make computation longer."""
+        return self.options.network is not None and bool(self.options.network.contentions) and self.workers > 1
 
     def must_be_known(self, who: str) -> None:
         """Check that times can be predicted.
@@ -70,7 +77,7 @@ class Network:
         elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
         return choose_collective(self._unwired, self.workers, "float32", elements)
 
-    def compute_factor(self, compute_s: float, total_bytes: float) -> float:
+    def compute_factor(self, compute_s: float, sizes_bytes: Sequence[float]) -> float:
         """How many times as long a step's computation takes beside its transfers, as far as that was measured.
 
         While transfers run, it makes progress at 1 - share of its speed, so with them all along it takes
@@ -78,14 +85,34 @@ class Network:
 
         Args:
             compute_s: seconds of computation without transfers.
-            total_bytes: of all gradients on the wire.
+            sizes_bytes: of the transfers on the wire.
         """
-        network = self.options.network
-        if network is None or compute_s <= 0 or self.workers == 1:
+        if compute_s <= 0 or not self.takes_processor:
             return 1.0
-        chosen = self._chosen(total_bytes)
-        share = network.processor_share(self.workers, chosen.algorithm, chosen.depth, total_bytes)
-        return min(1 / (1 - share), 1 + share * self.time_s(total_bytes) / compute_s)
+        transfers_s = sum(map(self.time_s, sizes_bytes))
+        taken_s = sum(map(self.processor_s, sizes_bytes))
+        return min(transfers_s / (transfers_s - taken_s), 1 + taken_s / compute_s) if transfers_s > 0 else 1.0
+
+    def processor_s(self, size_bytes: float) -> float:
+        """By how much one transfer makes computation longer that goes on beside it, as far as that was measured."""
+        network = self.options.network
+        if network is None or not self.takes_processor:
+            return 0.0
+        if size_bytes not in self._taken:
+            chosen = self._chosen(size_bytes)
+            share = network.processor_share(self.workers, chosen.algorithm, chosen.depth, size_bytes)
+            self._taken[size_bytes] = share * self.time_s(size_bytes)
+        return self._taken[size_bytes]
+
+    def processor_start_s(self, total_bytes: float) -> float:
+        """The part of `processor_s` that every transfer has, whatever its size.
+
+        Args:
+            total_bytes: of all gradients.
+        """
+        small, large = _SMALLEST_PLANNED_BYTES, max(total_bytes, 2 * _SMALLEST_PLANNED_BYTES)
+        slope = (self.processor_s(large) - self.processor_s(small)) / (large - small)
+        return max(self.processor_s(small) - max(slope, 0.0) * small, 0.0)
 
     @cached_property
     def _unwired(self) -> CollectiveOptions:

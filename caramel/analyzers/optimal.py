@@ -211,16 +211,19 @@ def _exchanged(task: Task, postponed: np.ndarray, *which: int) -> np.ndarray:
     return moved
 
 
-def optimal_packing(*, forward: bool = True, split: bool = True) -> Analyzer:
+def optimal_packing(*, forward: bool = True, split: bool = True, start_s: float = 0.0) -> Analyzer:
     """The policy: `pack`, for the network's line.
 
     Args:
         forward: whether gradients may be postponed.
         split: whether gradients may be cut in two.
+        start_s: seconds that each transfer costs besides its own time.
     """
 
     def run(boundaries: Boundaries, network: Network) -> Schedule:
-        packing = pack(boundaries, _line(boundaries, network), forward=forward, split=split)
+        line = _line(boundaries, network)
+        line = Line(line.a_s + start_s, line.b_s_per_byte)
+        packing = pack(boundaries, line, forward=forward, split=split)
         return Schedule(packing.transfers, f"optimal packing: {packing.note}")
 
     return Analyzer("optimal packing", (Boundaries, Network), Schedule, run)

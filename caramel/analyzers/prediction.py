@@ -9,10 +9,10 @@ from typing import Any
 
 from caramel.analyzers.bounds import lower_bounds
 from caramel.analyzers.network import Network
+from caramel.analyzers.simulated import simulate_on
 from caramel.errors import PlanError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Schedule, Scheduled, Trace
 from caramel.plan import Prediction
-from caramel.simulator import simulate, validate_schedule
 
 _SAME = 1e-12
 """Sums of the same numbers in another order differ by less than this part."""
@@ -36,8 +36,7 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
         return None
     boundaries: Boundaries = facts[Boundaries]
     schedule: Schedule = facts[Schedule]
-    validate_schedule(boundaries, schedule)
-    timeline = simulate(boundaries, schedule, network.time_s)
+    timeline = simulate_on(network, boundaries, schedule)
     line = network.line_below(sum(g.size_bytes for g in boundaries.gradients))
     bound_s = lower_bounds(boundaries, line).lb2_s
     if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SAME):
@@ -69,7 +68,7 @@ def _moved_s(boundaries: Boundaries, schedule: Schedule, network: Network, numbe
     for place in sorted(places, key=lambda place: (abs(place - usual), place))[:most]:
         candidate = Schedule((*others[:place], moved, *others[place:]), schedule.reason)
         try:
-            times.append(simulate(boundaries, candidate, network.time_s).iteration_s)
+            times.append(simulate_on(network, boundaries, candidate).iteration_s)
         except PlanError:
             return None
     return min(times)

@@ -25,6 +25,9 @@ LARGE_BYTES = 4 * 2**20
 MESSAGE_LATENCY_S = 100e-6
 """What one message between two TensorFlow servers took on the loopback device (`docs/benchmarks.md`)."""
 
+_NATIVE_GAIN = 1.5
+"""See `NetworkModel.choose` (our choice; NCCL gains more, TensorFlow's own ring on processors gains nothing)."""
+
 _ALIKE = 1.03
 """Times of all-reduces beside computation that differ by less may be in any order the next time they are measured."""
 
@@ -300,7 +303,8 @@ class NetworkModel:
         Args:
             size_bytes: bytes that travel.
             workers: number of workers.
-            allowed: names of algorithms; default: all that are known.
+            allowed: names of algorithms; default: all that are known, but `native` only where it is 1.5 times as fast
+                as any other: it runs no more once a server was restarted, or in two sessions on the same servers.
             depth: only this depth.
             is_beside: whether all workers compute meanwhile.
 
@@ -327,6 +331,9 @@ class NetworkModel:
                 + (f" at depth {depth}" if depth is not None else "")
                 + f": known are {self._listed(known)}; measure it with caramel netbench"
             )
+        if allowed is None:
+            others_s = min((c[0].time_s for c in candidates if c[1] != NATIVE), default=math.inf)
+            candidates = [c for c in candidates if c[1] != NATIVE or _NATIVE_GAIN * c[0].time_s <= others_s]
 
         def share(candidate: tuple[Prediction, str, int]) -> float:
             return self.processor_share(workers, candidate[1], candidate[2], size_bytes)

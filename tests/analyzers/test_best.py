@@ -1,6 +1,7 @@
 """The chosen packing is the best of all that were simulated, and says so."""
 
 import random
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -10,10 +11,13 @@ from caramel.analyzers.best import choose_packing
 from caramel.analyzers.network import Network
 from caramel.analyzers.optimal import optimal_buckets, optimal_packing
 from caramel.analyzers.packing import backward_only, paper_packing
-from caramel.facts import Boundaries, Boundary
+from caramel.analyzers.simulated import simulate_on
+from caramel.facts import Boundaries, Boundary, Buckets
 from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.contention import Contention
+from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
-from caramel.simulator import simulate, validate_schedule
+from caramel.simulator import simulate, validate_schedule, wire_bytes
 
 WORKERS = 4
 
@@ -88,3 +92,67 @@ def test_a_plan_is_taken_that_also_suits_other_computation():
     reasons = [choose_packing(*layers(seed, 1, 0.1)).reason for seed in range(20)]
     taken = [reason.partition(", by simulation")[0] for reason in reasons]
     assert "optimal in both windows for shorter computation" in taken
+
+
+# -- transfers that take processor time ------------------------------------------------------
+
+
+SLOW_S = 1e-3
+"""Of processor time for every transfer, however small."""
+
+
+def with_contention(network, share_of_bytes=0.05):
+    """The network, where each transfer takes `SLOW_S` and a part of its own time from the computation."""
+    alone = network.options.network
+    curves, contentions = [], []
+    for algorithm in ("ring", "shuffle"):
+        samples = [Sample(2**k, alone.predict(algorithm, 1, WORKERS, 2**k).time_s) for k in range(6, 25)]
+        curves.append(Curve.fitted(WORKERS, algorithm, 1, samples))
+        for sample in samples:
+            share = min(SLOW_S / sample.time_s + share_of_bytes, 0.9)
+            contentions.append(Contention(WORKERS, algorithm, 1, sample.size_bytes, share, 1.0))
+    model = NetworkModel("a test", tuple(curves), contentions=tuple(contentions))
+    return Network(CollectiveOptions(network=model), WORKERS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_transfers_take_more_of_the_computation_than_one(seed):
+    boundaries, network = layers(seed, 0.25, 0.0)
+    network = with_contention(network)
+    names = tuple((g.name,) for g in boundaries.gradients)
+    one = paper_packing().run(boundaries, Buckets(names, ("",) * len(names)), network)
+    taken_s = sum(network.processor_s(wire_bytes(boundaries, t)) for t in one.transfers)
+    assert taken_s > len(one.transfers) * 0.9 * min(SLOW_S, 1e-4)
+    found = simulate_on(network, boundaries, one)
+    computed_s = sum(span.end_s - span.start_s for span in found.spans if span.kind == "compute")
+    assert computed_s == pytest.approx(boundaries.compute_s + taken_s)  # sending takes a quarter of the time
+    again = simulate_on(network, replace(boundaries.scaled(1.02), factor=1.02), one)
+    assert again.iteration_s == pytest.approx(found.iteration_s)
+
+
+def test_times_beside_one_transfer_are_the_least():
+    """Whatever many small ones are known to take, it is not less than all as one."""
+    boundaries, network = layers(0, 1, 0.0)
+    network = with_contention(network, share_of_bytes=0.0)
+    schedule = paper_packing().run(boundaries, paper_batching().run(boundaries, network), network)
+    longer = replace(boundaries.scaled(3.0), factor=3.0)
+    assert simulate_on(network, longer, schedule) == simulate(longer, schedule, network.time_s)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_choice_is_by_what_transfers_take_from_computation(seed):
+    boundaries, network = layers(seed, 1, 0.1)
+    contended = with_contention(network)
+    possible = [boundaries, slower(boundaries, 1 / 1.15), slower(boundaries, 1.15)]
+    plain, chosen = choose_packing(boundaries, network), choose_packing(boundaries, contended)
+    validate_schedule(boundaries, chosen)
+    assert "3 times the processor time of a transfer for each" in chosen.reason
+    assert "processor time" not in plain.reason
+    start_s = contended.processor_start_s(sum(g.size_bytes for g in boundaries.gradients))
+    assert start_s == pytest.approx(SLOW_S, rel=0.3)
+    others = [plain, *(optimal_packing(start_s=n * start_s).run(boundaries, contended) for n in (0, 1, 3))]
+
+    def mean_s(schedule):
+        return fmean(simulate_on(contended, each, schedule).iteration_s for each in possible)
+
+    assert mean_s(chosen) <= 1.005 * min(map(mean_s, others[1:]))

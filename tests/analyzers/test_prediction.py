@@ -69,11 +69,11 @@ def test_the_place_that_is_tried_first_is_where_it_belongs(monkeypatch):
     made = tuple(Scheduled((Piece(name, 0, 4),), windows.get(name, BACKWARD), "") for name in order)
     seen = []
 
-    def simulated(boundaries, schedule, time_s):
+    def simulated(network, boundaries, schedule):
         seen.append([(t.pieces[0].gradient, t.window[0]) for t in schedule.transfers])
-        return simulate(boundaries, schedule, time_s)
+        return simulate(boundaries, schedule, network.time_s)
 
-    monkeypatch.setattr(prediction, "simulate", simulated)
+    monkeypatch.setattr(prediction, "simulate_on", simulated)
     prediction._alternatives(model, Schedule(made, ""), NETWORK)
     f, b = "f", "b"
     assert seen == [

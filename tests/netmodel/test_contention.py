@@ -172,11 +172,11 @@ def test_computation_takes_longer_beside_transfers(compute_s):
     while left_s > 0:
         left_s -= TINY_S * (0.8 if now_s < transfers_s else 1)
         now_s += TINY_S
-    assert compute_s * network.compute_factor(compute_s, 2**20) == pytest.approx(now_s, abs=2 * TINY_S)
+    assert compute_s * network.compute_factor(compute_s, [2**20]) == pytest.approx(now_s, abs=2 * TINY_S)
 
 
 def test_nothing_is_longer_that_is_not_known_to_be():
-    assert network_of().compute_factor(1.0, 2**20) == 1
-    assert network_of(LARGE).compute_factor(0.0, 2**20) == 1
-    assert Network(CollectiveOptions(), 4).compute_factor(1.0, 2**20) == 1
-    assert Network(CollectiveOptions("ring", 1, network=NETWORK), 1).compute_factor(1.0, 2**20) == 1
+    assert network_of().compute_factor(1.0, [2**20]) == 1
+    assert network_of(LARGE).compute_factor(0.0, [2**20]) == 1
+    assert Network(CollectiveOptions(), 4).compute_factor(1.0, [2**20]) == 1
+    assert Network(CollectiveOptions("ring", 1, network=NETWORK), 1).compute_factor(1.0, [2**20]) == 1

@@ -268,7 +268,17 @@ def test_the_choice_at_one_depth(found, size, depth):
         return
     choice = network(*found).choose(size, 4, depth=depth)
     assert choice.depth == depth
-    assert choice.prediction.time_s == pytest.approx(min(c.line.time_s(size) for c in fitting))
+    least = min((c.line.time_s(size) for c in fitting if c.algorithm != NATIVE), default=math.inf)
+    native = min((c.line.time_s(size) for c in fitting if c.algorithm == NATIVE), default=math.inf)
+    assert choice.prediction.time_s == pytest.approx(native if 1.5 * native <= least else least)
+
+
+@pytest.mark.parametrize(("slower", "chosen"), [(1.49, "ring"), (1.51, NATIVE)])
+def test_native_is_chosen_only_where_it_is_much_faster(slower, chosen):
+    known = network(curve(4, NATIVE, 1), curve(4, "ring", 1, slower * 1e-4, slower * 1e-9))
+    assert known.choose(10**6, 4).algorithm == chosen
+    assert known.choose(10**6, 4, allowed=["ring", NATIVE]).algorithm == NATIVE
+    assert network(curve(4, NATIVE, 1)).choose(10**6, 4).algorithm == NATIVE
 
 
 @given(st.permutations(NAMES), st.integers(2, 6))
