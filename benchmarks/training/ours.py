@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -89,8 +90,10 @@ class OurContender:
         self, name: str, context: Context, trace: Trace, network: NetworkModel, cluster: Cluster, workers: int
     ) -> None:
         self.name = name
-        self.settings: Settings = dict(OPTIONS[name])
         self.model = ARModel(context, workers, trace=trace, network=network, **OPTIONS[name])
+        kinds = Counter(f"{t.algorithm} {t.depth}" for t in self.model.plan.transfers)
+        transfers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
+        self.settings: Settings = {**OPTIONS[name], "transfers": transfers}
         self._session = self.model.session(cluster)
 
     @property

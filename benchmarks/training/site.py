@@ -70,6 +70,11 @@ class Site:
         horovod: Python of the environment that has Horovod; None where there is none.
         effort: how much is measured.
 
+    Attributes:
+        testbed: the hosts.
+        cluster: servers of their own on the hosts, for each session.
+        shared: servers on the hosts for all contenders in one graph; to be closed after each cell.
+
     Raises:
         UnavailableError: no testbed can be built here.
         ClusterError: MultiWorkerMirroredStrategy does not start.
@@ -92,7 +97,7 @@ class Site:
         options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
         self.cluster = replace(cluster(workers, self.testbed), options=options)
         # With servers of its own for each contender that needs some, their memory would not do.
-        self._shared = self._open.enter_context(closing(KeptProcesses(self.cluster)))
+        self.shared = self._open.enter_context(closing(KeptProcesses(self.cluster)))
 
     def peer(self, kind: str) -> Processes:
         """The processes of a peer with its defaults, which are started again after a failure.
@@ -189,16 +194,16 @@ class Site:
                 names.COMPUTE_HOROVOD, self.peer(HOROVOD), workload, {}, None
             )
         for name in OPTIONS:
-            makers[name] = partial(OurContender, name, context, trace, network, self._shared, self.workers)
+            makers[name] = partial(OurContender, name, context, trace, network, self.shared, self.workers)
         makers[names.MIRRORED] = partial(self._mirrored_with, workload, 0, names.MIRRORED)
         makers[names.MIRRORED_BEST] = lambda: self._mirrored_with(
             workload, int(_settings(swept, names.MIRRORED_BEST)["bytes_per_pack"])
         )
         makers[names.HOROVOD] = partial(self._horovod_with, workload, {}, names.HOROVOD)
         makers[names.HOROVOD_BEST] = lambda: self._horovod_with(workload, _settings(swept, names.HOROVOD_BEST))
-        makers["tf_collectives"] = partial(tensorflow_collectives, workload, self.workers, self._shared)
-        makers["ps_all"] = partial(parameter_server, workload, self.workers, self._shared)
-        makers["ps_half"] = partial(parameter_server, workload, self.workers, self._shared, max(self.workers // 2, 1))
+        makers["tf_collectives"] = partial(tensorflow_collectives, workload, self.workers, self.shared)
+        makers["ps_all"] = partial(parameter_server, workload, self.workers, self.shared)
+        makers["ps_half"] = partial(parameter_server, workload, self.workers, self.shared, max(self.workers // 2, 1))
         return [_made(name, make) for name, make in makers.items() if self._effort.takes_part(name)]
 
     def close(self) -> None:

@@ -181,7 +181,8 @@ class LocalProcesses:
 class KeptProcesses:
     """Servers of `LocalProcesses` for several sessions, at once or one after the other; started with the first one.
 
-    Sessions have variables of their own. If the launcher ends, so do all; the next session starts it again.
+    Sessions have variables of their own. If the launcher ends, so do all; the next session starts it again. A session
+    with TensorFlow's own collective ops has servers of its own: those of two sessions are in each other's way.
 
     Args:
         cluster: how and where.
@@ -206,9 +207,9 @@ class KeptProcesses:
         """
         from caramel.runtime.processes import ProcessExecutor, start_servers
 
-        tasks = self._cluster.tasks(devices)
-        leader = task_name(*tasks[0])
-        configs = self._cluster.configs(devices, leader)
+        if has_native_collectives(graph_def):
+            return self._cluster.start(graph_def, devices, timeout_s)
+        tasks, configs = self._cluster.tasks(devices), self._cluster.configs(devices, "")
         if self._launched is None or self._launched.is_closed:
             self._launched = start_servers(configs, tasks, self._cluster)
             self._tasks, self._configs = tasks, configs
@@ -217,8 +218,7 @@ class KeptProcesses:
                 f"the servers that are kept are those of {listed(task_name(*task) for task in self._tasks)}, each "
                 f"with as many devices as the first session had; {listed(devices)} need others"
             )
-        session = configs if has_native_collectives(graph_def) else self._cluster.configs(devices, "")
-        return ProcessExecutor(self._launched, graph_def, session[0], devices, timeout_s, is_alone=False)
+        return ProcessExecutor(self._launched, graph_def, configs[0], devices, timeout_s, is_alone=False)
 
     def close(self) -> None:
         """Stop the servers; nothing happens the second time."""

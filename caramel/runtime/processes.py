@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from caramel.runtime.cluster import LocalProcesses
 
 _CLOSE_TIMEOUT_S = 10.0
+_UNLOAD_TIMEOUT_S = 120.0
+"""How long servers may take to forget a large session: more than ten seconds were seen."""
+
 _GRACE_S = 30.0
 """How much longer than its own timeout an answer of the driver process may take."""
 
@@ -238,7 +241,7 @@ class ProcessExecutor:
         elif self._is_open and not self._launched.is_closed:
             self._is_open = False
             with contextlib.suppress(CaramelError):  # everything was stopped then
-                self._launched.request("unload", self._number, timeout_s=_CLOSE_TIMEOUT_S)
+                self._launched.request("unload", self._number, timeout_s=_UNLOAD_TIMEOUT_S)
 
 
 def _stop(

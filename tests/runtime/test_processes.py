@@ -99,6 +99,25 @@ def test_kept_servers_have_sessions_with_variables_of_their_own():
         third.run(added, [], {}, 60)
 
 
+def test_sessions_with_native_collectives_share_no_servers():
+    with caramel.capture() as context:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
+        w = tf.compat.v1.get_variable("w", [3], initializer=tf.compat.v1.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, w)))
+        tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with closing(KeptProcesses(caramel.LocalProcesses())) as kept:
+        losses, pids = [], []
+        sessions = [caramel.ARModel(context, 2, algorithm=name).session(kept) for name in ("native", "ring", "native")]
+        for session in sessions:
+            losses.append([session.step(x).loss for _ in range(3)])
+            pids.append(session.executor.pids())
+        for session in sessions:
+            session.close()
+    assert losses[0] == losses[2] == pytest.approx(losses[1], rel=1e-5)
+    assert len({pid for each in pids for pid in each}) == 9
+
+
 def test_the_transport_is_set_up_and_what_the_user_has_set_stays(monkeypatch):
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
     monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "grpc.use_local_subchannel_pool=1")
