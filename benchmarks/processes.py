@@ -104,7 +104,7 @@ class AnsweringProcesses:
             log.seek(0)
             texts.append(log.read().decode(errors="replace")[-2000:])
         errors = [(found[-1], text) for text in texts if (found := _ERROR.findall(text))]
-        said = "\n".join(errors[0] if errors else texts[:1])
+        said = "\n".join(errors[0] if errors else [text for text in texts if text][:1])
         what = f"did not answer within {self._timeout_s:g} s" if self._is_late else "ended"
         return f"{self._what} {what}: {said}"
 
