@@ -211,6 +211,8 @@ def _ordered(
             edges = kinds.get(kind, ())
             made = replace(computation, plan=replace(computation.plan, edges=edges))
             sessions[kind] = stack.enter_context(Session(made, cluster, step_timeout_s=timeout_s))
+        if isinstance(cluster, KeptProcesses):
+            stack.callback(cluster.close)  # before the sessions, which servers take long to forget one by one
         show = stack.enter_context(progress_over(steps + _WARM_UP, progress))
         for done in range(steps + _WARM_UP):
             for kind, session in sessions.items():

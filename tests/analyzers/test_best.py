@@ -120,13 +120,14 @@ def test_many_transfers_take_more_of_the_computation_than_one(seed):
     boundaries, network = layers(seed, 0.25, 0.0)
     network = with_contention(network)
     names = tuple((g.name,) for g in boundaries.gradients)
-    one = paper_packing().run(boundaries, Buckets(names, ("",) * len(names)), network)
-    taken_s = sum(network.processor_s(wire_bytes(boundaries, t)) for t in one.transfers)
-    assert taken_s > len(one.transfers) * 0.9 * min(SLOW_S, 1e-4)
-    found = simulate_on(network, boundaries, one)
+    many = paper_packing().run(boundaries, Buckets(names, ("",) * len(names)), network)
+    sizes = [wire_bytes(boundaries, transfer) for transfer in many.transfers]
+    taken_s = sum(map(network.processor_s, sizes))
+    assert taken_s > network.processor_s(sum(sizes))
+    found = simulate_on(network, boundaries, many)
     computed_s = sum(span.end_s - span.start_s for span in found.spans if span.kind == "compute")
     assert computed_s == pytest.approx(boundaries.compute_s + taken_s)  # sending takes a quarter of the time
-    again = simulate_on(network, replace(boundaries.scaled(1.02), factor=1.02), one)
+    again = simulate_on(network, replace(boundaries.scaled(1.02), factor=1.02), many)
     assert again.iteration_s == pytest.approx(found.iteration_s)
 
 
@@ -150,9 +151,9 @@ def test_the_choice_is_by_what_transfers_take_from_computation(seed):
     assert "processor time" not in plain.reason
     start_s = contended.processor_start_s(sum(g.size_bytes for g in boundaries.gradients))
     assert start_s == pytest.approx(SLOW_S, rel=0.3)
-    others = [plain, *(optimal_packing(start_s=n * start_s).run(boundaries, contended) for n in (0, 1, 3))]
+    others = [optimal_packing(start_s=n * start_s).run(boundaries, contended) for n in (0, 1, 3)]
 
     def mean_s(schedule):
         return fmean(simulate_on(contended, each, schedule).iteration_s for each in possible)
 
-    assert mean_s(chosen) <= 1.005 * min(map(mean_s, others[1:]))
+    assert mean_s(chosen) <= 1.005 * min(map(mean_s, others))
