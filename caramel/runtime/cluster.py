@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -208,7 +208,8 @@ class KeptProcesses:
         from caramel.runtime.processes import ProcessExecutor, start_servers
 
         if has_native_collectives(graph_def):
-            return self._cluster.start(graph_def, devices, timeout_s)
+            # The servers that are kept have the ports that were asked for.
+            return replace(self._cluster, base_port=None).start(graph_def, devices, timeout_s)
         tasks, configs = self._cluster.tasks(devices), self._cluster.configs(devices, "")
         if self._launched is None or self._launched.is_closed:
             self._launched = start_servers(configs, tasks, self._cluster)
