@@ -229,10 +229,17 @@ def candidates(found, size):
             yield line.a_s + line.b_s_per_byte * size, depth, NAMES.index(name), name
 
 
+def by_itself(found, size):
+    """Those candidates, native only where it is 1.5 times as fast as any other."""
+    all_of_them = list(candidates(found, size))
+    others = min((time for time, *_, name in all_of_them if name != NATIVE), default=math.inf)
+    return [each for each in all_of_them if each[-1] != NATIVE or 1.5 * each[0] <= others]
+
+
 @given(curves(4), st.integers(64, 2**22))
 def test_the_choice_is_the_least(found, size):
     choice = network(*found).choose(size, 4)
-    all_of_them = list(candidates(found, size))
+    all_of_them = by_itself(found, size)
     least = min(time for time, *_ in all_of_them)
     assert choice.prediction.time_s == pytest.approx(least)
     assert choice.prediction.basis == "measured"
