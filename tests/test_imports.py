@@ -63,6 +63,7 @@ LAYERS = [
         "analyzers.written",
         "analyzers.optimal",
         "analyzers.best",
+        "analyzers.ordering",
         "analyzers.transfers",
         "analyzers.prediction",
         "analyzers.validity",

@@ -12,6 +12,7 @@ from caramel.analyzers.dependencies import dependencies
 from caramel.analyzers.network import Network
 from caramel.analyzers.optimal import optimal_buckets
 from caramel.analyzers.order import greedy_order
+from caramel.analyzers.ordering import best_order
 from caramel.analyzers.packing import paper_packing
 from caramel.analyzers.serialization import no_serialization, serialization
 from caramel.analyzers.transfers import adaptive_depth, as_they_are
@@ -44,7 +45,7 @@ def automatic(
         serialize: enforce one order of computation.
         batching: send small gradients together.
         scheduling: use the forward window, too.
-        policy: ``"optimal"``, or ``"paper"`` for the rules of Caramel, sections 4.2 and 4.3.
+        policy: ``"optimal"``, or ``"paper"`` for the rules of Caramel, sections 4.1 to 4.3.
         postponed: names of gradients to postpone by hand, instead of scheduling.
 
     Returns:
@@ -64,14 +65,15 @@ def automatic(
         notes.append("serialization: without trace= nothing is known about which order is good, so none is enforced")
     if scheduling and not can_time and network.workers > 1 and not postponed:
         notes.append(f"scheduling: without {missing} nothing is known about the windows, so nothing is postponed")
+    is_packed = can_time and scheduling and not postponed
+    is_ordered = serialize and trace is not None and network.workers > 1
     found = [
         dependencies(),
         unmeasured() if trace is None else given_trace(trace),
-        greedy_order(),
-        serialization() if serialize and trace is not None and network.workers > 1 else no_serialization(),
+        best_order(is_packed) if is_ordered and can_time and policy == "optimal" else greedy_order(),
+        serialization() if is_ordered else no_serialization(),
         boundaries(),
     ]
-    is_packed = can_time and scheduling and not postponed
     if is_packed and batching and policy == "optimal":
         found.append(best_packing())
     else:

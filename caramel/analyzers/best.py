@@ -14,7 +14,7 @@ from caramel.analyzers.packing import backward_only, paper_packing
 from caramel.analyzers.simulated import simulate_on
 from caramel.facts import Boundaries, Schedule
 
-_NOTHING = 0.005
+NOTHING = 0.005
 """Of a step: predictions are far from that exact."""
 
 _OFF = 0.15
@@ -48,7 +48,7 @@ def choose_packing(boundaries: Boundaries, network: Network) -> Schedule:
         times_s = [simulate_on(network, each, schedule).iteration_s for each in possible]
         found.append((statistics.fmean(times_s), times_s[0], name, schedule))
     least_s = min(mean_s for mean_s, _, _, _ in found)
-    best = next(each for each in found if each[0] <= (1 + _NOTHING) * least_s)
+    best = next(each for each in found if each[0] <= (1 + NOTHING) * least_s)
     others = "; ".join(f"{name} {time_s * 1e3:.4g} and {mean_s * 1e3:.4g} ms" for mean_s, time_s, name, _ in found)
     how = f"by simulation as predicted and as mean with computation {_OFF:.0%} shorter and longer"
     return replace(best[3], reason=f"{best[2]}, {how}: {others}")

@@ -15,6 +15,7 @@ from caramel.analyzers.boundaries import boundaries
 from caramel.analyzers.dependencies import dependencies
 from caramel.analyzers.optimal import optimal_buckets, optimal_packing
 from caramel.analyzers.order import greedy_order
+from caramel.analyzers.ordering import best_order
 from caramel.analyzers.packing import backward_only, paper_packing, priority
 from caramel.analyzers.serialization import enforced_order, no_serialization, serialization
 from caramel.analyzers.transfers import adaptive_depth, as_they_are
@@ -26,6 +27,7 @@ _FACTORIES: tuple[Callable[[], Analyzer], ...] = (
     dependencies,
     unmeasured,
     greedy_order,
+    best_order,
     serialization,
     lambda: enforced_order("total"),
     lambda: enforced_order("updates"),

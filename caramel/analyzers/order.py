@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,8 +26,11 @@ LIGHT = frozenset(
 )
 """Ops that take no time; TensorFlow's graph optimizers remove many of them, together with their control edges."""
 
-_TICK_S = 1e-9
+TICK_S = 1e-9
 """Times are added up as whole nanoseconds, so that what has been taken off is exactly gone."""
+
+Rule = Callable[[int, int], Sequence[float]]
+"""(position of a gradient, ticks of its computation that remain) -> what is least for the next one."""
 
 
 def greedy_order() -> Analyzer:
@@ -58,7 +61,20 @@ def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], 
     Source:
         Caramel, section 4.1, stage 1.
     """
-    costs = np.array([round(op_s.get(op, 0.0) / _TICK_S) for op in found.ops], dtype=np.int64)
+    return order_by_rule(model, found, op_s, lambda _, remaining: (remaining,), reason)
+
+
+def order_by_rule(model: Model, found: Dependencies, op_s: Mapping[str, float], rule: Rule, reason: str) -> UpdateOrder:
+    """An order that takes the best gradient again and again, given what has been done for those before.
+
+    Args:
+        model: the single-device step.
+        found: its dependencies.
+        op_s: seconds of each op; 0 where it is not there.
+        rule: which is best; of equal ones it is that with the fewest ops left to do, then the first of the Model.
+        reason: for the result.
+    """
+    costs = np.array([round(op_s.get(op, 0.0) / TICK_S) for op in found.ops], dtype=np.int64)
     needs = found.needs
     remaining = needs @ costs
     counts = needs.sum(axis=1)
@@ -67,7 +83,9 @@ def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], 
     gradients: list[str] = []
     levels = np.array([found.levels[name] for name in found.gradients], dtype=np.int64)
     for _ in found.gradients:
-        best = min(np.flatnonzero(waiting), key=lambda n: (levels[n], remaining[n], counts[n], n))
+        best = min(
+            np.flatnonzero(waiting), key=lambda n: (levels[n], *rule(int(n), int(remaining[n])), int(counts[n]), n)
+        )
         positions = np.flatnonzero(needs[best] & ~done)
         gradients.append(found.gradients[best])
         remaining -= needs[:, positions] @ costs[positions]

@@ -62,10 +62,10 @@ def test_times_that_cannot_be(bad):
 # -- in a network model --------------------------------------------------------------------------
 
 
-def measured(workers, *contentions):
+def measured(workers, *contentions, slower="ring"):
     samples = [Sample(64, 1e-3), Sample(2**20, 0.1)]
     faster = [Sample(s.size_bytes, 0.9 * s.time_s) for s in samples]
-    curves = (Curve.fitted(workers, "ring", 1, samples), Curve.fitted(workers, "halving_doubling", 1, faster))
+    curves = (Curve.fitted(workers, slower, 1, samples), Curve.fitted(workers, "halving_doubling", 1, faster))
     return NetworkModel("a test", curves, contentions=contentions)
 
 
@@ -98,13 +98,36 @@ def test_what_is_faster_beside_computation_is_chosen_for_a_step_only():
     assert (chosen.algorithm, chosen.predicted_s) == ("ring", pytest.approx(0.12))
 
 
-@pytest.mark.parametrize(("slowdown", "chosen"), [(1.3, "ring"), (1.36, "ring"), (1.40, "halving_doubling")])
+@pytest.mark.parametrize(("slowdown", "chosen"), [(1.3, "star"), (1.36, "star"), (1.40, "halving_doubling")])
 def test_of_almost_equally_fast_ones_the_one_that_leaves_most_to_computation_is_chosen(slowdown, chosen):
-    """The ring's time is slowdown / 1.333 of halving-doubling's, and it takes a tenth less of the processors."""
-    network = measured(4, Contention(4, "ring", 1, 2**20, 0.2, slowdown * 0.9), replace(OTHER, slowdown=1.333))
+    """The star's time is slowdown / 1.333 of halving-doubling's, and it takes a tenth less of the processors."""
+    star = Contention(4, "star", 1, 2**20, 0.2, slowdown * 0.9)
+    network = measured(4, star, replace(OTHER, slowdown=1.333), slower="star")
     choice = network.choose(2**20, 4, depth=1, is_beside=True)
     assert choice.algorithm == chosen
     assert ("takes 20% of the processors' time from computation, instead of 30%" in choice.reason) == (slowdown == 1.36)
+
+
+# The ring's time is slowdown / 1.333 of halving-doubling's.
+@pytest.mark.parametrize(
+    ("workers", "share", "slowdown", "chosen"),
+    [
+        (4, 0.4, 1.66, "ring"),
+        (4, 0.5, 1.66, "ring"),
+        (4, 0.51, 1.66, "halving_doubling"),
+        (4, 0.4, 1.68, "halving_doubling"),
+        (2, 0.4, 1.66, "halving_doubling"),
+    ],
+)
+def test_rings_are_preferred_beside_computation(workers, share, slowdown, chosen):
+    """With two workers nothing meets; where processors are what all-reduces wait for, links are not."""
+    ring = Contention(workers, "ring", 1, 2**20, share, slowdown * 0.9)
+    network = measured(workers, ring, replace(OTHER, workers=workers, slowdown=1.333))
+    choice = network.choose(2**20, workers, is_beside=True)
+    assert choice.algorithm == chosen
+    assert ("in which a worker receives from one other only" in choice.reason) == (chosen == "ring")
+    assert network.choose(2**20, workers).algorithm == "halving_doubling"
+    assert network.choose(2**20, workers, allowed=["halving_doubling"], is_beside=True).algorithm == "halving_doubling"
 
 
 def test_what_was_not_measured_changes_nothing():
