@@ -54,7 +54,7 @@ FULL = Effort(
     trace_steps=8,
     pack_bytes=(2**18, 2**19, 2**20, 2**21),
     fusion=((2**18, 1.0), (2**20, 1.0), (2**20, 5.0), (2**22, 1.0)),
-    bursts=2,
+    bursts=1,
 )
 
 QUICK = Effort(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,44 +78,64 @@ def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
     return share, 1 / min(max(reduce_speed, 1 - _MOST_SHARE), 1.0)
 
 
-def processor_share(found: Sequence[Contention], workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
-    """The part of its progress that computation loses while such an all-reduce runs; 0 if nothing was measured.
+class Beside:
+    """All-reduces of one number of workers beside computation, at sizes that were measured and at others.
+
+    What computation costs an all-reduce is seconds for each of its messages, which wait for a processor, and what an
+    all-reduce costs computation is seconds for its messages and for its bytes. So between measured sizes seconds lie on
+    a line over the bytes; below the smallest they stay as they are; above the largest their part stays.
 
     Args:
-        found: measurements.
-        workers: number of workers.
-        algorithm: name of the collective.
-        depth: number of chunks. What was not measured is taken to cost as much as what costs most.
-        size_bytes: bytes of the tensor; as for `slowdown`.
+        found: measurements with so many workers.
+        alone_s: (algorithm, depth, bytes) -> seconds of an all-reduce by itself.
     """
-    return _at(size_bytes, [(each.size_bytes, each.processor_share) for each in _of(found, workers, algorithm, depth)])
+
+    def __init__(self, found: Sequence[Contention], alone_s: Callable[[str, int, float], float]) -> None:
+        self._found: dict[tuple[str, int], list[Contention]] = {}
+        for each in sorted(found, key=lambda each: each.size_bytes):
+            self._found.setdefault((each.algorithm, each.depth), []).append(each)
+        self._alone_s = alone_s
+
+    def slowdown(self, algorithm: str, depth: int, size_bytes: float) -> float:
+        """How many times as long an all-reduce takes; 1 if nothing was measured.
+
+        Args:
+            algorithm: name of the collective.
+            depth: number of chunks. What was not measured is taken to be as slow as the slowest that was.
+            size_bytes: bytes of the tensor.
+        """
+        return max((self._slowdown(kind, size_bytes) for kind in self._kinds(algorithm, depth)), default=1.0)
+
+    def processor_share(self, algorithm: str, depth: int, size_bytes: float) -> float:
+        """The part of its progress that computation loses while such an all-reduce runs; 0 if nothing was measured.
+
+        Args:
+            algorithm: name of the collective.
+            depth: number of chunks. What was not measured is taken to cost as much as what costs most.
+            size_bytes: bytes of the tensor.
+        """
+        return max((self._share(kind, size_bytes) for kind in self._kinds(algorithm, depth)), default=0.0)
+
+    def _kinds(self, algorithm: str, depth: int) -> list[tuple[str, int]]:
+        return [(algorithm, depth)] if (algorithm, depth) in self._found else list(self._found)
+
+    def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:
+        measured = self._found[kind]
+        last, alone_s = measured[-1], self._alone_s(*kind, size_bytes)
+        if size_bytes >= last.size_bytes or alone_s <= 0:
+            return last.slowdown
+        more_s = [(each.slowdown - 1) * self._alone_s(*kind, each.size_bytes) for each in measured]
+        return 1 + _on_line(size_bytes, measured, more_s) / alone_s
+
+    def _share(self, kind: tuple[str, int], size_bytes: float) -> float:
+        measured = self._found[kind]
+        last, alone_s = measured[-1], self._alone_s(*kind, size_bytes)
+        if size_bytes >= last.size_bytes or alone_s <= 0:
+            return last.processor_share
+        taken_s = [each.processor_share * each.slowdown * self._alone_s(*kind, each.size_bytes) for each in measured]
+        beside_s = self._slowdown(kind, size_bytes) * alone_s
+        return min(_on_line(size_bytes, measured, taken_s) / beside_s, _MOST_SHARE)
 
 
-def slowdown(found: Sequence[Contention], workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
-    """How many times as long an all-reduce takes; between measured sizes on a line over the size's logarithm.
-
-    Args:
-        found: measurements.
-        workers: number of workers; 1 where nothing was measured with so many.
-        algorithm: name of the collective.
-        depth: number of chunks. What was not measured is taken to be as slow as the slowest that was.
-        size_bytes: bytes of the tensor. Beyond the measured sizes the last one holds.
-    """
-    return _at(size_bytes, [(each.size_bytes, each.slowdown) for each in _of(found, workers, algorithm, depth)], 1.0)
-
-
-def _of(found: Sequence[Contention], workers: int, algorithm: str, depth: int) -> Sequence[Contention]:
-    of_all = [each for each in found if each.workers == workers]
-    return [each for each in of_all if (each.algorithm, each.depth) == (algorithm, depth)] or of_all
-
-
-def _at(size_bytes: float, points: Sequence[tuple[float, float]], default: float = 0.0) -> float:
-    """What holds at a size, the largest value of each point."""
-    if not points:
-        return default
-    largest: dict[float, float] = {}
-    for size, value in points:
-        place = math.log2(max(size, 1))
-        largest[place] = max(value, largest.get(place, value))
-    places = sorted(largest)
-    return float(np.interp(math.log2(max(size_bytes, 1)), places, [largest[place] for place in places]))
+def _on_line(size_bytes: float, measured: Sequence[Contention], values: Sequence[float]) -> float:
+    return float(np.interp(size_bytes, [each.size_bytes for each in measured], values))

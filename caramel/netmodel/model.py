@@ -9,7 +9,7 @@ from functools import cached_property
 
 from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE, ONE_SENDER
 from caramel.errors import InputError
-from caramel.netmodel.contention import Contention, processor_share, slowdown
+from caramel.netmodel.contention import Beside, Contention
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, threshold_bytes
 
@@ -290,11 +290,25 @@ class NetworkModel:
 
     def processor_share(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
         """The part of its progress that computation loses while an all-reduce runs; 0 where that was not measured."""
-        return processor_share(self.contentions, workers, algorithm, depth, size_bytes)
+        return self._beside(workers).processor_share(algorithm, depth, size_bytes)
 
     def slowdown(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
         """How many times as long an all-reduce takes beside computation; 1 where that was not measured."""
-        return slowdown(self.contentions, workers, algorithm, depth, size_bytes)
+        return self._beside(workers).slowdown(algorithm, depth, size_bytes)
+
+    def _beside(self, workers: int) -> Beside:
+        if workers not in self._besides:
+            found = [each for each in self.contentions if each.workers == workers]
+
+            def alone_s(algorithm: str, depth: int, size_bytes: float) -> float:
+                return self._predicted_alone(algorithm, depth, workers, size_bytes).time_s
+
+            self._besides[workers] = Beside(found, alone_s)
+        return self._besides[workers]
+
+    @cached_property
+    def _besides(self) -> dict[int, Beside]:
+        return {}
 
     # -- choices ---------------------------------------------------------------------------------
 

@@ -74,11 +74,49 @@ OTHER = Contention(4, "halving_doubling", 1, 2**20, 0.3, 1.5)
 NETWORK = measured(4, LARGE, SMALL)
 
 
-def test_between_sizes_and_beyond():
-    got = [NETWORK.slowdown(4, "ring", 1, 2**k) for k in (0, 12, 14, 16, 20, 30)]
-    assert got == pytest.approx([2, 2, 1.8, 1.6, 1.2, 1.2])
-    assert NETWORK.slowdown(4, "ring", 1, 0) == 2
-    assert [NETWORK.processor_share(4, "ring", 1, 2**k) for k in (10, 16, 20)] == pytest.approx([0.4, 0.3, 0.2])
+def ring_s(size):
+    return NETWORK.predict("ring", 1, 4, size).time_s
+
+
+def between(size, at_small, at_large):
+    """On a line over the bytes."""
+    return at_small + (at_large - at_small) * (size - 2**12) / (2**20 - 2**12)
+
+
+@pytest.mark.parametrize("size", [2**12, 5000, 2**14, 2**16, 2**18, 2**20])
+def test_seconds_lie_on_a_line_between_sizes(size):
+    """What is lost by waiting for processors, and the processor time that is taken; the parts follow from these."""
+    waited_s = between(size, 1.0 * ring_s(2**12), 0.2 * ring_s(2**20))
+    beside_s = ring_s(size) + waited_s
+    assert NETWORK.predict("ring", 1, 4, size, is_beside=True).time_s == pytest.approx(beside_s)
+    assert NETWORK.slowdown(4, "ring", 1, size) == pytest.approx(beside_s / ring_s(size))
+    taken_s = between(size, 0.4 * 2 * ring_s(2**12), 0.2 * 1.2 * ring_s(2**20))
+    assert NETWORK.processor_share(4, "ring", 1, size) == pytest.approx(taken_s / beside_s)
+
+
+def test_below_the_smallest_size_seconds_stay_as_they_are():
+    for size in (0, 64, 4095):
+        beside_s = ring_s(size) + ring_s(2**12)
+        assert NETWORK.predict("ring", 1, 4, size, is_beside=True).time_s == pytest.approx(beside_s, rel=1e-3)
+        taken_s = 0.4 * 2 * ring_s(2**12)
+        assert NETWORK.processor_share(4, "ring", 1, size) == pytest.approx(taken_s / beside_s, rel=1e-3)
+
+
+def test_above_the_largest_size_the_parts_stay_as_they_are():
+    for size in (2**20, 2**21, 2**30):
+        assert NETWORK.slowdown(4, "ring", 1, size) == 1.2
+        assert NETWORK.processor_share(4, "ring", 1, size) == 0.2
+
+
+def test_no_more_than_nearly_all_is_taken():
+    network = measured(4, Contention(4, "ring", 1, 2**20, 0.95, 1.0), Contention(4, "ring", 1, 2**12, 0.95, 1.0))
+    assert network.processor_share(4, "ring", 1, 64) == 0.95
+
+
+@given(st.integers(0, 2**22))
+def test_it_is_never_faster_beside_computation(size):
+    assert NETWORK.slowdown(4, "ring", 1, size) >= 1
+    assert 0 <= NETWORK.processor_share(4, "ring", 1, size) <= 0.95
 
 
 def test_each_kind_of_all_reduce_has_its_own():
