@@ -83,13 +83,18 @@ def order_by_rule(model: Model, found: Dependencies, op_s: Mapping[str, float], 
     gradients: list[str] = []
     levels = np.array([found.levels[name] for name in found.gradients], dtype=np.int64)
     for _ in found.gradients:
-        best = min(
-            np.flatnonzero(waiting), key=lambda n: (levels[n], *rule(int(n), int(remaining[n])), int(counts[n]), n)
-        )
+        best = min(np.flatnonzero(waiting), key=lambda n: (levels[n], *rule(int(n), int(remaining[n])), counts[n], n))
         positions = np.flatnonzero(needs[best] & ~done)
+        shared = needs[:, positions].sum(axis=1)
+        # What is done on the way to it comes first.
+        inside = np.flatnonzero(waiting & (levels == levels[best]) & (shared == counts) & (counts < counts[best]))
+        if inside.size:
+            best = min(inside, key=lambda n: (remaining[n], counts[n], n))
+            positions = np.flatnonzero(needs[best] & ~done)
+            shared = needs[:, positions].sum(axis=1)
         gradients.append(found.gradients[best])
         remaining -= needs[:, positions] @ costs[positions]
-        counts -= needs[:, positions].sum(axis=1)
+        counts -= shared
         done[positions] = True
         waiting[best] = False
     return order_of(model, found, gradients, reason)

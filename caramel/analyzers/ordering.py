@@ -53,8 +53,10 @@ def best_order(uses_forward: bool = True) -> Analyzer:
 
     def run(model: Model, found: Dependencies, trace: Trace, network: Network) -> UpdateOrder:
         network.must_be_known("the order of gradients for their transfers")
-        orders = []
+        orders: list[tuple[float, str, UpdateOrder]] = []
         for name, order in _candidates(model, found, trace, network):
+            if any(order.gradients == other.gradients for _, _, other in orders):
+                continue
             bounds = find_boundaries(model, found, trace, order, _ENFORCED, network)
             step_s = simulate_on(network, bounds, _packed(bounds, network, uses_forward)).iteration_s
             orders.append((step_s, name, order))

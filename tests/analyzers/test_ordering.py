@@ -88,7 +88,9 @@ def test_gradients_that_share_nothing_are_in_the_order_that_is_sent_soonest(jobs
 @given(JOBS)
 def test_what_needs_the_one_before_stays_behind_it(jobs):
     case, names = in_a_row(jobs)
-    assert chosen(case).gradients == tuple(names)
+    order = chosen(case)
+    assert order.gradients == tuple(names)
+    assert order.reason.count(" ms") == 1  # all rules make one order, which is packed once
 
 
 def test_a_large_gradient_does_not_wait_for_small_ones_that_are_computed_faster():
