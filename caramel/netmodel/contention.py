@@ -83,7 +83,7 @@ class Beside:
 
     What computation costs an all-reduce is seconds for each of its messages, which wait for a processor, and what an
     all-reduce costs computation is seconds for its messages and for its bytes. So between measured sizes seconds lie on
-    a line over the bytes; below the smallest they stay as they are; above the largest their part stays.
+    a line over the bytes; below the smallest and above the largest one their part of the time stays as it is.
 
     Args:
         found: measurements with so many workers.
@@ -121,19 +121,15 @@ class Beside:
 
     def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:
         measured = self._found[kind]
-        last, alone_s = measured[-1], self._alone_s(*kind, size_bytes)
-        if size_bytes >= last.size_bytes or alone_s <= 0:
-            return last.slowdown
+        size_bytes = min(max(size_bytes, measured[0].size_bytes), measured[-1].size_bytes)
         more_s = [(each.slowdown - 1) * self._alone_s(*kind, each.size_bytes) for each in measured]
-        return 1 + _on_line(size_bytes, measured, more_s) / alone_s
+        return 1 + _on_line(size_bytes, measured, more_s) / self._alone_s(*kind, size_bytes)
 
     def _share(self, kind: tuple[str, int], size_bytes: float) -> float:
         measured = self._found[kind]
-        last, alone_s = measured[-1], self._alone_s(*kind, size_bytes)
-        if size_bytes >= last.size_bytes or alone_s <= 0:
-            return last.processor_share
+        size_bytes = min(max(size_bytes, measured[0].size_bytes), measured[-1].size_bytes)
         taken_s = [each.processor_share * each.slowdown * self._alone_s(*kind, each.size_bytes) for each in measured]
-        beside_s = self._slowdown(kind, size_bytes) * alone_s
+        beside_s = self._slowdown(kind, size_bytes) * self._alone_s(*kind, size_bytes)
         return min(_on_line(size_bytes, measured, taken_s) / beside_s, _MOST_SHARE)
 
 

@@ -94,23 +94,13 @@ def test_seconds_lie_on_a_line_between_sizes(size):
     assert NETWORK.processor_share(4, "ring", 1, size) == pytest.approx(taken_s / beside_s)
 
 
-def test_below_the_smallest_size_seconds_stay_as_they_are():
-    for size in (0, 64, 4095):
-        beside_s = ring_s(size) + ring_s(2**12)
-        assert NETWORK.predict("ring", 1, 4, size, is_beside=True).time_s == pytest.approx(beside_s, rel=1e-3)
-        taken_s = 0.4 * 2 * ring_s(2**12)
-        assert NETWORK.processor_share(4, "ring", 1, size) == pytest.approx(taken_s / beside_s, rel=1e-3)
-
-
-def test_above_the_largest_size_the_parts_stay_as_they_are():
-    for size in (2**20, 2**21, 2**30):
-        assert NETWORK.slowdown(4, "ring", 1, size) == 1.2
-        assert NETWORK.processor_share(4, "ring", 1, size) == 0.2
-
-
-def test_no_more_than_nearly_all_is_taken():
-    network = measured(4, Contention(4, "ring", 1, 2**20, 0.95, 1.0), Contention(4, "ring", 1, 2**12, 0.95, 1.0))
-    assert network.processor_share(4, "ring", 1, 64) == 0.95
+@pytest.mark.parametrize(
+    ("sizes", "slowdown", "share"), [((0, 64, 2**12), 2.0, 0.4), ((2**20, 2**21, 2**30), 1.2, 0.2)]
+)
+def test_beyond_the_measured_sizes_the_parts_stay_as_they_are(sizes, slowdown, share):
+    for size in sizes:
+        assert NETWORK.slowdown(4, "ring", 1, size) == pytest.approx(slowdown)
+        assert NETWORK.processor_share(4, "ring", 1, size) == pytest.approx(share)
 
 
 @given(st.integers(0, 2**22))
