@@ -209,7 +209,7 @@ def test_orders(analyzer, seed):
     rng = np.random.default_rng(seed)
     model = some_model(rng)
     needs = find_dependencies(model)
-    found = result_of(analyzer, model, needs, some_trace(rng, model))
+    found = result_of(analyzer, model, needs, some_trace(rng, model), some_network(rng))
     assert sorted(found.gradients) == sorted(needs.gradients) and found.reason
     done = set()
     for name, stage in zip(found.gradients, found.stages, strict=True):
@@ -224,11 +224,11 @@ def test_orders(analyzer, seed):
 def test_edges(analyzer, seed):
     rng = np.random.default_rng(seed)
     model = some_model(rng)
-    needs, trace = find_dependencies(model), some_trace(rng, model)
+    given = {Model: model, Dependencies: find_dependencies(model), Trace: some_trace(rng, model)}
+    given[Network] = some_network(rng)
     for order in ORDERS:
-        found = result_of(
-            analyzer, model, needs, trace, order.run(model, needs, *([trace] * (len(order.requires) - 2)))
-        )
+        made = order.run(*(given[fact] for fact in order.requires))
+        found = result_of(analyzer, *(given[fact] for fact in (Model, Dependencies, Trace)), made)
         assert len(set(found.edges)) == len(found.edges) and found.reason and found.kind
         verify_joinable(model.graph, found.edges, "serialize")
         after = {}
