@@ -8,7 +8,7 @@ next step, so several orders are made and compared by what the step is predicted
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,17 +53,25 @@ def best_order(uses_forward: bool = True) -> Analyzer:
 
     def run(model: Model, found: Dependencies, trace: Trace, network: Network) -> UpdateOrder:
         network.must_be_known("the order of gradients for their transfers")
-        orders: list[tuple[float, str, UpdateOrder]] = []
-        for name, order in _candidates(model, found, trace, network):
-            if any(order.gradients == other.gradients for _, _, other in orders):
-                continue
-            bounds = find_boundaries(model, found, trace, order, _ENFORCED, network)
-            step_s = simulate_on(network, bounds, _packed(bounds, network, uses_forward)).iteration_s
-            orders.append((step_s, name, order))
-        least_s = min(step_s for step_s, _, _ in orders)
-        _, name, order = next(each for each in orders if each[0] <= (1 + NOTHING) * least_s)
-        costs = "; ".join(f"{other} {step_s * 1e3:.4g} ms" for step_s, other, _ in orders)
-        return replace(order, reason=f"{name}, by the predicted steps: {costs}")
+
+        def bounds_of(order: UpdateOrder) -> Boundaries:
+            return find_boundaries(model, found, trace, order, _ENFORCED, network)
+
+        greedy = order_by_cost(model, found, trace.op_s, "")
+        bounds = bounds_of(greedy)
+        orders = {"least remaining computation first": (greedy, bounds)}
+        for name, rule in _rules(_sent_ticks(found, trace, bounds, network)):
+            order = order_by_rule(model, found, trace.op_s, rule, "")
+            if all(order.gradients != other.gradients for other, _ in orders.values()):
+                orders[name] = order, bounds_of(order)
+        steps_s = {
+            name: simulate_on(network, each, _packed(each, network, uses_forward)).iteration_s
+            for name, (_, each) in orders.items()
+        }
+        least_s = min(steps_s.values())
+        best = next(name for name, step_s in steps_s.items() if step_s <= (1 + NOTHING) * least_s)
+        costs = "; ".join(f"{name} {step_s * 1e3:.4g} ms" for name, step_s in steps_s.items())
+        return replace(orders[best][0], reason=f"{best}, by the predicted steps: {costs}")
 
     return Analyzer("best order", (Model, Dependencies, Trace, Network), UpdateOrder, run)
 
@@ -75,18 +83,13 @@ def _packed(bounds: Boundaries, network: Network, uses_forward: bool) -> Schedul
     return schedule
 
 
-def _candidates(model: Model, found: Dependencies, trace: Trace, network: Network) -> Iterator[tuple[str, UpdateOrder]]:
-    greedy = order_by_cost(model, found, trace.op_s, "")
-    yield "least remaining computation first", greedy
-    bounds = find_boundaries(model, found, trace, greedy, _ENFORCED, network)
+def _sent_ticks(found: Dependencies, trace: Trace, bounds: Boundaries, network: Network) -> np.ndarray:
+    """What the bytes of each gradient take on the links, on the clock of the trace's ops."""
     sizes = {g.name: g.size_bytes for g in bounds.gradients}
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
-    # The boundaries' clock goes slower than that of the ops.
-    clock = total_s / bounds.compute_s if bounds.compute_s > 0 else 1.0
-    byte_s = clock * network.line(sum(sizes.values())).b_s_per_byte
-    sent = np.array([sizes[name] * byte_s for name in found.gradients]) / TICK_S
-    for name, rule in _rules(sent):
-        yield name, order_by_rule(model, found, trace.op_s, rule, "")
+    speed = total_s / bounds.compute_s if bounds.compute_s > 0 else 1.0  # the boundaries' clock is that of a step
+    byte_s = speed * network.line(sum(sizes.values())).b_s_per_byte
+    return np.array([sizes[name] * byte_s for name in found.gradients]) / TICK_S
 
 
 def _rules(sent: np.ndarray) -> Sequence[tuple[str, Rule]]:

@@ -120,18 +120,19 @@ class Beside:
         return [(algorithm, depth)] if (algorithm, depth) in self._found else list(self._found)
 
     def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:
-        measured = self._found[kind]
-        size_bytes = min(max(size_bytes, measured[0].size_bytes), measured[-1].size_bytes)
-        more_s = [(each.slowdown - 1) * self._alone_s(*kind, each.size_bytes) for each in measured]
-        return 1 + _on_line(size_bytes, measured, more_s) / self._alone_s(*kind, size_bytes)
+        alone_s, waited_s, _ = self._seconds(kind, size_bytes)
+        return 1 + waited_s / alone_s
 
     def _share(self, kind: tuple[str, int], size_bytes: float) -> float:
-        measured = self._found[kind]
-        size_bytes = min(max(size_bytes, measured[0].size_bytes), measured[-1].size_bytes)
-        taken_s = [each.processor_share * each.slowdown * self._alone_s(*kind, each.size_bytes) for each in measured]
-        beside_s = self._slowdown(kind, size_bytes) * self._alone_s(*kind, size_bytes)
-        return min(_on_line(size_bytes, measured, taken_s) / beside_s, _MOST_SHARE)
+        alone_s, waited_s, taken_s = self._seconds(kind, size_bytes)
+        return min(taken_s / (alone_s + waited_s), _MOST_SHARE)
 
-
-def _on_line(size_bytes: float, measured: Sequence[Contention], values: Sequence[float]) -> float:
-    return float(np.interp(size_bytes, [each.size_bytes for each in measured], values))
+    def _seconds(self, kind: tuple[str, int], size_bytes: float) -> tuple[float, float, float]:
+        """By itself, waited for computation, and taken from it; beyond the measured sizes those at the nearest one."""
+        sizes = [each.size_bytes for each in self._found[kind]]
+        alone_s = [self._alone_s(*kind, size) for size in sizes]
+        waited_s = [(each.slowdown - 1) * s for each, s in zip(self._found[kind], alone_s)]
+        taken_s = [each.processor_share * each.slowdown * s for each, s in zip(self._found[kind], alone_s)]
+        size_bytes = min(max(size_bytes, sizes[0]), sizes[-1])
+        waited, taken = (float(np.interp(size_bytes, sizes, seconds)) for seconds in (waited_s, taken_s))
+        return self._alone_s(*kind, size_bytes), waited, taken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -69,6 +69,10 @@ class Prediction:
 
     time_s: float
     basis: str
+
+
+Candidate = tuple[Prediction, str, int]
+"""An all-reduce that may be chosen: its time, algorithm and depth."""
 
 
 @dataclass(frozen=True)
@@ -290,25 +294,23 @@ class NetworkModel:
 
     def processor_share(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
         """The part of its progress that computation loses while an all-reduce runs; 0 where that was not measured."""
-        return self._beside(workers).processor_share(algorithm, depth, size_bytes)
+        found = self._beside.get(workers)
+        return 0.0 if found is None else found.processor_share(algorithm, depth, size_bytes)
 
     def slowdown(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
         """How many times as long an all-reduce takes beside computation; 1 where that was not measured."""
-        return self._beside(workers).slowdown(algorithm, depth, size_bytes)
-
-    def _beside(self, workers: int) -> Beside:
-        if workers not in self._besides:
-            found = [each for each in self.contentions if each.workers == workers]
-
-            def alone_s(algorithm: str, depth: int, size_bytes: float) -> float:
-                return self._predicted_alone(algorithm, depth, workers, size_bytes).time_s
-
-            self._besides[workers] = Beside(found, alone_s)
-        return self._besides[workers]
+        found = self._beside.get(workers)
+        return 1.0 if found is None else found.slowdown(algorithm, depth, size_bytes)
 
     @cached_property
-    def _besides(self) -> dict[int, Beside]:
-        return {}
+    def _beside(self) -> dict[int, Beside]:
+        """By number of workers."""
+
+        def beside(workers: int) -> Beside:
+            found = [each for each in self.contentions if each.workers == workers]
+            return Beside(found, lambda a, d, size: self._predicted_alone(a, d, workers, size).time_s)
+
+        return {workers: beside(workers) for workers in {each.workers for each in self.contentions}}
 
     # -- choices ---------------------------------------------------------------------------------
 
@@ -343,7 +345,7 @@ class NetworkModel:
         candidates = [
             (prediction, name, chunks)
             for name, chunks, prediction in self._candidates(size_bytes, workers, depth, is_beside)
-            if (name != NATIVE or self.given is None if allowed is None else name in allowed)
+            if allowed is None or name in allowed
         ]
         if any(prediction.basis == "measured" for prediction, _, _ in candidates):
             # What was given up at smaller sizes, far behind, must not come back as the extension of its line.
@@ -358,40 +360,36 @@ class NetworkModel:
             )
         others_s = min((c[0].time_s for c in candidates if c[1] != NATIVE), default=math.inf)
         candidates = [c for c in candidates if c[1] != NATIVE or _NATIVE_GAIN * c[0].time_s <= others_s]
+        ranked = sorted(candidates, key=lambda c: (c[0].time_s, c[2]))
+        chosen, why = self._beside_computation(ranked, size_bytes, workers) if is_beside else (ranked[0], "")
+        return Choice(chosen[1], chosen[2], chosen[0], _reason(ranked, size_bytes) + why)
 
-        def share(candidate: tuple[Prediction, str, int]) -> float:
+    def _beside_computation(
+        self, ranked: Sequence[Candidate], size_bytes: float, workers: int
+    ) -> tuple[Candidate, str]:
+        """What is chosen of candidates, the fastest first, and why it is not the fastest."""
+
+        def share(candidate: Candidate) -> float:
             return self.processor_share(workers, candidate[1], candidate[2], size_bytes)
 
-        ranked = sorted(candidates, key=lambda c: (c[0].time_s, c[2]))
-        chosen = best = ranked[0]
-        reason = _reason(ranked, size_bytes)
-        if is_beside:
-            ranked = self._with_one_sender(ranked, workers, share)
-            if ranked[0] is not best:
-                best = ranked[0]
-                reason += (
-                    f" {best[1]} at depth {best[2]} with {best[0].time_s * 1e3:.4g} ms is an all-reduce in which a "
-                    "worker receives from one other only, so that several do not meet."
+        why = ""
+        if workers > 2 and self.given is None:
+            most_s = _ONE_SENDER_WITHIN * ranked[0][0].time_s
+            near = [c for c in ranked if c[1] in ONE_SENDER and c[0].time_s <= most_s and share(c) <= _MOST_SHARE]
+            if near and near[0] is not ranked[0]:
+                why = (
+                    f" {_shown(near[0])} is an all-reduce in which a worker receives from one other only, so that "
+                    "several do not meet."
                 )
-            chosen = min((c for c in ranked if c[0].time_s <= _ALIKE * best[0].time_s), key=share)
+            ranked = near or ranked
+        best = ranked[0]
+        chosen = min((c for c in ranked if c[0].time_s <= _ALIKE * best[0].time_s), key=share)
         if chosen is not best:
-            reason += (
-                f" {chosen[1]} at depth {chosen[2]} with {chosen[0].time_s * 1e3:.4g} ms takes {share(chosen):.0%} of "
-                f"the processors' time from computation, instead of {share(best):.0%}."
+            why += (
+                f" {_shown(chosen)} takes {share(chosen):.0%} of the processors' time from computation, instead of "
+                f"{share(best):.0%}."
             )
-        return Choice(chosen[1], chosen[2], chosen[0], reason)
-
-    def _with_one_sender(
-        self,
-        ranked: list[tuple[Prediction, str, int]],
-        workers: int,
-        share: Callable[[tuple[Prediction, str, int]], float],
-    ) -> list[tuple[Prediction, str, int]]:
-        """Those candidates that do not meet others on a link, if there are some worth it; else all."""
-        if workers <= 2 or self.given is not None:
-            return ranked
-        most_s = _ONE_SENDER_WITHIN * ranked[0][0].time_s
-        return [c for c in ranked if c[1] in ONE_SENDER and c[0].time_s <= most_s and share(c) <= _MOST_SHARE] or ranked
+        return chosen, why
 
     def _candidates(
         self, size_bytes: float, workers: int, depth: int | None, is_beside: bool
@@ -427,13 +425,17 @@ class NetworkModel:
                 yield name, chunks, self.predict(name, chunks, workers, size_bytes)
 
 
-def _reason(ranked: Sequence[tuple[Prediction, str, int]], size_bytes: float) -> str:
+def _shown(candidate: Candidate) -> str:
+    prediction, name, chunks = candidate
+    return f"{name} at depth {chunks} with {prediction.time_s * 1e3:.4g} ms"
+
+
+def _reason(ranked: Sequence[Candidate], size_bytes: float) -> str:
     prediction, name, chunks = ranked[0]
     text = (
         f"{name} at depth {chunks} has the least predicted time for {size_bytes:.0f} bytes, "
         f"{prediction.time_s * 1e3:.4g} ms ({prediction.basis})"
     )
     if len(ranked) > 1:
-        other, second, depth = ranked[1]
-        text += f"; next best is {second} at depth {depth} with {other.time_s * 1e3:.4g} ms"
+        text += f"; next best is {_shown(ranked[1])}"
     return text + "."

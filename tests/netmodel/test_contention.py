@@ -103,6 +103,14 @@ def test_beyond_the_measured_sizes_the_parts_stay_as_they_are(sizes, slowdown, s
         assert NETWORK.processor_share(4, "ring", 1, size) == pytest.approx(share)
 
 
+def test_no_more_than_nearly_all_of_the_processors_is_taken():
+    """The curve is far below the line between the sizes."""
+    samples = [Sample(2**12, 0.01), Sample(2**16, 0.0101), Sample(2**20, 0.1)]
+    found = [Contention(4, "ring", 1, size, 0.9, 1.0) for size in (2**12, 2**20)]
+    network = NetworkModel("a test", (Curve.fitted(4, "ring", 1, samples),), contentions=tuple(found))
+    assert network.processor_share(4, "ring", 1, 2**16) == 0.95
+
+
 @given(st.integers(0, 2**22))
 def test_it_is_never_faster_beside_computation(size):
     assert NETWORK.slowdown(4, "ring", 1, size) >= 1
