@@ -113,7 +113,7 @@ def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort) 
         with progress_over((effort.rounds + 1) * len(contenders), True) as show:
             return run_cell(cell, contenders, conditions, site.sent_bytes, effort.rounds, effort.steps, show)
     finally:
-        site.shared.close()  # at once, where sessions take long
+        site.end_cell()  # at once, where sessions take long
         for contender in contenders:
             with suppress(CaramelError):  # it failed before, and the cell says so
                 contender.close()

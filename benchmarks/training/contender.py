@@ -9,6 +9,9 @@ from typing import Protocol
 Settings = Mapping[str, int | float | str | bool]
 """What was chosen for a contender, as its row shows it."""
 
+STEP_TIMEOUT_S = 120.0
+"""A step that takes longer has failed; the slowest takes some seconds."""
+
 
 @dataclass(frozen=True)
 class Burst:

@@ -133,8 +133,10 @@ class Entry:
             steps: of the burst, after one more.
             reference: whose losses it must have; None for nobody's.
         """
-        burst = self._run(steps)
-        if burst is None:
+        try:
+            burst = checked_burst(self._contender, steps + 1)
+        except CaramelError as error:
+            self._drop(in_one_line(error))
             return
         self.losses = burst.losses[:COMPARED_LOSSES]
         if reference is None or not self.is_comparable:
@@ -152,10 +154,12 @@ class Entry:
             steps: of the burst, after one more, which is dropped.
             meters: what else is measured; they know nothing of the steps and count the first one too.
         """
-        pids = self._contender.pids()
-        sent_before, processor_before_s = meters.sent_bytes(), meters.processor_s(pids)
-        burst = self._run(steps)
-        if burst is None:
+        try:
+            pids = self._contender.pids()
+            sent_before, processor_before_s = meters.sent_bytes(), meters.processor_s(pids)
+            burst = checked_burst(self._contender, steps + 1)
+        except CaramelError as error:
+            self._drop(in_one_line(error))
             return
         processor_after_s, sent_after = meters.processor_s(pids), meters.sent_bytes()
         self._times_s.append(step_time_s(burst))
@@ -164,13 +168,6 @@ class Entry:
         sent = [after - before for before, after in zip(sent_before, sent_after)]
         if sent:
             self._sent_bytes.append(statistics.fmean(sent) / (steps + 1))
-
-    def _run(self, steps: int) -> Burst | None:
-        try:
-            return checked_burst(self._contender, steps + 1)
-        except CaramelError as error:
-            self._drop(in_one_line(error))
-            return None
 
     def _drop(self, error: str) -> None:
         self.error = error

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.training.contender import Burst, Settings
+from benchmarks.training.contender import STEP_TIMEOUT_S, Burst, Settings
 from benchmarks.training.replicas import Building, StepGraph
 from benchmarks.training.workloads import Workload
 from caramel.checks import whole_number
@@ -46,7 +46,7 @@ class InGraph:
         settings: Settings,
         graph: StepGraph,
         cluster: Cluster,
-        step_timeout_s: float = 120.0,
+        step_timeout_s: float = STEP_TIMEOUT_S,
         start_timeout_s: float = 300.0,
     ) -> None:
         self.name = name

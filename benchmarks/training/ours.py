@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.training.contender import Burst, Settings
+from benchmarks.training.contender import STEP_TIMEOUT_S, Burst, Settings
 from benchmarks.training.names import OURS
 from benchmarks.training.steps import Replica
 from benchmarks.training.workloads import Workload
@@ -94,7 +94,7 @@ class OurContender:
         kinds = Counter(f"{t.algorithm} {t.depth}" for t in self.model.plan.transfers)
         transfers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
         self.settings: Settings = {**OPTIONS[name], "transfers": transfers}
-        self._session = self.model.session(cluster)
+        self._session = self.model.session(cluster, step_timeout_s=STEP_TIMEOUT_S)
 
     @property
     def predicted_s(self) -> float | None:

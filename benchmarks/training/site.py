@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -73,7 +73,7 @@ class Site:
     Attributes:
         testbed: the hosts.
         cluster: servers of their own on the hosts, for each session.
-        shared: servers on the hosts for all contenders in one graph; to be closed after each cell.
+        shared: servers on the hosts for all contenders of a cell that are in one graph.
 
     Raises:
         UnavailableError: no testbed can be built here.
@@ -90,17 +90,28 @@ class Site:
         try:
             self.testbed = self._open.enter_context(Testbed(workers, _FIRST_BYTES_PER_S, _BURST_BYTES))
             self._open.enter_context(SharedCores(self.testbed))
+            options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
+            self.cluster = replace(cluster(workers, self.testbed), options=options)
+            # With servers of its own for each contender that needs some, their memory would not do.
+            self.shared = KeptProcesses(self.cluster)
+            self._open.callback(self.end_cell)
             self.peer(MIRRORED)
         except BaseException:
             self.close()
             raise
-        options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
-        self.cluster = replace(cluster(workers, self.testbed), options=options)
-        # With servers of its own for each contender that needs some, their memory would not do.
-        self.shared = self._open.enter_context(closing(KeptProcesses(self.cluster)))
+
+    def end_cell(self) -> None:
+        """Stop what the contenders of a cell ran in; the next one starts it again.
+
+        Processes keep the memory of all that they have computed: after eleven cells there was none left.
+        """
+        self.shared.close()
+        for processes in self._peers.values():
+            processes.close()
+        self._peers.clear()
 
     def peer(self, kind: str) -> Processes:
-        """The processes of a peer with its defaults, which are started again after a failure.
+        """The processes of a peer with its defaults, which are started again after a failure or a cell.
 
         Raises:
             ClusterError: they do not start, or there is no Horovod.
@@ -112,7 +123,6 @@ class Site:
             if found is not None:
                 found.close()
             self._peers[kind] = found = Processes(kind, self.testbed, self.workers, self._pythons[kind])
-            self._open.callback(found.close)
         return found
 
     # -- what is measured before a cell ----------------------------------------------------------

@@ -133,6 +133,7 @@ class Processes:
 
     def close(self) -> None:
         """End the processes; nothing happens the second time."""
+        self.has_failed = True
         self._open.close()
 
 

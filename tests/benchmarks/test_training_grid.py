@@ -85,6 +85,17 @@ def test_who_fails_is_out_and_the_others_go_on():
     assert broken.closed == late.closed == 1
 
 
+def test_who_lost_its_processes_is_out_and_the_others_go_on():
+    class Gone(Fake):
+        def pids(self):
+            raise ClusterError("the cluster is closed")
+
+    gone = Gone("mwms")
+    rows = {row.contender: row for row in run(gone, Fake("caramel", (2.0,)))}
+    assert rows["mwms"].error == "the cluster is closed" and rows["mwms"].times_s == ()
+    assert rows["caramel"].time_s == 2.0 and gone.closed == 1
+
+
 @pytest.mark.parametrize("losses, agrees", [((3.0, 2.0, 1.0005), True), ((3.0, 2.0, 1.002), False)])
 def test_who_trains_otherwise_is_out(losses, agrees):
     rows = {row.contender: row for row in run(Fake("caramel"), Fake("mwms", losses=losses))}
