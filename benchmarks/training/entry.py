@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.training.contender import Burst, Contender
 from benchmarks.training.names import COMPUTATIONS, computation_of
 from benchmarks.training.records import Cell, Row
 from caramel.errors import CaramelError, InvariantError, in_one_line
+
+T = TypeVar("T")
 
 COMPARED_LOSSES = 5
 """Steps that all contenders must agree on; later ones differ more, as rounding adds up."""
@@ -133,10 +136,8 @@ class Entry:
             steps: of the burst, after one more.
             reference: whose losses it must have; None for nobody's.
         """
-        try:
-            burst = checked_burst(self._contender, steps + 1)
-        except CaramelError as error:
-            self._drop(in_one_line(error))
+        burst = self._tried(lambda: checked_burst(self._contender, steps + 1))
+        if burst is None:
             return
         self.losses = burst.losses[:COMPARED_LOSSES]
         if reference is None or not self.is_comparable:
@@ -154,12 +155,12 @@ class Entry:
             steps: of the burst, after one more, which is dropped.
             meters: what else is measured; they know nothing of the steps and count the first one too.
         """
-        try:
-            pids = self._contender.pids()
-            sent_before, processor_before_s = meters.sent_bytes(), meters.processor_s(pids)
-            burst = checked_burst(self._contender, steps + 1)
-        except CaramelError as error:
-            self._drop(in_one_line(error))
+        pids = self._tried(self._contender.pids)
+        if pids is None:
+            return
+        sent_before, processor_before_s = meters.sent_bytes(), meters.processor_s(pids)
+        burst = self._tried(lambda: checked_burst(self._contender, steps + 1))
+        if burst is None:
             return
         processor_after_s, sent_after = meters.processor_s(pids), meters.sent_bytes()
         self._times_s.append(step_time_s(burst))
@@ -168,6 +169,14 @@ class Entry:
         sent = [after - before for before, after in zip(sent_before, sent_after)]
         if sent:
             self._sent_bytes.append(statistics.fmean(sent) / (steps + 1))
+
+    def _tried(self, act: Callable[[], T]) -> T | None:
+        """What the contender answers; None if it fails, and takes no further part."""
+        try:
+            return act()
+        except CaramelError as error:
+            self._drop(in_one_line(error))
+            return None
 
     def _drop(self, error: str) -> None:
         self.error = error

@@ -119,7 +119,7 @@ class Site:
         if kind not in self._pythons:
             raise ClusterError("Horovod is not installed: make horovod builds it")
         found = self._peers.get(kind)
-        if found is None or found.has_failed:
+        if found is None or found.has_ended:
             if found is not None:
                 found.close()
             self._peers[kind] = found = Processes(kind, self.testbed, self.workers, self._pythons[kind])

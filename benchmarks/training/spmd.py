@@ -68,7 +68,7 @@ class Processes:
         environment: variables with settings.
 
     Attributes:
-        has_failed: whether they are of no use any more.
+        has_ended: whether they failed or were closed, and are of no use any more.
 
     Raises:
         ClusterError: a process ended, or did not answer in time.
@@ -85,7 +85,7 @@ class Processes:
         addresses = [host.address for host in testbed.hosts[:workers]]
         self._is_frozen_between = kind == HOROVOD
         self._names = count()
-        self.has_failed = False
+        self.has_ended = False
         self._open = ExitStack()
         try:
             given = dict(environment or {})
@@ -114,7 +114,7 @@ class Processes:
         try:
             return self._processes.ask(dict(request))
         except ClusterError:
-            self.has_failed = True
+            self.has_ended = True
             raise
         finally:
             if self._is_frozen_between:
@@ -133,7 +133,7 @@ class Processes:
 
     def close(self) -> None:
         """End the processes; nothing happens the second time."""
-        self.has_failed = True
+        self.has_ended = True
         self._open.close()
 
 
@@ -219,6 +219,6 @@ class SpmdContender:
         """Forget the step; the processes stay, unless they are its own."""
         if self._owns:
             self._processes.close()
-        elif self._step and not self._processes.has_failed:
+        elif self._step and not self._processes.has_ended:
             self._processes.ask({"do": "drop", "name": self._step})
         self._step = ""

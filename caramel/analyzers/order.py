@@ -82,16 +82,20 @@ def order_by_rule(model: Model, found: Dependencies, op_s: Mapping[str, float], 
     done = np.zeros(len(found.ops), dtype=bool)
     gradients: list[str] = []
     levels = np.array([found.levels[name] for name in found.gradients], dtype=np.int64)
+
+    def left(number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ops that a gradient still needs, and how many of them each gradient does."""
+        positions = np.flatnonzero(needs[number] & ~done)
+        return positions, needs[:, positions].sum(axis=1)
+
     for _ in found.gradients:
         best = min(np.flatnonzero(waiting), key=lambda n: (levels[n], *rule(int(n), int(remaining[n])), counts[n], n))
-        positions = np.flatnonzero(needs[best] & ~done)
-        shared = needs[:, positions].sum(axis=1)
+        positions, shared = left(int(best))
         # What is done on the way to it comes first.
         inside = np.flatnonzero(waiting & (levels == levels[best]) & (shared == counts) & (counts < counts[best]))
         if inside.size:
             best = min(inside, key=lambda n: (remaining[n], counts[n], n))
-            positions = np.flatnonzero(needs[best] & ~done)
-            shared = needs[:, positions].sum(axis=1)
+            positions, shared = left(int(best))
         gradients.append(found.gradients[best])
         remaining -= needs[:, positions] @ costs[positions]
         counts -= shared

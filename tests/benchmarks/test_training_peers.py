@@ -83,10 +83,20 @@ def test_a_worker_that_ends_ends_all_and_all_are_started_again(site, processes):
     assert not set(again.pids()) & set(processes.pids())
 
 
+def test_processes_end_with_the_cell(site, processes):
+    contender = SpmdContender("compute", processes, DENSE, {}, None)
+    before = processes.pids()
+    site.end_cell()
+    contender.close()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
+    again = site.computation(DENSE)
+    assert len(again.run(2).times_s) == 2 and not set(again.pids()) & set(before)
+
+
 def test_an_error_of_a_worker_is_told_first(processes):
     with pytest.raises(ClusterError, match="^MultiWorkerMirroredStrategy ended: KeyError: 'no such step'"):
         processes.ask({"do": "run", "name": "no such step", "steps": 1})
-    assert processes.has_failed
+    assert processes.has_ended
     processes.close()
 
 
