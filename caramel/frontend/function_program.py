@@ -54,14 +54,15 @@ class Traced:
         captured = {internal.op.name: external for external, internal in self.func_graph.captures}
         self._arguments = [t for t in self.func_graph.inputs if t.op.name not in captured]
         graph_def = self.func_graph.as_graph_def(add_shapes=True)
-        replacements = {name: self._capture(name, external) for name, external in captured.items()}
+        live = _LiveVariables()
+        replacements = {name: self._capture(name, external, live) for name, external in captured.items()}
         self._inlined = inline(_with_captures(graph_def, replacements))
         self.graph = self._inlined.graph
 
-    def _capture(self, name: str, external: Any) -> list[Any]:
+    def _capture(self, name: str, external: Any, live: _LiveVariables) -> list[Any]:
         """Nodes that stand for a captured value; the last one gives what the placeholder gave."""
         if external.dtype == tf.resource:
-            variable = self.naming.variable(external, self.func_graph)
+            variable = self.naming.variable(external, self.func_graph, live)
             return [_handle_node(variable)]
         if not isinstance(external, tf.__internal__.EagerTensor):
             raise UnsupportedError(
@@ -131,14 +132,14 @@ class Naming:
         """The variable of a resource handle."""
         return self._by_handle.get(id(handle))
 
-    def variable(self, handle: Any, func_graph: Any) -> RawVariable:
+    def variable(self, handle: Any, func_graph: Any, live: _LiveVariables) -> RawVariable:
         """Name the variable behind a captured resource."""
         known = self._by_handle.get(id(handle))
         if known is not None:
             return known
         found = next((v for v in func_graph.variables if v.handle is handle), None)
         if found is None:
-            found = _live_variable(handle)
+            found = live.of_handle(handle)
         if found is None:
             reader = _reader(func_graph, handle)
             raise UnsupportedError(
@@ -190,14 +191,25 @@ class Naming:
         return {name: v for name, v in self.objects.items() if name not in self._constants}
 
 
-def _live_variable(handle: Any) -> Any:
-    """The variable with a handle, among all of this process.
+class _LiveVariables:
+    """The variables of this process, whoever made them.
 
     TensorFlow tells a function's variables by their being read or assigned through the object. Optimizers of
     TensorFlow 1 give their slots' handles to ops themselves.
     """
-    objects = (each for each in gc.get_objects() if issubclass(type(each), BaseResourceVariable))
-    return next((variable for variable in objects if variable.handle is handle), None)
+
+    def __init__(self) -> None:
+        self._found: dict[int, Any] | None = None
+
+    def of_handle(self, handle: Any) -> Any:
+        """The variable with a handle; None if there is none.
+
+        Looking through all objects takes a tenth of a second and more, so it is done once.
+        """
+        if self._found is None:
+            variables = (each for each in gc.get_objects() if issubclass(type(each), BaseResourceVariable))
+            self._found = {id(each.handle): each for each in variables}
+        return self._found.get(id(handle))
 
 
 def _unique(name: str, taken: Collection[str]) -> str:
