@@ -7,11 +7,20 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE, ONE_SENDER
+from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE
 from caramel.errors import InputError
 from caramel.netmodel.contention import Beside, Contention
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, threshold_bytes
+from caramel.netmodel.ranking import (
+    Candidate,
+    Choice,
+    Prediction,
+    best_beside,
+    fastest,
+    least_taking,
+    worth_ranking,
+)
 
 MOST_DEPTH = 8
 """Caramel, section 4.4: depths from 1 to 8."""
@@ -24,21 +33,6 @@ LARGE_BYTES = 4 * 2**20
 
 MESSAGE_LATENCY_S = 100e-6
 """What one message between two TensorFlow servers took on the loopback device (`docs/benchmarks.md`)."""
-
-_NATIVE_GAIN = 1.5
-"""See `NetworkModel.choose` (our choice: TensorFlow's own ring on processors was never so much faster)."""
-
-_ALIKE = 1.03
-"""Times of all-reduces beside computation that differ by less may be in any order the next time they are measured."""
-
-_ONE_SENDER_WITHIN = 1.25
-"""See `NetworkModel.choose`. Measured one after the other, all-reduces do not meet on links as those of a step do, on
-workers that are not in step. On four hosts with links of 50 Mbit/s, where all are about as fast from 128 KiB on, steps
-of a VGG-like network took 0.80 s with rings, 0.83 s with halving-doubling and 0.84 s with shuffles; of a ResNet 0.72 s,
-0.80 s and 0.76 s (our choice)."""
-
-_MOST_SHARE = 0.5
-"""Where all-reduces take more of the processors' time, the links are not what they wait for."""
 
 _PIPELINED = ("star", "chain")  # whose costs depend on the depth, also where only alpha and beta are known
 
@@ -55,41 +49,6 @@ def default_depth(size_bytes: float, threshold: float) -> int:
     if threshold <= 0:
         return MOST_DEPTH if size_bytes > 0 else 1
     return int(min(max(size_bytes // threshold, 1), MOST_DEPTH))
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Predicted time of one all-reduce.
-
-    Attributes:
-        time_s: seconds.
-        basis: ``"measured"`` (inside what was measured), ``"extrapolated"`` (another size or number of
-            workers than measured) or ``"given"`` (by hand).
-    """
-
-    time_s: float
-    basis: str
-
-
-Candidate = tuple[Prediction, str, int]
-"""An all-reduce that may be chosen: its time, algorithm and depth."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An algorithm and a depth for a transfer.
-
-    Attributes:
-        algorithm: the collective.
-        depth: number of chunks.
-        prediction: of its time.
-        reason: why it was chosen, and what the next best would have cost.
-    """
-
-    algorithm: str
-    depth: int
-    prediction: Prediction
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -343,13 +302,10 @@ class NetworkModel:
             InputError: none of the allowed ones is known for so many workers.
         """
         candidates = [
-            (prediction, name, chunks)
-            for name, chunks, prediction in self._candidates(size_bytes, workers, depth, is_beside)
-            if allowed is None or name in allowed
+            each
+            for each in self._candidates(size_bytes, workers, depth, is_beside)
+            if allowed is None or each.algorithm in allowed
         ]
-        if any(prediction.basis == "measured" for prediction, _, _ in candidates):
-            # What was given up at smaller sizes, far behind, must not come back as the extension of its line.
-            candidates = [c for c in candidates if c[0].basis == "measured"]
         if not candidates:
             wanted = "any algorithm" if allowed is None else " or ".join(allowed)
             known = self._known(workers) if self.given is None else [(name, 1) for name in ALGORITHMS]
@@ -358,47 +314,22 @@ class NetworkModel:
                 + (f" at depth {depth}" if depth is not None else "")
                 + f": known are {self._listed(known)}; measure it with caramel netbench"
             )
-        others_s = min((c[0].time_s for c in candidates if c[1] != NATIVE), default=math.inf)
-        candidates = [c for c in candidates if c[1] != NATIVE or _NATIVE_GAIN * c[0].time_s <= others_s]
-        ranked = sorted(candidates, key=lambda c: (c[0].time_s, c[2]))
-        chosen, why = self._beside_computation(ranked, size_bytes, workers) if is_beside else (ranked[0], "")
-        return Choice(chosen[1], chosen[2], chosen[0], _reason(ranked, size_bytes) + why)
-
-    def _beside_computation(
-        self, ranked: Sequence[Candidate], size_bytes: float, workers: int
-    ) -> tuple[Candidate, str]:
-        """What is chosen of candidates, the fastest first, and why it is not the fastest."""
+        ranked = worth_ranking(candidates)
+        if not is_beside:
+            return fastest(ranked, size_bytes)
 
         def share(candidate: Candidate) -> float:
-            return self.processor_share(workers, candidate[1], candidate[2], size_bytes)
+            return self.processor_share(workers, candidate.algorithm, candidate.depth, size_bytes)
 
-        why = ""
-        if workers > 2 and self.given is None:
-            most_s = _ONE_SENDER_WITHIN * ranked[0][0].time_s
-            near = [c for c in ranked if c[1] in ONE_SENDER and c[0].time_s <= most_s and share(c) <= _MOST_SHARE]
-            if near and near[0] is not ranked[0]:
-                why = (
-                    f" {_shown(near[0])} is an all-reduce in which a worker receives from one other only, so that "
-                    "several do not meet."
-                )
-            ranked = near or ranked
-        best = ranked[0]
-        chosen = min((c for c in ranked if c[0].time_s <= _ALIKE * best[0].time_s), key=share)
-        if chosen is not best:
-            why += (
-                f" {_shown(chosen)} takes {share(chosen):.0%} of the processors' time from computation, instead of "
-                f"{share(best):.0%}."
-            )
-        return chosen, why
+        choose = best_beside if workers > 2 and self.given is None else least_taking
+        return choose(ranked, size_bytes, share)
 
-    def _candidates(
-        self, size_bytes: float, workers: int, depth: int | None, is_beside: bool
-    ) -> Iterator[tuple[str, int, Prediction]]:
+    def _candidates(self, size_bytes: float, workers: int, depth: int | None, is_beside: bool) -> Iterator[Candidate]:
         if self.given is not None:
             yield from self._given_candidates(size_bytes, workers, depth)
             return
         if workers == 1:
-            yield "shuffle", depth or 1, Prediction(0.0, "measured")
+            yield Candidate(Prediction(0.0, "measured"), "shuffle", depth or 1)
             return
         known = self._known(workers)
         if depth is not None and any(chunks == depth for _, chunks in known):
@@ -409,11 +340,9 @@ class NetworkModel:
                 # Depths were not measured: the formula decides, and the time is that without chunks.
                 chunks = depth or default_depth(size_bytes, self._threshold(name, workers))
             if depth is None or depth == chunks:
-                yield name, chunks, prediction
+                yield Candidate(prediction, name, chunks)
 
-    def _given_candidates(
-        self, size_bytes: float, workers: int, depth: int | None
-    ) -> Iterator[tuple[str, int, Prediction]]:
+    def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
         for name in CHOICES:
             if depth is not None or name == NATIVE:
                 depths: Sequence[int] = (depth or 1,)
@@ -422,20 +351,4 @@ class NetworkModel:
             else:
                 depths = (default_depth(size_bytes, self._threshold(name, workers)) if workers > 1 else 1,)
             for chunks in depths:
-                yield name, chunks, self.predict(name, chunks, workers, size_bytes)
-
-
-def _shown(candidate: Candidate) -> str:
-    prediction, name, chunks = candidate
-    return f"{name} at depth {chunks} with {prediction.time_s * 1e3:.4g} ms"
-
-
-def _reason(ranked: Sequence[Candidate], size_bytes: float) -> str:
-    prediction, name, chunks = ranked[0]
-    text = (
-        f"{name} at depth {chunks} has the least predicted time for {size_bytes:.0f} bytes, "
-        f"{prediction.time_s * 1e3:.4g} ms ({prediction.basis})"
-    )
-    if len(ranked) > 1:
-        text += f"; next best is {_shown(ranked[1])}"
-    return text + "."
+                yield Candidate(self.predict(name, chunks, workers, size_bytes), name, chunks)
