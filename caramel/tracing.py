@@ -117,11 +117,20 @@ def trace(
     if not hasattr(place, "options"):
         raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {place!r}")
     share = _share(computation, batch)
-    traced, plain_s = _measured(computation, share, place, runs, steps, step_timeout_s, progress)
-    found = _summary(computation, place, traced, plain_s, statistic, description)
-    if not orders:
-        return found
-    return replace(found, ordered_step_s=_ordered(computation, found, share, place, steps, step_timeout_s, progress))
+    with ExitStack() as stack:
+        stack.enter_context(kept_servers(place, workers))
+        shared: Any = place
+        if isinstance(place, LocalProcesses):  # the same ones for all that run as in training
+            shared = stack.enter_context(closing(KeptProcesses(place)))
+        plain = stack.enter_context(Session(computation, shared, step_timeout_s=step_timeout_s))
+        traced, plain_s = _measured(computation, share, place, plain, runs, steps, step_timeout_s, progress)
+        found = _summary(computation, place, traced, plain_s, statistic, description)
+        if orders:
+            seconds = _ordered(computation, found, share, shared, plain, steps, step_timeout_s, progress)
+            found = replace(found, ordered_step_s=seconds)
+        if isinstance(shared, KeptProcesses):
+            shared.close()  # before the sessions, which servers take long to forget one by one
+    return found
 
 
 def _check_batch(computation: Computation, batch: Sequence[Any]) -> None:
@@ -156,6 +165,7 @@ def _measured(
     computation: Computation,
     batch: Sequence[Any],
     cluster: Any,
+    plain: Session,
     runs: int,
     steps: int,
     timeout_s: float,
@@ -167,12 +177,10 @@ def _measured(
     options = replace(cluster.options, optimize_graph=False, inter_op_threads=lanes, transfer_threads=0)
     names_kept = replace(cluster, options=options)
     if isinstance(cluster, LocalProcesses):
-        names_kept = replace(names_kept, base_port=None)  # the other session has these ports
+        names_kept = replace(names_kept, base_port=None)  # the plain session has these ports
     traced: list[TracedStep] = []
     plain_s: list[float] = []
     with ExitStack() as stack:
-        stack.enter_context(kept_servers(cluster, computation.plan.workers))
-        plain = stack.enter_context(Session(computation, cluster, step_timeout_s=timeout_s))
         named = stack.enter_context(Session(computation, names_kept, step_timeout_s=timeout_s))
         show = stack.enter_context(progress_over(runs + steps, progress))
         for _ in range(_WARM_UP):
@@ -191,11 +199,12 @@ def _ordered(
     found: Trace,
     batch: Sequence[Any],
     cluster: Any,
+    plain: Session,
     steps: int,
     timeout_s: float,
     progress: bool,
 ) -> Mapping[str, float]:
-    """Median seconds of a step by how its gradients are ordered; the kinds take turns."""
+    """Median seconds of a step by how its gradients are ordered; the kinds take turns. The plain one has no order."""
     needs = find_dependencies(computation.model)
     order = order_by_cost(computation.model, needs, found.op_s, "")
     kinds = {kind: control_edges(computation.model, needs, order, kind).edges for kind in ("total", "updates")}
@@ -203,16 +212,12 @@ def _ordered(
         return {}
     seconds: dict[str, list[float]] = {kind: [] for kind in ("none", *kinds)}
     with ExitStack() as stack:
-        stack.enter_context(kept_servers(cluster, computation.plan.workers))
-        if isinstance(cluster, LocalProcesses):
-            cluster = stack.enter_context(closing(KeptProcesses(cluster)))
-        sessions = {}
-        for kind in seconds:
-            edges = kinds.get(kind, ())
+        sessions = {"none": plain}
+        for kind, edges in kinds.items():
             made = replace(computation, plan=replace(computation.plan, edges=edges))
             sessions[kind] = stack.enter_context(Session(made, cluster, step_timeout_s=timeout_s))
         if isinstance(cluster, KeptProcesses):
-            stack.callback(cluster.close)  # before the sessions, which servers take long to forget one by one
+            stack.callback(cluster.close)  # see `trace`
         show = stack.enter_context(progress_over(steps + _WARM_UP, progress))
         for done in range(steps + _WARM_UP):
             for kind, session in sessions.items():
