@@ -247,11 +247,19 @@ def _to_others(
     plan: Plan,
     devices: Sequence[Device],
 ) -> list[str]:
-    """Worker 0's value to the others: random states offset by rank, a sum that is still growing stays with worker 0."""
+    """Worker 0's value to the others: random states offset by rank, a sum that is still growing stays with worker 0.
+
+    Each worker passes on what it gets to the next one, so that nobody sends it more than once: with one sender, the
+    link of worker 0 would carry the whole model as often as there are others.
+    """
     assigned = []
     dtype = dtype_attribute(variable.dtype)
     for rank in range(1, len(devices)):
-        source, device = value, str(devices[rank])
+        device = str(devices[rank])
+        if rank > 1:
+            passed = node(f"{scope}/pass_{number}_{rank - 1}", "Identity", [value], str(devices[rank - 1]), T=dtype)
+            value = builder.add(passed, rank - 1)
+        source = value
         if variable.kind is VariableClass.RANDOM_STATE:
             name = f"{scope}/offset_{number}_{rank}"
             offset = builder.add(
