@@ -22,7 +22,7 @@ class Effort:
         pack_bytes: tried for MultiWorkerMirroredStrategy, whose default is all gradients in one pack (0).
         fusion: bytes of a buffer and milliseconds of a cycle that are tried for Horovod, besides its default of
             128 MiB and 1 ms.
-        bursts: of each setting that is tried, after one that does not count.
+        bursts: of each setting that is tried, after two steps that do not count.
         contenders: who takes part; None for everybody.
     """
 

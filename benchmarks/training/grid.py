@@ -29,6 +29,9 @@ _PAYLOAD = 1448 / 1514
 _MULTIPLE = 8
 """Of the examples of a batch, so that up to as many workers have equal parts."""
 
+_SETTLING_STEPS = 2
+"""Of a contender with settings that are tried: what compiles and connects is done by then."""
+
 
 # -- which cells -----------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ def best_of_sweep(
 
     Args:
         candidates: settings, and what makes a contender of them.
-        bursts: that count, after one that does not.
+        bursts: that count, after two steps that do not.
         steps: of each, after one that does not count.
 
     Raises:
@@ -215,9 +218,10 @@ def _try(settings: Settings, make: Callable[[], Contender], bursts: int, steps: 
     try:
         contender = make()
         try:
-            found = [checked_burst(contender, steps + 1) for _ in range(bursts + 1)]
+            checked_burst(contender, _SETTLING_STEPS)
+            found = [checked_burst(contender, steps + 1) for _ in range(bursts)]
         finally:
             contender.close()
     except CaramelError as error:
         return Tried(settings, None, in_one_line(error))
-    return Tried(settings, statistics.median(map(step_time_s, found[1:])), None)
+    return Tried(settings, statistics.median(map(step_time_s, found)), None)
