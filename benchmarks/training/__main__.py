@@ -24,7 +24,7 @@ from benchmarks.training.report import report
 from benchmarks.training.site import Site
 from benchmarks.training.spmd import horovod_versions
 from benchmarks.training.workloads import BY_NAME, Workload
-from caramel.errors import CaramelError
+from caramel.errors import CaramelError, InputError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.runtime.progress import progress_over
@@ -149,9 +149,12 @@ def main(
     """Compare training steps. What is in the results already is not measured again."""
     expected = cells(quick, core, workloads or tuple(BY_NAME))
     python = horovod or (str(HOROVOD) if HOROVOD.exists() else None)
+    peers = horovod_versions(python)
+    if horovod is not None and "horovod" not in peers:
+        raise InputError(f"{horovod!r} is no Python with Horovod: make horovod builds one, or leave out --horovod")
     usual = QUICK if quick else FULL
     effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
-    record = resume(results, Record(versions_here(**horovod_versions(python)), dict(effort.settings)))
+    record = resume(results, Record(versions_here(**peers), dict(effort.settings)))
     record = _measured(record, record.unfinished(expected, retry), python, effort, results)
     click.echo(report(record.rows, expected))
     if plots is not None:

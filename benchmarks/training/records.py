@@ -225,7 +225,7 @@ def resume(path: str | os.PathLike[str], new: Record) -> Record:
     Raises:
         InputError: the file is no such record, or a new one cannot be written.
     """
-    if Path(path).exists():
+    if Path(path).exists() and load(path).cells:  # without any, nothing was measured otherwise
         return load(path, new)
     save(new, path)  # whether that can be done is better known before hours of measuring
     return new

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
+from click.testing import CliRunner
 
 from benchmarks.testbed import UnavailableError
+from benchmarks.training.__main__ import main
 from benchmarks.training.effort import QUICK
 from benchmarks.training.site import Site
 from benchmarks.training.spmd import HOROVOD, MIRRORED, SpmdContender, horovod_versions
@@ -105,3 +107,10 @@ def test_nobody_else_needs_horovod(site):
         site.peer(HOROVOD)
     assert horovod_versions(None) == horovod_versions("/there/is/no/python") == {}
     assert horovod_versions(sys.executable) == {"horovod_tensorflow": tf.__version__}
+
+
+@pytest.mark.parametrize("python", ["/there/is/no/python", sys.executable])
+def test_a_python_without_horovod_is_refused_before_anything_is_measured(python, tmp_path):
+    told = CliRunner().invoke(main, ["--horovod", python, "--results", str(tmp_path / "a.json")])
+    assert told.exit_code == 1 and "no Python with Horovod: make horovod builds one" in told.output
+    assert not list(tmp_path.iterdir())

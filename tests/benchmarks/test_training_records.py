@@ -54,11 +54,17 @@ def test_rows_of_several_cells_are_no_cell():
 
 
 def test_other_settings_and_versions_are_named(tmp_path):
-    save(new(), tmp_path / "a.json")
+    save(new().with_cell([row(CELLS[0])]), tmp_path / "a.json")
     with pytest.raises(InputError, match="rounds.*name another file or remove"):
         resume(tmp_path / "a.json", replace(new(), settings={"rounds": 5}))
     with pytest.raises(InputError, match=r"tensorflow.*2\.21"):
         resume(tmp_path / "a.json", replace(new(), versions={"tensorflow": "2.22"}))
+
+
+def test_a_record_without_cells_is_not_in_the_way(tmp_path):
+    path = tmp_path / "a.json"
+    resume(path, replace(new(), versions={"tensorflow": "2.22"}))
+    assert resume(path, new()) == new() == load(path)
 
 
 @pytest.mark.parametrize(
