@@ -131,7 +131,9 @@ def _tell(cell: Cell, what: str) -> None:
 @click.option("--rounds", type=click.IntRange(min=1), help=f"Of all contenders.  [default: {FULL.rounds}]")
 @click.option("--steps", type=click.IntRange(min=1), help=f"Of each in a round.  [default: {FULL.steps}]")
 @click.option("--horovod", type=click.Path(dir_okay=False), help=f"Python that has Horovod.  [default: {HOROVOD}]")
-@click.option("--retry", is_flag=True, help="Measure cells in which somebody failed once more.")
+@click.option(
+    "--retry", is_flag=True, help="Measure cells that were disturbed, or in which somebody failed, once more."
+)
 @click.option("--results", type=click.Path(dir_okay=False), default="training.json", show_default=True)
 @click.option("--plots", type=click.Path(file_okay=False), help="Write plots into this folder.")
 @errors_for_click

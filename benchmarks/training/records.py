@@ -12,12 +12,16 @@ from pathlib import Path
 
 from benchmarks.output import write_json
 from benchmarks.training.contender import Settings
+from benchmarks.training.names import COMPUTE
 from caramel.errors import InputError
 from caramel.records import from_data
 from caramel.writing import read_text
 
 VERSION = 1
 """Of the file: another one when what a row says changes."""
+
+MOST_DRIFT = 1.15
+"""Computation alone takes about as long in every round; where it does not, something else ran on the machine."""
 
 _ANEW = "to measure anew, name another file or remove this one"
 
@@ -97,6 +101,16 @@ class Row:
         return Cell(self.workload, self.workers, self.rho)
 
 
+def drift(rows: Iterable[Row]) -> float:
+    """The longest round of computation alone over its shortest one; 1 where it was not measured.
+
+    Args:
+        rows: of a cell.
+    """
+    times = next((row.times_s for row in rows if row.contender == COMPUTE), ())
+    return max(times) / min(times) if times else 1.0
+
+
 @dataclass(frozen=True)
 class Record:
     """All that was measured.
@@ -123,12 +137,14 @@ class Record:
 
         Args:
             cells: in the order in which they are measured.
-            retry: whether a cell in which a contender failed is to be measured once more.
+            retry: whether a cell in which a contender failed, or that was disturbed, is to be measured once more.
         """
 
         def is_finished(cell: Cell) -> bool:
             rows = self.cells.get(cell.key)
-            return rows is not None and not (retry and any(row.error is not None for row in rows))
+            if rows is None or not retry:
+                return rows is not None
+            return drift(rows) <= MOST_DRIFT and all(row.error is None for row in rows)
 
         return [cell for cell in cells if not is_finished(cell)]
 

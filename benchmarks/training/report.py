@@ -19,7 +19,7 @@ from benchmarks.training.names import (
     OURS,
     TITLES,
 )
-from benchmarks.training.records import Cell, Row, by_cell
+from benchmarks.training.records import MOST_DRIFT, Cell, Row, by_cell, drift
 
 NONE = "-"
 
@@ -105,8 +105,13 @@ def cell_table(rows: Sequence[Row]) -> str:
         f"naive limit {_ms(ours.naive_limit_s)} ms",
     ]
     parts = [f"{', '.join(facts)}.", markdown_table(HEAD, map(_fields, rows))]
-    failed = [f"- {row.contender} failed: {row.error}" for row in rows if row.error is not None]
-    return "\n\n".join([*parts, *(["\n".join(failed)] if failed else [])])
+    notes = [f"- {row.contender} failed: {row.error}" for row in rows if row.error is not None]
+    if (longest := drift(rows)) > MOST_DRIFT:
+        notes.append(
+            f"- disturbed: computation alone took {longest - 1:.0%} longer in one round than in another; --retry "
+            "measures the cell once more"
+        )
+    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
 
 
 def _fields(row: Row) -> list[str]:

@@ -111,6 +111,14 @@ def test_the_report_has_every_contender_of_every_cell():
     assert "mlp, 4 workers, rho 2: caramel was not measured" in text
 
 
+def test_the_report_says_which_cells_were_disturbed():
+    (steady,) = rows(FIRST, compute=1.0)
+    (other,) = rows(OTHER, compute=1.0)
+    text = report([steady, replace(other, times_s=(1.0, 1.3, 1.0))], [FIRST])
+    assert text.count("disturbed") == 1
+    assert "- disturbed: computation alone took 30% longer in one round" in text[text.index("### vgg, 8 workers") :]
+
+
 def test_the_overview_has_a_line_for_each_cell():
     first = rows(FIRST, 1.0, caramel=1.1, mwms=1.8, mwms_best=1.5, horovod=1.9, horovod_best=1.6)
     second = rows(SECOND, 2.0, caramel=2.0, mwms=3.0, mwms_best=1.9, errors=("mwms",))
