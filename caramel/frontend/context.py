@@ -27,9 +27,10 @@ from caramel.errors import CaptureError, InputError
 from caramel.frontend.assemble import assemble
 from caramel.frontend.attributes import bare
 from caramel.frontend.files import graph_from, is_graph_proto, read_file
-from caramel.frontend.function_program import Naming, capture_evaluation, capture_step
+from caramel.frontend.function_program import capture_evaluation, capture_step
 from caramel.frontend.graph_program import capture_graph, nodes_of
 from caramel.frontend.iterators import placeholder_of, with_placeholders
+from caramel.frontend.naming import Naming
 from caramel.frontend.raw import RawProgram
 from caramel.frontend.recorder import Recorder, recording
 from caramel.frontend.replicable import refuse_irreplicable

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.util import nest
 
 from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
 from caramel.frontend.attributes import bare
 from caramel.frontend.inline import inline
 from caramel.frontend.marks import marked
+from caramel.frontend.naming import Naming, UsedVariables
 from caramel.frontend.raw import RawProgram, RawVariable
 from caramel.frontend.recorder import Recorder, is_library
 from caramel.graph import ops
@@ -29,17 +26,6 @@ from caramel.model import Evaluation, Input
 
 _CONSTANT_BYTES = 1024
 """Captured eager tensors up to this size become constants (shapes, axes); larger ones, variables."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Initial values copied when the program was captured."""
-
-    values: Mapping[str, np.ndarray]
-
-    def load(self) -> Mapping[str, np.ndarray]:
-        """The values."""
-        return self.values
 
 
 class Traced:
@@ -54,16 +40,15 @@ class Traced:
         captured = {internal.op.name: external for external, internal in self.func_graph.captures}
         self._arguments = [t for t in self.func_graph.inputs if t.op.name not in captured]
         graph_def = self.func_graph.as_graph_def(add_shapes=True)
-        live = _LiveVariables()
-        replacements = {name: self._capture(name, external, live) for name, external in captured.items()}
+        variables = UsedVariables(self.func_graph)
+        replacements = {name: self._capture(name, external, variables) for name, external in captured.items()}
         self._inlined = inline(_with_captures(graph_def, replacements))
         self.graph = self._inlined.graph
 
-    def _capture(self, name: str, external: Any, live: _LiveVariables) -> list[Any]:
+    def _capture(self, name: str, external: Any, variables: UsedVariables) -> list[Any]:
         """Nodes that stand for a captured value; the last one gives what the placeholder gave."""
         if external.dtype == tf.resource:
-            variable = self.naming.variable(external, self.func_graph, live)
-            return [_handle_node(variable)]
+            return [_handle_node(self.naming.variable(external, variables))]
         if not isinstance(external, tf.__internal__.EagerTensor):
             raise UnsupportedError(
                 f"the step captures tensor {external.name!r} of another graph; "
@@ -105,119 +90,6 @@ class Traced:
         """Nodes with effects, in the order of the graph."""
         wanted = {op.name for op in self.func_graph.control_outputs}
         return tuple(name for name in self.graph.nodes if name in wanted)
-
-
-class Naming:
-    """One name and one handle node for each captured variable, over all traced functions."""
-
-    def __init__(self) -> None:
-        self._by_handle: dict[int, RawVariable] = {}
-        self.objects: dict[str, Any] = {}
-        self._constants: dict[str, np.ndarray] = {}
-
-    def copy(self) -> Naming:
-        """The same names; more of them do not get into these."""
-        made = Naming()
-        made._by_handle.update(self._by_handle)
-        made.objects.update(self.objects)
-        made._constants.update(self._constants)
-        return made
-
-    @property
-    def variables(self) -> tuple[RawVariable, ...]:
-        """All variables seen, in the order of capture."""
-        return tuple(self._by_handle.values())
-
-    def of_handle(self, handle: Any) -> RawVariable | None:
-        """The variable of a resource handle."""
-        return self._by_handle.get(id(handle))
-
-    def variable(self, handle: Any, func_graph: Any, live: _LiveVariables) -> RawVariable:
-        """Name the variable behind a captured resource."""
-        known = self._by_handle.get(id(handle))
-        if known is not None:
-            return known
-        found = next((v for v in func_graph.variables if v.handle is handle), None)
-        if found is None:
-            found = live.of_handle(handle)
-        if found is None:
-            reader = _reader(func_graph, handle)
-            raise UnsupportedError(
-                f"op {reader.name!r} ({reader.type}) uses a resource that is no variable (a lookup table, an iterator "
-                "or a queue), which cannot be copied to every worker yet. Look values up outside the step and feed "
-                "them; pass a dataset as data= to caramel.capture, and let the step take its elements"
-            )
-        if found.shape.rank is None or None in found.shape.as_list():
-            raise UnsupportedError(f"variable {found.name!r} has no static shape; create it with a fixed shape")
-        raw = self._add(
-            id(handle),
-            found.name.partition(":")[0],
-            found.dtype.name,
-            tuple(found.shape.as_list()),
-            bool(found.trainable),
-        )
-        self.objects[raw.name] = found
-        return raw
-
-    def constant(self, tensor: Any, name: str) -> RawVariable:
-        """Treat a captured eager tensor as a variable that nothing writes."""
-        known = self._by_handle.get(id(tensor))
-        if known is not None:
-            return known
-        raw = self._add(id(tensor), f"constants/{name}", tensor.dtype.name, tuple(tensor.shape.as_list()), False)
-        self._constants[raw.name] = tensor.numpy()
-        self.objects.setdefault(raw.name, tensor)  # keeps the tensor alive, so that its id stays its own
-        return raw
-
-    def _add(self, key: int, name: str, dtype: str, shape: tuple[int, ...], trainable: bool) -> RawVariable:
-        unique = _unique(name, {v.name for v in self._by_handle.values()})
-        node = "caramel.variables/" + re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", unique)
-        node = _unique(node, {v.node for v in self._by_handle.values()})  # "a b" and "a_b" are two names
-        raw = RawVariable(unique, node, dtype, shape, trainable)
-        self._by_handle[key] = raw
-        return raw
-
-    def snapshot(self) -> Snapshot:
-        """Copy the current values."""
-        values = dict(self._constants)
-        for name, variable in self.objects.items():
-            if name not in values:
-                values[name] = variable.numpy().copy()
-        return Snapshot(values)
-
-    @property
-    def live(self) -> dict[str, Any]:
-        """The user's variable objects by name."""
-        return {name: v for name, v in self.objects.items() if name not in self._constants}
-
-
-class _LiveVariables:
-    """The variables of this process, whoever made them.
-
-    TensorFlow tells a function's variables by their being read or assigned through the object. Optimizers of
-    TensorFlow 1 give their slots' handles to ops themselves.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[int, Any] | None = None
-
-    def of_handle(self, handle: Any) -> Any:
-        """The variable with a handle; None if there is none.
-
-        Looking through all objects takes a tenth of a second and more, so it is done once.
-        """
-        if self._found is None:
-            variables = (each for each in gc.get_objects() if issubclass(type(each), BaseResourceVariable))
-            self._found = {id(each.handle): each for each in variables}
-        return self._found.get(id(handle))
-
-
-def _unique(name: str, taken: Collection[str]) -> str:
-    """A name that is not taken: this one, or this one with a number."""
-    unique, number = name, 1
-    while unique in taken:
-        unique, number = f"{name}_{number}", number + 1
-    return unique
 
 
 @many_objects()
@@ -336,12 +208,6 @@ def _where(error: Exception) -> str:
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     own = [f for f in (account or frames) if not is_library(f[0])]
     return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
-
-
-def _reader(func_graph: Any, external: Any) -> Any:
-    """The first op that reads a captured tensor."""
-    internal = next(i for e, i in func_graph.captures if e is external)
-    return next(iter(internal.consumers()), internal.op)
 
 
 def _handle_node(variable: RawVariable) -> Any:

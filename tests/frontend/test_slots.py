@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import caramel
-from caramel.frontend import function_program
+from caramel.frontend import naming
 
 
 def make_step(count):
@@ -48,6 +48,6 @@ def test_all_objects_are_looked_through_once_for_many_of_them(monkeypatch):
             return original()
 
     step = make_step(6)
-    monkeypatch.setattr(function_program, "gc", Counting)
+    monkeypatch.setattr(naming, "gc", Counting)
     assert len(caramel.capture(step).model.variables) == 12
     assert count == 1
