@@ -12,15 +12,7 @@ from caramel.errors import InputError
 from caramel.netmodel.contention import Beside, Contention
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, threshold_bytes
-from caramel.netmodel.ranking import (
-    Candidate,
-    Choice,
-    Prediction,
-    best_beside,
-    fastest,
-    least_taking,
-    worth_ranking,
-)
+from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of
 
 MOST_DEPTH = 8
 """Caramel, section 4.4: depths from 1 to 8."""
@@ -287,16 +279,13 @@ class NetworkModel:
         Args:
             size_bytes: bytes that travel.
             workers: number of workers.
-            allowed: names of algorithms; default: all that are known. `native` is only chosen where it is 1.5 times as
-                fast as any other: it runs no more once a server was restarted, or in two sessions on the same servers.
+            allowed: names of algorithms; default: all that are known. `native` must be much faster than others: it runs
+                no more once a server was restarted, or in two sessions on the same servers.
             depth: only this depth.
             is_beside: whether all workers compute meanwhile.
 
         Returns:
-            The choice; of equally fast ones the smallest depth, then the order of `ALGORITHMS`. Beside computation on
-            a measured network of three or more workers: if there are some of `ONE_SENDER` that take up to 25 % longer
-            than the fastest and at most half of the processors' time, the fastest of these; then of those that take
-            up to 3 % longer the one that takes least from the computation.
+            The choice by the rules of `best_of`; the order of equally fast ones is that of `ALGORITHMS`.
 
         Raises:
             InputError: none of the allowed ones is known for so many workers.
@@ -314,15 +303,12 @@ class NetworkModel:
                 + (f" at depth {depth}" if depth is not None else "")
                 + f": known are {self._listed(known)}; measure it with caramel netbench"
             )
-        ranked = worth_ranking(candidates)
-        if not is_beside:
-            return fastest(ranked, size_bytes)
 
         def share(candidate: Candidate) -> float:
             return self.processor_share(workers, candidate.algorithm, candidate.depth, size_bytes)
 
-        choose = best_beside if workers > 2 and self.given is None else least_taking
-        return choose(ranked, size_bytes, share)
+        meet = workers > 2 and self.given is None
+        return best_of(candidates, size_bytes, share if is_beside else None, meet)
 
     def _candidates(self, size_bytes: float, workers: int, depth: int | None, is_beside: bool) -> Iterator[Candidate]:
         if self.given is not None:

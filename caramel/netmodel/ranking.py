@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from caramel.collectives.algorithms import NATIVE, ONE_SENDER
 
 _NATIVE_GAIN = 1.5
-"""See `worth_ranking` (our choice: TensorFlow's own ring on processors was never so much faster)."""
+"""See `best_of` (our choice: TensorFlow's own ring on processors was never so much faster)."""
 
 _ALIKE = 1.03
 """Times of all-reduces beside computation that differ by less may be in any order the next time they are measured."""
 
 _ONE_SENDER_WITHIN = 1.25
-"""See `best_beside`. Measured one after the other, all-reduces do not meet on links as those of a step do, on workers
+"""See `best_of`. Measured one after the other, all-reduces do not meet on links as those of a step do, on workers
 that are not in step. On four hosts with links of 50 Mbit/s, where all are about as fast from 128 KiB on, steps of a
 VGG-like network took 0.80 s with rings, 0.83 s with halving-doubling and 0.84 s with shuffles; of a ResNet 0.72 s,
 0.80 s and 0.76 s (our choice)."""
@@ -78,76 +78,48 @@ class Choice:
     reason: str
 
 
-def worth_ranking(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The fastest first, without what is not to be trusted: nothing extrapolated where something was measured.
+def best_of(
+    candidates: Sequence[Candidate],
+    size_bytes: float,
+    share: Callable[[Candidate], float] | None = None,
+    meet: bool = False,
+) -> Choice:
+    """The one with the least predicted time; of equally fast ones the smaller depth, then the first.
 
-    What was given up at smaller sizes, far behind, must not come back as the extension of its line. `native` is
-    only among them where it is 1.5 times as fast as any other.
+    Nothing is extrapolated where something was measured: what was given up at smaller sizes, far behind, must not come
+    back as the extension of its line. `native` is only chosen where it is 1.5 times as fast as any other.
 
     Args:
-        candidates: some; of equally fast ones the smaller depth, then their order decides.
+        candidates: at least one.
+        size_bytes: bytes that travel.
+        share: the part of its progress that computation loses beside a candidate, where all workers compute meanwhile.
+            Of those that take up to 3 % longer than the fastest it is then the one with the least share.
+        meet: whether several all-reduces meet on links, beside computation. If there are some of `ONE_SENDER` that take
+            up to 25 % longer than the fastest and at most half of the processors' time, it is one of these.
     """
     if any(c.prediction.basis == "measured" for c in candidates):
         candidates = [c for c in candidates if c.prediction.basis == "measured"]
     others_s = min((c.time_s for c in candidates if c.algorithm != NATIVE), default=math.inf)
     kept = (c for c in candidates if c.algorithm != NATIVE or _NATIVE_GAIN * c.time_s <= others_s)
-    return sorted(kept, key=lambda c: (c.time_s, c.depth))
-
-
-def fastest(ranked: Sequence[Candidate], size_bytes: float) -> Choice:
-    """The one with the least time.
-
-    Args:
-        ranked: at least one; see `worth_ranking`.
-        size_bytes: bytes that travel.
-    """
-    return _choice(ranked[0], _reason(ranked, size_bytes))
-
-
-def best_beside(ranked: Sequence[Candidate], size_bytes: float, share: Callable[[Candidate], float]) -> Choice:
-    """The one to run beside computation, on a measured network of three or more workers.
-
-    If there are some of `ONE_SENDER` that take up to 25 % longer than the fastest and at most half of the processors'
-    time, it is one of these: the fastest, or one up to 3 % slower that takes less from the computation.
-
-    Args:
-        ranked: at least one; see `worth_ranking`.
-        size_bytes: bytes that travel.
-        share: the part of its progress that computation loses beside a candidate.
-    """
-    most_s = _ONE_SENDER_WITHIN * ranked[0].time_s
-    near = [c for c in ranked if c.algorithm in ONE_SENDER and c.time_s <= most_s and share(c) <= _MOST_SHARE]
-    why = ""
-    if near and near[0] is not ranked[0]:
-        why = (
-            f" {near[0]} is an all-reduce in which a worker receives from one other only, so that several do not meet."
-        )
-    return _least_taking(near or ranked, share, _reason(ranked, size_bytes) + why)
-
-
-def least_taking(ranked: Sequence[Candidate], size_bytes: float, share: Callable[[Candidate], float]) -> Choice:
-    """Of those that take up to 3 % longer than the fastest the one that takes least from the computation.
-
-    Args:
-        ranked: at least one; see `worth_ranking`.
-        size_bytes: bytes that travel.
-        share: see `best_beside`.
-    """
-    return _least_taking(ranked, share, _reason(ranked, size_bytes))
-
-
-def _least_taking(ranked: Sequence[Candidate], share: Callable[[Candidate], float], reason: str) -> Choice:
-    best = ranked[0]
-    chosen = min((c for c in ranked if c.time_s <= _ALIKE * best.time_s), key=share)
-    if chosen is not best:
-        reason += (
-            f" {chosen} takes {share(chosen):.0%} of the processors' time from computation, instead of "
-            f"{share(best):.0%}."
-        )
-    return _choice(chosen, reason)
-
-
-def _choice(chosen: Candidate, reason: str) -> Choice:
+    ranked = sorted(kept, key=lambda c: (c.time_s, c.depth))
+    chosen, reason = ranked[0], _reason(ranked, size_bytes)
+    if share is not None and meet:
+        most_s = _ONE_SENDER_WITHIN * chosen.time_s
+        near = [c for c in ranked if c.algorithm in ONE_SENDER and c.time_s <= most_s and share(c) <= _MOST_SHARE]
+        if near and near[0] is not chosen:
+            reason += (
+                f" {near[0]} is an all-reduce in which a worker receives from one other only, so that several do not "
+                "meet."
+            )
+        ranked = near or ranked
+    if share is not None:
+        fastest = ranked[0]
+        chosen = min((c for c in ranked if c.time_s <= _ALIKE * fastest.time_s), key=share)
+        if chosen is not fastest:
+            reason += (
+                f" {chosen} takes {share(chosen):.0%} of the processors' time from computation, instead of "
+                f"{share(fastest):.0%}."
+            )
     return Choice(chosen.algorithm, chosen.depth, chosen.prediction, reason)
 
 
