@@ -7,8 +7,8 @@ import platform
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -117,20 +117,13 @@ def trace(
     if not hasattr(place, "options"):
         raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {place!r}")
     share = _share(computation, batch)
-    with ExitStack() as stack:
-        stack.enter_context(kept_servers(place, workers))
-        shared: Any = place
-        if isinstance(place, LocalProcesses):  # the same ones for all that run as in training
-            shared = stack.enter_context(closing(KeptProcesses(place)))
-        plain = stack.enter_context(Session(computation, shared, step_timeout_s=step_timeout_s))
+    with _as_in_training(place, workers, step_timeout_s) as opened:
+        plain = opened(computation)
         traced, plain_s = _measured(computation, share, place, plain, runs, steps, step_timeout_s, progress)
         found = _summary(computation, place, traced, plain_s, statistic, description)
-        if orders:
-            seconds = _ordered(computation, found, share, shared, plain, steps, step_timeout_s, progress)
-            found = replace(found, ordered_step_s=seconds)
-        if isinstance(shared, KeptProcesses):
-            shared.close()  # before the sessions, which servers take long to forget one by one
-    return found
+        if not orders:
+            return found
+        return replace(found, ordered_step_s=_ordered(computation, found, share, plain, opened, steps, progress))
 
 
 def _check_batch(computation: Computation, batch: Sequence[Any]) -> None:
@@ -161,6 +154,18 @@ def _share(computation: Computation, batch: Sequence[Any]) -> Sequence[Any]:
 # -- running -----------------------------------------------------------------------------------
 
 
+@contextmanager
+def _as_in_training(cluster: Any, workers: int, timeout_s: float) -> Iterator[Callable[[Computation], Session]]:
+    """What opens sessions that run as in training, all on the same servers and until the end."""
+    with ExitStack() as stack:
+        stack.enter_context(kept_servers(cluster, workers))
+        sessions = stack.enter_context(ExitStack())
+        if isinstance(cluster, LocalProcesses):
+            cluster = KeptProcesses(cluster)
+            stack.callback(cluster.close)  # before the sessions, which servers take long to forget one by one
+        yield lambda made: sessions.enter_context(Session(made, cluster, step_timeout_s=timeout_s))
+
+
 def _measured(
     computation: Computation,
     batch: Sequence[Any],
@@ -180,9 +185,10 @@ def _measured(
         names_kept = replace(names_kept, base_port=None)  # the plain session has these ports
     traced: list[TracedStep] = []
     plain_s: list[float] = []
-    with ExitStack() as stack:
-        named = stack.enter_context(Session(computation, names_kept, step_timeout_s=timeout_s))
-        show = stack.enter_context(progress_over(runs + steps, progress))
+    with (
+        Session(computation, names_kept, step_timeout_s=timeout_s) as named,
+        progress_over(runs + steps, progress) as show,
+    ):
         for _ in range(_WARM_UP):
             _again_at_end(lambda: timed_step(plain, *batch))
             _again_at_end(lambda: traced_step(named, *batch))
@@ -198,10 +204,9 @@ def _ordered(
     computation: Computation,
     found: Trace,
     batch: Sequence[Any],
-    cluster: Any,
     plain: Session,
+    opened: Callable[[Computation], Session],
     steps: int,
-    timeout_s: float,
     progress: bool,
 ) -> Mapping[str, float]:
     """Median seconds of a step by how its gradients are ordered; the kinds take turns. The plain one has no order."""
@@ -210,15 +215,11 @@ def _ordered(
     kinds = {kind: control_edges(computation.model, needs, order, kind).edges for kind in ("total", "updates")}
     if not any(kinds.values()):
         return {}
-    seconds: dict[str, list[float]] = {kind: [] for kind in ("none", *kinds)}
-    with ExitStack() as stack:
-        sessions = {"none": plain}
-        for kind, edges in kinds.items():
-            made = replace(computation, plan=replace(computation.plan, edges=edges))
-            sessions[kind] = stack.enter_context(Session(made, cluster, step_timeout_s=timeout_s))
-        if isinstance(cluster, KeptProcesses):
-            stack.callback(cluster.close)  # see `trace`
-        show = stack.enter_context(progress_over(steps + _WARM_UP, progress))
+    sessions = {"none": plain}
+    for kind, edges in kinds.items():
+        sessions[kind] = opened(replace(computation, plan=replace(computation.plan, edges=edges)))
+    seconds: dict[str, list[float]] = {kind: [] for kind in sessions}
+    with progress_over(steps + _WARM_UP, progress) as show:
         for done in range(steps + _WARM_UP):
             for kind, session in sessions.items():
                 step_s = _again_at_end(partial(timed_step, session, *batch))
