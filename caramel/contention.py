@@ -33,8 +33,8 @@ _COMPUTED_PART = 0.7
 """So long is the computation, of the all-reduces' time: it should end first even if it takes half as long again."""
 
 _STALLED = 1.3
-"""All-reduces that take so many times as long beside computation are measured beside some that outlasts them. Packets
-that are lost cost pauses of fixed length; laid to the time in which both ran, they would seem many times as long."""
+"""All-reduces that take so many times as long beside computation are measured again, beside one that outlasts them.
+Lost packets cost pauses of fixed length; laid to the time in which both ran, they would seem many times as long."""
 
 
 def measure_contention(

@@ -195,15 +195,14 @@ def save(record: Record, path: str | os.PathLike[str]) -> None:
         raise InputError(f"the record {os.fspath(path)!r} cannot be written: {error.strerror}") from error
 
 
-def load(path: str | os.PathLike[str], expected: Record | None = None) -> Record:
+def load(path: str | os.PathLike[str]) -> Record:
     """Read a record.
 
     Args:
         path: the file.
-        expected: a record with the versions and settings that it must have; None for any.
 
     Raises:
-        InputError: it cannot be read, is no record or one of another version, or has others than what is expected.
+        InputError: it cannot be read, or is no record or one of another version.
     """
     name = os.fspath(path)
     text = read_text(path, "the record", InputError)
@@ -221,13 +220,6 @@ def load(path: str | os.PathLike[str], expected: Record | None = None) -> Record
     for key, rows in record.cells.items():
         if not rows or any(row.cell.key != key for row in rows):
             raise InputError(f"the record {name!r} is damaged: cell {key!r} lacks rows or has others'; {_ANEW}")
-    if expected is not None:
-        differences = [
-            *_differences(record.settings, expected.settings),
-            *_differences(record.versions, expected.versions),
-        ]
-        if differences:
-            raise InputError(f"the record {name!r} was measured otherwise ({'; '.join(differences)}): {_ANEW}")
     return record
 
 
@@ -239,10 +231,16 @@ def resume(path: str | os.PathLike[str], new: Record) -> Record:
         new: a record without cells.
 
     Raises:
-        InputError: the file is no such record, or a new one cannot be written.
+        InputError: the file is no record, or one with cells of other versions or settings; or a new one cannot be
+            written.
     """
-    if Path(path).exists() and load(path).cells:  # without any, nothing was measured otherwise
-        return load(path, new)
+    found = load(path) if Path(path).exists() else new
+    if found.cells:
+        differences = [*_differences(found.settings, new.settings), *_differences(found.versions, new.versions)]
+        if differences:
+            name = os.fspath(path)
+            raise InputError(f"the record {name!r} was measured otherwise ({'; '.join(differences)}): {_ANEW}")
+        return found
     save(new, path)  # whether that can be done is better known before hours of measuring
     return new
 
