@@ -83,7 +83,9 @@ class Beside:
 
     What computation costs an all-reduce is seconds for each of its messages, which wait for a processor, and what an
     all-reduce costs computation is seconds for its messages and for its bytes. So between measured sizes seconds lie on
-    a line over the bytes; below the smallest and above the largest one their part of the time stays as it is.
+    a line over the bytes; below the smallest and above the largest one their part of the time stays as it is. What was
+    measured up to some size, while others were measured beyond, counts as not measured there: a star of 4 KiB, which is
+    next to nothing but waiting, says little of larger ones.
 
     Args:
         found: measurements with so many workers.
@@ -101,23 +103,28 @@ class Beside:
 
         Args:
             algorithm: name of the collective.
-            depth: number of chunks. What was not measured is taken to be as slow as the slowest that was.
+            depth: number of chunks. What was not measured is taken to be as slow as the slowest that was at such sizes.
             size_bytes: bytes of the tensor.
         """
-        return max((self._slowdown(kind, size_bytes) for kind in self._kinds(algorithm, depth)), default=1.0)
+        return max(
+            (self._slowdown(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=1.0
+        )
 
     def processor_share(self, algorithm: str, depth: int, size_bytes: float) -> float:
         """The part of its progress that computation loses while such an all-reduce runs; 0 if nothing was measured.
 
         Args:
             algorithm: name of the collective.
-            depth: number of chunks. What was not measured is taken to cost as much as what costs most.
+            depth: number of chunks. What was not measured is taken to cost as much as what costs most at such sizes.
             size_bytes: bytes of the tensor.
         """
-        return max((self._share(kind, size_bytes) for kind in self._kinds(algorithm, depth)), default=0.0)
+        return max((self._share(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=0.0)
 
-    def _kinds(self, algorithm: str, depth: int) -> list[tuple[str, int]]:
-        return [(algorithm, depth)] if (algorithm, depth) in self._found else list(self._found)
+    def _kinds(self, algorithm: str, depth: int, size_bytes: float) -> list[tuple[str, int]]:
+        """Whose measurements say something about it."""
+        largest = {kind: found[-1].size_bytes for kind, found in self._found.items()}
+        reach = [kind for kind, size in largest.items() if size >= min(size_bytes, max(largest.values()))]
+        return [(algorithm, depth)] if (algorithm, depth) in reach else reach
 
     def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:
         alone_s, waited_s, _ = self._seconds(kind, size_bytes)

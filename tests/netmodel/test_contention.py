@@ -125,6 +125,17 @@ def test_each_kind_of_all_reduce_has_its_own():
     assert [network.processor_share(4, *kind, 2**20) for kind in kinds] == [0.2, 0.3, 0.3, 0.3]
 
 
+def test_what_was_measured_at_small_sizes_only_says_nothing_of_larger_ones():
+    """A star of 4 KiB that waits for processors most of the time is not what a shuffle of 1 MiB is like."""
+    network = measured(4, SMALL, LARGE, Contention(4, "halving_doubling", 1, 2**12, 0.6, 20.0))
+    for kind in ("shuffle", "halving_doubling"):
+        assert [network.slowdown(4, kind, 1, size) for size in (64, 2**12)] == pytest.approx([20.0, 20.0])
+        assert [network.processor_share(4, kind, 1, size) for size in (64, 2**12)] == pytest.approx([0.6, 0.6])
+        for size in (2**12 + 1, 2**16, 2**20, 2**22):
+            assert network.slowdown(4, kind, 1, size) == network.slowdown(4, "ring", 1, size)
+            assert network.processor_share(4, kind, 1, size) == network.processor_share(4, "ring", 1, size)
+
+
 def test_what_is_faster_beside_computation_is_chosen_for_a_step_only():
     network = measured(4, LARGE, OTHER)
     assert network.choose(2**20, 4).algorithm == "halving_doubling"
