@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,9 @@ from caramel.errors import ClusterError
 ROOT = Path(__file__).parent.parent
 _ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .*", re.MULTILINE)
 """The last line of Python's tracebacks, or the first line of what it says."""
+
+_END_TIMEOUT_S = 30.0
+_WATCHED_EVERY_S = 0.5
 
 
 class AnsweringProcesses:
@@ -46,6 +49,7 @@ class AnsweringProcesses:
         self._what = what
         self._timeout_s = timeout_s
         self._is_late = False
+        self._is_closed = False
         self._logs: list[IO[bytes]] = []
         self._processes: list[Any] = []
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -64,22 +68,25 @@ class AnsweringProcesses:
         """Send all of them a request; their answers by rank.
 
         Raises:
-            ClusterError: one has ended, or does not answer in time; then all are ended.
+            ClusterError: they were closed, one has ended, or does not answer in time; then all are ended.
         """
-        timer = threading.Timer(self._timeout_s, self._give_up)
-        timer.start()
+        if self._is_closed:
+            raise ClusterError(f"{self._what}: the processes were ended")
+        answered = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(answered,), daemon=True)
+        watcher.start()
         try:
             for process in self._processes:
                 process.stdin.write(json.dumps(request) + "\n")
                 process.stdin.flush()
-            answers = [process.stdout.readline() for process in self._processes]
-        except (OSError, ValueError) as error:
-            raise ClusterError(self._problem()) from error
+            return [json.loads(process.stdout.readline()) for process in self._processes]
+        except (OSError, ValueError) as error:  # a broken pipe, no answer, or half of one
+            problem = self._problem()
+            self._kill()
+            raise ClusterError(problem) from error
         finally:
-            timer.cancel()
-        if not all(answers):
-            raise ClusterError(self._problem())
-        return [json.loads(a) for a in answers]
+            answered.set()
+            watcher.join()
 
     def pids(self) -> Sequence[int]:
         """Of the processes by rank."""
@@ -88,12 +95,21 @@ class AnsweringProcesses:
     def freeze(self, is_frozen: bool) -> None:
         """Stop all processes where they are, or let them go on."""
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGSTOP if is_frozen else signal.SIGCONT)
+            process.send_signal(signal.SIGSTOP if is_frozen else signal.SIGCONT)  # nobody's if it has ended
 
-    def _give_up(self) -> None:
-        """End the processes; whoever waits for them then reads the end of their output."""
-        self._is_late = True
+    def _watch(self, answered: threading.Event) -> None:
+        """End all processes if one has ended, for which the others may wait for long, or if they are late.
+
+        Whoever waits for them then reads the end of their output.
+        """
+        latest_s = time.monotonic() + self._timeout_s
+        while not answered.wait(_WATCHED_EVERY_S):
+            self._is_late = time.monotonic() > latest_s
+            if self._is_late or any(process.poll() is not None for process in self._processes):
+                self._kill()
+                return
+
+    def _kill(self) -> None:
         for process in self._processes:
             process.kill()
 
@@ -110,10 +126,11 @@ class AnsweringProcesses:
 
     def close(self) -> None:
         """End the processes, and close what they wrote to; nothing happens the second time."""
+        self._is_closed = True
+        self._kill()
         for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let go of it
+                process.wait(_END_TIMEOUT_S)
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):  # a request that the process did not read any more
                     pipe.close()

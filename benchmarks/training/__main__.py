@@ -7,24 +7,26 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from benchmarks.output import errors_for_click
+from benchmarks.testbed.commands import TestbedError
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions
-from benchmarks.training.grid import Sweep, cells, examples_for, link_rate, run_cell
+from benchmarks.training.grid import cells, examples_for, link_rate, run_cell
 from benchmarks.training.names import OURS
-from benchmarks.training.ours import OurContender, limit_at
+from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
 from benchmarks.training.plots import write_plots
-from benchmarks.training.records import Cell, Record, Row, resume, save, versions_here
+from benchmarks.training.records import Cell, Record, Row, Tried, program_here, resume, save, versions_here
 from benchmarks.training.report import report
-from benchmarks.training.site import Site
+from benchmarks.training.site import Failed, Site
 from benchmarks.training.spmd import horovod_versions
 from benchmarks.training.workloads import BY_NAME, Workload
-from caramel.errors import CaramelError, InputError
+from caramel.armodel import ARModel
+from caramel.errors import CaramelError, InputError, in_one_line
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.runtime.progress import progress_over
@@ -35,42 +37,28 @@ HOROVOD = Path(".venv-horovod/bin/python")
 _COMPUTED_STEPS = 8
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A workload as the cells of one number of hosts and one rho have it.
-
-    Attributes:
-        workload: with as many examples as make this rho.
-        context: the captured step.
-        trace: of it.
-    """
-
-    workload: Workload
-    context: Context
-    trace: Trace
-
-
 class Preparations:
     """What several cells have in common, measured once.
 
     Args:
         site: the hosts.
+        sweeps: settings of the peers that were tried already, by workload and contender.
+
+    Attributes:
+        sweeps: the same with those that were tried since.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, sweeps: Mapping[str, Mapping[str, tuple[Tried, ...]]]) -> None:
+        self.sweeps = dict(sweeps)
         self._site = site
         self._example_s: dict[str, float] = {}
-        self._swept: dict[str, Mapping[str, Sweep | str]] = {}
-        self._prepared: dict[tuple[str, int], Prepared] = {}
+        self._traced: dict[Workload, tuple[Context, Trace]] = {}
 
-    def of(self, cell: Cell) -> Prepared:
-        """The workload of a cell. The links have the cell's rate."""
+    def workload(self, cell: Cell) -> Workload:
+        """That of a cell, with as many examples as make its rho. The links have the cell's rate."""
         nominal = BY_NAME[cell.workload]
-        examples = examples_for(nominal, cell.workers, self._measured_example_s(nominal), cell.rho)
-        if (cell.workload, examples) not in self._prepared:
-            workload = replace(nominal, examples=examples)
-            self._prepared[cell.workload, examples] = Prepared(workload, *self._site.traced(workload))
-        return self._prepared[cell.workload, examples]
+        example_s = self._measured_example_s(nominal)
+        return replace(nominal, examples=examples_for(nominal, cell.workers, example_s, cell.rho))
 
     def _measured_example_s(self, workload: Workload) -> float:
         if workload.name not in self._example_s:
@@ -81,42 +69,69 @@ class Preparations:
             self._example_s[workload.name] = step_s / workload.examples
         return self._example_s[workload.name]
 
-    def swept(self, workload: Workload) -> Mapping[str, Sweep | str]:
-        """Settings of the peers, chosen in the first cell of a workload."""
-        if workload.name not in self._swept:
-            self._swept[workload.name] = self._site.swept(workload)
-        return self._swept[workload.name]
+    def plans(self, workload: Workload) -> Mapping[str, ARModel | str]:
+        """This library's; where there is none, why."""
+        try:
+            if workload not in self._traced:
+                self._traced[workload] = self._site.traced(workload)
+            return self._site.plans(*self._traced[workload])
+        except TestbedError:
+            raise
+        except CaramelError as error:
+            return dict.fromkeys(OPTIONS, in_one_line(error))
+
+    def swept(self, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
+        """Settings of the peers, tried in the first cell of a workload, and again if none worked."""
+        found = self.sweeps.get(workload.name, {})
+        if not found or not all(any(each.error is None for each in tried) for tried in found.values()):
+            self.sweeps[workload.name] = found = self._site.swept(workload)
+        return found
 
 
-def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort) -> list[Row]:
-    """Measure a cell."""
+def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort, program: str) -> list[Row]:
+    """Measure a cell.
+
+    Raises:
+        CaramelError: nothing of it can be measured.
+    """
     site.testbed.set_rate(link_rate(BY_NAME[cell.workload], cell.rho))
-    _tell(cell, "computation and trace")
-    prepared = preparations.of(cell)
-    workload = prepared.workload
+    _tell(cell, "computation, trace and network")
+    workload = preparations.workload(cell)
+    plans = preparations.plans(workload)
     _tell(cell, "settings of the peers")
     swept = preparations.swept(workload)
-    _tell(cell, "network and contenders")
-    contenders = site.contenders(workload, prepared.context, prepared.trace, swept)
+    _tell(cell, "contenders")
+    contenders = site.contenders(workload, plans, swept)
     try:
-        rate = max(site.testbed.measure_rate_bytes_per_s() for _ in range(2))  # others may have disturbed one
-        ours = {c.name: c for c in contenders if isinstance(c, OurContender)}
-        complete = ours.get(OURS)
+        rates = site.link_rates_bytes_per_s()
+        rate = statistics.median(rates)
+        complete = plans[OURS]
+        limits = None if isinstance(complete, str) else limits_at(complete, rate)
+        predicted = {name: predicted_s(plan) for name, plan in plans.items() if not isinstance(plan, str)}
         conditions = Conditions(
             workload.examples,
-            rate,
-            workload.sent_bytes(cell.workers),
-            None if complete is None else limit_at(complete.model, rate),
-            {name: c.predicted_s for name, c in ours.items() if c.predicted_s is not None},
+            program,
+            rates,
+            workload.sent_bytes(cell.workers) / rate if limits is None else limits.network_s,
+            None if limits is None else limits.step_s,
+            {name: each for name, each in predicted.items() if each is not None},
         )
         _tell(cell, "rounds")
         with progress_over((effort.rounds + 1) * len(contenders), True) as show:
-            return run_cell(cell, contenders, conditions, site.sent_bytes, effort.rounds, effort.steps, show)
+            return run_cell(cell, contenders, conditions, site.meter(), effort.rounds, effort.steps, show)
     finally:
         site.end_cell()  # at once, where sessions take long
         for contender in contenders:
             with suppress(CaramelError):  # it failed before, and the cell says so
                 contender.close()
+
+
+def _failed(site: Site, cell: Cell, program: str, error: CaramelError) -> list[Row]:
+    """The rows of a cell of which nothing can be measured."""
+    workload = BY_NAME[cell.workload]
+    conditions = Conditions(workload.examples, program, [link_rate(workload, cell.rho)], 0.0)
+    failed = [Failed(name, {}, in_one_line(error)) for name in site.names]
+    return run_cell(cell, failed, conditions, site.meter(), 1, 1)
 
 
 def _tell(cell: Cell, what: str) -> None:
@@ -134,6 +149,7 @@ def _tell(cell: Cell, what: str) -> None:
 @click.option(
     "--retry", is_flag=True, help="Measure cells that were disturbed, or in which somebody failed, once more."
 )
+@click.option("--any-program", is_flag=True, help="Keep cells that another version of this program has measured.")
 @click.option("--results", type=click.Path(dir_okay=False), default="training.json", show_default=True)
 @click.option("--plots", type=click.Path(file_okay=False), help="Write plots into this folder.")
 @errors_for_click
@@ -145,6 +161,7 @@ def main(
     steps: int | None,
     horovod: str | None,
     retry: bool,
+    any_program: bool,
     results: str,
     plots: str | None,
 ) -> None:
@@ -156,24 +173,34 @@ def main(
         raise InputError(f"{horovod!r} is no Python with Horovod: make horovod builds one, or leave out --horovod")
     usual = QUICK if quick else FULL
     effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
-    record = resume(results, Record(versions_here(**peers), dict(effort.settings)))
-    record = _measured(record, record.unfinished(expected, retry), python, effort, results)
+    new, program = Record(versions_here(**peers), dict(effort.settings)), program_here()
+    record = resume(results, new, program, any_program)
+    record = _measured(record, record.unfinished(expected, retry), python, effort, program, results)
     click.echo(report(record.rows, expected))
     if plots is not None:
         for path in write_plots(record.rows, plots):
             click.echo(f"{path}")
 
 
-def _measured(record: Record, wanted: Sequence[Cell], python: str | None, effort: Effort, results: str) -> Record:
+def _measured(
+    record: Record, wanted: Sequence[Cell], python: str | None, effort: Effort, program: str, results: str
+) -> Record:
     """The record with these cells; each is saved when it is done."""
     for workers in dict.fromkeys(cell.workers for cell in wanted):
         with Site(workers, python, effort) as site:
-            preparations = Preparations(site)
+            preparations = Preparations(site, record.sweeps)
             for cell in (c for c in wanted if c.workers == workers):
-                rows = measure(site, cell, preparations, effort)
-                record = record.with_cell(rows)
+                try:
+                    rows = measure(site, cell, preparations, effort, program)
+                except TestbedError:  # nor can any other cell be measured
+                    raise
+                except CaramelError as error:
+                    site.end_cell()
+                    rows = _failed(site, cell, program, error)
+                record = replace(record, sweeps=preparations.sweeps).with_cell(rows)
                 save(record, results)
-                _tell(cell, f"done, on links of {rows[0].link_bytes_per_s * 8e-6:.4g} Mbit/s")
+                errors = sum(row.error is not None for row in rows)
+                _tell(cell, f"done, {f'{errors} of {len(rows)} failed' if errors else 'none failed'}")
     return record
 
 

@@ -31,11 +31,13 @@ class Contender(Protocol):
 
     Attributes:
         name: of the kind, such as ``mwms``.
-        settings: what was chosen.
     """
 
     name: str
-    settings: Settings
+
+    @property
+    def settings(self) -> Settings:
+        """What was chosen."""
 
     def run(self, steps: int) -> Burst:
         """Run steps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from benchmarks.training import names
 from caramel.netbench import Settings as NetworkSettings
@@ -43,18 +43,19 @@ class Effort:
     @property
     def settings(self) -> Mapping[str, int | float | str | bool]:
         """What two runs must have in common for their cells to be compared."""
-        return {"rounds": self.rounds, "steps": self.steps, "all_contenders": self.contenders is None}
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: each if isinstance(each, int) else str(each) for name, each in given.items()}
 
 
 FULL = Effort(
-    rounds=3,
-    steps=3,
+    rounds=5,
+    steps=2,
     network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 21)), depths=(1, 4), rounds=3),
     trace_runs=4,
     trace_steps=8,
     pack_bytes=(2**18, 2**19, 2**20, 2**21),
     fusion=((2**18, 1.0), (2**20, 1.0), (2**20, 5.0), (2**22, 1.0)),
-    bursts=1,
+    bursts=2,
 )
 
 QUICK = Effort(

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.training.contender import Burst, Contender
+from benchmarks.training.meters import Meter, Reading
 from benchmarks.training.names import COMPUTATIONS, computation_of
 from benchmarks.training.records import Cell, Row
 from caramel.errors import CaramelError, InvariantError, in_one_line
 
 T = TypeVar("T")
 
-COMPARED_LOSSES = 5
+COMPARED_LOSSES = 4
 """Steps that all contenders must agree on; later ones differ more, as rounding adds up."""
 
 LOSS_TOLERANCE = 1e-3
@@ -31,51 +30,19 @@ class Conditions:
 
     Attributes:
         examples: of a batch of the whole job.
-        link_bytes_per_s: measured payload rate of a link.
-        least_bytes: what each host must send at least in a step.
+        program: what measures; see `program_here`.
+        links_bytes_per_s: measured payload rates of links.
+        network_s: seconds that each link needs for what must be sent in a step.
         limit: (seconds of computation alone) -> seconds that no step is below; None if no bound is known.
         predicted_s: what a step should take, by contender.
     """
 
     examples: int
-    link_bytes_per_s: float
-    least_bytes: float
+    program: str
+    links_bytes_per_s: Sequence[float]
+    network_s: float
     limit: Callable[[float], float] | None = None
     predicted_s: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Meters:
-    """What is read before and after a burst.
-
-    Attributes:
-        sent_bytes: of each host, so far.
-        processor_s: of the processes with these ids, so far; None if that is not known.
-    """
-
-    sent_bytes: Callable[[], Sequence[int]]
-    processor_s: Callable[[Sequence[int]], float | None]
-
-
-def processor_time_s(pids: Sequence[int]) -> float | None:
-    """Seconds of processor time that processes have used so far, in user and kernel mode.
-
-    Args:
-        pids: the processes; one that is named twice counts once.
-
-    Returns:
-        The sum; None when one of them has ended.
-    """
-    ticks = 0
-    for pid in sorted(set(pids)):
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return None
-        # The second field, the command's name, may itself have blanks and parentheses.
-        fields = text.rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def checked_burst(contender: Contender, steps: int) -> Burst:
@@ -121,26 +88,22 @@ class Entry:
         self.error: str | None = None
         self._contender = contender
         self._times_s: list[float] = []
-        self._processor_s: list[float] = []
-        self._sent_bytes: list[float] = []
+        self._used: list[Reading] = []
 
     @property
     def is_comparable(self) -> bool:
         """Whether its losses are known, and those of a training with all workers."""
         return bool(self.losses) and self.error is None and self.name not in COMPUTATIONS
 
-    def warm_up(self, steps: int, reference: Entry | None) -> None:
-        """Run a burst of which nothing is recorded but the losses.
+    def warm_up(self) -> None:
+        """Run a burst of which nothing is recorded but the losses."""
+        burst = self._tried(lambda: checked_burst(self._contender, COMPARED_LOSSES))
+        if burst is not None:
+            self.losses = burst.losses
 
-        Args:
-            steps: of the burst, after one more.
-            reference: whose losses it must have; None for nobody's.
-        """
-        burst = self._tried(lambda: checked_burst(self._contender, steps + 1))
-        if burst is None:
-            return
-        self.losses = burst.losses[:COMPARED_LOSSES]
-        if reference is None or not self.is_comparable:
+    def compare(self, reference: Entry) -> None:
+        """Check that it trains as another contender does, if both train with all workers."""
+        if not (self.is_comparable and reference.is_comparable):
             return
         for number, (ours, theirs) in enumerate(zip(self.losses, reference.losses), 1):
             if not math.isclose(ours, theirs, rel_tol=LOSS_TOLERANCE):
@@ -148,27 +111,22 @@ class Entry:
                 self._drop(f"does not train as {reference.name} does: {told}")
                 return
 
-    def measure(self, steps: int, meters: Meters) -> None:
+    def measure(self, steps: int, read: Meter) -> None:
         """Run a burst that counts.
 
         Args:
             steps: of the burst, after one more, which is dropped.
-            meters: what else is measured; they know nothing of the steps and count the first one too.
+            read: what else is measured; that knows nothing of the steps and counts the first one too.
         """
         pids = self._tried(self._contender.pids)
         if pids is None:
             return
-        sent_before, processor_before_s = meters.sent_bytes(), meters.processor_s(pids)
+        before = read(pids)
         burst = self._tried(lambda: checked_burst(self._contender, steps + 1))
         if burst is None:
             return
-        processor_after_s, sent_after = meters.processor_s(pids), meters.sent_bytes()
         self._times_s.append(step_time_s(burst))
-        if processor_before_s is not None and processor_after_s is not None:
-            self._processor_s.append((processor_after_s - processor_before_s) / (steps + 1))
-        sent = [after - before for before, after in zip(sent_before, sent_after)]
-        if sent:
-            self._sent_bytes.append(statistics.fmean(sent) / (steps + 1))
+        self._used.append(read(pids).since(before, steps + 1))
 
     def _tried(self, act: Callable[[], T]) -> T | None:
         """What the contender answers; None if it fails, and takes no further part."""
@@ -200,14 +158,17 @@ class Entry:
         compute_s = times_s.get(computation_of(self.name))
         limit_s = naive_limit_s = None
         if compute_s is not None:
-            naive_limit_s = max(compute_s, conditions.least_bytes / conditions.link_bytes_per_s)
+            naive_limit_s = max(compute_s, conditions.network_s)
             limit_s = None if conditions.limit is None else conditions.limit(compute_s)
+        processor_s = [each.processor_s for each in self._used if each.processor_s]
+        sent_bytes = [each.sent_bytes for each in self._used]
         return Row(
             workload=cell.workload,
             workers=cell.workers,
             rho=cell.rho,
             examples=conditions.examples,
-            link_bytes_per_s=conditions.link_bytes_per_s,
+            link_bytes_per_s=statistics.median(conditions.links_bytes_per_s),
+            links_bytes_per_s=tuple(conditions.links_bytes_per_s),
             contender=self.name,
             settings=dict(self._contender.settings),
             times_s=tuple(self._times_s),
@@ -216,12 +177,21 @@ class Entry:
             limit_s=limit_s,
             naive_limit_s=naive_limit_s,
             predicted_s=conditions.predicted_s.get(self.name),
-            processor_s=_median(self._processor_s),
-            sent_bytes=_median(self._sent_bytes),
+            processor_s=_median([sum(each) for each in processor_s]),
+            host_processor_s=_medians(processor_s),
+            sent_bytes=_median([statistics.fmean(each) for each in sent_bytes if each]),
+            host_sent_bytes=_medians(sent_bytes),
+            host_received_bytes=_medians([each.received_bytes for each in self._used]),
             losses=self.losses,
+            program=conditions.program,
             error=self.error,
         )
 
 
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
+
+
+def _medians(values: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Of each column."""
+    return tuple(map(statistics.median, zip(*values)))

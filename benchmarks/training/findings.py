@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from benchmarks.statistics import Ratio, geometric_mean, paired_ratio
+from benchmarks.statistics import LEAST_ROUNDS, Ratio, geometric_mean, paired_ratio
 from benchmarks.training.grid import is_core
-from benchmarks.training.names import MIRRORED, OURS, PEERS, SWEPT
-from benchmarks.training.records import Cell, Row, by_cell
+from benchmarks.training.names import ABLATIONS, MIRRORED, OURS, PEERS, SWEPT
+from benchmarks.training.records import MOST_DRIFT, Cell, Row, by_cell, drift
 
 MEAN_OF_LIMIT = 1.10
 WORST_OF_LIMIT = 1.25
@@ -64,19 +64,18 @@ def findings(rows: Iterable[Row], expected: Iterable[Cell] = ()) -> list[Finding
         _slower(cells),
         _speed_up(cells),
         _predictions(cells),
+        *(_gain(cells, name) for name in ABLATIONS),
+        _disturbed(cells),
     ]
 
 
 def best_peer(rows: Rows) -> Row | None:
-    """The faster one of the peers with chosen settings; where a choice failed, with its defaults.
+    """The fastest one of the peers that users would take instead, with chosen settings or with its defaults.
 
     Args:
         rows: of a cell, by contender.
     """
-    found = []
-    for chosen, default in SWEPT.items():
-        working = [rows[name] for name in (chosen, default) if name in rows and rows[name].time_s is not None]
-        found += working[:1]
+    found = [rows[name] for each in SWEPT.items() for name in each if name in rows and rows[name].time_s is not None]
     return min(found, key=lambda row: row.time_s or 0.0, default=None)
 
 
@@ -154,7 +153,10 @@ def _slower(cells: Mapping[Cell, Rows]) -> Finding:
             except _Missing as error:
                 missing.append(f"{cell}: {error}")
             else:
-                ratios[cell, name] = against(rows[OURS], rows[name])
+                if len(rows[OURS].times_s) < LEAST_ROUNDS:
+                    missing.append(f"{cell}: no bound of fewer than {LEAST_ROUNDS} rounds")
+                else:
+                    ratios[cell, name] = against(rows[OURS], rows[name])
     target = f"at most {MOST_OF_PEER:.2f}"
     if not ratios:
         return _nothing(what, target, _once(missing))
@@ -198,6 +200,31 @@ def _predictions(cells: Mapping[Cell, Rows]) -> Finding:
     share = 1 - len(off) / len(found)
     shown = f"{share:.0%} of {_cells(len(found))}"
     return _finding(what, share, shown, target, share >= SHARE_PREDICTED, missing, off)
+
+
+def _gain(cells: Mapping[Cell, Rows], name: str) -> Finding:
+    def ratio(rows: Rows) -> Ratio:
+        _get(rows, name), _get(rows, OURS)
+        return against(rows[name], rows[OURS])
+
+    what = f"step with {ABLATIONS[name]} / complete, geometric mean"
+    found, missing = _of_each(cells, ratio)
+    target = "above 1"
+    if not found:
+        return _nothing(what, target, missing)
+    mean = geometric_mean([each.median for each in found.values()])
+    gaining = sum(each.median > 1 for each in found.values())
+    shown = f"{mean:.3f}, above 1 in {gaining} of {_cells(len(found))}"
+    below = [f"{cell}: {each.median:.3f}" for cell, each in found.items() if each.median <= 1]
+    return _finding(what, mean, shown, target, mean > 1, missing, below)
+
+
+def _disturbed(cells: Mapping[Cell, Rows]) -> Finding:
+    longest = {cell: drift(rows.values()) for cell, rows in cells.items() if rows}
+    notes = [f"{cell}: {each - 1:.0%}" for cell, each in longest.items() if each > MOST_DRIFT]
+    what = f"cells in which computation alone took {MOST_DRIFT - 1:.0%} longer in one round than in another"
+    missing = [f"{cell}: not measured" for cell, rows in cells.items() if not rows]
+    return _finding(what, float(len(notes)), f"{len(notes)} of {len(longest)}", "0", not notes, missing, notes)
 
 
 # -- what they share -------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class InGraph:
         return Burst(tuple(end - start for start, end in pairwise(starts)), tuple(losses))
 
     def pids(self) -> Sequence[int]:
-        """Its processes; not those of servers that ran already."""
+        """Its processes, and those of servers that it shares with others."""
         return self._pids
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.training.contender import STEP_TIMEOUT_S, Burst, Settings
@@ -53,54 +54,72 @@ def captured(workload: Workload) -> Context:
     return caramel.capture(step, data=data)
 
 
-def limit_at(model: ARModel, link_bytes_per_s: float) -> Callable[[float], float]:
-    """What no plan can be below: LB1 with transfers that take nothing but their bytes' time on the links.
+@dataclass(frozen=True)
+class Limits:
+    """What no plan can be below on some links.
+
+    Attributes:
+        network_s: seconds that each link needs for what must be sent; of sparse gradients that is each row once.
+        step_s: (seconds of computation alone) -> seconds of a step, LB1 with transfers that take nothing but their
+            bytes' time on the links. All times of the trace are scaled to the computation.
+    """
+
+    network_s: float
+    step_s: Callable[[float], float]
+
+
+def limits_at(model: ARModel, link_bytes_per_s: float) -> Limits:
+    """The limits of a workload.
 
     Args:
         model: planned with a trace.
         link_bytes_per_s: measured rate of each host's link.
-
-    Returns:
-        (seconds of computation alone) -> seconds of a step. All times of the trace are scaled to the former.
     """
     workers = model.plan.workers
     line = Line(0.0, 2 * (workers - 1) / workers / link_bytes_per_s)
     found: Boundaries = model.facts[Boundaries]
     traced_s = found.compute_s + found.updates_s
 
-    def limit_s(compute_s: float) -> float:
+    def step_s(compute_s: float) -> float:
         return lower_bounds(found.scaled(compute_s / traced_s), line).lb1_s
 
-    return limit_s
+    return Limits(line.b_s_per_byte * sum(each.size_bytes for each in found.gradients), step_s)
 
 
-class OurContender:
-    """One way of planning a workload.
+def planned(name: str, context: Context, workers: int, trace: Trace, network: NetworkModel) -> ARModel:
+    """A workload, planned in one way.
 
     Args:
         name: of `OPTIONS`.
         context: what was captured.
+        workers: number of workers.
         trace: of it on the testbed's hosts.
         network: measured between them.
+    """
+    return ARModel(context, workers, trace=trace, network=network, **OPTIONS[name])
+
+
+def predicted_s(model: ARModel) -> float | None:
+    """Seconds of a step, by the plan."""
+    found = model.plan.prediction
+    return None if found is None else found.timeline.iteration_s
+
+
+class OurContender:
+    """A workload under a plan.
+
+    Args:
+        name: of `OPTIONS`.
+        model: what was planned.
         cluster: the hosts.
-        workers: number of workers.
     """
 
-    def __init__(
-        self, name: str, context: Context, trace: Trace, network: NetworkModel, cluster: Cluster, workers: int
-    ) -> None:
+    def __init__(self, name: str, model: ARModel, cluster: Cluster) -> None:
         self.name = name
-        self.model = ARModel(context, workers, trace=trace, network=network, **OPTIONS[name])
-        kinds = Counter(f"{t.algorithm} {t.depth}" for t in self.model.plan.transfers)
+        kinds = Counter(f"{t.algorithm} {t.depth}" for t in model.plan.transfers)
         transfers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
         self.settings: Settings = {**OPTIONS[name], "transfers": transfers}
-        self._session = self.model.session(cluster, step_timeout_s=STEP_TIMEOUT_S)
-
-    @property
-    def predicted_s(self) -> float | None:
-        """Seconds of a step, by the plan."""
-        found = self.model.plan.prediction
-        return None if found is None else found.timeline.iteration_s
+        self._session = model.session(cluster, step_timeout_s=STEP_TIMEOUT_S)
 
     def run(self, steps: int) -> Burst:
         """See `Contender.run`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -17,11 +18,17 @@ from caramel.errors import InputError
 from caramel.records import from_data
 from caramel.writing import read_text
 
-VERSION = 1
+VERSION = 2
 """Of the file: another one when what a row says changes."""
 
 MOST_DRIFT = 1.15
 """Computation alone takes about as long in every round; where it does not, something else ran on the machine."""
+
+_MEASURED = ("caramel", "benchmarks/testbed", "benchmarks/training")
+"""Folders on which the times depend."""
+
+_TOLD = ("findings.py", "plots.py", "report.py")
+"""What only says what was measured."""
 
 _ANEW = "to measure anew, name another file or remove this one"
 
@@ -62,7 +69,8 @@ class Row:
         workers: of the cell.
         rho: of the cell.
         examples: of a batch of the whole job.
-        link_bytes_per_s: measured payload rate of a link.
+        link_bytes_per_s: measured payload rate of a link, the median of all links; nominal if nothing was measured.
+        links_bytes_per_s: of each host's link to the next host.
         contender: its name.
         settings: what was chosen for it.
         times_s: seconds of a step in each round, in the order of the rounds; as far as it came.
@@ -72,8 +80,12 @@ class Row:
         naive_limit_s: the longer one of computation alone and of what must be sent over a link.
         predicted_s: what the plan says; None for who has none.
         processor_s: median seconds of processor time of all its processes for a step.
+        host_processor_s: the same of the processes on each host, and at the end of those on none, which drive the rest.
         sent_bytes: median bytes that a host sent for a step, headers included, as the mean over the hosts.
+        host_sent_bytes: the same of each host.
+        host_received_bytes: likewise.
         losses: of the first steps.
+        program: which version of this library and benchmark measured it; see `program_here`.
         error: why there is no time, in one line.
     """
 
@@ -82,6 +94,7 @@ class Row:
     rho: float
     examples: int
     link_bytes_per_s: float
+    links_bytes_per_s: tuple[float, ...]
     contender: str
     settings: Settings
     times_s: tuple[float, ...]
@@ -91,8 +104,12 @@ class Row:
     naive_limit_s: float | None
     predicted_s: float | None
     processor_s: float | None
+    host_processor_s: tuple[float, ...]
     sent_bytes: float | None
+    host_sent_bytes: tuple[float, ...]
+    host_received_bytes: tuple[float, ...]
     losses: tuple[float, ...]
+    program: str
     error: str | None
 
     @property
@@ -112,6 +129,21 @@ def drift(rows: Iterable[Row]) -> float:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """Settings that a contender was tried with.
+
+    Attributes:
+        settings: which.
+        time_s: median seconds of a step; None with an error.
+        error: why there is none, in one line.
+    """
+
+    settings: Settings
+    time_s: float | None
+    error: str | None
+
+
+@dataclass(frozen=True)
 class Record:
     """All that was measured.
 
@@ -119,12 +151,14 @@ class Record:
         versions: of what was measured, and of the machine.
         settings: how it was measured.
         cells: the rows of each cell that is finished, by its key, in the order in which they were finished first.
+        sweeps: settings that were tried, by workload and contender.
         version: of the file.
     """
 
     versions: Settings
     settings: Settings
     cells: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    sweeps: Mapping[str, Mapping[str, tuple[Tried, ...]]] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -183,6 +217,16 @@ def versions_here(**others: int | float | str | bool) -> Settings:
     return {**here, "machine": platform.machine(), "cores": len(os.sched_getaffinity(0)), **others}
 
 
+def program_here() -> str:
+    """What tells this version of the library and of its benchmark from others: a digest of their files."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[2]
+    for path in sorted(path for folder in _MEASURED for path in (root / folder).rglob("*.py")):
+        if path.name not in _TOLD or path.parent.name != "training":
+            digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def save(record: Record, path: str | os.PathLike[str]) -> None:
     """Write a record, whole or not at all.
 
@@ -223,19 +267,27 @@ def load(path: str | os.PathLike[str]) -> Record:
     return record
 
 
-def resume(path: str | os.PathLike[str], new: Record) -> Record:
+def resume(path: str | os.PathLike[str], new: Record, program: str, is_any_program: bool = False) -> Record:
     """The record of a file, to go on with; without one the new record, which is written at once.
 
     Args:
         path: the file.
         new: a record without cells.
+        program: which measures the other cells.
+        is_any_program: whether cells that another program has measured may stay.
 
     Raises:
-        InputError: the file is no record, or one with cells of other versions or settings; or a new one cannot be
-            written.
+        InputError: the file is no record, or one with cells of other versions, settings or programs; or a new one
+            cannot be written.
     """
     found = load(path) if Path(path).exists() else new
     if found.cells:
+        programs = sorted({row.program for row in found.rows} - {program})
+        if programs and not is_any_program:
+            raise InputError(
+                f"the record {os.fspath(path)!r} has cells that another version of this program has measured "
+                f"({', '.join(programs)}, and this is {program}): {_ANEW}, or keep them with --any-program"
+            )
         differences = [*_differences(found.settings, new.settings), *_differences(found.versions, new.versions)]
         if differences:
             name = os.fspath(path)

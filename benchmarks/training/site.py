@@ -15,11 +15,15 @@ from benchmarks.testbed.cores import SharedCores
 from benchmarks.training import names
 from benchmarks.training.contender import Burst, Contender, Settings
 from benchmarks.training.effort import FULL, Effort
-from benchmarks.training.grid import Sweep, best_of_sweep
+from benchmarks.training.grid import best_of, sweep
 from benchmarks.training.ingraph import parameter_server, tensorflow_collectives
-from benchmarks.training.ours import OPTIONS, OurContender, captured
+from benchmarks.training.meters import Meter, meter_of
+from benchmarks.training.ours import OPTIONS, OurContender, captured, planned
+from benchmarks.training.records import Tried
+from benchmarks.training.shared import Group, Member
 from benchmarks.training.spmd import COMPUTING_THREADS, HOROVOD, INTRA_OP_THREADS, MIRRORED, Processes, SpmdContender
 from benchmarks.training.workloads import Workload
+from caramel.armodel import ARModel
 from caramel.errors import CaramelError, ClusterError, in_one_line
 from caramel.facts import Trace
 from caramel.frontend.context import Context
@@ -77,7 +81,6 @@ class Site:
 
     Raises:
         UnavailableError: no testbed can be built here.
-        ClusterError: MultiWorkerMirroredStrategy does not start.
     """
 
     def __init__(self, workers: int, horovod: str | None, effort: Effort = FULL) -> None:
@@ -95,7 +98,6 @@ class Site:
             # With servers of its own for each contender that needs some, their memory would not do.
             self.shared = KeptProcesses(self.cluster)
             self._open.callback(self.end_cell)
-            self.peer(MIRRORED)
         except BaseException:
             self.close()
             raise
@@ -106,9 +108,12 @@ class Site:
         Processes keep the memory of all that they have computed: after eleven cells there was none left.
         """
         self.shared.close()
-        for processes in self._peers.values():
-            processes.close()
-        self._peers.clear()
+        for kind in tuple(self._peers):
+            self._end_peer(kind)
+
+    def _end_peer(self, kind: str) -> None:
+        if kind in self._peers:
+            self._peers.pop(kind).close()
 
     def peer(self, kind: str) -> Processes:
         """The processes of a peer with its defaults, which are started again after a failure or a cell.
@@ -127,9 +132,13 @@ class Site:
 
     # -- what is measured before a cell ----------------------------------------------------------
 
-    def sent_bytes(self) -> list[int]:
-        """What each host has sent so far."""
-        return [host.counters().sent_bytes for host in self.testbed.hosts]
+    def meter(self) -> Meter:
+        """What reads the hosts' links and processes."""
+        return meter_of(self.testbed.hosts)
+
+    def link_rates_bytes_per_s(self) -> list[float]:
+        """The payload rate of each host's link, measured to the next host."""
+        return [self.testbed.measure_rate_bytes_per_s(rank, (rank + 1) % self.workers) for rank in range(self.workers)]
 
     def network(self) -> NetworkModel:
         """This library's own measurement of the network at its present rate, which is made once."""
@@ -150,71 +159,101 @@ class Site:
 
     def computation(self, workload: Workload) -> Contender:
         """Every worker on its own."""
-        return SpmdContender(names.COMPUTE, self.peer(MIRRORED), workload, {}, None)
+        return self._alone(workload, MIRRORED)
 
-    def swept(self, workload: Workload) -> Mapping[str, Sweep | str]:
-        """The best settings of the peers that have some, or why there are none."""
-        found: dict[str, Sweep | str] = {}
-        mirrored = [
-            ({"bytes_per_pack": size}, partial(self._mirrored_with, workload, size))
-            for size in (0, *self._effort.pack_bytes)
-        ]
-        horovod: list[tuple[Settings, Callable[[], Contender]]] = [({}, partial(self._horovod_with, workload, {}))]
-        for fusion, cycle in self._effort.fusion:
-            settings: Settings = {"fusion_bytes": fusion, "cycle_ms": cycle}
-            horovod.append((settings, partial(self._horovod_with, workload, settings)))
-        for name, candidates in ((names.MIRRORED_BEST, mirrored), (names.HOROVOD_BEST, horovod)):
-            if not self._effort.takes_part(name):
-                continue
-            try:
-                found[name] = best_of_sweep(candidates, bursts=self._effort.bursts)  # type: ignore[arg-type]
-            except CaramelError as error:
-                found[name] = in_one_line(error)
-        return found
+    def swept(self, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
+        """Settings of the peers that have some, tried."""
+        packs: list[Settings] = [{"bytes_per_pack": size} for size in (0, *self._effort.pack_bytes)]
+        fusion: list[Settings] = [{}, *({"fusion_bytes": size, "cycle_ms": ms} for size, ms in self._effort.fusion)]
+        found = {names.MIRRORED_BEST: (packs, self._mirrored_with), names.HOROVOD_BEST: (fusion, self._horovod_with)}
+        return {
+            name: sweep([(each, partial(make, workload, each)) for each in settings], self._effort.bursts)
+            for name, (settings, make) in found.items()
+            if self._effort.takes_part(name)
+        }
 
-    def _mirrored_with(self, workload: Workload, pack_bytes: int, name: str = names.MIRRORED_BEST) -> Contender:
-        options = {"bytes_per_pack": pack_bytes}
-        return SpmdContender(name, self.peer(MIRRORED), workload, options, options)
+    # -- contenders ------------------------------------------------------------------------------
 
-    def _horovod_with(self, workload: Workload, settings: Settings, name: str = names.HOROVOD_BEST) -> Contender:
+    def _alone(self, workload: Workload, kind: str) -> Contender:
+        return SpmdContender(names.COMPUTE, self.peer(kind), workload, {}, None)
+
+    def _ours(self, name: str, plan: ARModel | str) -> Contender:
+        return _cannot(plan) if isinstance(plan, str) else OurContender(name, plan, self.shared)
+
+    def _mirrored_with(self, workload: Workload, settings: Settings) -> Contender:
+        return SpmdContender(names.MIRRORED, self.peer(MIRRORED), workload, settings, settings)
+
+    def _horovod_with(self, workload: Workload, settings: Settings) -> Contender:
         """Horovod with settings, in processes of its own unless they are the defaults."""
         if not settings or HOROVOD not in self._pythons:
-            return SpmdContender(name, self.peer(HOROVOD), workload, settings, {})
+            return SpmdContender(names.HOROVOD, self.peer(HOROVOD), workload, settings, {})
         variables = {
             "HOROVOD_FUSION_THRESHOLD": str(settings["fusion_bytes"]),
             "HOROVOD_CYCLE_TIME": str(settings["cycle_ms"]),
         }
         processes = Processes(HOROVOD, self.testbed, self.workers, self._pythons[HOROVOD], variables)
         try:
-            return SpmdContender(name, processes, workload, settings, {}, owns=True)
+            return SpmdContender(names.HOROVOD, processes, workload, settings, {}, owns=True)
         except BaseException:
             processes.close()
             raise
 
     # -- a cell ----------------------------------------------------------------------------------
 
-    def contenders(
-        self, workload: Workload, context: Context, trace: Trace, swept: Mapping[str, Sweep | str]
-    ) -> list[Contender]:
-        """All contenders; those that do not start have the reason as their error."""
+    def plans(self, context: Context, trace: Trace) -> Mapping[str, ARModel | str]:
+        """A workload planned in all ways that take part; where one cannot be planned, why.
+
+        Raises:
+            CaramelError: the network cannot be measured.
+        """
         network = self.network()
-        makers: dict[str, Callable[[], Contender]] = {names.COMPUTE: partial(self.computation, workload)}
-        if HOROVOD in self._pythons:
-            makers[names.COMPUTE_HOROVOD] = lambda: SpmdContender(
-                names.COMPUTE_HOROVOD, self.peer(HOROVOD), workload, {}, None
-            )
-        for name in OPTIONS:
-            makers[name] = partial(OurContender, name, context, trace, network, self.shared, self.workers)
-        makers[names.MIRRORED] = partial(self._mirrored_with, workload, 0, names.MIRRORED)
-        makers[names.MIRRORED_BEST] = lambda: self._mirrored_with(
-            workload, int(_settings(swept, names.MIRRORED_BEST)["bytes_per_pack"])
-        )
-        makers[names.HOROVOD] = partial(self._horovod_with, workload, {}, names.HOROVOD)
-        makers[names.HOROVOD_BEST] = lambda: self._horovod_with(workload, _settings(swept, names.HOROVOD_BEST))
-        makers["tf_collectives"] = partial(tensorflow_collectives, workload, self.workers, self.shared)
-        makers["ps_all"] = partial(parameter_server, workload, self.workers, self.shared)
-        makers["ps_half"] = partial(parameter_server, workload, self.workers, self.shared, max(self.workers // 2, 1))
-        return [_made(name, make) for name, make in makers.items() if self._effort.takes_part(name)]
+        found: dict[str, ARModel | str] = {}
+        for name in filter(self._effort.takes_part, OPTIONS):
+            try:
+                found[name] = planned(name, context, self.workers, trace, network)
+            except CaramelError as error:
+                found[name] = in_one_line(error)
+        return found
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the contenders, in their order."""
+        computing = [names.COMPUTE, *([names.COMPUTE_HOROVOD] if HOROVOD in self._pythons else [])]
+        return [name for name in (*computing, *OPTIONS, *names.PEERS) if self._effort.takes_part(name)]
+
+    def contenders(
+        self, workload: Workload, plans: Mapping[str, ARModel | str], swept: Mapping[str, Sequence[Tried]]
+    ) -> list[Contender]:
+        """All contenders; those that do not start have the reason as their error.
+
+        Args:
+            workload: what they train.
+            plans: this library's.
+            swept: settings of the peers.
+        """
+        peers = {kind: Group(partial(self._end_peer, kind)) for kind in (MIRRORED, HOROVOD)}
+        in_graph, own = Group(self.shared.close), Group(lambda: None)
+        makers: dict[str, tuple[Group, Callable[[], Contender]]] = {
+            names.COMPUTE: (peers[MIRRORED], partial(self._alone, workload, MIRRORED)),
+            names.COMPUTE_HOROVOD: (peers[HOROVOD], partial(self._alone, workload, HOROVOD)),
+            names.MIRRORED: (peers[MIRRORED], partial(self._mirrored_with, workload, {"bytes_per_pack": 0})),
+            names.HOROVOD: (peers[HOROVOD], partial(self._horovod_with, workload, {})),
+        }
+        for name, plan in plans.items():
+            makers[name] = (own if isinstance(plan, str) else in_graph, partial(self._ours, name, plan))
+        for name, kind, make in (
+            (names.MIRRORED_BEST, MIRRORED, self._mirrored_with),
+            (names.HOROVOD_BEST, HOROVOD, self._horovod_with),
+        ):
+            try:
+                settings = best_of(swept.get(name, ()))
+                makers[name] = (own if kind == HOROVOD and settings else peers[kind], partial(make, workload, settings))
+            except ClusterError as error:
+                makers[name] = (own, partial(_cannot, in_one_line(error)))
+        makers["tf_collectives"] = (in_graph, partial(tensorflow_collectives, workload, self.workers, self.shared))
+        for name, servers in (("ps_all", self.workers), ("ps_half", max(self.workers // 2, 1))):
+            makers[name] = (in_graph, partial(parameter_server, workload, self.workers, self.shared, servers))
+        return [_made(name, *makers[name]) for name in self.names]
 
     def close(self) -> None:
         """End everything; nothing happens the second time."""
@@ -229,17 +268,12 @@ class Site:
         self.close()
 
 
-def _settings(swept: Mapping[str, Sweep | str], name: str) -> Settings:
-    found = swept[name]
-    if isinstance(found, str):
-        raise ClusterError(found)
-    return found.settings
+def _cannot(reason: str) -> Contender:
+    raise ClusterError(reason)
 
 
-def _made(name: str, make: Callable[[], Contender]) -> Contender:
+def _made(name: str, group: Group, make: Callable[[], Contender]) -> Contender:
     try:
-        contender = make()
+        return Member(name, group, make)
     except CaramelError as error:
         return Failed(name, {}, in_one_line(error))
-    contender.name = name
-    return contender

@@ -83,6 +83,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         addresses = [host.address for host in testbed.hosts[:workers]]
+        self._title = _TITLES[kind]
         self._is_frozen_between = kind == HOROVOD
         self._names = count()
         self.has_ended = False
@@ -109,6 +110,8 @@ class Processes:
 
     def ask(self, request: Mapping[str, Any]) -> list[Any]:
         """See `AnsweringProcesses.ask`; nothing of these processes runs before and after."""
+        if self.has_ended:
+            raise ClusterError(f"the processes of {self._title} have ended")
         if self._is_frozen_between:
             self._processes.freeze(False)
         try:
@@ -117,7 +120,7 @@ class Processes:
             self.has_ended = True
             raise
         finally:
-            if self._is_frozen_between:
+            if self._is_frozen_between and not self.has_ended:
                 self._processes.freeze(True)
 
     def load(self, workload: Workload, reduce: str, options: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The benchmarks: their arithmetic, and that they run and write what they promise."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -36,14 +37,22 @@ def test_the_bounds_of_a_ratio():
     assert geometric_mean([0.5, 2.0, 1.0]) == pytest.approx(1.0)
 
 
-def test_bounds_hold_the_true_ratio_as_often_as_they_say():
-    rng = np.random.default_rng(4)
+@pytest.mark.parametrize(("rounds", "least"), [(5, 1 - 1 / 2**5), (7, 1 - 1 / 2**7), (8, 1 - 9 / 2**8), (21, 0.9608)])
+def test_bounds_hold_the_true_ratio_as_often_as_they_say(rounds, least):
+    """The median is below the bound only if so many of the ratios are on one side of it as tosses of a coin are."""
+    rng, times = np.random.default_rng(4), 4000
     held = Counter()
-    for _ in range(300):
-        ratio = paired_ratio(rng.lognormal(np.log(1.1), 0.1, 21), np.ones(21))
+    for _ in range(times):
+        ratio = paired_ratio(rng.lognormal(np.log(1.1), 0.1, rounds), np.ones(rounds))
         held["low"] += ratio.low <= 1.1
         held["high"] += ratio.high >= 1.1
-    assert all(0.90 < count / 300 <= 1.0 for count in held.values())
+    assert least >= 0.95
+    assert [count / times for count in held.values()] == pytest.approx([least, least], abs=0.012)
+
+
+def test_few_rounds_have_no_bounds():
+    ratio = paired_ratio([1.0, 3.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0])
+    assert (ratio.low, ratio.median, ratio.high) == (0.0, 2.0, math.inf)
 
 
 def test_results_that_cannot_be_written_leave_nothing_behind(tmp_path):

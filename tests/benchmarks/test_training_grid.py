@@ -6,14 +6,17 @@ from typing import ClassVar
 import pytest
 
 from benchmarks.training.contender import Burst
-from benchmarks.training.entry import Conditions, processor_time_s
-from benchmarks.training.grid import best_of_sweep, cells, examples_for, is_core, link_rate, run_cell
+from benchmarks.training.entry import Conditions
+from benchmarks.training.grid import best_of, cells, examples_for, is_core, link_rate, run_cell, sweep
+from benchmarks.training.meters import Reading, processor_times_s
 from benchmarks.training.records import Cell
 from caramel.errors import ClusterError, InputError
 
 CELL = Cell("vgg", 4, 1.0)
 CONDITIONS = Conditions(
-    64, 100.0, 150.0, limit=lambda compute_s: 1.1 * compute_s, predicted_s={"caramel": 1.9, "mwms": 7.0}
+    *(64, "abc", (90.0, 100.0, 150.0), 1.5),
+    limit=lambda compute_s: 1.1 * compute_s,
+    predicted_s={"caramel": 1.9, "mwms": 7.0},
 )
 
 
@@ -51,10 +54,9 @@ def log():
 
 
 def run(*contenders, rounds=3, steps=2):
-    sent, used = iter(range(0, 10**6, 300)), iter(range(0, 10**6, 6))
-    return run_cell(
-        CELL, contenders, CONDITIONS, lambda: [next(sent)] * 4, rounds, steps, processor_s=lambda pids: next(used)
-    )
+    """Between two readings there are bursts of three steps."""
+    readings = (Reading((6.0 * n, 3.0 * n), (300.0 * n, 600.0 * n), (900.0 * n, 0.0)) for n in range(10**6))
+    return run_cell(CELL, contenders, CONDITIONS, lambda pids: next(readings), rounds, steps)
 
 
 def test_rows_have_what_was_measured(log):
@@ -63,9 +65,12 @@ def test_rows_have_what_was_measured(log):
     assert rows["caramel"].times_s == (2.0, 4.0, 3.0)  # without the first burst, and the first step of each
     assert rows["caramel"].time_s == 3.0 and rows["caramel"].predicted_s == 1.9
     assert rows["caramel"].compute_s == 1.0 and rows["caramel"].limit_s == pytest.approx(1.1)
-    assert rows["caramel"].naive_limit_s == 1.5  # 150 bytes at 100 a second
-    assert rows["caramel"].processor_s == 2.0 and rows["caramel"].sent_bytes == 100.0  # of three steps, one dropped
-    assert rows["caramel"].losses == (3.0, 2.0, 1.0)
+    assert rows["caramel"].naive_limit_s == 1.5 and rows["mwms"].predicted_s == 7.0
+    assert rows["caramel"].processor_s == 3.0 and rows["caramel"].host_processor_s == (2.0, 1.0)  # of three steps
+    assert rows["caramel"].sent_bytes == 150.0 and rows["caramel"].host_sent_bytes == (100.0, 200.0)
+    assert rows["caramel"].host_received_bytes == (300.0, 0.0)
+    assert rows["caramel"].link_bytes_per_s == 100.0 and rows["caramel"].program == "abc"
+    assert rows["caramel"].losses == (3.0, 2.0, 1.0, 1.0)
     assert all(row.error is None and row.cell == CELL for row in rows.values())
     # Everybody once, then rounds that begin with another one each time.
     assert log == [
@@ -98,11 +103,20 @@ def test_who_lost_its_processes_is_out_and_the_others_go_on():
 
 @pytest.mark.parametrize("losses, agrees", [((3.0, 2.0, 1.0005), True), ((3.0, 2.0, 1.002), False)])
 def test_who_trains_otherwise_is_out(losses, agrees):
-    rows = {row.contender: row for row in run(Fake("caramel"), Fake("mwms", losses=losses))}
-    assert (rows["mwms"].error is None) == agrees
+    rows = {row.contender: row for row in run(Fake("caramel"), Fake("mwms"), Fake("horovod", losses=losses))}
+    assert (rows["horovod"].error is None) == agrees
     if not agrees:
-        assert rows["mwms"].error == "does not train as caramel does: loss 1.002 in step 3, and not 1"
-        assert rows["caramel"].error is None
+        assert rows["horovod"].error == "does not train as mwms does: loss 1.002 in step 3, and not 1"
+    assert rows["caramel"].error is rows["mwms"].error is None
+
+
+def test_the_peers_judge_this_library_and_not_the_other_way_round():
+    wrong = (3.0, 2.5, 2.0)
+    ours = [Fake(name, losses=wrong) for name in ("caramel", "caramel_paper")]
+    rows = {row.contender: row for row in run(*ours, Fake("horovod"), Fake("mwms", fails_in=1))}
+    assert rows["caramel"].error == "does not train as horovod does: loss 2.5 in step 2, and not 2"
+    assert rows["caramel_paper"].error is not None and rows["horovod"].error is None
+    assert [row.error for row in run(Fake("caramel"), Fake("caramel_paper"))] == [None, None]
 
 
 def test_computation_alone_has_losses_of_its_own():
@@ -136,16 +150,20 @@ def test_the_best_settings_are_those_with_the_least_median():
         ({"size": 2}, maker((9.0, 1.0, 1.5))),
         ({"size": 3}, maker((0.1, 0.1, 0.1), fails_in=2)),
     ]
-    found = best_of_sweep(tried, bursts=2, steps=2)
-    assert found.settings == {"size": 2}
-    assert [each.time_s for each in found.tried] == [3.0, 1.25, None]
-    assert found.tried[2].error == "horovod broke"
+    found = sweep(tried, bursts=2, steps=2)
+    assert best_of(found) == {"size": 2}
+    assert [each.time_s for each in found] == [3.0, 1.25, None]
+    assert found[2].error == "horovod broke"
     assert all(each.closed for each in made)
 
 
 def test_a_sweep_of_which_nothing_works():
     with pytest.raises(ClusterError, match="none of 1 settings works; the first one: horovod broke"):
-        best_of_sweep([({}, lambda: Fake("horovod", fails_in=1))])
+        best_of(sweep([({}, lambda: Fake("horovod", fails_in=1))]))
+    with pytest.raises(ClusterError, match="none of 0 settings works"):
+        best_of(())
+    with pytest.raises(InputError, match="at least one of each"):
+        sweep([])
 
 
 def test_the_cells():
@@ -206,8 +224,9 @@ def test_no_batch_makes_that(workload, example_s, rho):
 def test_processor_time_of_processes(tmp_path):
     import os
 
-    before = processor_time_s([os.getpid(), os.getpid()])
+    before = processor_times_s([os.getpid(), os.getpid()])
     total = sum(range(3_000_000))
-    after = processor_time_s([os.getpid()])
-    assert total and before > 0 and 0 < after - before < 10
-    assert processor_time_s([2**22 + 1]) is None
+    after = processor_times_s([os.getpid()])
+    assert list(before) == list(after) == [os.getpid()]
+    assert total and before[os.getpid()] > 0 and 0 < after[os.getpid()] - before[os.getpid()] < 10
+    assert processor_times_s([os.getpid(), 2**22 + 1]) is None

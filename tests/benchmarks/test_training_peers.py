@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from benchmarks.testbed import UnavailableError
 from benchmarks.training.__main__ import main
 from benchmarks.training.effort import QUICK
+from benchmarks.training.records import Tried
 from benchmarks.training.site import Site
 from benchmarks.training.spmd import HOROVOD, MIRRORED, SpmdContender, horovod_versions
 from benchmarks.training.steps import Replica
@@ -83,6 +84,51 @@ def test_a_worker_that_ends_ends_all_and_all_are_started_again(site, processes):
     again = site.computation(DENSE)
     assert len(again.run(2).times_s) == 2
     assert not set(again.pids()) & set(processes.pids())
+
+
+def test_processes_that_were_ended_say_so_and_get_no_signals(site, monkeypatch):
+    processes = site.peer(MIRRORED)
+    contender = SpmdContender("mwms", processes, DENSE, {}, {})
+    processes.close()
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("these processes may be anybody's by now"))
+    with pytest.raises(ClusterError, match="the processes of MultiWorkerMirroredStrategy have ended"):
+        contender.run(2)
+    processes._processes.freeze(True)
+    with pytest.raises(ClusterError, match="MultiWorkerMirroredStrategy: the processes were ended"):
+        processes._processes.ask({})
+
+
+def test_computation_goes_on_where_others_that_share_its_processes_fail(site, monkeypatch):
+    monkeypatch.setattr(Site, "names", ("compute", "mwms", "mwms_best", "horovod"))
+    settings = {"mwms_best": (Tried({"bytes_per_pack": 2**18}, 1.0, None),)}
+    computation, mirrored, best, horovod = site.contenders(DENSE, {}, settings)
+    assert best.settings == {"bytes_per_pack": 2**18}
+    with pytest.raises(ClusterError, match="make horovod builds it"):
+        horovod.run(2)
+    losses = computation.run(2).losses
+    before = mirrored.pids()
+    os.kill(before[1], signal.SIGKILL)
+    with pytest.raises(ClusterError, match="MultiWorkerMirroredStrategy ended"):
+        mirrored.run(2)
+    burst = computation.run(2)  # after two steps that settle it
+    assert not set(computation.pids()) & set(before) and burst.losses[0] < losses[0]
+    assert len(best.run(2).times_s) == 2 and best.pids() == computation.pids()
+    site.end_cell()
+
+
+def test_meters_tell_hosts_apart(site):
+    """Of a process on the second host the processor time is that host's; of this one it is nobody's."""
+    processes = site.peer(MIRRORED)
+    pids = [processes.pids()[1], os.getpid()]
+    before = site.meter()(pids)
+    contender = SpmdContender("mwms", processes, DENSE, {}, {})
+    contender.run(3)
+    used = site.meter()(pids).since(before, 1)
+    assert used.processor_s[0] == 0 and used.processor_s[1] > 0 and len(used.processor_s) == 3
+    least = DENSE.sent_bytes(2)
+    assert len(used.sent_bytes) == 2 and min(*used.sent_bytes, *used.received_bytes) > 3 * least
+    assert max(site.link_rates_bytes_per_s()) <= site.testbed.rate_bytes_per_s
+    contender.close()
 
 
 def test_processes_end_with_the_cell(site, processes):

@@ -5,16 +5,30 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.training.records import Cell, Record, Row, by_cell, drift, load, resume, save, versions_here
+from benchmarks.training import records
+from benchmarks.training.records import (
+    Cell,
+    Record,
+    Row,
+    Tried,
+    by_cell,
+    drift,
+    load,
+    program_here,
+    resume,
+    save,
+    versions_here,
+)
 from caramel.errors import InputError
 
+PROGRAM = "abc"
 CELLS = [Cell("vgg", 4, 1.0), Cell("mlp", 4, 2.0), Cell("vgg", 8, 0.5)]
 
 
 def row(cell, contender="caramel", **changes):
     made = Row(
-        *(cell.workload, cell.workers, cell.rho, 64, 1e7, contender, {"size": 3}, (1.0, 1.5), 1.25),
-        *(1.0, 1.1, 1.2, None, 2.5, 7e6, (3.0, 2.0), None),
+        *(cell.workload, cell.workers, cell.rho, 64, 1e7, (1e7, 2e7), contender, {"size": 3}, (1.0, 1.5), 1.25),
+        *(1.0, 1.1, 1.2, None, 2.5, (1.0, 1.0, 0.5), 7e6, (7e6, 7e6), (6e6, 8e6), (3.0, 2.0), PROGRAM, None),
     )
     return replace(made, **changes)
 
@@ -25,6 +39,8 @@ def new(**settings):
 
 def test_a_record_comes_back_as_it_was(tmp_path):
     record = new().with_cell([row(CELLS[0]), row(CELLS[0], "mwms", error="late", time_s=None)])
+    tried = {"vgg": {"mwms_best": (Tried({"bytes_per_pack": 0}, 1.5, None), Tried({}, None, "late"))}}
+    record = replace(record, sweeps=tried)
     save(record, tmp_path / "a.json")
     assert load(tmp_path / "a.json") == record
     assert [r.contender for r in record.rows] == ["caramel", "mwms"]
@@ -32,10 +48,10 @@ def test_a_record_comes_back_as_it_was(tmp_path):
 
 def test_a_run_goes_on_where_it_was(tmp_path):
     path = tmp_path / "a.json"
-    record = resume(path, new())
+    record = resume(path, new(), PROGRAM)
     assert path.exists() and record.unfinished(CELLS) == CELLS
     save(record.with_cell([row(CELLS[1])]), path)
-    again = resume(path, new())
+    again = resume(path, new(), PROGRAM)
     assert again.unfinished(CELLS) == [CELLS[0], CELLS[2]]
 
 
@@ -66,26 +82,53 @@ def test_rows_of_several_cells_are_no_cell():
 def test_other_settings_and_versions_are_named(tmp_path):
     save(new().with_cell([row(CELLS[0])]), tmp_path / "a.json")
     with pytest.raises(InputError, match="rounds.*name another file or remove"):
-        resume(tmp_path / "a.json", replace(new(), settings={"rounds": 5}))
+        resume(tmp_path / "a.json", replace(new(), settings={"rounds": 5}), PROGRAM)
     with pytest.raises(InputError, match=r"tensorflow.*2\.21"):
-        resume(tmp_path / "a.json", replace(new(), versions={"tensorflow": "2.22"}))
+        resume(tmp_path / "a.json", replace(new(), versions={"tensorflow": "2.22"}), PROGRAM)
+
+
+def test_cells_of_another_program_stay_only_if_they_are_to(tmp_path):
+    path = tmp_path / "a.json"
+    record = new().with_cell([row(CELLS[0])]).with_cell([row(CELLS[1], program="old")])
+    save(record, path)
+    with pytest.raises(InputError, match=r"another version of this program has measured \(old, and this is abc\)"):
+        resume(path, new(), PROGRAM)
+    assert resume(path, new(), PROGRAM, is_any_program=True) == record
+
+
+def test_a_program_is_what_its_files_are(tmp_path, monkeypatch):
+    """A file that is measured tells it from others; what only says what was measured does not."""
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "benchmarks/training/records.py"))
+    found = [program_here()]
+    for name, text in (
+        ("caramel/a.py", "a"),
+        ("caramel/a.py", "b"),
+        ("caramel/report.py", "b"),
+        ("benchmarks/training/report.py", "a"),
+        ("benchmarks/other.py", "a"),
+        ("caramel/a.txt", "a"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        found.append(program_here())
+    assert [found.index(each) for each in found] == [0, 1, 2, 3, 3, 3, 3]
 
 
 def test_a_record_without_cells_is_not_in_the_way(tmp_path):
     path = tmp_path / "a.json"
-    resume(path, replace(new(), versions={"tensorflow": "2.22"}))
-    assert resume(path, new()) == new() == load(path)
+    resume(path, replace(new(), versions={"tensorflow": "2.22"}), PROGRAM)
+    assert resume(path, new(), PROGRAM) == new() == load(path)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", "not json", '{"version": 99}', '{"version": 1}', '{"version": 1, "versions": 3, "settings": {}}'],
+    ["", "[]", "{}", "not json", '{"version": 99}', '{"version": 1}', '{"version": 2, "versions": 3, "settings": {}}'],
 )
 def test_what_is_no_record(tmp_path, text):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(InputError, match=r"a\.json"):
-        resume(path, new())
+        resume(path, new(), PROGRAM)
     assert path.read_text() == text
 
 
@@ -101,7 +144,7 @@ def test_damaged_cells(tmp_path):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
-        resume(tmp_path / "no" / "folder.json", new())
+        resume(tmp_path / "no" / "folder.json", new(), PROGRAM)
 
 
 def test_rows_by_cell():

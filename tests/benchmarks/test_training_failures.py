@@ -1,0 +1,204 @@
+"""Whatever fails, the run goes on, the record says what failed, and nobody pays for the failure of another one."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.testbed.commands import TestbedError
+from benchmarks.training import __main__ as program
+from benchmarks.training.contender import Burst
+from benchmarks.training.effort import QUICK
+from benchmarks.training.grid import run_cell
+from benchmarks.training.meters import Reading
+from benchmarks.training.ours import OPTIONS
+from benchmarks.training.records import Cell, Record, Tried, load
+from benchmarks.training.shared import Group, Member
+from caramel.errors import ClusterError, InputError
+
+CELLS = [Cell("vgg", 4, 1.0), Cell("mlp", 4, 1.0), Cell("vgg", 2, 1.0)]
+
+
+# -- contenders on shared processes --------------------------------------------------------------
+
+
+class Fake:
+    """A contender that fails in one of its bursts, and whatever it does from the time its processes are stopped."""
+
+    name, settings = "kind", {"size": 1}
+
+    def __init__(self, log, fails_in=None):
+        self._log, self._fails_in, self._bursts = log, fails_in, 0
+        self.is_running = True
+        log.append("made")
+
+    def run(self, steps):
+        self._bursts += 1
+        if not self.is_running or self._bursts == self._fails_in:
+            raise ClusterError("it broke")
+        self._log.append(steps)
+        return Burst((1.0,) * steps, (1.0,) * steps)
+
+    def pids(self):
+        if not self.is_running:
+            raise ClusterError("no processes")
+        return [1]
+
+    def close(self):
+        self._log.append("closed")
+        raise ClusterError("it cannot be closed")
+
+
+class Lasting(Fake):
+    """One that ends as it should."""
+
+    def close(self):
+        pass
+
+
+class Processes:
+    """What several contenders share."""
+
+    def __init__(self):
+        self.made = []
+        self.stopped = 0
+
+    def stop(self):
+        self.stopped += 1
+        for contender in self.made:
+            contender.is_running = False
+        raise ClusterError("they do not stop as they should")
+
+    def maker(self, log, fails_in=None):
+        def make():
+            self.made.append(Fake(log, fails_in))
+            return self.made[-1]
+
+        return make
+
+
+def test_after_a_failure_the_others_are_made_again():
+    processes, logs = Processes(), ([], [])
+    group = Group(processes.stop)
+    steady = Member("steady", group, processes.maker(logs[0]))
+    broken = Member("broken", group, processes.maker(logs[1], fails_in=2))
+    assert (steady.name, steady.settings) == ("steady", {"size": 1})
+    steady.run(3)
+    broken.run(3)
+    with pytest.raises(ClusterError, match="it broke"):
+        broken.run(3)
+    assert processes.stopped == 1
+    assert steady.pids() == [1]
+    assert len(steady.run(4).times_s) == 4
+    assert processes.stopped == 1 and logs[0] == ["made", 3, "closed", "made", 2, 4]  # two steps settle it
+
+
+def test_a_contender_that_cannot_be_made_stops_the_processes_too():
+    processes = Processes()
+    group = Group(processes.stop)
+    steady = Member("steady", group, processes.maker([]))
+
+    def refused():
+        raise InputError("not with these gradients")
+
+    def broken():
+        raise ClusterError("a worker ended")
+
+    with pytest.raises(InputError):
+        Member("refused", group, refused)
+    assert processes.stopped == 0
+    with pytest.raises(ClusterError, match="a worker ended"):
+        Member("broken", group, broken)
+    assert processes.stopped == 1 and len(steady.run(2).times_s) == 2
+
+
+def test_a_cell_has_the_times_of_those_that_did_not_fail():
+    processes = Processes()
+    group = Group(processes.stop)
+    contenders = [
+        Member("compute", group, processes.maker([])),
+        Member("caramel", Group(lambda: None), lambda: Fake([])),
+        Member("mwms", group, processes.maker([], fails_in=2)),
+    ]
+    conditions = program.Conditions(64, "abc", [1e7], 0.5, lambda compute_s: compute_s)
+    found = run_cell(CELLS[0], contenders, conditions, lambda pids: Reading((), (), ()), 3, 2)
+    assert [(row.time_s, row.limit_s) for row in found] == [(1.0, 1.0), (1.0, 1.0), (None, 1.0)]
+    assert [len(row.times_s) for row in found] == [3, 3, 0] and found[2].error == "it broke"
+
+
+# -- whole cells ---------------------------------------------------------------------------------
+
+
+class Site:
+    """Hosts on which some things fail."""
+
+    ended = 0
+
+    def __init__(self, workers, python, effort):
+        self.workers = workers
+        self.testbed = self
+        self.names = ("compute", "caramel", "mwms")
+
+    def set_rate(self, rate_bytes_per_s):
+        if self.workers == 2:
+            raise TestbedError("the process that holds the testbed's namespaces was ended")
+
+    def computation(self, workload):
+        if workload.name == "vgg":
+            raise ClusterError("MultiWorkerMirroredStrategy ended")
+        return Lasting([])
+
+    def traced(self, workload):
+        raise ClusterError("a traced step took too long\nsomewhere")
+
+    def swept(self, workload):
+        return {"mwms_best": (Tried({}, 1.0, None),)}
+
+    def contenders(self, workload, plans, swept):
+        assert plans == dict.fromkeys(OPTIONS, "a traced step took too long") and list(swept) == ["mwms_best"]
+        failed = program.Failed("caramel", {}, plans["caramel"])
+        return [Member(name, Group(lambda: None), lambda: Lasting([])) for name in ("compute", "mwms")] + [failed]
+
+    def link_rates_bytes_per_s(self):
+        return [5e6, 6e6, 7e6]
+
+    def meter(self):
+        return lambda pids: Reading((), (), ())
+
+    def end_cell(self):
+        Site.ended += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_cells_of_which_something_or_nothing_can_be_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(program, "Site", Site)
+    path, effort = str(tmp_path / "a.json"), replace(QUICK, rounds=2)
+    with pytest.raises(TestbedError):  # the testbed is gone, and with it all that might be measured
+        program._measured(Record({}, {}), CELLS, None, effort, "abc", path)
+    record = load(path)
+    assert list(record.cells) == ["vgg/4/1", "mlp/4/1"] and Site.ended == 2
+    nothing, something = record.cells.values()
+    assert [row.contender for row in nothing] == ["compute", "caramel", "mwms"]
+    assert {row.error for row in nothing} == {"MultiWorkerMirroredStrategy ended"}
+    assert [(row.contender, row.time_s, row.error) for row in something] == [
+        ("compute", 1.0, None),
+        ("mwms", 1.0, None),
+        ("caramel", None, "a traced step took too long"),
+    ]
+    assert something[0].link_bytes_per_s == 6e6 and something[0].limit_s is None
+    assert something[0].naive_limit_s > 1.0 - 1e-9
+    assert record.sweeps == {"mlp": {"mwms_best": (Tried({}, 1.0, None),)}}
+    assert record.unfinished(CELLS[:2]) == [] and record.unfinished(CELLS[:2], retry=True) == CELLS[:2]
+
+
+def test_settings_are_tried_once_for_a_workload_unless_none_worked():
+    site = Site(4, None, QUICK)
+    worked, failed = {"mwms_best": (Tried({"size": 1}, 2.0, None),)}, {"mwms_best": (Tried({}, None, "late"),)}
+    preparations = program.Preparations(site, {"vgg": worked, "mlp": failed})
+    workloads = [program.BY_NAME[name] for name in ("vgg", "mlp", "tiny")]
+    assert [preparations.swept(workload) for workload in workloads] == [worked, site.swept(None), site.swept(None)]
+    assert set(preparations.sweeps) == {"vgg", "mlp", "tiny"}
