@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from click.testing import CliRunner
 from benchmarks.testbed import UnavailableError
 from benchmarks.training.__main__ import main
 from benchmarks.training.effort import QUICK
+from benchmarks.training.ingraph import tensorflow_collectives
 from benchmarks.training.records import Tried
+from benchmarks.training.shared import Group, Member
 from benchmarks.training.site import Site
 from benchmarks.training.spmd import HOROVOD, MIRRORED, SpmdContender, horovod_versions
 from benchmarks.training.steps import Replica
@@ -113,6 +116,23 @@ def test_computation_goes_on_where_others_that_share_its_processes_fail(site, mo
     burst = computation.run(2)  # after two steps that settle it
     assert not set(computation.pids()) & set(before) and burst.losses[0] < losses[0]
     assert len(best.run(2).times_s) == 2 and best.pids() == computation.pids()
+    site.end_cell()
+
+
+def test_a_server_that_hangs_ends_with_the_contender_that_waits_for_it(site):
+    group = Group(site.shared.close)
+    ring, shuffle = (
+        Member(kind, group, partial(tensorflow_collectives, DENSE, 2, site.shared, kind, step_timeout_s=8.0))
+        for kind in ("ring", "shuffle")
+    )
+    first, _ = ring.run(2), shuffle.run(2)
+    servers = [pid for pid in ring.pids() if pid != os.getpid()]
+    os.kill(servers[-1], signal.SIGSTOP)
+    with pytest.raises(ClusterError, match="step 1 of 2"):
+        shuffle.run(2)
+    again = ring.run(2)
+    assert again.losses[0] < first.losses[0] and not set(ring.pids()) & set(servers)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in servers)
     site.end_cell()
 
 
