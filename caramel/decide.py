@@ -110,7 +110,7 @@ def make_plan(
         deterministic=network.options.deterministic,
         statistics=statistics,
         network=None if network.options.network is None else network.options.network.description,
-        transfers=with_sums(model, transfers.transfers, trace),
+        transfers=with_sums(model, transfers.transfers, trace, network.options.deterministic),
         variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
         notes=tuple(everything),
         sharding=None if pipeline is None else pipeline.sharding.value,

@@ -103,6 +103,6 @@ def _sent_bytes(model: Model, gradient: Gradient, trace: Trace, network: Network
         return gradient.size * ITEM_BYTES[wire or gradient.dtype]
     rows_bytes = trace.op_bytes.get(node_of(gradient.tensor), gradient.size_bytes)
     rows_bytes += trace.op_bytes.get(node_of(gradient.indices), 0)
-    part = distinct_part(model, gradient, trace)
+    part = distinct_part(model, gradient, trace, network.options.deterministic)
     # Everybody gets the rows of all others, N - 1 times their bytes; an all-reduce sends 2 (N - 1) / N.
     return part * rows_bytes * network.workers / 2

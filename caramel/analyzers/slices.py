@@ -49,31 +49,34 @@ def adds_slices(model: Model, gradient: Gradient) -> str | None:
     return finding[0]
 
 
-def distinct_part(model: Model, gradient: Gradient, trace: Trace) -> float:
+def distinct_part(model: Model, gradient: Gradient, trace: Trace, deterministic: bool) -> float:
     """The part of a sparse gradient's slices that is left when each worker adds up its own; 1 if it had better not.
 
     Args:
         model: the single-device step.
         gradient: of it.
         trace: of it, which knows how many different rows the data have.
+        deterministic: whether slices are added in rank order, which a sum of sums is not.
     """
     finding = adds_slices(model, gradient)
-    if finding is None or gradient.indices is None:
+    if deterministic or finding is None or gradient.indices is None:
         return 1.0
     all_bytes, left_bytes = (trace.op_bytes.get(name, 0) for name in (node_of(gradient.indices), finding))
     part = left_bytes / all_bytes if all_bytes and left_bytes else 1.0
     return part if part <= _WORTH else 1.0
 
 
-def with_sums(model: Model, transfers: Sequence[Transfer], trace: Trace | None) -> tuple[Transfer, ...]:
-    """The transfers, those of sparse gradients with slices added up where that is worth it."""
+def with_sums(
+    model: Model, transfers: Sequence[Transfer], trace: Trace | None, deterministic: bool
+) -> tuple[Transfer, ...]:
+    """The transfers, those of sparse gradients with slices added up where that is worth it; see `distinct_part`."""
     if trace is None:
         return tuple(transfers)
     by_name = {g.name: g for g in model.gradients}
     made = []
     for transfer in transfers:
         gradient = by_name[transfer.pieces[0].gradient]
-        part = distinct_part(model, gradient, trace) if gradient.is_sparse else 1.0
+        part = distinct_part(model, gradient, trace, deterministic) if gradient.is_sparse else 1.0
         if part < 1:
             why = f"Each worker adds up its slices of one row first, as the program does: {part:.0%} are left."
             transfer = replace(transfer, adds_slices=True, reason=f"{transfer.reason} {why}")

@@ -122,6 +122,11 @@ def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mappin
                 f"{what} adds up slices of {piece.gradient!r}, which the program does not do, or not only: leave that "
                 "out"
             )
+        if transfer.adds_slices and plan.deterministic:
+            raise PlanError(
+                f"{what} adds up slices of {piece.gradient!r} on each worker, and so not in rank order, as the plan "
+                "says: leave that out"
+            )
         if gradient.is_sparse != (transfer.algorithm == ALL_GATHER):
             raise PlanError(f"{what} sends {piece.gradient!r} by {transfer.algorithm}: {ALL_GATHER} is for sparse ones")
     if transfer.window not in (FORWARD, BACKWARD):
