@@ -27,7 +27,7 @@ def find_boundaries(
 
     What no gradient needs, and no update is, comes last. Times are scaled so that all ops together take the
     step that was measured, with this order enforced if that was, and longer by the processor time that one transfer of
-    everything takes from them if the network model says so.
+    everything takes from them if they were measured, and the network model says so.
 
     Args:
         model: the single-device step.
@@ -46,7 +46,8 @@ def find_boundaries(
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
     alone_s = _step_s(trace, enforced)
     sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
-    factor = network.compute_factor(alone_s, [sum(sent_bytes.values())])
+    # Times that were not measured are good for an order only; nothing has to be known of transfers for that.
+    factor = network.compute_factor(alone_s, [sum(sent_bytes.values())]) if trace.runs > 0 else 1.0
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
     for op in [*in_stages, *(op for op in found.ops if op in rest)]:

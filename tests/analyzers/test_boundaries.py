@@ -1,0 +1,80 @@
+"""When gradients are ready, and how much longer computation is beside transfers that were, and were not, measured."""
+
+import pytest
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from caramel.analyzers.analyzer import analyse
+from caramel.analyzers.automatic import WANTED, automatic
+from caramel.analyzers.network import Network
+from caramel.errors import InputError
+from caramel.facts import Boundaries, Trace
+from caramel.graph.graph import Graph
+from caramel.model import Gradient, Model, Reduction
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.contention import Contention
+from caramel.netmodel.line import Curve, Sample
+from caramel.netmodel.model import NetworkModel
+from caramel.plan import Transfers
+
+WORKERS = 4
+
+
+def step(*, is_sparse=False):
+    """A Model with one gradient and its update."""
+    nodes = [NodeDef(name="x", op="AddN"), NodeDef(name="g", op="AddN", input=["x"])]
+    nodes.append(NodeDef(name="update", op="AddN", input=["g"]))
+    sparse = {"indices": "g:1", "index_dtype": "int64"} if is_sparse else {}
+    found = Gradient("w", "w", "g:0", ("update",), "float32", (64, 64), 4, **sparse)
+    return Model(Graph(nodes), (), "x:0", (), (), (), (found,), (), Reduction("mean", ""), values=None)
+
+
+def measured_rings():
+    """Rings of depths 1 and 2, and what they take from computation."""
+    samples = [Sample(64, 1e-3), Sample(2**20, 0.1)]
+    curves = tuple(Curve.fitted(WORKERS, "ring", depth, samples) for depth in (1, 2))
+    return NetworkModel("a test", curves, contentions=(Contention(WORKERS, "ring", 1, 2**20, 0.3, 1.5),))
+
+
+def planned(model, trace=None, **options):
+    network = Network(CollectiveOptions(network=measured_rings(), **options), WORKERS)
+    analyzers, _ = automatic(network, trace)
+    return analyse(analyzers, [model, network], WANTED)
+
+
+def trace_of(model):
+    """A second for each op."""
+    return Trace(model.digest, {node.name: 1.0 for node in model.graph}, {}, 3.0, 3.0, 1, 1, None, "a test")
+
+
+NOT_MEASURED = {
+    "a depth": ({"algorithm": "ring", "depth": 3}, False),
+    "a depth, sparse": ({"algorithm": "ring", "depth": 3}, True),
+    "an algorithm, sparse": ({"algorithm": "shuffle"}, True),
+    "any in rank order, sparse": ({"deterministic": True}, True),
+}
+
+
+@pytest.mark.parametrize(("options", "is_sparse"), NOT_MEASURED.values(), ids=NOT_MEASURED)
+def test_without_a_trace_nothing_has_to_be_known_of_transfers(options, is_sparse):
+    """Times that nobody measured are not longer beside them either."""
+    found = planned(step(is_sparse=is_sparse), **options)
+    (transfer,) = found[Transfers].transfers
+    assert (transfer.algorithm, transfer.depth) == (("all_gather", 1) if is_sparse else ("ring", 3))
+    assert transfer.predicted_s is None
+    assert found[Boundaries].factor == 1
+
+
+@pytest.mark.parametrize(("options", "is_sparse"), NOT_MEASURED.values(), ids=NOT_MEASURED)
+def test_with_a_trace_what_was_not_measured_is_refused(options, is_sparse):
+    """A plan by times needs those of transfers."""
+    model = step(is_sparse=is_sparse)
+    with pytest.raises(InputError, match=r"known are ring at depth 1, ring at depth 2; measure"):
+        planned(model, trace_of(model), **options)
+
+
+def test_computation_is_longer_beside_what_was_measured():
+    model = step()
+    found = planned(model, trace_of(model))[Boundaries]
+    assert found.factor > 1
+    assert found.compute_s == pytest.approx(2 * found.factor)
+    assert found.updates_s == pytest.approx(found.factor)
