@@ -84,7 +84,7 @@ class Network:
         1 / (1 - share) times as long; and at most they take share of their own time from it.
 
         Args:
-            compute_s: seconds of computation without transfers.
+            compute_s: seconds of computation without transfers, updates included.
             sizes_bytes: of the transfers on the wire.
         """
         if compute_s <= 0 or not self.takes_processor:

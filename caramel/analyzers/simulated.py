@@ -25,5 +25,6 @@ def simulate_on(network: Network, boundaries: Boundaries, schedule: Schedule) ->
         return simulate(boundaries, schedule, network.time_s)
     validate_schedule(boundaries, schedule)
     sizes = [wire_bytes(boundaries, transfer) for transfer in schedule.transfers]
-    factor = network.compute_factor(boundaries.compute_s / boundaries.factor, sizes)
+    alone_s = (boundaries.compute_s + boundaries.updates_s) / boundaries.factor
+    factor = network.compute_factor(alone_s, sizes)
     return simulate(boundaries.scaled(max(factor / boundaries.factor, 1.0)), schedule, network.time_s)

@@ -115,9 +115,11 @@ def with_contention(network, share_of_bytes=0.05):
     return Network(CollectiveOptions(network=model), WORKERS)
 
 
+@pytest.mark.parametrize("updates", [0.0, 0.3])
 @pytest.mark.parametrize("seed", range(4))
-def test_many_transfers_take_more_of_the_computation_than_one(seed):
-    boundaries, network = layers(seed, 0.25, 0.0)
+def test_many_transfers_take_more_of_the_computation_than_one(seed, updates):
+    """What they take, they take from computation and updates together."""
+    boundaries, network = layers(seed, 0.25, updates)
     network = with_contention(network)
     names = tuple((g.name,) for g in boundaries.gradients)
     many = paper_packing().run(boundaries, Buckets(names, ("",) * len(names)), network)
@@ -125,8 +127,9 @@ def test_many_transfers_take_more_of_the_computation_than_one(seed):
     taken_s = sum(map(network.processor_s, sizes))
     assert taken_s > network.processor_s(sum(sizes))
     found = simulate_on(network, boundaries, many)
-    computed_s = sum(span.end_s - span.start_s for span in found.spans if span.kind == "compute")
-    assert computed_s == pytest.approx(boundaries.compute_s + taken_s)  # sending takes a quarter of the time
+    computed_s = sum(span.end_s - span.start_s for span in found.spans if span.kind in ("compute", "update"))
+    alone_s = boundaries.compute_s + boundaries.updates_s
+    assert computed_s == pytest.approx(alone_s + taken_s)  # sending takes a quarter of the time
     again = simulate_on(network, replace(boundaries.scaled(1.02), factor=1.02), many)
     assert again.iteration_s == pytest.approx(found.iteration_s)
 
