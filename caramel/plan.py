@@ -88,7 +88,8 @@ class Prediction:
 
     Attributes:
         timeline: of one step on each worker.
-        lower_bound_s: no plan of the same computation on the same network takes less.
+        lower_bound_s: no plan of the same computation on the same network takes less, with whatever all-reduces are
+            allowed and measured.
         basis: what the times are from.
         alternatives: for each transfer what the step would take with it in the other window; None where it
             cannot be there.

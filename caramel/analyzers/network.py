@@ -8,8 +8,9 @@ from functools import cached_property
 
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.errors import InputError
-from caramel.netmodel.choice import Collective, CollectiveOptions, choose_collective
+from caramel.netmodel.choice import Collective, CollectiveOptions, choose_collective, possible_collectives
 from caramel.netmodel.line import Line, Sample, fit_line, threshold_bytes
+from caramel.netmodel.ranking import Candidate
 
 _SMALLEST_PLANNED_BYTES = 2**16
 """Sizes below do not decide about a plan; in this range the line is to be right (our choice)."""
@@ -77,6 +78,9 @@ class Network:
         elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
         return choose_collective(self._unwired, self.workers, "float32", elements)
 
+    def _possible(self, size_bytes: float) -> Sequence[Candidate]:
+        return possible_collectives(self._unwired, self.workers, "float32", size_bytes)
+
     def compute_factor(self, compute_s: float, sizes_bytes: Sequence[float]) -> float:
         """How many times as long a step's computation takes beside its transfers, as far as that was measured.
 
@@ -89,9 +93,25 @@ class Network:
         """
         if compute_s <= 0 or not self.takes_processor:
             return 1.0
-        transfers_s = sum(map(self.time_s, sizes_bytes))
-        taken_s = sum(map(self.processor_s, sizes_bytes))
-        return min(transfers_s / (transfers_s - taken_s), 1 + taken_s / compute_s) if transfers_s > 0 else 1.0
+        return _factor(compute_s, sum(map(self.time_s, sizes_bytes)), sum(map(self.processor_s, sizes_bytes)))
+
+    def least_compute_factor(self, compute_s: float, size_bytes: float) -> float:
+        """`compute_factor` for one transfer, if it were the all-reduce that takes least from computation; for bounds.
+
+        Args:
+            compute_s: seconds of computation without transfers, updates included.
+            size_bytes: of the transfer on the wire.
+        """
+        network = self.options.network
+        if network is None or compute_s <= 0 or not self.takes_processor:
+            return 1.0
+        # A depth that was not measured counts as what takes most; as one piece it may take less.
+        shares = (
+            (c.time_s, network.processor_share(self.workers, c.algorithm, depth, size_bytes))
+            for c in self._possible(size_bytes)
+            for depth in {c.depth, self.options.depth or 1}
+        )
+        return min(_factor(compute_s, time_s, share * time_s) for time_s, share in shares)
 
     def processor_s(self, size_bytes: float) -> float:
         """By how much one transfer makes computation longer that goes on beside it, as far as that was measured."""
@@ -125,29 +145,39 @@ class Network:
         Args:
             total_bytes: of all gradients.
         """
-        return Line(0.0, 0.0) if self.workers == 1 else fit_line(self._samples(total_bytes, _SMALLEST_PLANNED_BYTES))
+        if self.workers == 1:
+            return Line(0.0, 0.0)
+        return fit_line([Sample(size, self.time_s(size)) for size in _sizes(total_bytes, _SMALLEST_PLANNED_BYTES)])
 
     def line_below(self, total_bytes: float) -> Line:
-        """A line that no transfer of up to all bytes of a step is faster than, for bounds.
+        """A line that no transfer of up to all bytes of a step is faster than, whatever may be chosen; for bounds.
 
         Args:
             total_bytes: of all gradients.
         """
         if self.workers == 1:
             return Line(0.0, 0.0)
-        samples = self._samples(total_bytes, 1)
+        sizes = _sizes(total_bytes, 1)
+        samples = [Sample(size, min(c.time_s for c in self._possible(size))) for size in sizes]
         first, last = samples[0], samples[-1]
         slope = max(last.time_s - first.time_s, 0.0) / (last.size_bytes - first.size_bytes)
         return Line(max(min(s.time_s - slope * s.size_bytes for s in samples), 0.0), slope)
-
-    def _samples(self, total_bytes: float, smallest: int) -> list[Sample]:
-        last = int(max(total_bytes, 2 * _SMALLEST_PLANNED_BYTES))
-        sizes = [smallest]
-        while sizes[-1] * 2 < last:
-            sizes.append(sizes[-1] * 2)
-        return [Sample(size, self.time_s(size)) for size in [*sizes, last]]
 
     @cached_property
     def threshold_bytes(self) -> float:
         """The smallest x with f(2x) / (2 f(x)) > 0.8 (Caramel, section 4.2)."""
         return 0.0 if self.workers == 1 else threshold_bytes(self.time_s)
+
+
+def _factor(compute_s: float, transfers_s: float, taken_s: float) -> float:
+    """See `Network.compute_factor`."""
+    return min(transfers_s / (transfers_s - taken_s), 1 + taken_s / compute_s) if transfers_s > 0 else 1.0
+
+
+def _sizes(total_bytes: float, smallest: int) -> list[int]:
+    """From the smallest to all bytes of a step, each twice the one before."""
+    last = int(max(total_bytes, 2 * _SMALLEST_PLANNED_BYTES))
+    sizes = [smallest]
+    while sizes[-1] * 2 < last:
+        sizes.append(sizes[-1] * 2)
+    return [*sizes, last]

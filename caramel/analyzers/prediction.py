@@ -9,7 +9,7 @@ from typing import Any
 
 from caramel.analyzers.bounds import lower_bounds
 from caramel.analyzers.network import Network
-from caramel.analyzers.simulated import simulate_on
+from caramel.analyzers.simulated import at_least, simulate_on
 from caramel.errors import PlanError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Schedule, Scheduled, Trace
 from caramel.plan import Prediction
@@ -38,7 +38,7 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
     schedule: Schedule = facts[Schedule]
     timeline = simulate_on(network, boundaries, schedule)
     line = network.line_below(sum(g.size_bytes for g in boundaries.gradients))
-    bound_s = lower_bounds(boundaries, line).lb2_s
+    bound_s = lower_bounds(at_least(network, boundaries), line).lb2_s
     if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SAME):
         bound_s = timeline.iteration_s
     return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network))

@@ -25,6 +25,22 @@ def simulate_on(network: Network, boundaries: Boundaries, schedule: Schedule) ->
         return simulate(boundaries, schedule, network.time_s)
     validate_schedule(boundaries, schedule)
     sizes = [wire_bytes(boundaries, transfer) for transfer in schedule.transfers]
-    alone_s = (boundaries.compute_s + boundaries.updates_s) / boundaries.factor
-    factor = network.compute_factor(alone_s, sizes)
+    factor = network.compute_factor(_alone_s(boundaries), sizes)
     return simulate(boundaries.scaled(max(factor / boundaries.factor, 1.0)), schedule, network.time_s)
+
+
+def at_least(network: Network, boundaries: Boundaries) -> Boundaries:
+    """The boundaries with computation as long as beside those transfers that take least from it, for bounds.
+
+    Args:
+        network: as planners see it.
+        boundaries: of all gradients.
+    """
+    total_bytes = sum(g.size_bytes for g in boundaries.gradients)
+    factor = network.least_compute_factor(_alone_s(boundaries), total_bytes)
+    return boundaries.scaled(min(factor / boundaries.factor, 1.0))
+
+
+def _alone_s(boundaries: Boundaries) -> float:
+    """Seconds of computation and updates without transfers."""
+    return (boundaries.compute_s + boundaries.updates_s) / boundaries.factor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,6 +12,7 @@ from caramel.collectives.dtypes import ITEM_BYTES, NARROWED_DTYPES, NATIVE_DTYPE
 from caramel.collectives.schedule import check
 from caramel.errors import InputError
 from caramel.netmodel.model import NetworkModel
+from caramel.netmodel.ranking import Candidate
 
 DEFAULT_ALGORITHM = "shuffle"
 
@@ -112,14 +114,7 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
     Raises:
         InputError: the options do not fit the number of workers or the dtype.
     """
-    options.check_workers(workers)
-    allowed = [name for name in CHOICES if _is_allowed(name, options, workers, dtype)]
-    if options.algorithm is not None:
-        if options.algorithm not in allowed:
-            raise InputError(
-                f"the {options.algorithm} all-reduce cannot reduce {dtype}, only {', '.join(NATIVE_DTYPES)}"
-            )
-        allowed = [options.algorithm]
+    allowed = _allowed(options, workers, dtype)
     if options.network is None or workers == 1:
         algorithm = options.algorithm or DEFAULT_ALGORITHM
         missing = "no network model was given" if options.network is None else "one worker has nothing to send"
@@ -131,6 +126,40 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
         return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes)
     choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=options.depth, is_beside=True)
     return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s)
+
+
+def possible_collectives(
+    options: CollectiveOptions, workers: int, dtype: str, size_bytes: float
+) -> Sequence[Candidate]:
+    """All that one transfer may be, whether it is what is chosen or not; beside it all workers compute.
+
+    Args:
+        options: what was asked for, with a network model.
+        workers: number of workers, at least 2.
+        dtype: element type.
+        size_bytes: bytes that travel.
+
+    Raises:
+        InputError: the options do not fit, or nothing is known about what they allow.
+    """
+    network, algorithm, depth = options.network, options.algorithm, options.depth
+    if network is None:
+        raise InputError("without a network model nothing is known about transfers")
+    allowed = _allowed(options, workers, dtype)
+    if algorithm is not None and depth is not None:
+        return [Candidate(network.predict(algorithm, depth, workers, size_bytes, is_beside=True), algorithm, depth)]
+    return network.candidates(size_bytes, workers, allowed=allowed, depth=depth, is_beside=True)
+
+
+def _allowed(options: CollectiveOptions, workers: int, dtype: str) -> Sequence[str]:
+    """Names of the algorithms that may be taken."""
+    options.check_workers(workers)
+    allowed = [name for name in CHOICES if _is_allowed(name, options, workers, dtype)]
+    if options.algorithm is None:
+        return allowed
+    if options.algorithm not in allowed:
+        raise InputError(f"the {options.algorithm} all-reduce cannot reduce {dtype}, only {', '.join(NATIVE_DTYPES)}")
+    return [options.algorithm]
 
 
 def _as_asked(network: NetworkModel, algorithm: str, depth: int, workers: int, size_bytes: int) -> Collective:

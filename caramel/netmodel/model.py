@@ -12,7 +12,7 @@ from caramel.errors import InputError
 from caramel.netmodel.contention import Beside, Contention
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, threshold_bytes
-from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of
+from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of, known_best
 
 MOST_DEPTH = 8
 """Caramel, section 4.4: depths from 1 to 8."""
@@ -290,12 +290,41 @@ class NetworkModel:
         Raises:
             InputError: none of the allowed ones is known for so many workers.
         """
-        candidates = [
+        candidates = self.candidates(size_bytes, workers, allowed=allowed, depth=depth, is_beside=is_beside)
+
+        def share(candidate: Candidate) -> float:
+            return self.processor_share(workers, candidate.algorithm, candidate.depth, size_bytes)
+
+        meet = workers > 2 and self.given is None
+        return best_of(candidates, size_bytes, share if is_beside else None, meet)
+
+    def candidates(
+        self,
+        size_bytes: float,
+        workers: int,
+        *,
+        allowed: Collection[str] | None = None,
+        depth: int | None = None,
+        is_beside: bool = False,
+    ) -> Sequence[Candidate]:
+        """What may be chosen for one transfer; nothing is extrapolated where something was measured.
+
+        Args:
+            size_bytes: see `choose`.
+            workers: likewise.
+            allowed: likewise.
+            depth: likewise.
+            is_beside: likewise.
+
+        Raises:
+            InputError: none of the allowed ones is known for so many workers.
+        """
+        found = [
             each
             for each in self._candidates(size_bytes, workers, depth, is_beside)
             if allowed is None or each.algorithm in allowed
         ]
-        if not candidates:
+        if not found:
             wanted = "any algorithm" if allowed is None else " or ".join(allowed)
             known = self._known(workers) if self.given is None else [(name, 1) for name in ALGORITHMS]
             raise InputError(
@@ -303,12 +332,7 @@ class NetworkModel:
                 + (f" at depth {depth}" if depth is not None else "")
                 + f": known are {self._listed(known)}; measure it with caramel netbench"
             )
-
-        def share(candidate: Candidate) -> float:
-            return self.processor_share(workers, candidate.algorithm, candidate.depth, size_bytes)
-
-        meet = workers > 2 and self.given is None
-        return best_of(candidates, size_bytes, share if is_beside else None, meet)
+        return known_best(found)
 
     def _candidates(self, size_bytes: float, workers: int, depth: int | None, is_beside: bool) -> Iterator[Candidate]:
         if self.given is not None:

@@ -78,6 +78,14 @@ class Choice:
     reason: str
 
 
+def known_best(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those that were measured, or all if none was.
+
+    What was given up at smaller sizes, far behind, must not come back as the extension of its line.
+    """
+    return [c for c in candidates if c.prediction.basis == "measured"] or candidates
+
+
 def best_of(
     candidates: Sequence[Candidate],
     size_bytes: float,
@@ -86,8 +94,7 @@ def best_of(
 ) -> Choice:
     """The one with the least predicted time; of equally fast ones the smaller depth, then the first.
 
-    Nothing is extrapolated where something was measured: what was given up at smaller sizes, far behind, must not come
-    back as the extension of its line. `native` is only chosen where it is 1.5 times as fast as any other.
+    `native` is only chosen where it is 1.5 times as fast as any other.
 
     Args:
         candidates: at least one.
@@ -97,8 +104,6 @@ def best_of(
         meet: whether several all-reduces meet on links, beside computation. If there are some of `ONE_SENDER` that take
             up to 25 % longer than the fastest and at most half of the processors' time, it is one of these.
     """
-    if any(c.prediction.basis == "measured" for c in candidates):
-        candidates = [c for c in candidates if c.prediction.basis == "measured"]
     others_s = min((c.time_s for c in candidates if c.algorithm != NATIVE), default=math.inf)
     kept = (c for c in candidates if c.algorithm != NATIVE or _NATIVE_GAIN * c.time_s <= others_s)
     ranked = sorted(kept, key=lambda c: (c.time_s, c.depth))
