@@ -40,8 +40,9 @@ def lower_all_gather(
     """Emit an all-gather of the slices of a sparse gradient, in rank order.
 
     Adding up the gathered slices, index by index, gives the sum over the ranks (or the mean: the values
-    are divided where they are made). How many slices a rank has may differ from rank to rank and from
-    step to step. Each rank sends its values and its indices to N - 1 others: 1 round.
+    are divided where they are made, before any are added up, as their sum may be too large for float16).
+    How many slices a rank has may differ from rank to rank and from step to step. Each rank sends its
+    values and its indices to N - 1 others: 1 round.
 
     Args:
         prefix: scope of the new nodes.
@@ -65,14 +66,14 @@ def lower_all_gather(
         made = [emitter.identity(0, "values_0", values[0]), emitter.identity(0, "indices_0", indices[0], index_dtype)]
         return LoweredGather(tuple(emitter.out.nodes), (made[0],), (made[1],))
     narrow = None if wire == dtype else wire
+    if mean:
+        values = [emitter.divided(rank, f"share_{rank}", tensor, workers) for rank, tensor in enumerate(values)]
     if adds:
         summed = [_added_up(emitter, rank, *slices, index_dtype) for rank, slices in enumerate(zip(values, indices))]
         values, indices = [value for value, _ in summed], [index for _, index in summed]
-    sent = []
-    for rank, tensor in enumerate(values):
-        if mean:
-            tensor = emitter.divided(rank, f"share_{rank}", tensor, workers)
-        sent.append(tensor if narrow is None else emitter.cast(rank, f"send_{rank}", tensor, narrow, dtype))
+    sent = list(values)
+    if narrow is not None:
+        sent = [emitter.cast(rank, f"send_{rank}", tensor, narrow, dtype) for rank, tensor in enumerate(values)]
     gathered, places = [], []
     for rank in range(workers):
         joined = emitter.concat(rank, f"values_{rank}", sent, narrow)

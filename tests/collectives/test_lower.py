@@ -9,6 +9,7 @@ import tensorflow as tf
 from caramel.collectives.algorithms import ALGORITHMS, core_size
 from caramel.collectives.lower import Request, lower
 from caramel.collectives.schedule import check, in_chunks
+from caramel.collectives.sparse import lower_all_gather
 
 v1 = tf.compat.v1
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "complex64"]
@@ -214,3 +215,38 @@ def test_a_wire_of_the_same_type_is_no_wire():
 def test_empty_shards_are_not_sent():
     made = lowered(ALGORITHMS["shuffle"](5, 2), "float32", mean=True)
     assert {rank for n, rank in made.nodes if n.op == "AddV2"} == {0, 1}
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_slices_are_divided_before_they_are_added_up(mean):
+    """The sum of one worker's slices of a row may not fit although the mean over the workers does."""
+    workers, slices = 4, 100
+    graph = tf.Graph()
+    with graph.as_default():
+        for rank in range(workers):
+            with tf.device(f"/device:CPU:{rank}"):
+                v1.placeholder(tf.float16, [None, 1], name=f"values_{rank}")
+                v1.placeholder(tf.int32, [None], name=f"indices_{rank}")
+        made = lower_all_gather(
+            prefix="gather",
+            values=[f"values_{rank}" for rank in range(workers)],
+            indices=[f"indices_{rank}" for rank in range(workers)],
+            devices=[f"/device:CPU:{rank}" for rank in range(workers)],
+            dtype="float16",
+            index_dtype="int32",
+            mean=mean,
+            adds=True,
+        )
+        graph_def = graph.as_graph_def()
+        graph_def.node.extend(n for n, _ in made.nodes)
+    each = 1024.0 if mean else 256.0
+    feeds = {f"values_{rank}:0": np.full((slices, 1), 0.0 if rank else each, np.float16) for rank in range(workers)}
+    feeds.update({f"indices_{rank}:0": np.full(slices, 7, np.int32) for rank in range(workers)})
+    with tf.Graph().as_default():
+        tf.import_graph_def(graph_def, name="")
+        with v1.Session(config=v1.ConfigProto(device_count={"CPU": workers})) as session:
+            fetches = [f"{name}:0" for name in (*made.values, *made.indices)]
+            found = session.run(fetches, feeds)
+    for values, indices in zip(found[:workers], found[workers:]):
+        np.testing.assert_array_equal(values[:, 0], [25600.0, 0, 0, 0])
+        np.testing.assert_array_equal(indices, [7] * workers)
