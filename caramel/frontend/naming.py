@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, _UnreadVariable
 
 from caramel.errors import UnsupportedError
 from caramel.frontend.raw import RawVariable
@@ -115,7 +115,7 @@ class UsedVariables:
 
     def __init__(self, func_graph: Any) -> None:
         self._func_graph = func_graph
-        self._named = {id(variable.handle): variable for variable in func_graph.variables}
+        self._named = _by_handle(func_graph.variables)
 
     def of_handle(self, handle: Any) -> Any:
         """The variable with a handle that was captured.
@@ -142,8 +142,21 @@ class UsedVariables:
         TensorFlow tells a function's variables by their being read or assigned through the object. Optimizers of
         TensorFlow 1 give their slots' handles to ops themselves.
         """
-        found = (each for each in gc.get_objects() if issubclass(type(each), BaseResourceVariable))
-        return {id(variable.handle): variable for variable in found}
+        return _by_handle(each for each in gc.get_objects() if issubclass(type(each), BaseResourceVariable))
+
+
+def _by_handle(variables: Iterable[Any]) -> Mapping[int, Any]:
+    """The variables by their handles' ids, the first one of each.
+
+    What an assignment returned is none: it has the variable's handle, but no name of its own. Nor is what has no handle
+    because it could not be made.
+    """
+    found: dict[int, Any] = {}
+    for variable in variables:
+        handle = getattr(variable, "handle", None)
+        if handle is not None and not isinstance(variable, _UnreadVariable):
+            found.setdefault(id(handle), variable)
+    return found
 
 
 def _unique(name: str, taken: Collection[str]) -> str:
