@@ -117,7 +117,7 @@ def _contention(data: Any) -> Contention:
     share, slowdown = _number(data["processor_share"]), _number(data["slowdown"])
     if share >= 1 or slowdown < 1:
         raise ValueError(f"a processor share of {share} or a slowdown of {slowdown} cannot be")
-    workers, depth, size_bytes = _whole(data["workers"], 1), _whole(data["depth"], 1), _whole(data["size_bytes"], 0)
+    workers, depth, size_bytes = _whole(data["workers"], 1), _whole(data["depth"], 1), _whole(data["size_bytes"], 1)
     return Contention(workers, _algorithm(data), depth, size_bytes, share, slowdown)
 
 
@@ -138,6 +138,10 @@ def _checked(network: NetworkModel) -> NetworkModel:
     beside = [(c.workers, c.algorithm, c.depth, c.size_bytes) for c in network.contentions]
     if len(set(keys)) != len(keys) or len(set(beside)) != len(beside):
         raise ValueError("something was measured twice")
+    # What all-reduces lose beside computation are parts of the time that they take by themselves.
+    if network.given is None and (unknown := [key for *key, _ in beside if tuple(key) not in keys]):
+        workers, algorithm, depth = unknown[0]
+        raise ValueError(f"{algorithm} at depth {depth} on {workers} workers was measured beside computation only")
     return network
 
 

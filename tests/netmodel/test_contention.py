@@ -200,6 +200,7 @@ def test_files_have_it_and_older_ones_need_not():
         ('"slowdown": 2.0', '"speed": 2.0'),
         ('"size_bytes": 4096', '"size_bytes": 1048576'),
         ('"size_bytes": 4096', '"size_bytes": -1'),
+        ('"size_bytes": 4096', '"size_bytes": 0'),
     ],
 )
 def test_damage_is_noticed(value, by):
@@ -207,6 +208,15 @@ def test_damage_is_noticed(value, by):
     assert text.count(value) == 1
     with pytest.raises(InputError, match="damaged"):
         from_json(text.replace(value, by))
+
+
+@pytest.mark.parametrize("other", [{"workers": 2}, {"algorithm": "star"}, {"depth": 2}])
+def test_what_all_reduces_cost_beside_computation_needs_what_they_take_alone(other):
+    model = measured(4, LARGE, replace(SMALL, **other))
+    with pytest.raises(InputError, match=r"damaged: .* at depth \d on \d workers was measured beside computation only"):
+        from_json(to_json(model))
+    by_hand = replace(NetworkModel.from_link_rate(1e9), contentions=(replace(SMALL, **other),))
+    assert from_json(to_json(by_hand)) == by_hand
 
 
 def test_models_of_two_measurements_have_both():
