@@ -181,8 +181,9 @@ class LocalProcesses:
 class KeptProcesses:
     """Servers of `LocalProcesses` for several sessions, at once or one after the other; started with the first one.
 
-    Sessions have variables of their own. If the launcher ends, so do all; the next session starts it again. A session
-    with TensorFlow's own collective ops has servers of its own: those of two sessions are in each other's way.
+    Sessions have variables of their own. If the launcher or a server ends, all of them are lost, and the next session
+    starts everything again. A session with TensorFlow's own collective ops has servers of its own: those of two
+    sessions are in each other's way.
 
     Args:
         cluster: how and where.
@@ -211,7 +212,8 @@ class KeptProcesses:
             # The servers that are kept have the ports that were asked for.
             return replace(self._cluster, base_port=None).start(graph_def, devices, timeout_s)
         tasks, configs = self._cluster.tasks(devices), self._cluster.configs(devices, "")
-        if self._launched is None or self._launched.is_closed:
+        if self._launched is None or not self._launched.is_well():
+            self.close()  # what is left of them
             self._launched = start_servers(configs, tasks, self._cluster)
             self._tasks, self._configs = tasks, configs
         elif (self._tasks, self._configs) != (tasks, configs):

@@ -205,6 +205,10 @@ class Launcher:
         """Process ids of the servers."""
         return [process.pid for _, process in self._servers]
 
+    def ended(self) -> str:
+        """Which servers ended, and how; empty if none has."""
+        return self._unwell(dead_only=True)
+
     def stop(self) -> None:
         """Kill the servers. Their state is in checkpoints or gone; nothing there needs an orderly end."""
         for _, process in self._servers:
@@ -266,6 +270,7 @@ _REQUESTS: dict[str, Callable[..., Any]] = {
     "run_each": Launcher.run_each,
     "extend": Launcher.extend,
     "pids": Launcher.pids,
+    "ended": Launcher.ended,
 }
 
 

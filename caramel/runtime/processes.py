@@ -147,6 +147,15 @@ class Launched:
         """Process ids of the servers, by task."""
         return list(self.request("pids", timeout_s=_GRACE_S))
 
+    def is_well(self) -> bool:
+        """Whether the launcher and all servers run."""
+        if self.is_closed or self._process.poll() is not None:
+            return False
+        try:
+            return not self.request("ended", timeout_s=_GRACE_S)
+        except ClusterError:
+            return False
+
     @property
     def is_closed(self) -> bool:
         """Whether everything has been stopped."""

@@ -99,6 +99,32 @@ def test_kept_servers_have_sessions_with_variables_of_their_own():
         third.run(added, [], {}, 60)
 
 
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["launcher", "coordinating server", "other server"])
+def test_kept_servers_start_again_if_one_has_ended(number, ours):
+    """Whatever ended, and although nobody has asked it for anything since; who had a session has it no more."""
+    graph_def, added, initialise = counting(2)
+    devices = ("/job:worker/task:0", "/job:worker/task:1")
+    with closing(KeptProcesses(caramel.LocalProcesses())) as kept:
+        closed, lost = (kept.start(graph_def, devices, 60) for _ in range(2))
+        closed.close()
+        before = lost.pids()
+        os.kill(before[number], signal.SIGKILL)
+        while number == 0 and Path(f"/proc/{before[0]}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        time.sleep(0.2)  # a launcher reaps its servers a moment after they ended
+        found = kept.start(graph_def, devices, 60)
+        assert not set(before) & set(found.pids())
+        found.run([], [initialise], {}, 60)
+        assert found.run(added, [], {}, 60) == [1, 1]
+        with pytest.raises(ClusterError, match="closed"):
+            lost.run(added, [], {}, 60)
+        lost.close()
+        assert found.run(added, [], {}, 60) == [2, 2]
+        again = kept.start(graph_def, devices, 60)
+        assert again.pids() == found.pids()
+    ours()
+
+
 def test_sessions_with_native_collectives_share_no_servers():
     with caramel.capture() as context:
         x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
