@@ -192,8 +192,8 @@ class ProcessExecutor:
     ) -> None:
         self._launched = launched
         self._is_alone = is_alone
-        graph = graph_def.SerializeToString()
         try:
+            graph = graph_def.SerializeToString()
             self._number = launched.request(
                 "load", graph, config, list(devices), timeout_s, timeout_s=timeout_s + _GRACE_S
             )

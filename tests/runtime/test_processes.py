@@ -342,6 +342,21 @@ def test_servers_that_take_too_long(compiled, ours, scratch):
     assert list(scratch.iterdir()) == []
 
 
+def test_a_graph_that_cannot_be_sent(ours):
+    class Graph:
+        """Of more than the 2 GiB that a protocol buffer may have."""
+
+        node, library = (), tf.compat.v1.GraphDef().library
+
+        def SerializeToString(self):
+            raise ValueError("too large")
+
+    with pytest.raises(ValueError, match="too large") as error:
+        caramel.LocalProcesses().start(Graph(), ("/job:worker/task:0", "/job:worker/task:1"), 60)
+    assert error.tb is not None  # what it keeps alive is stopped all the same
+    assert ours() == []
+
+
 @pytest.mark.parametrize("devices", [["/GPU:0", "/GPU:1"], ["/job:worker/task:0", "/job:worker/GPU:1"]])
 def test_devices_that_are_no_processes(compiled, ours, devices):
     with pytest.raises(caramel.ClusterError, match=r"names no job and task.*/job:worker/task:0.*InProcess"):
