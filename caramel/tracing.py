@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -114,7 +114,7 @@ def trace(
     computation = make_computation(context, workers, device_list, sharding, job_workers)
     _check_batch(computation, batch)
     place = InProcess() if cluster is None else cluster
-    if not hasattr(place, "options"):
+    if not (is_dataclass(place) and hasattr(place, "options")):  # of which there can be one with other options
         raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {place!r}")
     share = _share(computation, batch)
     with _as_in_training(place, workers, step_timeout_s) as opened:

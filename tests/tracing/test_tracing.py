@@ -11,6 +11,7 @@ import tensorflow as tf
 import caramel
 from caramel.computation import make_computation
 from caramel.graph.graph import Graph, node_of
+from caramel.runtime.cluster import KeptProcesses
 from caramel.runtime.executor import RunOptions
 from caramel.runtime.session import Session
 from caramel.stepstats import Row, TracedStep, ready_orders, traced_step
@@ -228,6 +229,7 @@ def test_prediction(workers, threads, expected):
         (None, {"statistic": "median"}, "'mean' or 'least'"),
         (None, {"cluster": "processes"}, "a cluster such as"),
         (None, {"cluster": caramel.InProcess}, "a cluster such as"),
+        (None, {"cluster": KeptProcesses(caramel.LocalProcesses())}, "a cluster such as"),
         (None, {"device_list": ["/job:worker/task:0"] * 2}, "2 entries for 1 workers"),
         (None, {"sharding": "slice2"}, "goes with a dataset"),
         (None, {"workers": 9}, "cannot be split over 9 workers"),
