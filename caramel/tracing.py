@@ -35,7 +35,7 @@ from caramel.runtime.cluster import Cluster, InProcess, KeptProcesses, LocalProc
 from caramel.runtime.environment import usable_cores
 from caramel.runtime.feeds import bind
 from caramel.runtime.progress import progress_over
-from caramel.runtime.servers import kept_servers
+from caramel.runtime.servers import Servers, kept_servers
 from caramel.runtime.session import DEFAULT_STEP_TIMEOUT_S, Session
 from caramel.stepstats import Row, TracedStep, by_node, traced_step
 
@@ -73,7 +73,8 @@ def trace(
 
     As many workers as share the host compute at the same time, each with its own gradients, on copies of the
     variables. Traced steps (graph optimizers off, so that ops have the names of the Model; one op at a time on each
-    worker) and plain steps (as in training) take turns, so that a host that grows slower meanwhile changes both.
+    worker, but for servers that run already, which keep their threads) and plain steps (as in training) take turns,
+    so that a host that grows slower meanwhile changes both.
 
     Args:
         context: what `caramel.capture` returned.
@@ -278,7 +279,7 @@ def _summary(
         workers=workers,
         examples=max(shares) if any(shares) else None,
         description=f"{description or _host(cluster)}; {statistic} of {len(traced)} runs",
-        warnings=_warnings(model.graph, times, step_s, traced),
+        warnings=_warnings(model.graph, times, step_s, traced, cluster),
     )
 
 
@@ -386,7 +387,7 @@ def _host(cluster: Any) -> str:
 
 
 def _warnings(
-    graph: Graph, times: Mapping[str, np.ndarray], step_s: float, traced: Sequence[TracedStep]
+    graph: Graph, times: Mapping[str, np.ndarray], step_s: float, traced: Sequence[TracedStep], cluster: Any
 ) -> tuple[str, ...]:
     found = []
     dynamic = dynamic_nodes(graph)
@@ -400,6 +401,11 @@ def _warnings(
         found.append(f"in loops or branches, the times of {listed(varying, 8)} vary much between runs")
     if any("/device:GPU:" in row.device for row in traced[-1].rows):
         found.append("times of ops on GPUs are those of launching them, not of the GPU")
+    if isinstance(cluster, Servers):
+        found.append(
+            "ops ran as many at a time as these servers run, not one on each worker: those that shared a core seem to "
+            "take longer"
+        )
     return tuple(found)
 
 

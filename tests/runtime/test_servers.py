@@ -30,6 +30,9 @@ with caramel.capture() as context:
     tf.compat.v1.train.GradientDescentOptimizer(0.01).minimize(loss)
 with caramel.ARModel(context, 2, network=network).session(servers) as session:
     print(*(session.step({"x": [[1.0, 2.0], [3.0, 4.0]]}).loss for _ in range(2)))
+batch = {"x": [[1.0, 2.0], [3.0, 4.0]]}
+trace = caramel.trace(context, batch, workers=2, cluster=servers, runs=1, steps=1, orders=False, progress=False)
+print(*trace.warnings)
 try:
     caramel.ARModel(context, 3).session(servers)
 except caramel.InputError as error:
@@ -44,10 +47,11 @@ def test_measure_and_train_on_servers(network):
     servers = [network.serve("--cluster", cluster, "--task", task) for task in range(2)]
     result = network.run("-c", MEASURE_AND_TRAIN)
     assert result.returncode == 0, result.stderr
-    algorithms, losses, error = result.stdout.splitlines()
+    algorithms, losses, warning, error = result.stdout.splitlines()
     assert set(algorithms.split()) == {"star", "native"}
     first, second = map(float, losses.split())
     assert second < first
+    assert "ops ran as many at a time as these servers run" in warning
     assert "there are 2 servers" in error
     for server in servers:
         server.terminate()
