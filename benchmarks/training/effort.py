@@ -50,7 +50,7 @@ class Effort:
 FULL = Effort(
     rounds=5,
     steps=2,
-    network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 21)), depths=(1, 4), rounds=3),
+    network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 20)), depths=(1, 4), rounds=3),
     trace_runs=4,
     trace_steps=8,
     pack_bytes=(2**18, 2**19, 2**20, 2**21),
