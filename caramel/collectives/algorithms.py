@@ -267,6 +267,9 @@ ALL_GATHER = "all_gather"
 CHOICES = (*ALGORITHMS, NATIVE)
 """Whatever can be chosen, in the order in which ties are broken."""
 
+FEW_ROUNDS = ("shuffle", "star")
+"""Those with two rounds, however many workers there are."""
+
 ONE_SENDER = ("ring", NATIVE)
 """Those in which a worker receives from the same one all the time, in every transfer: transfers that are under way at
 once never meet on a link that they do not share from end to end."""
