@@ -64,7 +64,7 @@ def findings(rows: Iterable[Row], expected: Iterable[Cell] = ()) -> list[Finding
         _slower(cells),
         _speed_up(cells),
         _predictions(cells),
-        *(_gain(cells, name) for name in ABLATIONS),
+        *(_gain(cells, name) for name in ABLATIONS if any(name in each for each in cells.values())),
         _disturbed(cells),
     ]
 

@@ -111,13 +111,11 @@ def test_findings_say_what_each_optimisation_brings():
     first = rows(FIRST, caramel=1.0, caramel_no_order=1.2, caramel_no_buckets=0.9)
     second = rows(SECOND, caramel=1.0, caramel_no_order=0.99, caramel_no_buckets=1.1)
     given = findings([*first, *second])
-    order, buckets, forward = (
-        next(f for f in given if text in f.what) for text in ("no order", "no buckets", "no forward")
-    )
+    order, buckets = (next(f for f in given if text in f.what) for text in ("no order", "no buckets"))
     assert order.value == pytest.approx((1.2 * 0.99) ** 0.5) and order.verdict == KEPT
     assert order.shown == "1.090, above 1 in 1 of 2 cells" and order.notes == ("mlp, 4 workers, rho 2: 0.990",)
     assert buckets.value == pytest.approx((0.9 * 1.1) ** 0.5) and buckets.verdict == MISSED
-    assert (forward.value, forward.verdict) == (None, INCOMPLETE)
+    assert not any("no forward" in f.what for f in given)  # a quick run leaves it out
 
 
 def test_findings_name_disturbed_cells():
