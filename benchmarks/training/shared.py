@@ -56,6 +56,7 @@ class Member:
         self.name = name
         self._group = group
         self._make = make
+        self._has_run = False
         self._failures = group.failures
         self._contender = group.doing(make)
 
@@ -66,7 +67,9 @@ class Member:
 
     def run(self, steps: int) -> Burst:
         """See `Contender.run`."""
-        return self._group.doing(lambda: self._current().run(steps))
+        found = self._group.doing(lambda: self._current().run(steps))
+        self._has_run = True
+        return found
 
     def pids(self) -> Sequence[int]:
         """See `Contender.pids`."""
@@ -83,5 +86,6 @@ class Member:
                 self._contender.close()
             self._failures = self._group.failures
             self._contender = self._make()
-            self._contender.run(_SETTLING_STEPS)
+            if self._has_run:  # else its first losses are still to be compared
+                self._contender.run(_SETTLING_STEPS)
         return self._contender

@@ -92,6 +92,18 @@ def test_after_a_failure_the_others_are_made_again():
     assert processes.stopped == 1 and logs[0] == ["made", 3, "closed", "made", 2, 4]  # two steps settle it
 
 
+def test_who_has_not_run_yet_begins_with_its_first_step():
+    """Its first losses are those that are compared."""
+    processes, log = Processes(), []
+    group = Group(processes.stop)
+    steady = Member("steady", group, processes.maker(log))
+    broken = Member("broken", group, processes.maker([], fails_in=1))
+    with pytest.raises(ClusterError, match="it broke"):
+        broken.run(3)
+    steady.run(4)
+    assert log == ["made", "closed", "made", 4]
+
+
 def test_a_contender_that_cannot_be_made_stops_the_processes_too():
     processes = Processes()
     group = Group(processes.stop)
