@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.output import errors_for_click, markdown_table, write_json
-from benchmarks.statistics import Ratio, geometric_mean, paired_ratio
+from benchmarks.statistics import Ratio, geometric_mean, paired_ratio, worst_bound
 from benchmarks.testbed import Testbed
 from caramel.errors import ClusterError, InputError
 from caramel.netmodel.model import NetworkModel
@@ -139,17 +139,15 @@ def table(cells: Sequence[Cell]) -> str:
         medians = [f"{statistics.median(cell.times[n]) * 1e3:.3f}" if n in cell.times else "-" for n in names]
         share = "-" if cell.limit_s is None else f"{cell.limit_s / statistics.median(cell.times[OURS]):.1%}"
         choice = f"{cell.algorithm} {cell.depth}"
-        interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
         fields = [str(cell.workers), format_size(cell.size_bytes), choice, *medians, cell.best_peer()]
-        rows.append([*fields, f"{ratio.median:.2f}", interval, share])
+        rows.append([*fields, f"{ratio.median:.2f}", ratio.bounds(2), share])
     lines = [markdown_table(head, rows), ""]
     for workers in dict.fromkeys(c.workers for c in cells):
         ratios = [c.ratio() for c in cells if c.workers == workers]
         mean = geometric_mean([r.median for r in ratios])
-        worst = max(r.low for r in ratios)
         lines.append(
             f"{workers} workers: {mean:.2f} of the best peer's time (geometric mean over sizes); "
-            f"worst lower bound of a ratio {worst:.2f}"
+            f"worst lower bound of a ratio {worst_bound(ratios, 2)}"
         )
     return "\n".join(lines)
 

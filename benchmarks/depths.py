@@ -18,7 +18,7 @@ import click
 
 from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
-from benchmarks.statistics import Ratio, paired_ratio
+from benchmarks.statistics import Ratio, paired_ratio, worst_bound
 from benchmarks.testbed import Testbed
 from caramel.netmodel.model import MEASURED_DEPTHS, NetworkModel
 from caramel.runtime.progress import progress_over
@@ -99,12 +99,12 @@ def table(cells: Sequence[Cell]) -> str:
             str(cell.adaptive_depth),
             str(cell.best_depth),
             f"{ratio.median:.3f}",
-            f"{ratio.low:.3f} to {ratio.high:.3f}",
+            ratio.bounds(3),
         ]
         rows.append([format_size(cell.size_bytes), *medians, *ends])
     gains = [1 - statistics.median(c.times[0]) / statistics.median(c.times[1]) for c in cells]
-    worst = max(c.ratio.low for c in cells)
-    said = f"most that adaptive gains over depth 1: {max(gains):.0%}; worst lower bound of a ratio {worst:.3f}"
+    worst = worst_bound([c.ratio for c in cells], 3)
+    said = f"most that adaptive gains over depth 1: {max(gains):.0%}; worst lower bound of a ratio {worst}"
     return f"{markdown_table(head, rows)}\n\n{said}"
 
 

@@ -29,6 +29,19 @@ class Ratio:
     low: float
     high: float
 
+    @property
+    def has_bounds(self) -> bool:
+        """Whether there were rounds enough."""
+        return math.isfinite(self.high)
+
+    def bounds(self, digits: int) -> str:
+        """Both bounds for people, with so many decimals; a dash where there are none.
+
+        >>> Ratio(1.0, 0.91, 1.1).bounds(2), Ratio(1.0, 0.0, math.inf).bounds(2)
+        ('0.91 to 1.10', '-')
+        """
+        return f"{self.low:.{digits}f} to {self.high:.{digits}f}" if self.has_bounds else "-"
+
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """ours / theirs, round by round: the median, and one-sided bounds of the median of all rounds that there could be.
@@ -61,6 +74,11 @@ def _left_out(rounds: int) -> int | None:
             break
         found = below
     return found
+
+
+def worst_bound(ratios: Sequence[Ratio], digits: int) -> str:
+    """The largest lower bound for people, with so many decimals; a dash where there is none."""
+    return f"{max(r.low for r in ratios):.{digits}f}" if all(r.has_bounds for r in ratios) else "-"
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -130,7 +130,7 @@ def _failed(site: Site, cell: Cell, program: str, error: CaramelError) -> list[R
     """The rows of a cell of which nothing can be measured."""
     workload = BY_NAME[cell.workload]
     conditions = Conditions(workload.examples, program, [link_rate(workload, cell.rho)], 0.0)
-    failed = [Failed(name, {}, in_one_line(error)) for name in site.names]
+    failed = [Failed(name, {}, in_one_line(error)) for name in site.taking_part]
     return run_cell(cell, failed, conditions, site.meter(), 1, 1)
 
 

@@ -179,7 +179,7 @@ class Entry:
             predicted_s=conditions.predicted_s.get(self.name),
             processor_s=_median([sum(each) for each in processor_s]),
             host_processor_s=_medians(processor_s),
-            sent_bytes=_median([statistics.fmean(each) for each in sent_bytes if each]),
+            sent_bytes=_median([statistics.fmean(each) for each in sent_bytes]),
             host_sent_bytes=_medians(sent_bytes),
             host_received_bytes=_medians([each.received_bytes for each in self._used]),
             losses=self.losses,

@@ -149,14 +149,12 @@ def _slower(cells: Mapping[Cell, Rows]) -> Finding:
         # A cell without peers, too, says nothing of this.
         for name in [name for name in PEERS if name in rows] or [MIRRORED]:
             try:
-                _get(rows, OURS), _get(rows, name)
+                ratio = _against(rows, OURS, name)
+                if not ratio.has_bounds:
+                    raise _Missing(f"no bound of fewer than {LEAST_ROUNDS} rounds")
+                ratios[cell, name] = ratio
             except _Missing as error:
                 missing.append(f"{cell}: {error}")
-            else:
-                if len(rows[OURS].times_s) < LEAST_ROUNDS:
-                    missing.append(f"{cell}: no bound of fewer than {LEAST_ROUNDS} rounds")
-                else:
-                    ratios[cell, name] = against(rows[OURS], rows[name])
     target = f"at most {MOST_OF_PEER:.2f}"
     if not ratios:
         return _nothing(what, target, _once(missing))
@@ -203,12 +201,8 @@ def _predictions(cells: Mapping[Cell, Rows]) -> Finding:
 
 
 def _gain(cells: Mapping[Cell, Rows], name: str) -> Finding:
-    def ratio(rows: Rows) -> Ratio:
-        _get(rows, name), _get(rows, OURS)
-        return against(rows[name], rows[OURS])
-
     what = f"step with {ABLATIONS[name]} / complete, geometric mean"
-    found, missing = _of_each(cells, ratio)
+    found, missing = _of_each(cells, lambda rows: _against(rows, name, OURS))
     target = "above 1"
     if not found:
         return _nothing(what, target, missing)
@@ -243,6 +237,11 @@ def _get(rows: Rows, name: str, attribute: str = "time_s") -> float:
     if value is None:
         raise _Missing(f"{name} has no {attribute}")
     return value
+
+
+def _against(rows: Rows, name: str, other: str) -> Ratio:
+    _get(rows, name), _get(rows, other)
+    return against(rows[name], rows[other])
 
 
 def _of_each(cells: Mapping[Cell, Rows], value: Callable[[Rows], T]) -> tuple[dict[Cell, T], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -174,6 +173,4 @@ def ablation_table(rows: Sequence[Row]) -> str:
 
 
 def _interval(ratio: Ratio | None) -> str:
-    if ratio is None or math.isinf(ratio.high):
-        return NONE if ratio is None else f"{ratio.median:.3f}"
-    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    return NONE if ratio is None else f"{ratio.median:.3f} ({ratio.bounds(3)})"

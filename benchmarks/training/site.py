@@ -177,9 +177,6 @@ class Site:
     def _alone(self, workload: Workload, kind: str) -> Contender:
         return SpmdContender(names.COMPUTE, self.peer(kind), workload, {}, None)
 
-    def _ours(self, name: str, plan: ARModel | str) -> Contender:
-        return _cannot(plan) if isinstance(plan, str) else OurContender(name, plan, self.shared)
-
     def _mirrored_with(self, workload: Workload, settings: Settings) -> Contender:
         return SpmdContender(names.MIRRORED, self.peer(MIRRORED), workload, settings, settings)
 
@@ -216,8 +213,8 @@ class Site:
         return found
 
     @property
-    def names(self) -> Sequence[str]:
-        """Of the contenders, in their order."""
+    def taking_part(self) -> Sequence[str]:
+        """The contenders' names, in their order."""
         computing = [names.COMPUTE, *([names.COMPUTE_HOROVOD] if HOROVOD in self._pythons else [])]
         return [name for name in (*computing, *OPTIONS, *names.PEERS) if self._effort.takes_part(name)]
 
@@ -240,7 +237,10 @@ class Site:
             names.HOROVOD: (peers[HOROVOD], partial(self._horovod_with, workload, {})),
         }
         for name, plan in plans.items():
-            makers[name] = (own if isinstance(plan, str) else in_graph, partial(self._ours, name, plan))
+            if isinstance(plan, str):
+                makers[name] = (own, partial(_cannot, plan))
+            else:
+                makers[name] = (in_graph, partial(OurContender, name, plan, self.shared))
         for name, kind, make in (
             (names.MIRRORED_BEST, MIRRORED, self._mirrored_with),
             (names.HOROVOD_BEST, HOROVOD, self._horovod_with),
@@ -253,7 +253,7 @@ class Site:
         makers["tf_collectives"] = (in_graph, partial(tensorflow_collectives, workload, self.workers, self.shared))
         for name, servers in (("ps_all", self.workers), ("ps_half", max(self.workers // 2, 1))):
             makers[name] = (in_graph, partial(parameter_server, workload, self.workers, self.shared, servers))
-        return [_made(name, *makers[name]) for name in self.names]
+        return [_made(name, *makers[name]) for name in self.taking_part]
 
     def close(self) -> None:
         """End everything; nothing happens the second time."""

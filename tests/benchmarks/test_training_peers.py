@@ -102,7 +102,7 @@ def test_processes_that_were_ended_say_so_and_get_no_signals(site, monkeypatch):
 
 
 def test_computation_goes_on_where_others_that_share_its_processes_fail(site, monkeypatch):
-    monkeypatch.setattr(Site, "names", ("compute", "mwms", "mwms_best", "horovod"))
+    monkeypatch.setattr(Site, "taking_part", ("compute", "mwms", "mwms_best", "horovod"))
     settings = {"mwms_best": (Tried({"bytes_per_pack": 2**18}, 1.0, None),)}
     computation, mirrored, best, horovod = site.contenders(DENSE, {}, settings)
     assert best.settings == {"bytes_per_pack": 2**18}
