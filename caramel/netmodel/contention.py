@@ -96,6 +96,7 @@ class Beside:
         self._found: dict[tuple[str, int], list[Contention]] = {}
         for each in sorted(found, key=lambda each: each.size_bytes):
             self._found.setdefault((each.algorithm, each.depth), []).append(each)
+        self._largest = {kind: each[-1].size_bytes for kind, each in self._found.items()}
         self._alone_s = alone_s
 
     def slowdown(self, algorithm: str, depth: int, size_bytes: float) -> float:
@@ -122,8 +123,8 @@ class Beside:
 
     def _kinds(self, algorithm: str, depth: int, size_bytes: float) -> list[tuple[str, int]]:
         """Whose measurements say something about it."""
-        largest = {kind: found[-1].size_bytes for kind, found in self._found.items()}
-        reach = [kind for kind, size in largest.items() if size >= min(size_bytes, max(largest.values()))]
+        least = min(size_bytes, max(self._largest.values(), default=0))
+        reach = [kind for kind, size in self._largest.items() if size >= least]
         return [(algorithm, depth)] if (algorithm, depth) in reach else reach
 
     def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:

@@ -12,7 +12,7 @@ from caramel.errors import InputError
 from caramel.netmodel.contention import Beside, Contention
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, threshold_bytes
-from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of, known_best
+from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of, measured_if_any
 
 MOST_DEPTH = 8
 """Caramel, section 4.4: depths from 1 to 8."""
@@ -332,7 +332,7 @@ class NetworkModel:
                 + (f" at depth {depth}" if depth is not None else "")
                 + f": known are {self._listed(known)}; measure it with caramel netbench"
             )
-        return known_best(found)
+        return measured_if_any(found)
 
     def _candidates(self, size_bytes: float, workers: int, depth: int | None, is_beside: bool) -> Iterator[Candidate]:
         if self.given is not None:

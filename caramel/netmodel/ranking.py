@@ -80,7 +80,7 @@ class Choice:
     reason: str
 
 
-def known_best(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+def measured_if_any(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """Those that were measured, or all if none was.
 
     What was given up at smaller sizes, far behind, must not come back as the extension of its line.
@@ -105,7 +105,7 @@ def best_of(
             Of those that take up to 3 % longer than the fastest it is then the one with the least share.
         meet: whether several all-reduces meet on links, beside computation. Of those that take up to 25 % longer than
             the fastest it is one of `ONE_SENDER` that takes at most a quarter of the processors' time; if there is
-            none, one of `FEW_ROUNDS`.
+            none, one of `FEW_ROUNDS` that takes more.
     """
     others_s = min((c.time_s for c in candidates if c.algorithm != NATIVE), default=math.inf)
     kept = (c for c in candidates if c.algorithm != NATIVE or _NATIVE_GAIN * c.time_s <= others_s)

@@ -155,46 +155,40 @@ def test_of_almost_equally_fast_ones_the_one_that_leaves_most_to_computation_is_
     assert ("takes 20% of the processors' time from computation, instead of 30%" in choice.reason) == (slowdown == 1.36)
 
 
-# The ring's time is slowdown / 1.333 of halving-doubling's.
+PREFERRED = {
+    "ring": "in which a worker receives from one other only",
+    "shuffle": "with few rounds, each of which waits for processors",
+}
+
+
 @pytest.mark.parametrize(
-    ("workers", "share", "slowdown", "chosen"),
+    ("name", "workers", "share", "slowdown", "is_preferred"),
     [
-        (4, 0.2, 1.66, "ring"),
-        (4, 0.249, 1.66, "ring"),
-        (4, 0.26, 1.66, "halving_doubling"),
-        (4, 0.2, 1.68, "halving_doubling"),
-        (2, 0.2, 1.66, "halving_doubling"),
+        ("ring", 4, 0.2, 1.66, True),
+        ("ring", 4, 0.249, 1.66, True),
+        ("ring", 4, 0.26, 1.66, False),
+        ("ring", 4, 0.2, 1.68, False),
+        ("ring", 2, 0.2, 1.66, False),
+        ("shuffle", 4, 0.4, 1.66, True),
+        ("shuffle", 4, 0.26, 1.66, True),
+        ("shuffle", 4, 0.249, 1.66, False),
+        ("shuffle", 4, 0.4, 1.68, False),
+        ("shuffle", 2, 0.4, 1.66, False),
     ],
 )
-def test_rings_are_preferred_beside_computation(workers, share, slowdown, chosen):
-    """With two workers nothing meets; where processors are what all-reduces wait for, links are not."""
-    ring = Contention(workers, "ring", 1, 2**20, share, slowdown * 0.9)
-    network = measured(workers, ring, replace(OTHER, workers=workers, processor_share=0.1, slowdown=1.333))
+def test_beside_computation_others_than_the_fastest_are_preferred(name, workers, share, slowdown, is_preferred):
+    """Where links are what is waited for, rings; where processors are, few rounds. With two workers nothing meets.
+
+    The time is slowdown / 1.333 of halving-doubling's.
+    """
+    preferred = Contention(workers, name, 1, 2**20, share, slowdown * 0.9)
+    other = replace(OTHER, workers=workers, processor_share=0.1, slowdown=1.333)
+    network = measured(workers, preferred, other, slower=name)
     choice = network.choose(2**20, workers, is_beside=True)
-    assert choice.algorithm == chosen
-    assert ("in which a worker receives from one other only" in choice.reason) == (chosen == "ring")
+    assert choice.algorithm == (name if is_preferred else "halving_doubling")
+    assert (PREFERRED[name] in choice.reason) == is_preferred
     assert network.choose(2**20, workers).algorithm == "halving_doubling"
     assert network.choose(2**20, workers, allowed=["halving_doubling"], is_beside=True).algorithm == "halving_doubling"
-
-
-@pytest.mark.parametrize(
-    ("workers", "share", "slowdown", "chosen"),
-    [
-        (4, 0.4, 1.66, "shuffle"),
-        (4, 0.26, 1.66, "shuffle"),
-        (4, 0.249, 1.66, "halving_doubling"),
-        (4, 0.4, 1.68, "halving_doubling"),
-        (2, 0.4, 1.66, "halving_doubling"),
-    ],
-)
-def test_few_rounds_are_preferred_where_each_waits_for_processors(workers, share, slowdown, chosen):
-    """The shuffle's time is slowdown / 1.333 of halving-doubling's; where links are what is waited for, it does not."""
-    shuffle = Contention(workers, "shuffle", 1, 2**20, share, slowdown * 0.9)
-    other = replace(OTHER, workers=workers, processor_share=0.1, slowdown=1.333)
-    network = measured(workers, shuffle, other, slower="shuffle")
-    choice = network.choose(2**20, workers, is_beside=True)
-    assert choice.algorithm == chosen
-    assert ("with few rounds, each of which waits for processors" in choice.reason) == (chosen == "shuffle")
 
 
 def test_what_was_not_measured_changes_nothing():
