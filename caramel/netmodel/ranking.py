@@ -14,6 +14,10 @@ _NATIVE_GAIN = 1.5
 _ALIKE = 1.03
 """Times of all-reduces beside computation that differ by less may be in any order the next time they are measured."""
 
+_ALIKE_SHARE = 0.05
+"""Nor are shares of the processors' time that differ by less known to differ; those with fewer chunks, and so with
+fewer messages, are then the surer ones."""
+
 _NEAR = 1.25
 """See `best_of`. Measured one after the other, all-reduces do not meet on links as those of a step do, on workers
 that are not in step. On four hosts with links of 50 Mbit/s, where all are about as fast from 128 KiB on, steps of a
@@ -102,7 +106,8 @@ def best_of(
         candidates: at least one.
         size_bytes: bytes that travel.
         share: the part of its progress that computation loses beside a candidate, where all workers compute meanwhile.
-            Of those that take up to 3 % longer than the fastest it is then the one with the least share.
+            Of those that take up to 3 % longer than the fastest it is then the one with the least share, or with fewer
+            chunks and a share that is at most 5 percentage points above it.
         meet: whether several all-reduces meet on links, beside computation. Of those that take up to 25 % longer than
             the fastest it is one of `ONE_SENDER` that takes at most a quarter of the processors' time; if there is
             none, one of `FEW_ROUNDS` that takes more.
@@ -117,10 +122,13 @@ def best_of(
             reason += f" {ranked[0]} is an all-reduce {why}."
     if share is not None:
         fastest = ranked[0]
-        chosen = min((c for c in ranked if c.time_s <= _ALIKE * fastest.time_s), key=share)
+        alike = [c for c in ranked if c.time_s <= _ALIKE * fastest.time_s]
+        least = min(map(share, alike))
+        chosen = min((c for c in alike if share(c) <= least + _ALIKE_SHARE), key=lambda c: (c.depth, share(c)))
         if chosen is not fastest:
+            how = "fewer chunks, and " if share(chosen) >= share(fastest) else ""
             reason += (
-                f" {chosen} takes {share(chosen):.0%} of the processors' time from computation, instead of "
+                f" {chosen} takes {how}{share(chosen):.0%} of the processors' time from computation, instead of "
                 f"{share(fastest):.0%}."
             )
     return Choice(chosen.algorithm, chosen.depth, chosen.prediction, reason)

@@ -155,6 +155,18 @@ def test_of_almost_equally_fast_ones_the_one_that_leaves_most_to_computation_is_
     assert ("takes 20% of the processors' time from computation, instead of 30%" in choice.reason) == (slowdown == 1.36)
 
 
+@pytest.mark.parametrize(("less", "slower", "chosen"), [(0.049, 1.0, 1), (0.051, 1.0, 4), (0.049, 0.98, 1)])
+def test_of_almost_equal_shares_that_with_fewer_chunks_is_chosen(less, slower, chosen):
+    """Twenty-four messages cost more than six, whatever one measurement of half a second says."""
+    found = [Contention(4, "ring", depth, 2**20, share, 1.2) for depth, share in ((1, 0.2), (4, 0.2 - less))]
+    times = {1: 0.1, 4: slower * 0.1}
+    curves = [Curve.fitted(4, "ring", d, [Sample(2**10, 1e-3), Sample(2**20, time_s)]) for d, time_s in times.items()]
+    choice = NetworkModel("test", tuple(curves), contentions=tuple(found)).choose(2**20, 4, is_beside=True)
+    assert (choice.algorithm, choice.depth) == ("ring", chosen)
+    assert ("takes 15% of the processors' time from computation, instead of 20%" in choice.reason) == (chosen == 4)
+    assert ("takes fewer chunks, and 20% of the processors' time" in choice.reason) == (slower < 1)
+
+
 PREFERRED = {
     "ring": "in which a worker receives from one other only",
     "shuffle": "with few rounds, each of which waits for processors",

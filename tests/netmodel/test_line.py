@@ -174,10 +174,26 @@ def test_residuals_and_predictions(times, random):
     for size in (0, 255, 256, 300, 1024, 5000.5, 16384, 16385, 10**6):
         expected = np.interp(size, [s.size_bytes for s in samples], times)
         if size > 16384:
-            expected = times[-1] + b * (size - 16384)
+            half = next(t for s, t in reversed(list(zip(samples, times))) if s.size_bytes <= 8192)
+            half_bytes = max(s.size_bytes for s in samples if s.size_bytes <= 8192)
+            chord = (times[-1] - half) / (16384 - half_bytes) if half < times[-1] else b
+            expected = times[-1] + (min(chord, times[-1] / 16384) if half < times[-1] else b) * (size - 16384)
         elif size < 256:
             expected = min(times[0], max(times[0] - b * (256 - size), a + b * size))
         assert curve.time_s(size) == pytest.approx(expected)
+
+
+def test_beyond_the_largest_size_bytes_take_what_they_took_up_to_there():
+    """Chunks of small sizes cost more than a line says, which then is too flat (links of 50 Mbit/s, 4 workers)."""
+    times = {2**12: 12.51e-3, 2**15: 11.79e-3, 2**18: 68.4e-3, 2**20: 266.14e-3}
+    curve = Curve.fitted(4, "ring", 4, [Sample(*each) for each in times.items()])
+    bytes_s = 1.5 * 1.75 * 2**20 / (47.9e6 / 8)  # of what each worker sends
+    assert 2**20 * curve.line.b_s_per_byte < 0.9 * times[2**20]
+    assert bytes_s < curve.time_s(1.75 * 2**20) < 1.02 * bytes_s
+    jump = Curve.fitted(4, "ring", 1, [Sample(2**19, 1e-3), Sample(2**20, 1.0)])
+    assert jump.time_s(2**21) == pytest.approx(2.0)  # two all-reduces of 1 MiB
+    near = Curve.fitted(4, "ring", 1, [Sample(2**18, 0.25), Sample(2**20 - 1, 1.01), Sample(2**20, 1.0)])
+    assert near.time_s(2**21) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("factor", "fits"), [(1.2, True), (1.7, False)])
