@@ -1,0 +1,445 @@
+"""``python -m benchmarks.timelines``: where the time of a step goes, on hosts with shaped links.
+
+A workload of `benchmarks.training` is planned as it is there. Steps are traced, and the median one is shown: what each
+worker computes, what its link carries, how many threads want a processor, and what is left of the links' time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import click
+
+from benchmarks.output import errors_for_click, markdown_table
+from benchmarks.testbed.cores import cores_of
+from benchmarks.training.effort import FULL
+from benchmarks.training.grid import link_rate
+from benchmarks.training.names import OURS
+from benchmarks.training.ours import OPTIONS, limits_at, planned, predicted_s
+from benchmarks.training.workloads import BY_NAME
+from caramel.netmodel.file import load
+from caramel.stepstats import Row, parsed
+
+COLORS = {"forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73", "transfer": "#000000"}
+"""Of Okabe and Ito's palette."""
+
+_TRANSFER_COLORS = ("#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#999999")
+
+_MESSAGE = re.compile(r"\[[^]]*\] \[[^]]*\] (\S+) from (\S+) to (\S+)")
+_TASK = re.compile(r"/task:(\d+)")
+_TRANSFER = re.compile(r"transfer_(\d+)")
+
+_WARM_UP_STEPS = 4
+_LEAST_S = 50e-6
+"""Shorter ops are not drawn."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """An op that ran.
+
+    Attributes:
+        rank: the worker.
+        kind: of `COLORS`.
+        start_s: seconds after the step began.
+        end_s: likewise.
+    """
+
+    rank: int
+    kind: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Message:
+    """A tensor that came from another worker.
+
+    Attributes:
+        rank: who received it.
+        transfer: number of the transfer that it belongs to; None if to none.
+        size_bytes: of the tensor.
+        end_s: when it was there, in seconds after the step began.
+    """
+
+    rank: int
+    transfer: int | None
+    size_bytes: int
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A traced step.
+
+    Attributes:
+        works: all ops.
+        messages: all that workers sent to each other.
+        step_s: seconds from the call of the step to the end of the last op or message.
+    """
+
+    works: tuple[Work, ...]
+    messages: tuple[Message, ...]
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Carried:
+    """When a link can have carried a message, at the latest.
+
+    Attributes:
+        message: that was carried.
+        start_s: seconds after the step began.
+        end_s: likewise.
+    """
+
+    message: Message
+    start_s: float
+    end_s: float
+
+
+# -- what a step says ------------------------------------------------------------------------------
+
+
+def step_of(metadata: bytes, start_ns: int) -> Step:
+    """What ran in a step.
+
+    Args:
+        metadata: a serialized RunMetadata.
+        start_ns: when the step was called.
+
+    Raises:
+        TraceError: the metadata is damaged.
+    """
+    works = tuple(_work(row, start_ns) for row in parsed(metadata))
+    messages = tuple(_messages(metadata, start_ns))
+    return Step(works, messages, max(max(w.end_s for w in works), max((m.end_s for m in messages), default=0.0)))
+
+
+def _work(row: Row, start_ns: int) -> Work:
+    return Work(_task(row.device), kind_of(row.node), (row.start_ns - start_ns) / 1e9, (row.end_ns - start_ns) / 1e9)
+
+
+def kind_of(node: str) -> str:
+    """What an op is for, by its name.
+
+    >>> [kind_of(name) for name in ("worker_1/gradient_tape/MatMul", "worker_1/MatMul", "caramel/transfer_0/sum_1")]
+    ['backward', 'forward', 'transfer']
+    """
+    if not node.startswith("worker_"):
+        return "transfer"
+    if "gradient_tape" in node:
+        return "backward"
+    return "update" if "Apply" in node else "forward"
+
+
+def _messages(metadata: bytes, start_ns: int) -> Iterable[Message]:
+    from tensorflow.core.protobuf import config_pb2
+
+    for device in config_pb2.RunMetadata.FromString(metadata).step_stats.dev_stats:
+        for node in device.node_stats:
+            found = _MESSAGE.match(node.timeline_label)
+            if found is None or _task(found[2]) == _task(found[3]):
+                continue
+            transfer = _TRANSFER.search(found[1])
+            end_ns = 1000 * (node.all_start_micros + node.all_end_rel_micros)
+            yield Message(
+                _task(found[3]),
+                None if transfer is None else int(transfer[1]),
+                sum(o.tensor_description.allocation_description.requested_bytes for o in node.output),
+                (end_ns - start_ns) / 1e9,
+            )
+
+
+def _task(device: str) -> int:
+    found = _TASK.search(device)
+    return 0 if found is None else int(found[1])
+
+
+# -- what follows from it --------------------------------------------------------------------------
+
+
+def carried(messages: Iterable[Message], link_bytes_per_s: float) -> list[Carried]:
+    """When a link can have carried one worker's messages at the latest, so that they arrived when they did.
+
+    >>> a, b, c = (Message(0, 0, 10, end_s) for end_s in (2.0, 5.0, 5.5))
+    >>> [(each.start_s, each.end_s) for each in carried([a, b, c], 10.0)]
+    [(1.0, 2.0), (3.5, 4.5), (4.5, 5.5)]
+
+    Args:
+        messages: that it received.
+        link_bytes_per_s: rate of its link.
+
+    Returns:
+        In the order in which they arrived. Links that were idle may send a little at once, for which reason the first
+        may begin too early.
+    """
+    found: list[Carried] = []
+    next_s = float("inf")
+    for message in sorted(messages, key=lambda each: each.end_s, reverse=True):
+        end_s = min(message.end_s, next_s)
+        next_s = end_s - message.size_bytes / link_bytes_per_s
+        found.append(Carried(message, next_s, end_s))
+    return found[::-1]
+
+
+def idle_s(carries: Sequence[Carried], start_s: float, end_s: float) -> float:
+    """Seconds of a time in which a link carried nothing.
+
+    >>> a = Message(0, 0, 10, 2.0)
+    >>> idle_s([Carried(a, 1.0, 2.0), Carried(a, 4.0, 6.0)], 0.5, 5.0)
+    2.5
+    """
+    return end_s - start_s - sum(max(min(c.end_s, end_s) - max(c.start_s, start_s), 0.0) for c in carries)
+
+
+def running(works: Iterable[Work]) -> list[tuple[float, int]]:
+    """How many ops run at a time: (since when, how many).
+
+    >>> running([Work(0, "forward", 0.0, 2.0), Work(1, "forward", 1.0, 2.0)])
+    [(0.0, 1), (1.0, 2), (2.0, 0)]
+    """
+    change: dict[float, int] = {}
+    for work in works:
+        change[work.start_s] = change.get(work.start_s, 0) + 1
+        change[work.end_s] = change.get(work.end_s, 0) - 1
+    found, count = [], 0
+    for at_s in sorted(change):
+        count += change[at_s]
+        found.append((at_s, count))
+    return found
+
+
+def contended_s(works: Iterable[Work], homes: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
+    """When all cores have an op to run, so that whatever else is to run waits for one.
+
+    >>> works = [Work(0, "forward", 0.0, 2.0), Work(1, "forward", 1.0, 3.0), Work(2, "forward", 2.5, 4.0)]
+    >>> contended_s(works, [(0,), (1,), (0,)])
+    [(1.0, 2.0), (2.5, 3.0)]
+
+    Args:
+        works: that ran.
+        homes: each worker's cores; those of two workers are the same or have none in common.
+    """
+    change: dict[float, dict[tuple[int, ...], int]] = {}
+    for work in works:
+        for at_s, by in ((work.start_s, 1), (work.end_s, -1)):
+            there = change.setdefault(at_s, {})
+            there[homes[work.rank]] = there.get(homes[work.rank], 0) + by
+    found: list[tuple[float, float]] = []
+    counts = dict.fromkeys(homes, 0)
+    for start_s, end_s in pairwise(sorted(change)):
+        for home, by in change[start_s].items():
+            counts[home] += by
+        if any(count < len(home) for home, count in counts.items()):
+            continue
+        if found and found[-1][1] == start_s:
+            start_s = found.pop()[0]
+        found.append((start_s, end_s))
+    return found
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where the time of a step went, in seconds; of links, the mean over the workers.
+
+    Attributes:
+        step_s: all of it.
+        carried_s: links carry what was sent, at their rate.
+        idle_contended_s: they do not, while all processors have ops to run.
+        idle_s: they do not, while one has none.
+        computed_s: until the last worker has computed all gradients.
+    """
+
+    step_s: float
+    carried_s: float
+    idle_contended_s: float
+    idle_s: float
+    computed_s: float
+
+
+def account(step: Step, homes: Sequence[tuple[int, ...]], link_bytes_per_s: float) -> Account:
+    """Where the time of a step went.
+
+    Args:
+        step: that was traced.
+        homes: each worker's cores.
+        link_bytes_per_s: rate of their links.
+    """
+    contended = contended_s(step.works, homes)
+    idle, idle_contended = [], []
+    for rank in range(len(homes)):
+        carries = carried((m for m in step.messages if m.rank == rank), link_bytes_per_s)
+        idle.append(idle_s(carries, 0.0, step.step_s))
+        idle_contended.append(sum(idle_s(carries, *each) for each in contended))
+    return Account(
+        step.step_s,
+        step.step_s - statistics.fmean(idle),
+        statistics.fmean(idle_contended),
+        statistics.fmean(idle) - statistics.fmean(idle_contended),
+        max((work.end_s for work in step.works if work.kind == "backward"), default=0.0),
+    )
+
+
+def table(accounts: Sequence[Account]) -> str:
+    """Steps, in Markdown."""
+    head = (
+        "step [ms]",
+        "links carry [ms]",
+        "idle, processors busy [ms]",
+        "idle, a processor free [ms]",
+        "gradients computed after [ms]",
+    )
+    rows = [
+        tuple(f"{each_s * 1e3:.0f}" for each_s in (a.step_s, a.carried_s, a.idle_contended_s, a.idle_s, a.computed_s))
+        for a in accounts
+    ]
+    return markdown_table(head, rows)
+
+
+def figure(step: Step, homes: Sequence[tuple[int, ...]], link_bytes_per_s: float, title: str) -> Any:
+    """A step: for each worker what it computes and what its link carries, and how many ops run.
+
+    Args:
+        step: that was traced.
+        homes: each worker's cores.
+        link_bytes_per_s: rate of their links.
+        title: what was trained.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    workers, cores = len(homes), len({core for home in homes for core in home})
+    drawn = Figure(figsize=(11.0, 1.0 * workers + 3.0), layout="constrained")
+    lanes, threads = drawn.subplots(2, 1, sharex=True, height_ratios=[2.0 * workers, 3.0])
+    transfers = sorted({m.transfer for m in step.messages if m.transfer is not None})
+    colors: dict[int | None, str] = {t: _TRANSFER_COLORS[n % len(_TRANSFER_COLORS)] for n, t in enumerate(transfers)}
+    for rank in range(workers):
+        for kind, color in COLORS.items():
+            works = [w for w in step.works if w.rank == rank and w.kind == kind and w.end_s - w.start_s >= _LEAST_S]
+            spans = [(w.start_s * 1e3, (w.end_s - w.start_s) * 1e3) for w in works]
+            lanes.broken_barh(spans, (2 * rank + 0.1, 0.8), facecolors=color)
+        for each in carried((m for m in step.messages if m.rank == rank), link_bytes_per_s):
+            span = (each.start_s * 1e3, (each.end_s - each.start_s) * 1e3)
+            lanes.broken_barh([span], (2 * rank + 1.1, 0.6), facecolors=colors.get(each.message.transfer, "#cccccc"))
+    lanes.set_yticks(
+        [n + 0.5 for n in range(2 * workers)],
+        [text for rank in range(workers) for text in (f"worker {rank} computes", "its link carries")],
+    )
+    lanes.invert_yaxis()
+    lanes.set_title(title, loc="left", fontsize=10)
+    at_s, counts = zip(*running(step.works))
+    threads.step([each * 1e3 for each in at_s], counts, where="post", color="black", linewidth=0.8)
+    threads.axhline(cores, color="#D55E00", linewidth=1.2)
+    threads.set_ylabel("ops that run")
+    threads.set_xlabel("ms")
+    threads.set_xlim(0, step.step_s * 1e3)
+    handles = [Patch(facecolor=color, label=kind) for kind, color in COLORS.items()]
+    handles += [Patch(facecolor=color, label=f"transfer {t}") for t, color in colors.items()]
+    handles.append(Patch(facecolor="#D55E00", label="processors"))
+    drawn.legend(handles=handles, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    return drawn
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def traced_steps(session: Any, count: int) -> list[Step]:
+    """Traced steps of a session.
+
+    Args:
+        session: of an ARModel.
+        count: how many, after some that are not traced.
+    """
+    session.run(steps=_WARM_UP_STEPS, progress=False)
+    found: list[Step] = []
+
+    def run(*call: Any) -> Any:
+        start_ns = time.time_ns()
+        values, metadata = session.executor.run_traced(*call)
+        found.append(step_of(metadata, start_ns))
+        return values
+
+    for _ in range(count):
+        session.step_by(run)
+    return found
+
+
+def plain_step_s(session: Any, count: int) -> float:
+    """Median seconds of steps that are not traced."""
+    times: list[float] = []
+
+    def run(*call: Any) -> Any:
+        before = time.perf_counter()
+        values = session.executor.run(*call)
+        times.append(time.perf_counter() - before)
+        return values
+
+    for _ in range(count):
+        session.step_by(run)
+    return statistics.median(times)
+
+
+@click.command()
+@click.option("--workload", type=click.Choice(list(BY_NAME)), default="transformer", show_default=True)
+@click.option("--workers", type=click.IntRange(min=2), default=4, show_default=True)
+@click.option("--rho", type=float, default=2.0, show_default=True, help="Chooses the links' rate.")
+@click.option("--examples", type=click.IntRange(min=1), required=True, help="Of a batch: what a cell's heading says.")
+@click.option("--plan", type=click.Choice(list(OPTIONS)), default=OURS, show_default=True, help="How it is planned.")
+@click.option("--steps", type=click.IntRange(min=1), default=9, show_default=True, help="That are traced.")
+@click.option("--network", type=click.Path(dir_okay=False), help="What caramel netbench wrote; else it is measured.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write the median step into this file.")
+@errors_for_click
+def main(
+    workload: str,
+    workers: int,
+    rho: float,
+    examples: int,
+    plan: str,
+    steps: int,
+    network: str | None,
+    plot: str | None,
+) -> None:
+    """Show where the time of a step goes."""
+    from dataclasses import replace
+
+    from benchmarks.training.site import Site
+
+    trained = replace(BY_NAME[workload], examples=examples)
+    with Site(workers, None, FULL) as site:
+        site.testbed.set_rate(link_rate(trained, rho))
+        measured = load(network) if network is not None else site.network()
+        context, trace = site.traced(trained)
+        model = planned(plan, context, workers, trace, measured)
+        rate = statistics.median(site.link_rates_bytes_per_s())
+        with model.session(site.shared) as session:
+            found = traced_steps(session, steps)
+            plain_s = plain_step_s(session, steps)
+    cores = sorted(os.sched_getaffinity(0))
+    homes = [cores_of(rank, workers, cores) for rank in range(workers)]
+    ordered = sorted(found, key=lambda step: step.step_s)
+    predicted = predicted_s(model)
+    limit_s = limits_at(model, rate).step_s(trace.step_s)
+    click.echo(
+        f"{workload}, {workers} workers, {examples} examples, links of {rate * 8e-6:.4g} Mbit/s of payload:\n"
+        f"computation alone {trace.step_s * 1e3:.0f} ms, limit {limit_s * 1e3:.0f} ms, "
+        + (f"predicted {predicted * 1e3:.0f} ms, " if predicted is not None else "")
+        + f"measured {plain_s * 1e3:.0f} ms without tracing\n\n"
+        + table([account(step, homes, rate) for step in ordered])
+    )
+    if plot is not None:
+        title = f"{BY_NAME[workload].title}: a step of {examples} examples, links of {rate * 8e-6:.3g} Mbit/s"
+        figure(ordered[len(ordered) // 2], homes, rate, title).savefig(plot, dpi=110)
+        click.echo(f"{plot}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(prog_name="python -m benchmarks.timelines"))
