@@ -31,7 +31,7 @@ from caramel.stepstats import Row, parsed
 COLORS = {"forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73", "transfer": "#000000"}
 """Of Okabe and Ito's palette."""
 
-_TRANSFER_COLORS = ("#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#999999")
+_TRANSFER_COLORS = ("#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#999999", "#8C564B", "#66C2A5", "#B39DDB")
 
 _MESSAGE = re.compile(r"\[[^]]*\] \[[^]]*\] (\S+) from (\S+) to (\S+)")
 _TASK = re.compile(r"/task:(\d+)")
@@ -338,14 +338,13 @@ def figure(step: Step, homes: Sequence[tuple[int, ...]], link_bytes_per_s: float
     lanes.set_title(title, loc="left", fontsize=10)
     at_s, counts = zip(*running(step.works))
     threads.step([each * 1e3 for each in at_s], counts, where="post", color="black", linewidth=0.8)
-    threads.axhline(cores, color="#D55E00", linewidth=1.2)
+    line = threads.axhline(cores, color="red", linewidth=1.2, linestyle="--", label="processors")
     threads.set_ylabel("ops that run")
     threads.set_xlabel("ms")
     threads.set_xlim(0, step.step_s * 1e3)
-    handles = [Patch(facecolor=color, label=kind) for kind, color in COLORS.items()]
+    handles: list[Any] = [Patch(facecolor=color, label=kind) for kind, color in COLORS.items()]
     handles += [Patch(facecolor=color, label=f"transfer {t}") for t, color in colors.items()]
-    handles.append(Patch(facecolor="#D55E00", label="processors"))
-    drawn.legend(handles=handles, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    drawn.legend(handles=[*handles, line], loc="outside upper center", ncols=6, frameon=False, fontsize=9)
     return drawn
 
 
