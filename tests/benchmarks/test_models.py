@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.models import MOST_BYTES, STAGES, as_in_paper, cost_row, missed, parameter_table, total_s
+from benchmarks.models import (
+    MOST_BYTES,
+    STAGES,
+    as_in_paper,
+    cost_row,
+    missed,
+    parameter_table,
+    total_s,
+    trace_to_file,
+)
 from benchmarks.networks import IN_PAPER, NAMES, PUBLISHED
+from caramel.tracefile import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,16 +76,24 @@ def test_every_number_has_a_source():
 
 @pytest.mark.slow
 def test_a_model_through_all_stages(tmp_path):
-    """The smallest, traced and compiled for two workers; the trace is used again."""
-    for _ in range(2):
-        command = [sys.executable, "-m", "benchmarks.models", "--model", "MobileNetV3Small", "--workers", "2"]
-        command += ["--examples", "1", "--runs", "1", "--traces", str(tmp_path), "--json", str(tmp_path / "rows.json")]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr[-2000:]
-        (found,) = json.loads((tmp_path / "rows.json").read_text())
-        trace = (tmp_path / "MobileNetV3Small.json").stat().st_mtime_ns
-        assert found["traced"] and all(found[stage] > 0 for stage in STAGES)
-        assert found["parameters"] == PUBLISHED["MobileNetV3Small"].trainable and found["tensors"] == 142
-        assert found["nodes"] > 2 * found["model_nodes"] and found["peak_bytes"] > found["before_bytes"] > 0
-        assert found["prediction"]["predicted_iteration_s"] >= found["prediction"]["lower_bound_s"] > 0
-    assert trace == (tmp_path / "MobileNetV3Small.json").stat().st_mtime_ns
+    """The smallest, traced and compiled for two workers."""
+    command = [sys.executable, "-m", "benchmarks.models", "--model", "MobileNetV3Small", "--workers", "2"]
+    command += ["--examples", "1", "--runs", "1", "--traces", str(tmp_path), "--json", str(tmp_path / "rows.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (found,) = json.loads((tmp_path / "rows.json").read_text())
+    assert found["traced"] and all(found[stage] > 0 for stage in STAGES)
+    assert found["parameters"] == PUBLISHED["MobileNetV3Small"].trainable and found["tensors"] == 142
+    assert found["nodes"] > 2 * found["model_nodes"] and found["peak_bytes"] > found["before_bytes"] > 0
+    assert found["prediction"]["predicted_iteration_s"] >= found["prediction"]["lower_bound_s"] > 0
+    assert load_trace(tmp_path / "MobileNetV3Small.json").runs == 1
+
+
+def test_a_trace_that_is_there_is_used_again(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("benchmarks.models._child", lambda *args: started.append(args[:2]))
+    there, missing = tmp_path / "trace.json", tmp_path / "missing.json"
+    there.write_text("a trace")
+    for file in (there, missing):
+        trace_to_file("MobileNetV3Small", file, 1, 1)
+    assert started == [("--model", "MobileNetV3Small")] and there.read_text() == "a trace"

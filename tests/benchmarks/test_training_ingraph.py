@@ -153,16 +153,16 @@ def test_recursive_hd_trains_as_one_device(start, workers):
 @pytest.mark.parametrize(
     ("name", "kind", "workers"),
     [
-        ("vgg", "ring", 3),
+        pytest.param("vgg", "ring", 3, marks=pytest.mark.soak),
         ("vgg", "servers", 4),
         ("resnet", "shuffle", 2),
         ("inception", "half", 4),
         ("transformer", "ring", 2),
         ("transformer", "shuffle", 4),
         ("transformer", "servers", 3),
-        ("transformer", "recursive_hd", 2),
+        pytest.param("transformer", "recursive_hd", 2, marks=pytest.mark.soak),
         ("tiny", "servers", 2),
-        ("tiny", "ring", 2),
+        pytest.param("tiny", "ring", 2, marks=pytest.mark.soak),
     ],
 )
 def test_the_workloads_train_as_one_device(start, name, kind, workers):
