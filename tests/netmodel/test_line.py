@@ -174,10 +174,10 @@ def test_residuals_and_predictions(times, random):
     for size in (0, 255, 256, 300, 1024, 5000.5, 16384, 16385, 10**6):
         expected = np.interp(size, [s.size_bytes for s in samples], times)
         if size > 16384:
-            half = next(t for s, t in reversed(list(zip(samples, times))) if s.size_bytes <= 8192)
-            half_bytes = max(s.size_bytes for s in samples if s.size_bytes <= 8192)
-            chord = (times[-1] - half) / (16384 - half_bytes) if half < times[-1] else b
-            expected = times[-1] + (min(chord, times[-1] / 16384) if half < times[-1] else b) * (size - 16384)
+            half_s = times[[s.size_bytes for s in samples].index(8192)]
+            slope = (times[-1] - half_s) / 8192 if half_s < times[-1] else b
+            most = times[-1] / 16384 if half_s < times[-1] else math.inf
+            expected = times[-1] + min(slope, most) * (size - 16384)
         elif size < 256:
             expected = min(times[0], max(times[0] - b * (256 - size), a + b * size))
         assert curve.time_s(size) == pytest.approx(expected)
