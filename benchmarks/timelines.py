@@ -1,7 +1,7 @@
 """``python -m benchmarks.timelines``: where the time of a step goes, on hosts with shaped links.
 
 A workload of `benchmarks.training` is planned as it is there. Steps are traced, and the median one is shown: what each
-worker computes, what its link carries, how many threads want a processor, and what is left of the links' time.
+worker computes, what its link carries, how many ops run, and what is left of the links' time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,9 +24,11 @@ from benchmarks.training.effort import FULL
 from benchmarks.training.grid import link_rate
 from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, planned, predicted_s
+from benchmarks.training.site import Site
 from benchmarks.training.workloads import BY_NAME
 from caramel.netmodel.file import load
 from caramel.stepstats import Row, parsed
+from caramel.tracing import timed_step
 
 COLORS = {"forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73", "transfer": "#000000"}
 """Of Okabe and Ito's palette."""
@@ -36,6 +38,9 @@ _TRANSFER_COLORS = ("#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#999999", "#8C5
 _MESSAGE = re.compile(r"\[[^]]*\] \[[^]]*\] (\S+) from (\S+) to (\S+)")
 _TASK = re.compile(r"/task:(\d+)")
 _TRANSFER = re.compile(r"transfer_(\d+)")
+
+Home = tuple[int, ...]
+"""The cores of a worker."""
 
 _WARM_UP_STEPS = 4
 _LEAST_S = 50e-6
@@ -201,24 +206,30 @@ def idle_s(carries: Sequence[Carried], start_s: float, end_s: float) -> float:
     return end_s - start_s - sum(max(min(c.end_s, end_s) - max(c.start_s, start_s), 0.0) for c in carries)
 
 
-def running(works: Iterable[Work]) -> list[tuple[float, int]]:
-    """How many ops run at a time: (since when, how many).
+def running(works: Iterable[Work], homes: Sequence[Home]) -> list[tuple[float, Mapping[Home, int]]]:
+    """How many ops run at a time: (since when, how many on which cores).
 
-    >>> running([Work(0, "forward", 0.0, 2.0), Work(1, "forward", 1.0, 2.0)])
-    [(0.0, 1), (1.0, 2), (2.0, 0)]
+    >>> running([Work(0, "forward", 0.0, 2.0), Work(1, "forward", 1.0, 2.0)], [(0,), (1,)])
+    [(0.0, {(0,): 1, (1,): 0}), (1.0, {(0,): 1, (1,): 1}), (2.0, {(0,): 0, (1,): 0})]
+
+    Args:
+        works: that ran.
+        homes: each worker's cores; those of two workers are the same or have none in common.
     """
-    change: dict[float, int] = {}
+    changes: dict[float, list[tuple[Home, int]]] = {}
     for work in works:
-        change[work.start_s] = change.get(work.start_s, 0) + 1
-        change[work.end_s] = change.get(work.end_s, 0) - 1
-    found, count = [], 0
-    for at_s in sorted(change):
-        count += change[at_s]
-        found.append((at_s, count))
+        for at_s, by in ((work.start_s, 1), (work.end_s, -1)):
+            changes.setdefault(at_s, []).append((homes[work.rank], by))
+    found: list[tuple[float, Mapping[Home, int]]] = []
+    counts = dict.fromkeys(homes, 0)
+    for at_s in sorted(changes):
+        for home, by in changes[at_s]:
+            counts[home] += by
+        found.append((at_s, dict(counts)))
     return found
 
 
-def contended_s(works: Iterable[Work], homes: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
+def contended_s(works: Iterable[Work], homes: Sequence[Home]) -> list[tuple[float, float]]:
     """When all cores have an op to run, so that whatever else is to run waits for one.
 
     >>> works = [Work(0, "forward", 0.0, 2.0), Work(1, "forward", 1.0, 3.0), Work(2, "forward", 2.5, 4.0)]
@@ -226,19 +237,11 @@ def contended_s(works: Iterable[Work], homes: Sequence[tuple[int, ...]]) -> list
     [(1.0, 2.0), (2.5, 3.0)]
 
     Args:
-        works: that ran.
-        homes: each worker's cores; those of two workers are the same or have none in common.
+        works: see `running`.
+        homes: likewise.
     """
-    change: dict[float, dict[tuple[int, ...], int]] = {}
-    for work in works:
-        for at_s, by in ((work.start_s, 1), (work.end_s, -1)):
-            there = change.setdefault(at_s, {})
-            there[homes[work.rank]] = there.get(homes[work.rank], 0) + by
     found: list[tuple[float, float]] = []
-    counts = dict.fromkeys(homes, 0)
-    for start_s, end_s in pairwise(sorted(change)):
-        for home, by in change[start_s].items():
-            counts[home] += by
+    for (start_s, counts), (end_s, _) in pairwise(running(works, homes)):
         if any(count < len(home) for home, count in counts.items()):
             continue
         if found and found[-1][1] == start_s:
@@ -266,7 +269,7 @@ class Account:
     computed_s: float
 
 
-def account(step: Step, homes: Sequence[tuple[int, ...]], link_bytes_per_s: float) -> Account:
+def account(step: Step, homes: Sequence[Home], link_bytes_per_s: float) -> Account:
     """Where the time of a step went.
 
     Args:
@@ -305,7 +308,7 @@ def table(accounts: Sequence[Account]) -> str:
     return markdown_table(head, rows)
 
 
-def figure(step: Step, homes: Sequence[tuple[int, ...]], link_bytes_per_s: float, title: str) -> Any:
+def figure(step: Step, homes: Sequence[Home], link_bytes_per_s: float, title: str) -> Any:
     """A step: for each worker what it computes and what its link carries, and how many ops run.
 
     Args:
@@ -336,8 +339,14 @@ def figure(step: Step, homes: Sequence[tuple[int, ...]], link_bytes_per_s: float
     )
     lanes.invert_yaxis()
     lanes.set_title(title, loc="left", fontsize=10)
-    at_s, counts = zip(*running(step.works))
-    threads.step([each * 1e3 for each in at_s], counts, where="post", color="black", linewidth=0.8)
+    ran = running(step.works, homes)
+    threads.step(
+        [at_s * 1e3 for at_s, _ in ran],
+        [sum(counts.values()) for _, counts in ran],
+        where="post",
+        color="black",
+        linewidth=0.8,
+    )
     line = threads.axhline(cores, color="red", linewidth=1.2, linestyle="--", label="processors")
     threads.set_ylabel("ops that run")
     threads.set_xlabel("ms")
@@ -372,21 +381,6 @@ def traced_steps(session: Any, count: int) -> list[Step]:
     return found
 
 
-def plain_step_s(session: Any, count: int) -> float:
-    """Median seconds of steps that are not traced."""
-    times: list[float] = []
-
-    def run(*call: Any) -> Any:
-        before = time.perf_counter()
-        values = session.executor.run(*call)
-        times.append(time.perf_counter() - before)
-        return values
-
-    for _ in range(count):
-        session.step_by(run)
-    return statistics.median(times)
-
-
 @click.command()
 @click.option("--workload", type=click.Choice(list(BY_NAME)), default="transformer", show_default=True)
 @click.option("--workers", type=click.IntRange(min=2), default=4, show_default=True)
@@ -408,10 +402,6 @@ def main(
     plot: str | None,
 ) -> None:
     """Show where the time of a step goes."""
-    from dataclasses import replace
-
-    from benchmarks.training.site import Site
-
     trained = replace(BY_NAME[workload], examples=examples)
     with Site(workers, None, FULL) as site:
         site.testbed.set_rate(link_rate(trained, rho))
@@ -421,7 +411,7 @@ def main(
         rate = statistics.median(site.link_rates_bytes_per_s())
         with model.session(site.shared) as session:
             found = traced_steps(session, steps)
-            plain_s = plain_step_s(session, steps)
+            plain_s = statistics.median(timed_step(session) for _ in range(steps))
     cores = sorted(os.sched_getaffinity(0))
     homes = [cores_of(rank, workers, cores) for rank in range(workers)]
     ordered = sorted(found, key=lambda step: step.step_s)

@@ -142,7 +142,7 @@ def test_a_step_is_drawn(tmp_path):
 @pytest.mark.processes
 def test_traced_steps_have_all_that_workers_send():
     """Of each gradient a worker receives 2 (N - 1) / N of its bytes."""
-    from benchmarks.timelines import plain_step_s, traced_steps
+    from benchmarks.timelines import traced_steps
     from benchmarks.training.ours import captured
     from benchmarks.training.workloads import BY_NAME
     from caramel import ARModel
@@ -154,7 +154,6 @@ def test_traced_steps_have_all_that_workers_send():
     model = ARModel(captured(workload), workers, network=NetworkModel.from_costs(1e-4, 1e-8))
     with model.session(LocalProcesses()) as session:
         steps = traced_steps(session, 2)
-        assert plain_step_s(session, 2) > 0
     size = sum(4 * np.prod(each.shape) for each in workload.parameters.values())
     for step in steps:
         for rank in range(workers):
