@@ -12,6 +12,7 @@ from benchmarks.training.findings import Finding, against, best_peer, findings
 from benchmarks.training.names import (
     ABLATIONS,
     COMPUTATIONS,
+    COMPUTE,
     HOROVOD,
     HOROVOD_BEST,
     MIRRORED,
@@ -70,11 +71,22 @@ def summary(found: Sequence[Finding]) -> str:
 def overview(rows: Sequence[Row]) -> str:
     """A line for each cell: this library, the limit, and what users would take instead.
 
+    Processor time is that of all processes for a step, beside that of computation alone.
+
     Args:
         rows: of all cells.
     """
     peers = (MIRRORED, MIRRORED_BEST, HOROVOD, HOROVOD_BEST)
-    head = ("workload", "workers", "rho", "computation [ms]", "limit [ms]", "this library [ms]", "of the limit")
+    head = (
+        "workload",
+        "workers",
+        "rho",
+        "computation [ms]",
+        "limit [ms]",
+        "this library [ms]",
+        "of the limit",
+        "processor, alone [s]",
+    )
     lines = []
     for cell, those in by_cell(rows).items():
         ours, peer = those.get(OURS), best_peer(those)
@@ -85,7 +97,8 @@ def overview(rows: Sequence[Row]) -> str:
             if peer is not None and peer.time_s is not None and peer.time_s > limit_s:
                 gap = f"{(peer.time_s - time_s) / (peer.time_s - limit_s):.0%}"
         theirs = [_ms(those[name].time_s) if name in those else NONE for name in peers]
-        shown = (*map(_ms, (compute_s, limit_s, time_s)), of_limit, *theirs, gap)
+        effort = ", ".join(_processor(those.get(name)) for name in (OURS, COMPUTE))
+        shown = (*map(_ms, (compute_s, limit_s, time_s)), of_limit, effort, *theirs, gap)
         lines.append((cell.workload, str(cell.workers), f"{cell.rho:g}", *shown))
     return markdown_table((*head, *(f"{TITLES[name]} [ms]" for name in peers), "gap closed"), lines)
 
@@ -127,11 +140,15 @@ def _fields(row: Row) -> list[str]:
         _ms(row.time_s),
         f"{_ms(low_s)} to {_ms(high_s)}",
         *(NONE if limit_s is None else f"{row.time_s / limit_s:.2f}" for limit_s in limits),
-        NONE if row.processor_s is None else f"{row.processor_s:.2f}",
+        _processor(row),
         _ms(row.predicted_s),
         NONE if row.predicted_s is None else f"{row.predicted_s / row.time_s - 1:+.1%}",
         NONE if row.sent_bytes is None else f"{row.sent_bytes / 1e6:.2f}",
     ]
+
+
+def _processor(row: Row | None) -> str:
+    return NONE if row is None or row.processor_s is None else f"{row.processor_s:.2f}"
 
 
 def _ms(time_s: float | None) -> str:

@@ -142,13 +142,14 @@ def test_the_report_says_which_cells_were_disturbed():
 
 
 def test_the_overview_has_a_line_for_each_cell():
-    first = rows(FIRST, 1.0, caramel=1.1, mwms=1.8, mwms_best=1.5, horovod=1.9, horovod_best=1.6)
+    first = rows(FIRST, 1.0, compute=0.9, caramel=1.1, mwms=1.8, mwms_best=1.5, horovod=1.9, horovod_best=1.6)
+    first[0] = replace(first[0], processor_s=1.75)
     second = rows(SECOND, 2.0, caramel=2.0, mwms=3.0, mwms_best=1.9, errors=("mwms",))
     _, _, *lines = overview([*first, *second, *rows(OTHER, mwms=2.0)]).splitlines()
     assert lines == [
-        "| vgg | 4 | 1 | 900 | 1000 | 1100 | 1.10 | 1800 | 1500 | 1900 | 1600 | 80% |",
-        "| mlp | 4 | 2 | 900 | 2000 | 2000 | 1.00 | - | 1900 | - | - | - |",
-        "| vgg | 8 | 1 | - | - | - | - | 2000 | - | - | - | - |",
+        "| vgg | 4 | 1 | 900 | 1000 | 1100 | 1.10 | 2.00, 1.75 | 1800 | 1500 | 1900 | 1600 | 80% |",
+        "| mlp | 4 | 2 | 900 | 2000 | 2000 | 1.00 | 2.00, - | - | 1900 | - | - | - |",
+        "| vgg | 8 | 1 | - | - | - | - | -, - | 2000 | - | - | - | - |",
     ]
 
 

@@ -175,7 +175,7 @@ def one_device(batches, reduction="mean"):
 # -- slices ----------------------------------------------------------------------------------
 
 
-FOR_ALL_WORKERS = ("the last batch is smaller", "shuffled and repeated", "sampled")
+FOR_ALL_WORKERS = ("the last batch is smaller", "shuffled and repeated")
 
 
 def numbers_of_workers(name):
@@ -206,8 +206,7 @@ def test_the_parts_are_those_that_are_fed(workers):
     assert_bits(got.values, fed.values)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction, workers", [("mean", 2), ("mean", 4), ("sum", 4)])
 def test_fewer_examples_than_workers(workers, reduction):
     """A batch of one example for many workers: those without any count nothing."""
     make = lambda: slices(9).batch(4)  # noqa: E731
@@ -287,8 +286,13 @@ def joined(batches, workers):
     return [tuple(np.concatenate(arrays) for arrays in zip(*group)) for group in groups]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", ["the last batch is smaller", "shuffled", "remainder dropped", "interleaved"])
+@pytest.mark.parametrize(
+    "name, workers",
+    [
+        *(("the last batch is smaller", workers) for workers in WORKERS),
+        *((name, 3) for name in ("shuffled", "remainder dropped", "interleaved")),
+    ],
+)
 def test_every_worker_takes_a_batch(name, workers):
     dataset = DATASETS[name]()
     groups = [group for _ in range(2) for group in joined(listed(dataset), workers)]
@@ -322,7 +326,7 @@ def share(workers, rank):
     return slices().skip(sum(sizes[:rank])).batch(sizes[rank], drop_remainder=True).repeat()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 def test_batches_of_a_static_size_that_depends_on_the_workers(workers):
     per_worker = [listed(share(workers, rank).take(5)) for rank in range(workers)]
     assert all(share(workers, 0).element_spec[0].shape[0] == len(batch[0]) for batch in per_worker[0])
@@ -370,8 +374,7 @@ def build(kind):
     return iterator, loss, train_op
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", ["one shot", "initializable"])
+@pytest.mark.parametrize("kind, workers", [("one shot", 2), ("initializable", 1), ("initializable", 3)])
 def test_a_program_with_an_iterator(kind, workers):
     with tf.Graph().as_default(), v1.Session(config=serial_config()) as device:
         iterator, loss, train_op = build(kind)
@@ -477,8 +480,7 @@ def test_a_session_goes_on_where_another_was_saved(name, before, others, tmp_pat
     assert_close(got.values, want.values)
 
 
-@pytest.mark.parametrize("others", [2, 3])
-@pytest.mark.parametrize("before", [0, 1, 3, 5])
+@pytest.mark.parametrize("before, others", [(0, 3), (1, 2), (1, 3), (3, 3), (5, 2)])
 def test_a_session_in_batches_goes_on(before, others, tmp_path):
     """A pass has 5 batches: 3 steps of 2 batches, the last of one; or 2 steps of 3 batches."""
     make = DATASETS["shuffled"]

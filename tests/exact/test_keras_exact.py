@@ -26,8 +26,7 @@ def _kernels_as_written():
         yield
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer, workers", [("momentum", 1), ("momentum", 2), ("momentum", 4), ("adam", 3)])
 def test_equals_one_device_with_the_whole_batch(optimizer, workers):
     case = Case(optimizer, SAME)
     data = batches(BATCH, case.dtype)
@@ -60,22 +59,14 @@ def test_local_state_with_every_optimizer(optimizer, feature, workers, monkeypat
     assert_equivalent(distributed(case, workers, data), MicroBatches(case, workers).train(data))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("feature", LOCAL)
+@pytest.mark.parametrize("feature, workers", [*((feature, 3) for feature in LOCAL), (LOCAL[0], 1), (LOCAL[-1], 2)])
 def test_local_state_equals_micro_batches(feature, workers):
     case = Case("momentum", (feature, "clip", "schedule"), clip=1.5)
     data = batches(BATCH, case.dtype)
     assert_equivalent(distributed(case, workers, data), MicroBatches(case, workers).train(data))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "workers"),
-    [
-        *(("momentum", workers) for workers in (1, 2, 3, 4)),
-        *(("adam", workers) for workers in (1, 2)),
-        *(pytest.param("adam", workers, marks=pytest.mark.slow) for workers in (3, 4)),
-    ],
-)
+@pytest.mark.parametrize("optimizer, workers", [("momentum", 1), ("momentum", 3), ("adam", 2), ("adam", 4)])
 def test_has_the_bits_of_micro_batches(optimizer, workers):
     case = Case(optimizer, SAME + LOCAL, "float32", clip=1.9)
     data = batches(BATCH, case.dtype)
@@ -97,28 +88,28 @@ def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on():
     assert_same(distributed(case, 3, data, caramel.InProcess()), oracle)
 
 
-@pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("seed", [0, 2**32 - 1])
 def test_random_state_of_any_seed(seed):
     case = Case("sgd", ("dropout",), "float32", seed=seed)
     data = batches(BATCH, case.dtype, steps=4)
     assert_same(distributed(case, 4, data), MicroBatches(case, 4).train(data))
 
 
-@pytest.mark.parametrize(("total", "workers"), [(10, 4), (7, 3), (5, 2)])
+@pytest.mark.parametrize(("total", "workers"), [(10, 4), (7, 3)])
 def test_uneven_batches_equal_the_whole_batch(total, workers):
     case = Case("adam", ("clip", "decay", "tied", "schedule"))
     data = batches(total, case.dtype)
     assert_equivalent(distributed(case, workers, data), OneDevice(case).train(data))
 
 
-@pytest.mark.parametrize(("total", "workers"), [(12, 3), (10, 4)])
+@pytest.mark.parametrize(("total", "workers"), [(10, 4)])
 def test_a_summed_loss_equals_the_whole_batch(total, workers):
     case = Case("nesterov", ("clip", "tied", "schedule"), reduction="sum", clip=9.0)
     data = batches(total, case.dtype)
     assert_equivalent(distributed(case, workers, data), OneDevice(case).train(data))
 
 
-@pytest.mark.parametrize(("total", "workers", "reduction"), [(10, 4, "mean"), (12, 3, "sum"), (7, 3, "sum")])
+@pytest.mark.parametrize(("total", "workers", "reduction"), [(10, 4, "mean"), (7, 3, "sum")])
 def test_uneven_and_summed_batches_have_the_bits_of_micro_batches(total, workers, reduction):
     case = Case(
         "momentum",

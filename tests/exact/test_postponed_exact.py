@@ -53,15 +53,13 @@ def test_each_feature(kind, feature):
     assert_same(trained(kind, case, 2, "all", data), want)
 
 
-@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
 @pytest.mark.parametrize("optimizer", sorted({*v1.OPTIMIZERS, *v1.FURTHER_OPTIMIZERS}))
-def test_each_optimizer(kind, optimizer):
-    if kind is k and optimizer not in k.OPTIMIZERS:
-        pytest.skip("Keras has its own ones: see the matrix")
+def test_each_optimizer(optimizer):
+    """Of TensorFlow 1; those of Keras are in test_matrix_plans_exact.py."""
     case = case_of(optimizer, "schedule")
     data = batches(10, case.dtype, steps=STEPS)
-    want = trained(kind, case, 3, (), data)
-    assert_same(trained(kind, case, 3, "all", data), want)
+    want = trained(v1, case, 3, (), data)
+    assert_same(trained(v1, case, 3, "all", data), want)
 
 
 @pytest.mark.parametrize("algorithm", ["shuffle", "ring", "halving_doubling", "native"])
