@@ -1,6 +1,7 @@
 # Each target makes the environment that it needs in .venv; only Python 3.10 to 3.13 and make have to be there.
 VENV := .venv
 BIN := $(VENV)/bin
+NAME := local
 PARALLEL := --numprocesses 3 --dist loadfile
 
 .PHONY: demo test lint check soak horovod bench bench-quick bench-collectives bench-models bench-planning clean
@@ -33,10 +34,10 @@ bench-planning: $(VENV)/.dev  ## predicted steps from 10 Mbit/s to 100 Gbit/s, b
 	$(BIN)/python -m benchmarks.planning --json planning.json --plot planning.png
 
 bench-quick: $(VENV)/.dev  ## training steps against the peers' on hosts with shaped links, some minutes; needs root
-	$(BIN)/python -m benchmarks.training --quick --results training_quick.json --plots .
+	$(BIN)/python -m benchmarks.training --quick --results benchmarks/results/$(NAME)_quick.json --plots benchmarks/results/$(NAME)_quick
 
-bench: $(VENV)/.dev  ## all of them, some hours, resumable; needs root
-	$(BIN)/python -m benchmarks.training --results training.json --plots .
+bench: $(VENV)/.dev  ## all of them, some hours, resumable; needs root; NAME=training is what the documents show
+	$(BIN)/python -m benchmarks.training --results benchmarks/results/$(NAME).json --plots benchmarks/results/$(NAME)
 
 horovod:  ## build Horovod in an environment of its own, for these benchmarks; needs Python up to 3.11 and a C++ compiler
 	scripts/horovod.sh .venv-horovod

@@ -25,6 +25,9 @@ KEPT, MISSED, INCOMPLETE = "kept", "MISSED", "not all measured"
 Rows = Mapping[str, Row]
 T = TypeVar("T")
 
+Missing = Sequence[tuple[Cell, str]]
+"""Cells that say nothing, and why."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -93,10 +96,11 @@ def against(row: Row, other: Row) -> Ratio:
 
 
 def _failures(cells: Mapping[Cell, Rows]) -> Finding:
-    failed, missing = [], []
+    failed: list[str] = []
+    missing: list[tuple[Cell, str]] = []
     for cell, rows in cells.items():
         if OURS not in rows:
-            missing.append(f"{cell}: {OURS} was not measured")
+            missing.append((cell, f"{OURS} was not measured"))
         elif rows[OURS].error is not None:
             failed.append(f"{cell}: {rows[OURS].error}")
     shown = f"{len(failed)} of {len(cells) - len(missing)}"
@@ -134,7 +138,7 @@ def _gap_closed(cells: Mapping[Cell, Rows]) -> Finding:
     shares = [closed / whole for closed, whole in found.values() if whole > 0]
     notes = [f"{cell}: left out, the peer is at the limit" for cell, (_, whole) in found.items() if whole <= 0]
     if not shares:
-        return _nothing(what, f"at least {target}", [*missing, *notes])
+        return _nothing(what, f"at least {target}", missing, notes)
     share = statistics.median(shares)
     shown = f"{share:.1%} over {_cells(len(shares))}"
     return _finding(what, share, shown, f"at least {target}", share >= SHARE_OF_GAP, missing, notes)
@@ -144,7 +148,7 @@ def _slower(cells: Mapping[Cell, Rows]) -> Finding:
     """By the lower bounds of the ratios: whoever is slower than that is so for sure."""
     what = "step / that of any peer, the largest lower 95 % bound"
     ratios: dict[tuple[Cell, str], Ratio] = {}
-    missing = []
+    missing: list[tuple[Cell, str]] = []
     for cell, rows in cells.items():
         # A cell without peers, too, says nothing of this.
         for name in [name for name in PEERS if name in rows] or [MIRRORED]:
@@ -154,10 +158,10 @@ def _slower(cells: Mapping[Cell, Rows]) -> Finding:
                     raise _Missing(f"no bound of fewer than {LEAST_ROUNDS} rounds")
                 ratios[cell, name] = ratio
             except _Missing as error:
-                missing.append(f"{cell}: {error}")
+                missing.append((cell, str(error)))
     target = f"at most {MOST_OF_PEER:.2f}"
     if not ratios:
-        return _nothing(what, target, _once(missing))
+        return _nothing(what, target, missing)
     worst = max(ratios, key=lambda each: ratios[each].low)
     slower = [
         f"{cell}: {r.median:.3f} of the time of {name}, at least {r.low:.3f}"
@@ -165,7 +169,7 @@ def _slower(cells: Mapping[Cell, Rows]) -> Finding:
         if r.low > MOST_OF_PEER
     ]
     low = ratios[worst].low
-    return _finding(what, low, f"{low:.3f} ({worst[1]})", target, not slower, _once(missing), slower)
+    return _finding(what, low, f"{low:.3f} ({worst[1]})", target, not slower, missing, slower)
 
 
 def _speed_up(cells: Mapping[Cell, Rows]) -> Finding:
@@ -182,7 +186,7 @@ def _speed_up(cells: Mapping[Cell, Rows]) -> Finding:
         if theirs / limit < SPEED_UP
     ]
     if not allowed:
-        return _nothing(what, f"at least {SPEED_UP}", [*missing, *notes])
+        return _nothing(what, f"at least {SPEED_UP}", missing, notes)
     mean = geometric_mean(allowed)
     shown = f"{mean:.2f} over {_cells(len(allowed))}"
     return _finding(what, mean, shown, f"at least {SPEED_UP}", mean >= SPEED_UP, missing, notes)
@@ -217,7 +221,7 @@ def _disturbed(cells: Mapping[Cell, Rows]) -> Finding:
     longest = {cell: drift(rows.values()) for cell, rows in cells.items() if rows}
     notes = [f"{cell}: {each - 1:.0%}" for cell, each in longest.items() if each > MOST_DRIFT]
     what = f"cells in which computation alone took {MOST_DRIFT - 1:.0%} longer in one round than in another"
-    missing = [f"{cell}: not measured" for cell, rows in cells.items() if not rows]
+    missing = [(cell, "not measured") for cell, rows in cells.items() if not rows]
     return _finding(what, float(len(notes)), f"{len(notes)} of {len(longest)}", "0", not notes, missing, notes)
 
 
@@ -244,14 +248,15 @@ def _against(rows: Rows, name: str, other: str) -> Ratio:
     return against(rows[name], rows[other])
 
 
-def _of_each(cells: Mapping[Cell, Rows], value: Callable[[Rows], T]) -> tuple[dict[Cell, T], list[str]]:
+def _of_each(cells: Mapping[Cell, Rows], value: Callable[[Rows], T]) -> tuple[dict[Cell, T], Missing]:
     """The value of each cell that has one, and why the others have none."""
-    found, missing = {}, []
+    found: dict[Cell, T] = {}
+    missing: list[tuple[Cell, str]] = []
     for cell, rows in cells.items():
         try:
             found[cell] = value(rows)
         except _Missing as error:
-            missing.append(f"{cell}: {error}")
+            missing.append((cell, str(error)))
     return found, missing
 
 
@@ -261,19 +266,23 @@ def _finding(
     shown: str,
     target: str,
     is_kept: bool,
-    missing: Sequence[str],
+    missing: Missing,
     notes: Sequence[str] = (),
 ) -> Finding:
     verdict = MISSED if not is_kept else INCOMPLETE if missing else KEPT
-    return Finding(what, value, shown, target, verdict, (*notes, *missing))
+    return Finding(what, value, shown, target, verdict, (*notes, *_by_reason(missing)))
 
 
-def _nothing(what: str, target: str, notes: Sequence[str]) -> Finding:
-    return Finding(what, None, "nothing", target, INCOMPLETE, tuple(notes))
+def _nothing(what: str, target: str, missing: Missing, notes: Sequence[str] = ()) -> Finding:
+    return Finding(what, None, "nothing", target, INCOMPLETE, (*notes, *_by_reason(missing)))
 
 
-def _once(texts: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
+def _by_reason(missing: Missing) -> list[str]:
+    """Each reason once: a grid that is half measured lacks the same of many cells."""
+    cells: dict[str, dict[Cell, None]] = {}
+    for cell, reason in missing:
+        cells.setdefault(reason, {})[cell] = None
+    return [f"{reason}: {'; '.join(map(str, those))}" for reason, those in cells.items()]
 
 
 def _cells(count: int) -> str:

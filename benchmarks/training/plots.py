@@ -73,11 +73,12 @@ def write_plots(rows: Sequence[Row], folder: str | os.PathLike[str]) -> list[Pat
 
     Args:
         rows: of all cells.
-        folder: where to write them.
+        folder: where to write them; made if it is not there.
 
     Returns:
         The files.
     """
+    Path(folder).mkdir(parents=True, exist_ok=True)
     drawn = {
         "training_times": times_figure(rows),
         "training_utilisation": utilisation_figure(rows),

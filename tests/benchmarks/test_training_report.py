@@ -85,6 +85,8 @@ def test_what_failed_or_was_not_measured():
     assert got["failed"][:2] == (1.0, MISSED) and "it broke" in got["failed"][2][0]
     assert all(verdict == INCOMPLETE for name, (_, verdict, _) in got.items() if name != "failed")
     assert any("mlp" in note for note in got["mean"][2])
+    (reason,) = found([], expected=[FIRST, SECOND])["mean"][2]  # once for all cells
+    assert reason == "caramel was not measured: vgg, 4 workers, rho 1; mlp, 4 workers, rho 2"
 
 
 def test_the_best_peer():
@@ -131,7 +133,7 @@ def test_the_report_has_every_contender_of_every_cell():
     assert "| caramel | - | 1250 | 1238 to 1275 | 1.25 | 1.32 | 2.00 | 1000 | -20.0% | 7.00 |" in text
     assert "| mwms | - | failed |" in text and "- mwms failed: it broke" in text
     assert text.index("### vgg, 4 workers, rho 1") < text.index("### vgg, 8 workers, rho 1")
-    assert "mlp, 4 workers, rho 2: caramel was not measured" in text
+    assert "caramel was not measured: mlp, 4 workers, rho 2\n" in text
 
 
 def test_the_report_says_which_cells_were_disturbed():
@@ -156,7 +158,7 @@ def test_the_overview_has_a_line_for_each_cell():
 @pytest.mark.parametrize("times_s", [{"caramel": 1.0}, {"caramel": 1.0, "caramel_paper": 1.3, "mwms": 2.0}])
 def test_plots_of_what_there_is(times_s, tmp_path):
     given = [*rows(FIRST, **times_s), *rows(SECOND, caramel=1.5, mwms=2.0, errors=("mwms",))]
-    paths = write_plots(given, tmp_path)
+    paths = write_plots(given, tmp_path / "plots")
     assert len(paths) == (3 if "caramel_paper" in times_s else 2)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
