@@ -76,7 +76,11 @@ def test_a_peer_at_the_limit_says_nothing_about_a_gap_or_a_speed_up():
 
 
 def test_other_numbers_of_workers_are_not_held_against_the_limit():
-    assert found(rows(OTHER, 1.0, 3.0, caramel=3.0, mwms=9.0, mwms_best=9.0))["worst"][0] is None
+    others = rows(OTHER, 1.0, 3.0, caramel=3.0, mwms=9.0, mwms_best=9.0)
+    assert found(others)["worst"][0] is None
+    value, verdict, notes = found(rows(FIRST, 1.0, 1.0, caramel=1.1, mwms=1.8, mwms_best=1.5), others)["gap"]
+    assert (value, verdict) == (pytest.approx(0.8), KEPT)
+    assert notes == ("of all 2 cells: 77.5%",)  # the median of 0.4 / 0.5 and 6 / 8
 
 
 def test_what_failed_or_was_not_measured():
