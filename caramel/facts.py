@@ -62,7 +62,7 @@ class Trace:
             run's rounds.
         op_bytes: bytes of each node's first output, where the trace says so.
         step_s: median seconds of a step without communication, as it runs in training (graph optimizers on,
-            nothing traced).
+            nothing traced); of those measured in turn with ordered ones, if it is less.
         predicted_s: what ``op_s`` alone predict for such a step.
         runs: number of traced steps.
         workers: how many workers were on the host, all computing at once.

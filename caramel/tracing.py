@@ -38,6 +38,7 @@ from caramel.runtime.progress import progress_over
 from caramel.runtime.servers import Servers, kept_servers
 from caramel.runtime.session import DEFAULT_STEP_TIMEOUT_S, Session
 from caramel.stepstats import Row, TracedStep, by_node, traced_step
+from caramel.units import format_time
 
 DEFAULT_RUNS = 10
 """Caramel, section 4.1."""
@@ -48,6 +49,9 @@ _WARM_UP = 3
 
 _VARIES = 0.3
 """A coefficient of variation that is worth a warning."""
+
+_DISTURBED = 1.15
+"""Times as long as other ones, the same steps say that something else ran on the host."""
 
 _SHARE = 0.01
 """Of the step: ops that take less are no matter for a warning."""
@@ -124,7 +128,7 @@ def trace(
         found = _summary(computation, place, traced, plain_s, statistic, description)
         if not orders:
             return found
-        return replace(found, ordered_step_s=_ordered(computation, found, share, plain, opened, steps, progress))
+        return with_orders(found, plain_s, _ordered(computation, found, share, plain, opened, steps, progress))
 
 
 def _check_batch(computation: Computation, batch: Sequence[Any]) -> None:
@@ -209,8 +213,8 @@ def _ordered(
     opened: Callable[[Computation], Session],
     steps: int,
     progress: bool,
-) -> Mapping[str, float]:
-    """Median seconds of a step by how its gradients are ordered; the kinds take turns. The plain one has no order."""
+) -> Mapping[str, Sequence[float]]:
+    """Seconds of steps by how their gradients are ordered; the kinds take turns. The plain one has no order."""
     needs = find_dependencies(computation.model)
     order = order_by_cost(computation.model, needs, found.op_s, "")
     kinds = {kind: control_edges(computation.model, needs, order, kind).edges for kind in ("total", "updates")}
@@ -226,7 +230,7 @@ def _ordered(
                 step_s = _again_at_end(partial(timed_step, session, *batch))
                 seconds[kind] += [step_s] if done >= _WARM_UP else []
             show(done + 1, "orders")
-    return {kind: statistics.median(times) for kind, times in seconds.items()}
+    return seconds
 
 
 def timed_step(session: Session, *args: Any, **kwargs: Any) -> float:
@@ -407,6 +411,31 @@ def _warnings(
             "take longer"
         )
     return tuple(found)
+
+
+def with_orders(found: Trace, plain_s: Sequence[float], ordered_s: Mapping[str, Sequence[float]]) -> Trace:
+    """A trace with the steps that have an order, among which the plain one was measured once more.
+
+    Args:
+        found: the trace without them.
+        plain_s: seconds of its plain steps.
+        ordered_s: seconds of steps by kind of order; those of ``"none"`` are plain ones.
+
+    Returns:
+        The trace; with a warning if the middle halves of the plain steps lie apart from each other.
+    """
+    medians = {kind: statistics.median(times) for kind, times in ordered_s.items()}
+    again_s = ordered_s.get("none", plain_s)
+    less, more = sorted((plain_s, again_s), key=statistics.median)
+    step_s, slower_s = statistics.median(less), statistics.median(more)
+    warnings = found.warnings
+    if slower_s > _DISTURBED * step_s and np.percentile(more, 25) > np.percentile(less, 75):
+        warnings += (
+            f"the same steps took {format_time(statistics.median(plain_s))} between traced ones and "
+            f"{format_time(statistics.median(again_s))} later, so something else ran on the host: plans count with the "
+            "less; trace again when it is idle",
+        )
+    return replace(found, step_s=step_s, ordered_step_s=medians, warnings=warnings)
 
 
 def varies(times: np.ndarray, step_s: float) -> bool:

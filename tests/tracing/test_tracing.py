@@ -10,13 +10,14 @@ import tensorflow as tf
 
 import caramel
 from caramel.computation import make_computation
+from caramel.facts import Trace
 from caramel.graph.graph import Graph, node_of
 from caramel.runtime.cluster import KeptProcesses
 from caramel.runtime.executor import RunOptions
 from caramel.runtime.session import Session
 from caramel.stepstats import Row, TracedStep, ready_orders, traced_step
 from caramel.tracefile import check_trace, load_trace, save_trace
-from caramel.tracing import least_s, mean_s, node_times, predicted_step_s, varies
+from caramel.tracing import least_s, mean_s, node_times, predicted_step_s, varies, with_orders
 
 v1 = tf.compat.v1
 
@@ -29,7 +30,7 @@ def test_a_trace(mlp, batch, tmp_path):
     assert trace.model_digest == model.digest
     assert (trace.runs, trace.workers, trace.examples) == (3, 2, 4)
     assert trace.description == "here; mean of 3 runs"
-    assert trace.warnings == ()
+    assert [w for w in trace.warnings if "something else ran" not in w] == []  # as may well be where tests run
     assert set(trace.op_s) <= {n.name for n in model.graph}
     assert {"first", "second"} <= set(trace.op_s)
     assert {g.tensor.partition(":")[0] for g in model.gradients} <= set(trace.op_s)
@@ -54,6 +55,30 @@ def test_the_expensive_op_is_expensive():
         trace = caramel.trace(context, np.ones((500, 500), np.float32), runs=5, steps=1, statistic=statistic)
         assert trace.op_s["large"] > 10 * trace.op_s["small"]
         assert trace.description.endswith(f"; {statistic} of 5 runs")
+
+
+PLAIN = Trace("digest", {}, {}, 9.0, 9.0, 2, 1, None, "here", warnings=("loops",))
+
+
+@pytest.mark.parametrize(
+    ("plain_s", "again_s", "step_s", "is_disturbed"),
+    [
+        ([1.0, 1.1, 1.2], [1.0, 1.1, 1.2], 1.1, False),
+        ([1.5, 1.6, 1.7], [1.0, 1.1, 1.2], 1.1, True),  # the host was slower while ops were traced
+        ([1.0, 1.1, 1.2], [1.5, 1.6, 1.7], 1.1, True),  # or later
+        ([1.2, 1.21, 1.22], [1.1, 1.11, 1.12], 1.11, False),  # apart, but near
+        ([1.0, 2.0, 3.0], [0.5, 1.1, 2.5], 1.1, False),  # single steps differ as much
+        ([1.0, 1.1, 1.2], None, 1.1, False),  # nothing to order
+    ],
+)
+def test_of_plain_steps_measured_twice_the_less_counts(plain_s, again_s, step_s, is_disturbed):
+    ordered_s = {} if again_s is None else {"none": again_s, "total": [2.0, 4.0, 3.0]}
+    found = with_orders(PLAIN, plain_s, ordered_s)
+    assert found.step_s == step_s
+    assert found.ordered_step_s == ({} if again_s is None else {"none": sorted(again_s)[1], "total": 3.0})
+    assert found.warnings[0] == "loops" and len(found.warnings) == 1 + is_disturbed
+    if is_disturbed:
+        assert f"{plain_s[1]:.3g} s between traced ones and {again_s[1]:.3g} s later" in found.warnings[1]
 
 
 class Spied(caramel.InProcess):
