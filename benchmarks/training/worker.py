@@ -8,6 +8,8 @@ Requests, all with ``do``:
 - ``run``: ``name``, ``steps``: run it; answers with the seconds and losses of all steps.
 - ``drop``: ``name``: forget it.
 - ``begin``: answers when the workers have found each other.
+
+After each of them a process gives memory that it does not use back to the system, where the machine is short of it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.training.steps import Replica
@@ -30,6 +33,11 @@ _CLONE_NEWUTS = 0x04000000
 
 _HEARTBEAT_TIMEOUT_MS = 600_000
 """While other contenders fill the links and the cores, heartbeats are late; after 10 s without, everybody ends."""
+
+_SHORT_OF_MEMORY = 0.4
+"""The part of the machine's memory below which what is available is little. Processes keep the memory of the largest
+step that they have computed; those of all contenders on eight hosts did not fit into 24 GiB, and the system killed
+some of them."""
 
 Peer = Callable[[Replica, Mapping[str, Any]], Callable[[], Any]]
 """A replica and options -> a step that returns this worker's loss."""
@@ -102,6 +110,13 @@ class Worker:
 
     def answer(self, request: Mapping[str, Any]) -> Any:
         """Do what a line asks for."""
+        try:
+            return self._answer(request)
+        finally:
+            if is_short_of_memory():
+                give_back_memory()
+
+    def _answer(self, request: Mapping[str, Any]) -> Any:
         if request["do"] == "load":
             return self._load(**{key: value for key, value in request.items() if key != "do"})
         if request["do"] == "run":
@@ -127,6 +142,22 @@ class Worker:
             times.append(now - before)
             before = now
         return {"times_s": times, "losses": losses}
+
+
+def is_short_of_memory(path: str = "/proc/meminfo") -> bool:
+    """Whether little of the machine's memory is available.
+
+    Args:
+        path: of what the kernel says about it.
+    """
+    lines = (line.partition(":") for line in Path(path).read_text().splitlines())
+    sizes = {name: int(rest.split()[0]) for name, _, rest in lines}
+    return sizes["MemAvailable"] < _SHORT_OF_MEMORY * sizes["MemTotal"]
+
+
+def give_back_memory() -> None:
+    """Give the system what was freed. The next step, which does not count, takes it again."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def main() -> None:
