@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.testbed.commands import TestbedError
 from benchmarks.training import __main__ as program
@@ -214,3 +215,29 @@ def test_settings_are_tried_once_for_a_workload_unless_none_worked():
     workloads = [program.BY_NAME[name] for name in ("vgg", "mlp", "tiny")]
     assert [preparations.swept(workload) for workload in workloads] == [worked, site.swept(None), site.swept(None)]
     assert set(preparations.sweeps) == {"vgg", "mlp", "tiny"}
+
+
+# -- which cells ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cells"),
+    [
+        (["--workers", "8"], [Cell("vgg", 8, 1.0), Cell("transformer", 8, 1.0)]),
+        (["--rho", "2", "--workload", "mlp"], [Cell("mlp", 4, 2.0)]),
+        (["--workers", "2", "--workers", "8", "--workload", "vgg"], [Cell("vgg", 2, 1.0), Cell("vgg", 8, 1.0)]),
+    ],
+)
+def test_only_cells_that_are_asked_for_are_measured(arguments, cells, monkeypatch, tmp_path):
+    wanted = []
+    monkeypatch.setattr(program, "horovod_versions", lambda python: {})
+    monkeypatch.setattr(program, "_measured", lambda record, cells, *others: wanted.extend(cells) or record)
+    told = CliRunner().invoke(program.main, [*arguments, "--results", str(tmp_path / "a.json")])
+    assert told.exit_code == 0, told.output
+    assert wanted == cells
+
+
+def test_cells_that_are_not_there_are_refused_before_anything_is_measured(tmp_path):
+    told = CliRunner().invoke(program.main, ["--workers", "3", "--results", str(tmp_path / "a.json")])
+    assert told.exit_code == 1 and "no cell is such; there are vgg, 4 workers, rho 1" in told.output
+    assert not list(tmp_path.iterdir())
