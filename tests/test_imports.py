@@ -76,7 +76,7 @@ LAYERS = [
     ["runtime"],
     ["training"],
     ["export", "fit", "timing"],
-    ["stepstats", "contention", "netbench", "tracing"],
+    ["stepstats", "contention", "netbench", "traced", "tracing"],
     ["program"],
     ["planning"],
     ["cli"],

@@ -16,8 +16,8 @@ from caramel.runtime.cluster import KeptProcesses
 from caramel.runtime.executor import RunOptions
 from caramel.runtime.session import Session
 from caramel.stepstats import Row, TracedStep, ready_orders, traced_step
+from caramel.traced import least_s, mean_s, node_times, predicted_step_s, varies, with_orders
 from caramel.tracefile import check_trace, load_trace, save_trace
-from caramel.tracing import least_s, mean_s, node_times, predicted_step_s, varies, with_orders
 
 v1 = tf.compat.v1
 
