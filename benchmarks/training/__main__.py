@@ -143,7 +143,7 @@ def _tell(cell: Cell, what: str) -> None:
 @click.option("--quick", is_flag=True, help="A few cells, in ten minutes.")
 @click.option("--core", is_flag=True, help="Only 4 workers, where sending takes as long as computing and twice that.")
 @click.option("--workload", "workloads", multiple=True, type=click.Choice(list(BY_NAME)), help="Default: all.")
-@click.option("--workers", "sizes", multiple=True, type=int, help="Only cells with so many.")
+@click.option("--workers", multiple=True, type=int, help="Only cells with so many.")
 @click.option("--rho", "rhos", multiple=True, type=float, help="Only cells with such communication / computation.")
 @click.option("--rounds", type=click.IntRange(min=1), help=f"Of all contenders.  [default: {FULL.rounds}]")
 @click.option("--steps", type=click.IntRange(min=1), help=f"Of each in a round.  [default: {FULL.steps}]")
@@ -159,7 +159,7 @@ def main(
     quick: bool,
     core: bool,
     workloads: tuple[str, ...],
-    sizes: tuple[int, ...],
+    workers: tuple[int, ...],
     rhos: tuple[float, ...],
     rounds: int | None,
     steps: int | None,
@@ -171,7 +171,7 @@ def main(
 ) -> None:
     """Compare training steps. What is in the results already is not measured again."""
     everything = cells(quick, core, workloads or tuple(BY_NAME))
-    expected = [c for c in everything if (not sizes or c.workers in sizes) and (not rhos or c.rho in rhos)]
+    expected = [c for c in everything if (not workers or c.workers in workers) and (not rhos or c.rho in rhos)]
     if not expected:
         raise InputError(f"no cell is such; there are {', '.join(map(str, everything))}")
     python = horovod or (str(HOROVOD) if HOROVOD.exists() else None)
