@@ -15,6 +15,8 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# TensorFlow uses oneDNN, which joins ops, only on some processors; tests shall mean the same on all.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 # A busy machine may take long over an example, and a failure must be there again in the next run.
 settings.register_profile("caramel", deadline=None, derandomize=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -214,7 +215,20 @@ def versions_here(**others: int | float | str | bool) -> Settings:
     except PackageNotFoundError:
         tensorflow = "none"
     here = {"tensorflow": tensorflow, "python": platform.python_version(), "kernel": platform.release()}
-    return {**here, "machine": platform.machine(), "cores": len(os.sched_getaffinity(0)), **others}
+    machine = {"machine": platform.machine(), "processor": _processor()}
+    return {**here, **machine, "cores": len(os.sched_getaffinity(0)), **others}
+
+
+def _processor() -> str:
+    """Its name and widest vectors, by which TensorFlow chooses kernels."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    found = dict(re.findall(r"^(model name|flags)\s*: (.*)$", text, re.MULTILINE))
+    flags = found.get("flags", "").split()
+    vectors = next((name for name in ("avx512f", "avx2", "avx") if name in flags), "")
+    return f"{found.get('model name', 'unknown')} {vectors}".rstrip()
 
 
 def program_here() -> str:

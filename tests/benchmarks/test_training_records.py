@@ -11,6 +11,7 @@ from benchmarks.training.records import (
     Record,
     Row,
     Tried,
+    _processor,
     by_cell,
     drift,
     load,
@@ -156,3 +157,19 @@ def test_rows_by_cell():
 def test_the_versions_of_this_machine():
     found = versions_here(horovod="0.28")
     assert found["horovod"] == "0.28" and found["cores"] >= 1 and found["tensorflow"].startswith("2.")
+    assert found["processor"]
+
+
+@pytest.mark.parametrize(
+    "cpuinfo", ["model name\t: Some CPU\nflags\t\t: fpu avx avx2 sse\n", "Processor : other\n", None]
+)
+def test_the_name_of_the_processor(cpuinfo, monkeypatch):
+    def read_text(path, **options):
+        assert str(path) == "/proc/cpuinfo"
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return cpuinfo
+
+    monkeypatch.setattr("pathlib.Path.read_text", read_text)
+    found = _processor()
+    assert found == ("Some CPU avx2" if cpuinfo and "Some" in cpuinfo else "unknown")
