@@ -3,6 +3,7 @@
 Nobody else should reach the servers that tests start.
 """
 
+import gc
 import os
 import select
 import shutil
@@ -21,6 +22,12 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # A busy machine may take long over an example, and a failure must be there again in the next run.
 settings.register_profile("caramel", deadline=None, derandomize=True)
 settings.load_profile("caramel")
+
+
+def pytest_collection_finish():
+    """Modules stay: the garbage collector need not go through TensorFlow's again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
