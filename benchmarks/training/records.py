@@ -215,12 +215,12 @@ def versions_here(**others: int | float | str | bool) -> Settings:
     except PackageNotFoundError:
         tensorflow = "none"
     here = {"tensorflow": tensorflow, "python": platform.python_version(), "kernel": platform.release()}
-    machine = {"machine": platform.machine(), "processor": _processor()}
-    return {**here, **machine, "cores": len(os.sched_getaffinity(0)), **others}
+    here |= {"machine": platform.machine(), "processor": _processor()}
+    return {**here, "cores": len(os.sched_getaffinity(0)), **others}
 
 
 def _processor() -> str:
-    """Its name and widest vectors, by which TensorFlow chooses kernels."""
+    """Its name, and its widest vectors: virtual machines often hide which model it is."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

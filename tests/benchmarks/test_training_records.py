@@ -161,9 +161,16 @@ def test_the_versions_of_this_machine():
 
 
 @pytest.mark.parametrize(
-    "cpuinfo", ["model name\t: Some CPU\nflags\t\t: fpu avx avx2 sse\n", "Processor : other\n", None]
+    "cpuinfo, name",
+    [
+        ("model name\t: Some CPU\nflags\t\t: fpu avx avx2 sse\n", "Some CPU avx2"),
+        ("model name\t: Some CPU\nflags\t\t: fpu avx512f avx2 avx\n" * 2, "Some CPU avx512f"),
+        ("model name\t: Old CPU\nflags\t\t: fpu sse\n", "Old CPU"),
+        ("Processor : other\n", "unknown"),
+        (None, "unknown"),
+    ],
 )
-def test_the_name_of_the_processor(cpuinfo, monkeypatch):
+def test_the_name_of_the_processor(cpuinfo, name, monkeypatch):
     def read_text(path, **options):
         assert str(path) == "/proc/cpuinfo"
         if cpuinfo is None:
@@ -171,5 +178,4 @@ def test_the_name_of_the_processor(cpuinfo, monkeypatch):
         return cpuinfo
 
     monkeypatch.setattr("pathlib.Path.read_text", read_text)
-    found = _processor()
-    assert found == ("Some CPU avx2" if cpuinfo and "Some" in cpuinfo else "unknown")
+    assert _processor() == name
