@@ -6,7 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from benchmarks.output import errors_for_click
 from benchmarks.testbed.commands import TestbedError
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions
-from benchmarks.training.grid import cells, examples_for, link_rate, run_cell
+from benchmarks.training.grid import cells, fitted_times, link_rate, run_cell, with_rho
 from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
 from benchmarks.training.plots import write_plots
@@ -34,7 +34,10 @@ from caramel.runtime.progress import progress_over
 HOROVOD = Path(".venv-horovod/bin/python")
 """Where ``make horovod`` puts it."""
 
-_COMPUTED_STEPS = 8
+_COMPUTED_BURSTS = 3
+_COMPUTED_STEPS = 3
+_SETTLING_STEPS = 2
+"""Of the computation alone of either size, before a workload's first cell."""
 
 
 class Preparations:
@@ -51,23 +54,30 @@ class Preparations:
     def __init__(self, site: Site, sweeps: Mapping[str, Mapping[str, tuple[Tried, ...]]]) -> None:
         self.sweeps = dict(sweeps)
         self._site = site
-        self._example_s: dict[str, float] = {}
+        self._computing_s: dict[str, tuple[float, float]] = {}
         self._traced: dict[Workload, tuple[Context, Trace]] = {}
 
     def workload(self, cell: Cell) -> Workload:
-        """That of a cell, with as many examples as make its rho. The links have the cell's rate."""
+        """That of a cell, with examples and links that make its rho."""
         nominal = BY_NAME[cell.workload]
-        example_s = self._measured_example_s(nominal)
-        return replace(nominal, examples=examples_for(nominal, cell.workers, example_s, cell.rho))
+        if cell.workload not in self._computing_s:
+            self._computing_s[cell.workload] = self._measured_times(nominal)
+        return with_rho(nominal, cell.workers, *self._computing_s[cell.workload], cell.rho)
 
-    def _measured_example_s(self, workload: Workload) -> float:
-        if workload.name not in self._example_s:
-            alone = self._site.computation(workload)
-            alone.run(2)
-            step_s = statistics.median(alone.run(_COMPUTED_STEPS).times_s)
-            alone.close()
-            self._example_s[workload.name] = step_s / workload.examples
-        return self._example_s[workload.name]
+    def _measured_times(self, workload: Workload) -> tuple[float, float]:
+        """Seconds of a step without examples, and those of each, of all workers side by side."""
+        sizes = (workload.examples // 2, workload.examples)
+        found: dict[int, list[float]] = {size: [] for size in sizes}
+        with ExitStack() as open_:
+            alone = {size: self._site.computation(replace(workload, examples=size)) for size in sizes}
+            for each in alone.values():
+                open_.callback(each.close)
+                each.run(_SETTLING_STEPS)
+            for _ in range(_COMPUTED_BURSTS):  # in turn: a machine may be slower for a while
+                for size, each in alone.items():
+                    found[size] += each.run(_COMPUTED_STEPS).times_s
+        small, large = ((size, statistics.median(found[size])) for size in sizes)
+        return fitted_times(small, large)
 
     def plans(self, workload: Workload) -> Mapping[str, ARModel | str]:
         """This library's; where there is none, why."""
@@ -94,9 +104,9 @@ def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort, 
     Raises:
         CaramelError: nothing of it can be measured.
     """
-    site.testbed.set_rate(link_rate(BY_NAME[cell.workload], cell.rho))
     _tell(cell, "computation, trace and network")
     workload = preparations.workload(cell)
+    site.testbed.set_rate(link_rate(workload, cell.rho))
     plans = preparations.plans(workload)
     _tell(cell, "settings of the peers")
     swept = preparations.swept(workload)

@@ -31,6 +31,12 @@ _PAYLOAD = 1448 / 1514
 _MULTIPLE = 8
 """Of the examples of a batch, so that up to as many workers have equal parts."""
 
+_FACTOR = 3
+"""How far from its own a workload's number of examples may be."""
+
+_LONGEST_S = 0.8
+"""Of the computation of a step for which links are chosen."""
+
 _SETTLING_STEPS = 2
 """Of a contender with settings that are tried: what compiles and connects is done by then."""
 
@@ -79,34 +85,64 @@ def link_rate(workload: Workload, rho: float) -> float:
     return workload.link_bits_per_s / 8 / min(rho, 1.0)
 
 
-def examples_for(workload: Workload, workers: int, example_s: float, rho: float) -> int:
-    """How many examples a batch needs for the computation to take 1 / rho of the links' time.
+def with_rho(workload: Workload, workers: int, fixed_s: float, example_s: float, rho: float) -> Workload:
+    """The workload with so many examples that the computation takes 1 / rho of the links' time.
+
+    Where examples bring about as many bytes as time, or a step takes long without any, that would be a number far
+    from the workload's own, and one that depends on the least error of these times. Then the links are made for the
+    workload's own examples, or for as many as take no longer than steps shall.
 
     Args:
         workload: what is trained; what a step sends may grow with its examples.
         workers: number of workers.
-        example_s: seconds that each example adds to a step of all workers.
+        fixed_s: seconds that a step of all workers takes without examples.
+        example_s: seconds that each example adds.
         rho: as for `link_rate`.
 
     Returns:
-        A multiple of 8, at least 8.
+        The workload with a multiple of 8 examples and the bits per second of its links.
 
     Raises:
-        InputError: a number is not positive and finite, there is nothing to send, or a step sends more for each
-            example than there is time for.
+        InputError: a number is not positive (or zero, for `fixed_s`) and finite, or there is nothing to send.
     """
+    if not (math.isfinite(example_s) and example_s > 0 and math.isfinite(fixed_s) and fixed_s >= 0):
+        raise InputError(
+            f"the time of an example must be positive and finite, and that without any not negative; they are "
+            f"{example_s:g} s and {fixed_s:g} s"
+        )
     rate = _PAYLOAD * link_rate(workload, rho)
-    if not (math.isfinite(example_s) and example_s > 0):
-        raise InputError(f"the time of an example must be positive and finite, not {example_s:g}")
     always_bytes, more_bytes = (replace(workload, examples=n * workers).sent_bytes(workers) for n in (0, 1))
     example_bytes = (more_bytes - always_bytes) / workers
-    left_s = rho * example_s - example_bytes / rate
-    if always_bytes <= 0 or left_s <= 0:
-        raise InputError(
-            f"no batch makes rho {rho:g} where a step sends {always_bytes:g} bytes, and {example_bytes:g} for each "
-            f"example of {example_s:g} s"
-        )
-    return max(round(always_bytes / rate / left_s / _MULTIPLE), 1) * _MULTIPLE
+    if always_bytes <= 0:
+        raise InputError(f"no batch makes rho {rho:g} where a step sends {always_bytes:g} bytes")
+    free_s = always_bytes / rate / rho - fixed_s  # for the examples to compute in, beside their own bytes
+    left_s = example_s - example_bytes / rate / rho
+    wanted = free_s / left_s if left_s > 0 else math.inf
+    if workload.examples / _FACTOR <= wanted <= workload.examples * _FACTOR:
+        return replace(workload, examples=max(round(wanted / _MULTIPLE), 1) * _MULTIPLE)
+    examples = max(int(min(workload.examples, (_LONGEST_S - fixed_s) / example_s) / _MULTIPLE), 1) * _MULTIPLE
+    sent_bytes = always_bytes + examples * example_bytes
+    needed_rate = sent_bytes / rho / (fixed_s + examples * example_s) / _PAYLOAD
+    return replace(workload, examples=examples, link_bits_per_s=needed_rate * 8 * min(rho, 1.0))
+
+
+def fitted_times(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:
+    """The seconds of a step without examples, and those of each example, from steps of two sizes.
+
+    >>> fitted_times((100, 0.75), (200, 1.25))
+    (0.25, 0.005)
+
+    Args:
+        small: examples, and the seconds of their step.
+        large: the same with more examples.
+
+    Returns:
+        Both. Where steps grow more than their examples do, or not at all, nothing is taken to be fixed.
+    """
+    (few, few_s), (many, many_s) = small, large
+    example_s = (many_s - few_s) / (many - few)
+    fixed_s = few_s - few * example_s
+    return (fixed_s, example_s) if fixed_s >= 0 and example_s > 0 else (0.0, many_s / many)
 
 
 # -- one cell --------------------------------------------------------------------------------------

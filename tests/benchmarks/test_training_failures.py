@@ -16,7 +16,7 @@ from benchmarks.training.records import Cell, Record, Tried, load
 from benchmarks.training.shared import Group, Member
 from caramel.errors import ClusterError, InputError
 
-CELLS = [Cell("vgg", 4, 1.0), Cell("mlp", 4, 1.0), Cell("vgg", 2, 1.0)]
+CELLS = [Cell("vgg", 4, 1.0), Cell("mlp", 4, 1.0), Cell("mlp", 2, 1.0)]
 
 
 # -- contenders on shared processes --------------------------------------------------------------

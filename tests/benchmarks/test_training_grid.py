@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.training.contender import Burst
 from benchmarks.training.entry import Conditions
-from benchmarks.training.grid import best_of, cells, examples_for, is_core, link_rate, run_cell, sweep
+from benchmarks.training.grid import best_of, cells, fitted_times, is_core, link_rate, run_cell, sweep, with_rho
 from benchmarks.training.meters import Reading, processor_times_s
 from benchmarks.training.records import Cell
 from caramel.errors import ClusterError, InputError
@@ -189,36 +189,70 @@ class Sending:
         return self.always_bytes + self.example_bytes * self.examples / workers
 
 
+def rho_of(workload, workers, fixed_s, example_s, rho):
+    """What a workload comes to on links of the rate for this rho."""
+    send_s = workload.sent_bytes(workers) / (link_rate(workload, rho) * 1448 / 1514)
+    return send_s / (fixed_s + workload.examples * example_s)
+
+
 @pytest.mark.parametrize("rho", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("fixed_s", [0.0, 0.1])
 @pytest.mark.parametrize("example_bytes", [0, 3000])
 @pytest.mark.parametrize("workers", [2, 4])
-def test_batches_are_so_large_that_sending_takes_rho_times_as_long(rho, example_bytes, workers):
-    workload = Sending(5e6, example_bytes)
-    examples = examples_for(workload, workers, 1e-3, rho)
-    assert examples % 8 == 0
-    send_s = replace(workload, examples=examples).sent_bytes(workers) / (link_rate(workload, rho) * 1448 / 1514)
-    assert send_s / (examples * 1e-3) == pytest.approx(rho, rel=0.02)
-    assert 0.2 < examples * 1e-3 < 1.5
+def test_batches_are_so_large_that_sending_takes_rho_times_as_long(rho, fixed_s, example_bytes, workers):
+    nominal = Sending(5e6, example_bytes, examples=800)
+    workload = with_rho(nominal, workers, fixed_s, 1e-3, rho)
+    assert workload.examples % 8 == 0
+    assert rho_of(workload, workers, fixed_s, 1e-3, rho) == pytest.approx(rho, rel=0.02)
+    assert 0.2 < fixed_s + workload.examples * 1e-3 < 1.5
+    assert workload.link_bits_per_s == nominal.link_bits_per_s
 
 
-def test_small_batches_are_no_less_than_eight():
-    assert examples_for(Sending(1000.0), 4, 1.0, 1.0) == 8
+@pytest.mark.parametrize("rho", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("always_bytes", "example_bytes", "fixed_s", "examples"),
+    [
+        (5e7, 24_000, 0.0, 640),  # about as many bytes as time in each example
+        (5e7, 48_000, 0.0, 640),
+        (5e6, 0, 0.7, 96),  # a step takes long without any: fewer than usual
+        (5e6, 0, 3.0, 8),  # too long
+        (1e3, 0, 0.0, 640),  # less than one example would do
+        (1e9, 0, 0.0, 640),  # so many would do that they do not fit into memory
+    ],
+)
+def test_where_no_sensible_batch_does_the_links_are_chosen(rho, always_bytes, example_bytes, fixed_s, examples):
+    workload = with_rho(Sending(always_bytes, example_bytes, examples=644), 4, fixed_s, 1e-3, rho)
+    assert workload.examples == examples
+    assert rho_of(workload, 4, fixed_s, 1e-3, rho) == pytest.approx(rho, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("workload", "example_s", "rho"),
+    ("workload", "fixed_s", "example_s", "rho"),
     [
-        (Sending(1e6), 0.0, 1.0),
-        (Sending(1e6), float("nan"), 1.0),
-        (Sending(1e6), 1e-3, 0.0),
-        (Sending(1e6), 1e-3, float("inf")),
-        (Sending(0.0), 1e-3, 1.0),
-        (Sending(1e6, 1e6), 1e-3, 1.0),  # each example sends more than there is time for
+        (Sending(1e6), 0.0, 0.0, 1.0),
+        (Sending(1e6), 0.0, float("nan"), 1.0),
+        (Sending(1e6), -0.1, 1e-3, 1.0),
+        (Sending(1e6), float("inf"), 1e-3, 1.0),
+        (Sending(1e6), 0.0, 1e-3, 0.0),
+        (Sending(1e6), 0.0, 1e-3, float("inf")),
+        (Sending(0.0), 0.0, 1e-3, 1.0),
     ],
 )
-def test_no_batch_makes_that(workload, example_s, rho):
+def test_no_batch_makes_that(workload, fixed_s, example_s, rho):
     with pytest.raises(InputError):
-        examples_for(workload, 4, example_s, rho)
+        with_rho(workload, 4, fixed_s, example_s, rho)
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "expected"),
+    [
+        ((320, 0.5), (640, 0.75), (0.25, 0.25 / 320)),
+        ((320, 0.25), (640, 0.75), (0.0, 0.75 / 640)),  # by the line, a step without examples takes less than nothing
+        ((320, 0.75), (640, 0.5), (0.0, 0.5 / 640)),  # noise
+    ],
+)
+def test_times_of_two_batches_give_those_of_any(small, large, expected):
+    assert fitted_times(small, large) == pytest.approx(expected)
 
 
 def test_processor_time_of_processes(tmp_path):
