@@ -25,9 +25,10 @@ settings.load_profile("caramel")
 
 
 def pytest_collection_finish():
-    """Modules stay: the garbage collector need not go through TensorFlow's again and again."""
+    """Modules stay: the garbage collector need not go through TensorFlow's again and again, nor often through graphs."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 
 @pytest.fixture(scope="session")

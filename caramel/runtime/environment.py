@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import caramel
 
@@ -48,3 +51,28 @@ def prepare_server() -> None:
     """
     for name, value in _TRANSPORT.items():
         os.environ.setdefault(name, value)
+
+
+def load_tensorflow() -> Any:
+    """TensorFlow, imported for a process that just runs graphs; where it is imported already, as it is.
+
+    TensorFlow imports Keras, if it can, and Keras scikit-learn and Matplotlib: 40 % of the time, of no use here. The
+    garbage collector finds none among modules, and need not look through them later, in processes that are forked
+    from this one and share its memory. Whoever imports Keras afterwards gets it.
+    """
+    if "tensorflow" in sys.modules:
+        return sys.modules["tensorflow"]
+    was_enabled = gc.isenabled()
+    gc.disable()
+    hides_keras = "keras" not in sys.modules
+    if hides_keras:
+        sys.modules["keras"] = None  # type: ignore[assignment]  # documented: importing it raises ModuleNotFoundError
+    try:
+        import tensorflow as tf
+    finally:
+        if hides_keras:
+            del sys.modules["keras"]
+        if was_enabled:
+            gc.enable()
+    gc.freeze()
+    return tf

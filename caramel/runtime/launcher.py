@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from caramel.errors import CaramelError, ClusterError
+from caramel.runtime.environment import load_tensorflow
 from caramel.runtime.isolation import (
     enter_network_namespace,
     join_network_namespace,
@@ -254,8 +255,7 @@ def _process_context() -> Any:
 
     It is while there is one thread; otherwise each server loads TensorFlow anew, some seconds each.
     """
-    import tensorflow  # noqa: F401 - loaded once for all
-
+    load_tensorflow()  # once for all
     tasks = Path("/proc/self/task")
     single = tasks.is_dir() and len(list(tasks.iterdir())) == 1
     return multiprocessing.get_context("fork" if single else "spawn")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from caramel.errors import ClusterError
 from caramel.graph.devices import task_name
-from caramel.runtime.environment import prepare_server
+from caramel.runtime.environment import load_tensorflow, prepare_server
 from caramel.runtime.isolation import die_with_parent, join_network_namespace
 from caramel.runtime.membership import JOB
 
@@ -32,6 +32,7 @@ def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoRe
         ClusterError: the port cannot be used.
     """
     prepare_server()
+    load_tensorflow()
     from caramel.runtime.executor import RunOptions
 
     _start({JOB: dict(enumerate(addresses))}, JOB, task, RunOptions().server_config(devices, GROUP_LEADER))
@@ -45,8 +46,7 @@ def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: A
     Raises:
         ClusterError: the port cannot be used.
     """
-    import tensorflow as tf
-
+    tf = load_tensorflow()
     try:
         server = tf.distribute.Server(
             tf.train.ClusterSpec({name: dict(tasks) for name, tasks in jobs.items()}),
@@ -62,8 +62,7 @@ def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: A
 
 
 def _serve_until_left(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: bytes, parent: int) -> None:
-    import tensorflow as tf
-
+    tf = load_tensorflow()
     _start(jobs, job, task, tf.compat.v1.ConfigProto.FromString(config))
     while os.getppid() == parent:
         time.sleep(0.5)

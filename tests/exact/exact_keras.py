@@ -39,7 +39,7 @@ class Program:
     """A model, its optimizer and its loss. Every new one starts from the same values."""
 
     def __init__(self, case: Case):
-        keras.backend.clear_session()  # the same names every time
+        keras.backend.clear_session(free_memory=False)  # the same names every time
         keras.utils.set_random_seed(7)
         self.case = case
         self.model = build_model(case)

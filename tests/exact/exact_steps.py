@@ -37,7 +37,7 @@ class Program:
 
 def fresh(make: Callable[[], Program]) -> Program:
     """A program that starts from the same values every time."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     return make()
 

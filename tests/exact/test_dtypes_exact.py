@@ -55,7 +55,7 @@ def keras_with(policy, optimizer):
     """A Keras model under a policy of mixed precision."""
 
     def make():
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(3)
         layers = keras.layers
         inputs = keras.Input([FEATURES], dtype="float32")

@@ -21,7 +21,7 @@ class Program:
     """The model, always from the same values, and its step with momentum."""
 
     def __init__(self) -> None:
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(7)
         self.model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
         self.optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)

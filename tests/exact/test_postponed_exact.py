@@ -330,7 +330,7 @@ def test_reasons():
 
 def regression(postponed, **options):
     """A step with Adam on a dataset that the workers read."""
-    tf.keras.backend.clear_session()  # the names of variables begin anew
+    tf.keras.backend.clear_session(free_memory=False)  # the names of variables begin anew
     tf.keras.utils.set_random_seed(3)
     network = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(4, "tanh"), tf.keras.layers.Dense(1)])
     optimizer = tf.keras.optimizers.Adam(0.05)
@@ -374,7 +374,7 @@ def test_fit():
     y = x.sum(1, keepdims=True)
     found = []
     for postponed in ((), ["sequential/a/kernel", "sequential/b/bias"]):
-        tf.keras.backend.clear_session()
+        tf.keras.backend.clear_session(free_memory=False)
         tf.keras.utils.set_random_seed(2)
         layers = [tf.keras.layers.Dense(4, "tanh", name="a"), tf.keras.layers.Dense(1, name="b")]
         model = tf.keras.Sequential([tf.keras.Input((3,)), *layers])

@@ -20,7 +20,7 @@ def dataset(count=60, batch=12, seed=2):
 
 
 def compiled(optimizer=lambda: keras.optimizers.Adam(0.02), metrics=("accuracy",), weighted=(), **options):
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(4)
     before = keras.config.floatx()
     keras.config.set_floatx("float64")

@@ -18,7 +18,7 @@ def _double():
 
 def made(build, loss=None, optimizer=lambda: keras.optimizers.SGD(0.05), **options):
     def make():
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(4)
         model = build()
         given = loss() if callable(loss) else loss
@@ -199,7 +199,7 @@ def test_two_losses_in_one_step():
             return {metric.name: metric.result() for metric in self.losses_of}
 
     def make():
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(4)
         model = Pair()
         model.compile()

@@ -17,7 +17,7 @@ def untold(monkeypatch):
 
 
 def model_with(loss, body=None, kind=keras.Model, dtype="float64"):
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(4)
     before = keras.config.floatx()
     keras.config.set_floatx(dtype)

@@ -353,7 +353,7 @@ def test_vgg16_with_adam_on_8_workers_stays_small():
     values = sum(v.size_bytes for v in armodel.model.variables)
     assert values > 1_600_000_000
     assert armodel.graph_def.ByteSize() < 8_000_000
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
 
 
 def test_a_postponed_update_that_uses_its_own_step_is_found():

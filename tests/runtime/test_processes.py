@@ -150,10 +150,12 @@ def test_the_transport_is_set_up_and_what_the_user_has_set_stays(monkeypatch):
     executor = caramel.LocalProcesses().start(tf.compat.v1.GraphDef(), ("/job:worker/task:0",), 60)
     try:
         launcher = Path(f"/proc/{executor.launcher_pid}/environ").read_bytes().split(b"\0")
+        libraries = [Path(f"/proc/{pid}/maps").read_text() for pid in executor.pids()]
     finally:
         executor.close()
     assert b"GRPC_EXPERIMENTS=tcp_rcv_lowat,tcp_frame_size_tuning" in launcher
     assert b"TF_GRPC_DEFAULT_OPTIONS=grpc.use_local_subchannel_pool=1" in launcher
+    assert all("tensorflow" in each and "/sklearn/" not in each for each in libraries)  # which Keras would have brought
     assert "GRPC_EXPERIMENTS" not in os.environ
     assert "GRPC_EXPERIMENTS" not in child_environment()
 
