@@ -476,6 +476,9 @@ def _cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluste
             f"--cluster takes in-process, processes, {_TF_CONFIG} or HOST:PORT,HOST:PORT,..., got {kind!r}"
         )
     there = _from_tf_config() if kind == _TF_CONFIG else None  # before TensorFlow is loaded, for it may be wrong
+    from caramel.runtime.environment import load_tensorflow
+
+    load_tensorflow()  # the program imports Keras if it needs it
     from caramel.runtime.cluster import InProcess, LocalProcesses
     from caramel.runtime.servers import Servers
 

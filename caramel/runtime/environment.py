@@ -27,6 +27,10 @@ processor time for moving the same bytes. What a gRPC does not know, it ignores.
 """
 
 
+_KERAS = "keras.src.optimizers"
+"""What TensorFlow imports of Keras, and with it everything."""
+
+
 def usable_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -54,24 +58,25 @@ def prepare_server() -> None:
 
 
 def load_tensorflow() -> Any:
-    """TensorFlow, imported for a process that just runs graphs; where it is imported already, as it is.
+    """TensorFlow, imported for a process that may not need Keras; where it is imported already, as it is.
 
-    TensorFlow imports Keras, if it can, and Keras scikit-learn and Matplotlib: 40 % of the time, of no use here. The
-    garbage collector finds none among modules, and need not look through them later, in processes that are forked
-    from this one and share its memory. Whoever imports Keras afterwards gets it.
+    TensorFlow imports Keras, if it can, and Keras scikit-learn and Matplotlib: 40 % of the time, and of no use to
+    what just runs graphs. Whoever imports Keras afterwards gets it. The garbage collector finds no garbage among
+    modules, and need not look through them later, least of all in processes that are forked from this one and share
+    its memory.
     """
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
     was_enabled = gc.isenabled()
     gc.disable()
-    hides_keras = "keras" not in sys.modules
+    hides_keras = _KERAS not in sys.modules
     if hides_keras:
-        sys.modules["keras"] = None  # type: ignore[assignment]  # documented: importing it raises ModuleNotFoundError
+        sys.modules[_KERAS] = None  # type: ignore[assignment]  # documented: importing it raises ModuleNotFoundError
     try:
         import tensorflow as tf
     finally:
         if hides_keras:
-            del sys.modules["keras"]
+            del sys.modules[_KERAS]
         if was_enabled:
             gc.enable()
     gc.freeze()

@@ -1,6 +1,6 @@
 """Contenders take turns; whoever fails or trains otherwise is out, and the rest goes on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
