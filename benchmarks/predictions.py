@@ -32,7 +32,7 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "no order enforced": {"serialization": False},
     "nothing planned": {"serialization": False, "batching": False, "scheduling": False},
 }
-WARM_UP = 3
+WARM_UP = 8
 
 
 @dataclass(frozen=True)
