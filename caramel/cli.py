@@ -244,6 +244,9 @@ def plan(
     The program is traced on this machine (unless --trace has its times); nothing of it changes. A prediction needs a
     model of the network: --network.
     """
+    from caramel.runtime.environment import load_tensorflow
+
+    load_tensorflow()  # the program imports Keras if it needs it
     from caramel.planning import planned
 
     armodel = planned(program, workers, devices, analyzers, workers_on_host, decisions)

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caramel.errors import CaramelError, InputError, ProgramError, in_one_line
-from caramel.runtime.environment import load_tensorflow
 
 if TYPE_CHECKING:
     from caramel.frontend.context import Context
@@ -109,7 +108,6 @@ def load_program(spec: str) -> Program:
     if not colon or not name or not entry_name:
         raise ProgramError(f"{spec!r} is not FILE.py:ENTRY: name the file and the function in it, as in train.py:build")
     path = Path(name)
-    load_tensorflow()  # the program imports Keras if it needs it
     entry = _entry(_module(path), entry_name, path)
     return _program(entry, f"{path}:{entry_name}")
 

@@ -15,7 +15,7 @@ import click
 from benchmarks.output import errors_for_click
 from benchmarks.testbed.commands import TestbedError
 from benchmarks.training.effort import FULL, QUICK, Effort
-from benchmarks.training.entry import Conditions
+from benchmarks.training.entry import Conditions, checked_burst, step_time_s
 from benchmarks.training.grid import cells, fitted_times, link_rate, run_cell, with_rho
 from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
@@ -55,7 +55,7 @@ class Preparations:
         self.sweeps = dict(sweeps)
         self._site = site
         self._computing_s: dict[str, tuple[float, float]] = {}
-        self._traced: dict[Workload, tuple[Context, Trace]] = {}
+        self._traced: dict[tuple[str, int], tuple[Context, Trace]] = {}  # links make no difference
 
     def workload(self, cell: Cell) -> Workload:
         """That of a cell, with examples and links that make its rho."""
@@ -75,16 +75,17 @@ class Preparations:
                 each.run(_SETTLING_STEPS)
             for _ in range(_COMPUTED_BURSTS):  # in turn: a machine may be slower for a while
                 for size, each in alone.items():
-                    found[size] += each.run(_COMPUTED_STEPS).times_s
+                    found[size].append(step_time_s(checked_burst(each, _COMPUTED_STEPS + 1)))
         small, large = ((size, statistics.median(found[size])) for size in sizes)
         return fitted_times(small, large)
 
     def plans(self, workload: Workload) -> Mapping[str, ARModel | str]:
         """This library's; where there is none, why."""
         try:
-            if workload not in self._traced:
-                self._traced[workload] = self._site.traced(workload)
-            return self._site.plans(*self._traced[workload])
+            key = workload.name, workload.examples
+            if key not in self._traced:
+                self._traced[key] = self._site.traced(workload)
+            return self._site.plans(*self._traced[key])
         except TestbedError:
             raise
         except CaramelError as error:

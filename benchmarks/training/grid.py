@@ -34,6 +34,9 @@ _MULTIPLE = 8
 _FACTOR = 3
 """How far from its own a workload's number of examples may be."""
 
+_RATE_UNIT = 1e5
+"""Bits per second, of which links that are chosen have a whole number."""
+
 _LONGEST_S = 0.8
 """Of the computation of a step for which links are chosen."""
 
@@ -113,8 +116,8 @@ def with_rho(workload: Workload, workers: int, fixed_s: float, example_s: float,
     rate = _PAYLOAD * link_rate(workload, rho)
     always_bytes, more_bytes = (replace(workload, examples=n * workers).sent_bytes(workers) for n in (0, 1))
     example_bytes = (more_bytes - always_bytes) / workers
-    if always_bytes <= 0:
-        raise InputError(f"no batch makes rho {rho:g} where a step sends {always_bytes:g} bytes")
+    if workload.sent_bytes(workers) <= 0:
+        raise InputError(f"no batch makes rho {rho:g} where a step sends nothing")
     free_s = always_bytes / rate / rho - fixed_s  # for the examples to compute in, beside their own bytes
     left_s = example_s - example_bytes / rate / rho
     wanted = free_s / left_s if left_s > 0 else math.inf
@@ -123,7 +126,8 @@ def with_rho(workload: Workload, workers: int, fixed_s: float, example_s: float,
     examples = max(int(min(workload.examples, (_LONGEST_S - fixed_s) / example_s) / _MULTIPLE), 1) * _MULTIPLE
     sent_bytes = always_bytes + examples * example_bytes
     needed_rate = sent_bytes / rho / (fixed_s + examples * example_s) / _PAYLOAD
-    return replace(workload, examples=examples, link_bits_per_s=needed_rate * 8 * min(rho, 1.0))
+    link_bits_per_s = max(round(needed_rate * 8 * min(rho, 1.0) / _RATE_UNIT), 1) * _RATE_UNIT
+    return replace(workload, examples=examples, link_bits_per_s=link_bits_per_s)
 
 
 def fitted_times(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:

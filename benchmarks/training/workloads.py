@@ -36,7 +36,7 @@ class Workload:
         network: (layers, examples) -> logits.
         learning_rate: of gradient descent with momentum.
         link_bits_per_s: of Ethernet frames, where computing takes no longer than sending: so few that moving the bytes
-            takes little processor time. What sends more for each example needs more.
+            takes little processor time. What sends more for each example needs more; see also `grid.with_rho`.
     """
 
     name: str

@@ -27,8 +27,8 @@ processor time for moving the same bytes. What a gRPC does not know, it ignores.
 """
 
 
-_KERAS = "keras.src.optimizers"
-"""What TensorFlow imports of Keras, and with it everything."""
+_KERAS = ("keras.src.optimizers", "tf_keras.src.optimizers")
+"""What TensorFlow imports of Keras (one or the other), and with it everything."""
 
 
 def usable_cores() -> int:
@@ -61,23 +61,22 @@ def load_tensorflow() -> Any:
     """TensorFlow, imported for a process that may not need Keras; where it is imported already, as it is.
 
     TensorFlow imports Keras, if it can, and Keras scikit-learn and Matplotlib: 40 % of the time, and of no use to
-    what just runs graphs. Whoever imports Keras afterwards gets it. The garbage collector finds no garbage among
-    modules, and need not look through them later, least of all in processes that are forked from this one and share
-    its memory.
+    what just runs graphs. Whoever imports Keras afterwards gets it, but no other thread may do so meanwhile. The
+    garbage collector finds no garbage among modules, and need not look through them later, least of all in processes
+    that are forked from this one and share its memory.
     """
-    if "tensorflow" in sys.modules:
-        return sys.modules["tensorflow"]
+    is_first = "tensorflow" not in sys.modules
+    hidden = [name for name in _KERAS if is_first and name not in sys.modules]
     was_enabled = gc.isenabled()
     gc.disable()
-    hides_keras = _KERAS not in sys.modules
-    if hides_keras:
-        sys.modules[_KERAS] = None  # type: ignore[assignment]  # documented: importing it raises ModuleNotFoundError
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: importing it raises ImportError
     try:
         import tensorflow as tf
     finally:
-        if hides_keras:
-            del sys.modules[_KERAS]
+        for name in hidden:
+            del sys.modules[name]
         if was_enabled:
             gc.enable()
-    gc.freeze()
+    if is_first:
+        gc.freeze()
     return tf

@@ -208,6 +208,39 @@ def test_cells_of_which_something_or_nothing_can_be_measured(monkeypatch, tmp_pa
     assert record.unfinished(CELLS[:2]) == [] and record.unfinished(CELLS[:2], retry=True) == CELLS[:2]
 
 
+class Computing(Lasting):
+    """It takes 0.25 s and a millisecond for each example, and long when something else ran before it."""
+
+    def __init__(self, examples):
+        super().__init__([])
+        self._step_s = 0.25 + 1e-3 * examples
+
+    def run(self, steps):
+        return Burst((9.0, *[self._step_s] * (steps - 1)), (1.0,) * steps)
+
+
+def test_a_cell_has_the_examples_that_the_measured_computation_asks_for():
+    site = Site(4, None, QUICK)
+    site.computation = lambda workload: Computing(workload.examples)
+    for name, rho in (("vgg", 1.0), ("resnet", 2.0)):
+        nominal = program.BY_NAME[name]
+        found = program.Preparations(site, {}).workload(Cell(name, 4, rho))
+        assert found == program.with_rho(nominal, 4, 0.25, 1e-3, rho)
+        send_s = found.sent_bytes(4) / (program.link_rate(found, rho) * 1448 / 1514)
+        assert send_s / (0.25 + 1e-3 * found.examples) == pytest.approx(rho, rel=0.02)
+
+
+def test_the_links_have_the_rate_that_was_chosen():
+    rates, site, cell = [], Site(4, None, QUICK), Cell("vgg", 4, 1.0)
+    site.set_rate = rates.append
+    site.computation = lambda workload: Computing(1000 * workload.examples)  # too long for any batch
+    preparations = program.Preparations(site, {})
+    rows = program.measure(site, cell, preparations, replace(QUICK, rounds=2), "abc")
+    chosen = preparations.workload(cell)
+    assert rates == [program.link_rate(chosen, 1.0)] and rates[0] < program.link_rate(program.BY_NAME["vgg"], 1.0) / 2
+    assert {row.examples for row in rows} == {chosen.examples}
+
+
 def test_settings_are_tried_once_for_a_workload_unless_none_worked():
     site = Site(4, None, QUICK)
     worked, failed = {"mwms_best": (Tried({"size": 1}, 2.0, None),)}, {"mwms_best": (Tried({}, None, "late"),)}
