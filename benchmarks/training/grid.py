@@ -31,7 +31,7 @@ _PAYLOAD = 1448 / 1514
 _MULTIPLE = 8
 """Of the examples of a batch, so that up to as many workers have equal parts."""
 
-_FACTOR = 3
+_FACTOR = 4
 """How far from its own a workload's number of examples may be."""
 
 _RATE_UNIT = 1e5
