@@ -46,7 +46,8 @@ def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: A
     Raises:
         ClusterError: the port cannot be used.
     """
-    tf = load_tensorflow()
+    import tensorflow as tf
+
     try:
         server = tf.distribute.Server(
             tf.train.ClusterSpec({name: dict(tasks) for name, tasks in jobs.items()}),

@@ -36,6 +36,7 @@ def test_tensorflow_comes_without_keras_until_somebody_wants_it(then):
     assert done.stdout.split() == ["tensorflow", "3", "2"]
 
 
+@pytest.mark.slow
 def test_tensorflow_that_is_loaded_already_stays_as_it_is():
     code = "import sys, tensorflow; from caramel.runtime.environment import load_tensorflow as f; print(f() is tensorflow, 'keras' in sys.modules)"
     done = subprocess.run(
