@@ -14,6 +14,7 @@ import click
 
 from benchmarks.output import errors_for_click
 from benchmarks.testbed.commands import TestbedError
+from benchmarks.training.contender import SETTLING_STEPS
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
 from benchmarks.training.grid import cells, fitted_times, link_rate, run_cell, with_rho
@@ -36,8 +37,7 @@ HOROVOD = Path(".venv-horovod/bin/python")
 
 _COMPUTED_BURSTS = 3
 _COMPUTED_STEPS = 3
-_SETTLING_STEPS = 2
-"""Of the computation alone of either size, before a workload's first cell."""
+"""Of the computation alone, with batches of either size, before a workload's first cell."""
 
 
 class Preparations:
@@ -72,7 +72,7 @@ class Preparations:
             alone = {size: self._site.computation(replace(workload, examples=size)) for size in sizes}
             for each in alone.values():
                 open_.callback(each.close)
-                each.run(_SETTLING_STEPS)
+                each.run(SETTLING_STEPS)
             for _ in range(_COMPUTED_BURSTS):  # in turn: a machine may be slower for a while
                 for size, each in alone.items():
                     found[size].append(step_time_s(checked_burst(each, _COMPUTED_STEPS + 1)))

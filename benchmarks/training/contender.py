@@ -12,6 +12,9 @@ Settings = Mapping[str, int | float | str | bool]
 STEP_TIMEOUT_S = 120.0
 """A step that takes longer has failed; the slowest takes some seconds."""
 
+SETTLING_STEPS = 2
+"""Of a contender that was just made, before its steps are measured: what compiles and connects is done by then."""
+
 
 @dataclass(frozen=True)
 class Burst:

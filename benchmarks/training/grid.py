@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from benchmarks.training.contender import Contender, Settings
+from benchmarks.training.contender import SETTLING_STEPS, Contender, Settings
 from benchmarks.training.entry import Conditions, Entry, checked_burst, step_time_s
 from benchmarks.training.meters import Meter
 from benchmarks.training.names import MIRRORED, OURS
@@ -39,9 +39,6 @@ _RATE_UNIT = 1e5
 
 _LONGEST_S = 0.8
 """Of the computation of a step for which links are chosen."""
-
-_SETTLING_STEPS = 2
-"""Of a contender with settings that are tried: what compiles and connects is done by then."""
 
 
 # -- which cells -----------------------------------------------------------------------------------
@@ -242,7 +239,7 @@ def _try(settings: Settings, make: Callable[[], Contender], bursts: int, steps: 
     try:
         contender = make()
         try:
-            checked_burst(contender, _SETTLING_STEPS)
+            checked_burst(contender, SETTLING_STEPS)
             found = [checked_burst(contender, steps + 1) for _ in range(bursts)]
         finally:
             contender.close()

@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from benchmarks.training.contender import Burst, Contender, Settings
+from benchmarks.training.contender import SETTLING_STEPS, Burst, Contender, Settings
 from caramel.errors import CaramelError, ClusterError
 
 T = TypeVar("T")
-
-_SETTLING_STEPS = 2
-"""Of a contender that was made again: what compiles and connects is done by then."""
 
 
 class Group:
@@ -87,5 +84,5 @@ class Member:
             self._failures = self._group.failures
             self._contender = self._make()
             if self._has_run:  # else its first losses are still to be compared
-                self._contender.run(_SETTLING_STEPS)
+                self._contender.run(SETTLING_STEPS)
         return self._contender
