@@ -2,13 +2,15 @@
 
 In a training step the workers compute while gradients travel. What moves bytes takes processor time from the
 computation, and waits for it: both take longer than by themselves. So all workers multiply matrices, as long as
-all-reduces take, by itself and beside these.
+all-reduces take, by itself and beside these. And where gradients are more than the network can carry, several
+all-reduces are under way, and wait at once: so several that begin at once are timed beside computation, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,6 +31,18 @@ _MOST_REPEATS = 64
 _SHORTEST_S = 1e-6
 """Nothing orders a clock at the start and what begins with it; what takes next to nothing may be first."""
 
+_LEAST_AT_ONCE, _MOST_AT_ONCE = 4, 8
+"""So many transfers of a step are under way at once where there are too many."""
+
+_ROUNDS_AT_ONCE = 2
+"""Several all-reduces are already a mean."""
+
+_COVERED_PART = 0.8
+"""So much of their time must have had computation beside it."""
+
+_OUTLASTING = 1.2
+"""So many times as long as those all-reduces would take one after the other is the computation beside them."""
+
 _COMPUTED_PART = 0.7
 """So long is the computation, of the all-reduces' time: it should end first even if it takes half as long again."""
 
@@ -37,9 +51,18 @@ _STALLED = 1.3
 Lost packets cost pauses of fixed length; laid to the time in which both ran, they would seem many times as long."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Attributes: see `caramel.netmodel.contention.Contention`."""
+
+    processor_share: float
+    slowdown: float
+    occupancy: float
+
+
 def measure_contention(
     bench: AllReduceBench, size_bytes: int, builds: Mapping[str, tuple[Build, float]], rounds: int
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, Measured]:
     """Measure one size.
 
     Args:
@@ -49,7 +72,7 @@ def measure_contention(
         rounds: how often each is timed, in turn; twice as often if computation turns out to be too short.
 
     Returns:
-        Of each the processor share and the slowdown; see `caramel.netmodel.contention.Contention`.
+        Of each what was found.
 
     Raises:
         ClusterError: a worker cannot be reached.
@@ -65,15 +88,44 @@ def measure_contention(
         if together.reduce_s > _STALLED * alone.reduce_s:
             alone, together = _measured(bench, reduced, _STALLED * together.reduce_s / product_s, rounds)
         bench.unload()
-        found[name] = contention_of(alone, together)
+        share, slowdown = contention_of(alone, together)
+        beside_s = _at_once_s(bench, size_bytes, build, all_reduce_s, product_s, min(rounds, _ROUNDS_AT_ONCE))
+        found[name] = Measured(share, slowdown, beside_s / (alone.reduce_s / repeats))
     return found
+
+
+def _at_once_s(
+    bench: AllReduceBench, size_bytes: int, build: Build, all_reduce_s: float, product_s: float, rounds: int
+) -> float:
+    """The seconds for each of several all-reduces that begin at once, beside a computation that outlasts them."""
+    count = min(max(math.ceil(_LEAST_S / all_reduce_s), _LEAST_AT_ONCE), _MOST_AT_ONCE)
+    bench.load(size_bytes, {"at_once": build}, count, at_once=True)
+    reduced = bench.ends("at_once")
+    products = _OUTLASTING * count * all_reduce_s / product_s
+    together = _together(bench, reduced, products, rounds)
+    if together.compute_s < _COVERED_PART * together.reduce_s:
+        longer = together.reduce_s / together.compute_s
+        together = _together(bench, reduced, _OUTLASTING * longer * products, rounds)
+    bench.unload()
+    return together.reduce_s / count
+
+
+def _together(bench: AllReduceBench, reduced: Sequence[str], products: float, rounds: int) -> Durations:
+    """All-reduces beside about so many products."""
+    computation = _computation(bench, products)
+    computation.durations(reduced)
+    return _least([computation.durations(reduced) for _ in range(rounds)])
+
+
+def _computation(bench: AllReduceBench, products: float) -> _Computation:
+    return _Computation(bench, max(1, min(round(products), _MOST_PRODUCTS)))
 
 
 def _measured(
     bench: AllReduceBench, reduced: Sequence[str], products: float, rounds: int
 ) -> tuple[Durations, Durations]:
     """All-reduces and about so many products, each by itself and both at once."""
-    computation = _Computation(bench, max(1, min(round(products), _MOST_PRODUCTS)))
+    computation = _computation(bench, products)
     alone: list[Durations] = []
     together: list[Durations] = []
     computation.durations(reduced)

@@ -286,7 +286,7 @@ class Timeline:
         spans: in the order in which they start.
         iteration_s: seconds of the step.
         compute_s: seconds of computation in it, updates included.
-        communication_s: seconds of all transfers.
+        communication_s: seconds in which a transfer is under way.
     """
 
     spans: tuple[Span, ...]

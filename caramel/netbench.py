@@ -35,6 +35,9 @@ _NEAR, _MOST_NEAR = 1.25, 6
 """What takes so many times as long as the fastest may be the fastest beside computation; so many are tried."""
 
 
+_FEW_ROUNDS = "shuffle"
+
+
 @dataclass(frozen=True)
 class Settings:
     """What to measure.
@@ -181,12 +184,13 @@ def _contentions(
 ) -> list[Contention]:
     """Of what is about as fast as the fastest, beside computation; at smaller sizes also what is at larger ones.
 
-    Otherwise what is slow at small sizes would seem to be as little slowed down there as at large ones.
+    Otherwise what is slow at small sizes would seem to be as little slowed down there as at large ones. What has few
+    rounds and spreads its work is among them at all sizes: several at once may be fast where one by itself is not.
     """
     network = NetworkModel("", tuple(curves))
     kinds = [(curve.algorithm, curve.depth) for curve in curves]
     found: list[Contention] = []
-    chosen: dict[tuple[str, int], None] = {}
+    chosen: dict[tuple[str, int], None] = {(_FEW_ROUNDS, 1): None} if (_FEW_ROUNDS, 1) in kinds else {}
     for position, size in enumerate(_sizes_beside(settings), len(set(settings.sizes))):
         tell(position * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
         times_s = {kind: network.predict(*kind, bench.workers, size).time_s for kind in kinds}
@@ -195,5 +199,5 @@ def _contentions(
         chosen |= dict.fromkeys(near)
         builds = {f"{a}_{d}": (build_for(schedules, bench, a, d, size), times_s[a, d]) for a, d in chosen}
         measured = measure_contention(bench, size, builds, settings.rounds)
-        found += [Contention(bench.workers, a, d, size, *measured[f"{a}_{d}"]) for a, d in chosen]
+        found += [Contention(bench.workers, a, d, size, **vars(measured[f"{a}_{d}"])) for a, d in chosen]
     return found

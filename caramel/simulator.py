@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -13,14 +14,20 @@ from caramel.errors import InputError, InvariantError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Schedule, Scheduled, Span, Timeline
 
 
-def simulate(boundaries: Boundaries, schedule: Schedule, time_s: Callable[[float], float]) -> Timeline:
+def simulate(
+    boundaries: Boundaries,
+    schedule: Schedule,
+    time_s: Callable[[float], float],
+    lag_s: Callable[[float], float] = lambda size_bytes: 0.0,
+) -> Timeline:
     """One step in steady state of one of N equal workers.
 
     What it assumes:
 
     - All workers are equal, so one stands for all: a transfer starts on all of them at once.
     - Transfers use one serial channel, each for ``time_s`` of its bytes. They start in the order of the schedule, each
-      when its pieces exist and the channel is free; one that is not ready holds up those behind it.
+      when its pieces exist and the channel is free; one that is not ready holds up those behind it. A transfer arrives
+      ``lag_s`` after it has left the channel to the next: what messages wait for, besides each other, they do at once.
     - A transfer lies wholly inside a step: steps end with a barrier that none crosses. Those of the forward window
       carry gradients of the step before, so they may start with the step. They go first, before any transfer of the
       backward window, even one that is ready already: something waits for them.
@@ -38,6 +45,7 @@ def simulate(boundaries: Boundaries, schedule: Schedule, time_s: Callable[[float
         boundaries: of all gradients.
         schedule: all transfers.
         time_s: seconds of a transfer by its bytes on the wire.
+        lag_s: seconds from then until it has arrived, by the same; default: none.
 
     Returns:
         The step. Spans of computation have no name, those of stalls that of the gradient for which the step waits (of
@@ -60,11 +68,12 @@ def simulate(boundaries: Boundaries, schedule: Schedule, time_s: Callable[[float
     """
     check_boundaries(boundaries)
     validate_schedule(boundaries, schedule)
-    durations = [
-        _checked(time_s(wire_bytes(boundaries, transfer)), f"the predicted time of transfer {number}")
-        for number, transfer in enumerate(schedule.transfers)
-    ]
-    return _Step(boundaries, schedule, durations).run()
+    sizes_bytes = [wire_bytes(boundaries, transfer) for transfer in schedule.transfers]
+    durations, lags = (
+        [_checked(seconds(size), f"{what} of transfer {number}") for number, size in enumerate(sizes_bytes)]
+        for seconds, what in ((time_s, "the predicted time"), (lag_s, "the predicted lag"))
+    )
+    return _Step(boundaries, schedule, durations, lags).run()
 
 
 def wire_bytes(boundaries: Boundaries, transfer: Scheduled) -> float:
@@ -186,19 +195,33 @@ def _range_of(piece: Piece) -> str:
 # -- the step ----------------------------------------------------------------------------------
 
 
+def _covered_s(spans: Sequence[Span]) -> float:
+    """Seconds in which at least one transfer is under way."""
+    covered_s, until_s = 0.0, 0.0
+    for span in spans:
+        if span.kind == "transfer":
+            covered_s += max(span.end_s - max(span.start_s, until_s), 0.0)
+            until_s = max(until_s, span.end_s)
+    return covered_s
+
+
 class _Step:
     """What happens in a step, event by event. Computation is at ``now - delay`` of its own clock while it runs."""
 
-    def __init__(self, boundaries: Boundaries, schedule: Schedule, durations: Sequence[float]) -> None:
+    def __init__(
+        self, boundaries: Boundaries, schedule: Schedule, durations: Sequence[float], lags: Sequence[float]
+    ) -> None:
         self._boundaries = boundaries
         self._transfers = schedule.transfers
         self._durations = durations
+        self._lags = lags
         self._spans: list[Span] = []
         self._now_s = 0.0
         self._ready = [self._ready_point(transfer) for transfer in self._transfers]
-        # The channel: the next transfer to start, and when the one that travels arrives.
+        # The channel: the next transfer to start, when the one that has it leaves it, and who arrives when.
         self._next = 0
         self._busy_until_s = math.inf
+        self._arriving: list[tuple[float, int]] = []
         # The computation: where it gets to next, where it has got to, how much later than it would by itself.
         self._points = deque(sorted(self._all_points()))
         self._reached_s = 0.0
@@ -239,31 +262,36 @@ class _Step:
             self._start_updates()
             self._switch_to(self._activity())
             lane_s = self._end_of_activity()
-            if math.isinf(min(lane_s, self._busy_until_s)):
+            channel_s = min(self._busy_until_s, self._arriving[0][0] if self._arriving else math.inf)
+            if math.isinf(min(lane_s, channel_s)):
                 break
             # At one time the computation goes first: what it has made by then is sent, and then updates begin.
-            if lane_s <= self._busy_until_s:
+            if lane_s <= channel_s:
                 self._now_s = max(self._now_s, lane_s)
                 self._finish_activity()
             else:
-                self._now_s = self._busy_until_s
-                self._arrive()
+                self._now_s = channel_s
+                if self._busy_until_s <= channel_s:
+                    self._next, self._busy_until_s = self._next + 1, math.inf
+                while self._arriving and self._arriving[0][0] <= channel_s:
+                    self._arrive(heapq.heappop(self._arriving)[1])
         if self._next < len(self._transfers) or self._unread:
             raise InvariantError("the simulated step waits for what never comes (a defect of this library)")
         spans = sorted(self._spans, key=lambda s: (s.start_s, s.end_s, s.kind, s.what))
         compute_s = self._boundaries.compute_s + self._boundaries.updates_s
-        return Timeline(tuple(spans), self._now_s, compute_s, sum(self._durations))
+        return Timeline(tuple(spans), self._now_s, compute_s, _covered_s(spans))
 
     def _send(self) -> None:
         if not math.isinf(self._busy_until_s) or self._next == len(self._transfers):
             return
         if self._ready[self._next] <= self._reached_s:
             self._busy_until_s = self._now_s + self._durations[self._next]
-            self._spans.append(Span("transfer", str(self._next), self._now_s, self._busy_until_s))
+            arrival_s = self._busy_until_s + self._lags[self._next]
+            heapq.heappush(self._arriving, (arrival_s, self._next))
+            self._spans.append(Span("transfer", str(self._next), self._now_s, arrival_s))
 
-    def _arrive(self) -> None:
-        transfer = self._transfers[self._next]
-        self._next, self._busy_until_s = self._next + 1, math.inf
+    def _arrive(self, number: int) -> None:
+        transfer = self._transfers[number]
         arrived = Counter(p.gradient for p in transfer.pieces if self._is_awaited(transfer, p))
         self._missing.subtract(arrived)
         complete = [self._boundaries.by_name[name] for name in arrived if not self._missing[name]]

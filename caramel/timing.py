@@ -111,13 +111,16 @@ class AllReduceBench:
 
     # -- one size at a time ----------------------------------------------------------------------
 
-    def load(self, size_bytes: int, builds: Mapping[str, Build], repeats: int | None = None) -> None:
+    def load(
+        self, size_bytes: int, builds: Mapping[str, Build], repeats: int | None = None, at_once: bool = False
+    ) -> None:
         """Make the tensors of a size and the graphs of what is to be measured with it.
 
         Args:
             size_bytes: bytes of the tensor on each worker.
             builds: by name.
-            repeats: how many all-reduces follow each other in a step; default: by their size.
+            repeats: how many all-reduces are in a step; default: by their size.
+            at_once: whether all begin with the step, instead of one after the other. Then they have the same roots.
         """
         self._generation += 1
         scope = f"size_{self._generation}"
@@ -145,30 +148,31 @@ class AllReduceBench:
         self._targets = {}
         repeats = repeats or repetitions(size_bytes)
         for name, build in builds.items():
-            last = self._repeated(nodes, scope, f"{scope}/{name}", build, repeats)
+            ends = self._repeated(nodes, scope, f"{scope}/{name}", build, repeats, at_once)
             for rank, device in enumerate(self.devices):
-                clock(nodes, f"{scope}/{name}/ended_{rank}", last[rank : rank + 1], device)
-            self._targets[name] = (last, repeats)
+                clock(nodes, f"{scope}/{name}/ended_{rank}", ends[rank], device)
+            self._targets[name] = ([each for done in ends for each in done], repeats)
         self._executor.extend(Graph(nodes).to_bytes())
         self._run([f"{scope}/initialise_{rank}" for rank in range(self.workers)])
 
-    def _repeated(self, nodes: list[NodeDef], scope: str, name: str, build: Build, repeats: int) -> list[str]:
-        """All-reduces that follow each other; the names of the last ops."""
-        last: list[str] = []
+    def _repeated(
+        self, nodes: list[NodeDef], scope: str, name: str, build: Build, repeats: int, at_once: bool
+    ) -> list[list[str]]:
+        """All-reduces; for each rank the names of the ops after which all have ended there."""
+        ends: list[list[str]] = [[] for _ in self.devices]
         for repetition in range(repeats):
             sources = []
             for rank, device in enumerate(self.devices):
-                given, after = f"{scope}/given_{rank}", last[rank : rank + 1]
+                given, after = f"{scope}/given_{rank}", [] if at_once else ends[rank]
                 nodes.append(read(f"{name}/read_{repetition}_{rank}", given, _DTYPE, device, after))
                 sources.append(nodes[-1].name)
-            lowered = build(repetition, f"{name}/reduce_{repetition}", sources)
+            lowered = build(0 if at_once else repetition, f"{name}/reduce_{repetition}", sources)
             nodes += [made for made, _ in lowered.nodes]
-            last = []
             for rank, device in enumerate(self.devices):
                 reduced, result = f"{scope}/reduced_{rank}", lowered.results[rank]
                 nodes.append(assign(f"{name}/done_{repetition}_{rank}", reduced, result, _DTYPE, device))
-                last.append(nodes[-1].name)
-        return last
+                ends[rank] = [*(ends[rank] if at_once else ()), nodes[-1].name]
+        return ends
 
     def ends(self, name: str) -> list[str]:
         """For each rank the tensor that says when the last all-reduce of a step has ended there, by its own clock."""

@@ -34,7 +34,7 @@ def spans(timeline, *kinds):
 # -- a second simulator: time goes on in steps of 1, and everything that can happen at a time happens ------------
 
 
-def ticked(boundaries, plan, time_s):
+def ticked(boundaries, plan, time_s, lag_s=lambda size: 0):
     """What kind of thing happens in each unit of time: (lane, transfers that start, end of the step)."""
     by_name = {g.name: g for g in boundaries.gradients}
     late = {p.gradient for t in plan.transfers if t.window == FORWARD for p in t.pieces}
@@ -52,6 +52,11 @@ def ticked(boundaries, plan, time_s):
     }
     queue, left, updated, running = [], dict.fromkeys(by_name, 0), set(), None
     sending, sent, starts, lane = None, 0, [], []
+    lagging = {}  # transfers that have left the channel, and how long they still take
+
+    def size_of(number):
+        return sum(p.elements for p in plan.transfers[number].pieces)
+
     while True:
         moved = True
         while moved:
@@ -61,11 +66,15 @@ def ticked(boundaries, plan, time_s):
                 if each.window == FORWARD or all(
                     min(by_name[p.gradient].ready_s, total) <= computed for p in each.pieces
                 ):
-                    sending, moved = int(time_s(sum(p.elements for p in each.pieces))), True
+                    sending, moved = int(time_s(size_of(sent))), True
                     starts.append(clock)
             if sending == 0:
-                each, sending, moved = plan.transfers[sent], None, True
+                lagging[sent] = int(lag_s(size_of(sent)))
+                sending, moved = None, True
                 sent += 1
+            for number in sorted(n for n, remaining in lagging.items() if remaining == 0):
+                each, moved = plan.transfers[number], True
+                del lagging[number]
                 before = {n for n in by_name if needed[n] <= arrived}
                 arrived |= {(p.gradient, p.start) for p in each.pieces if (p.gradient, p.start) in needed[p.gradient]}
                 new = [g for n, g in by_name.items() if needed[n] <= arrived and n not in before]
@@ -85,13 +94,14 @@ def ticked(boundaries, plan, time_s):
         elif computed < total and not waits:
             lane.append(("compute", ""))
             computed += 1
-        elif sent == len(plan.transfers):
+        elif sent == len(plan.transfers) and not lagging:
             return lane, starts, clock
         else:
             lane.append(("stall", min(waits)[1]) if computed < total else "tail")
         clock += 1
         if sending is not None:
             sending -= 1
+        lagging = {number: remaining - 1 for number, remaining in lagging.items()}
         assert clock < 10_000
 
 
@@ -131,16 +141,23 @@ def problems(draw, most=6, update_s=4):
 costs = st.tuples(st.integers(0, 5), st.integers(0, 3))
 
 
-@settings(max_examples=400)
-@given(problems(), costs)
-def test_events_are_those_of_a_clock_that_ticks(problem, cost):
+lags = st.one_of(st.just((0, 0)), st.tuples(st.integers(0, 5), st.integers(-1, 2)))
+"""The larger a transfer, the later or the sooner it arrives: it may pass one that has left the channel before it."""
+
+
+@settings(max_examples=600)
+@given(problems(), costs, lags)
+def test_events_are_those_of_a_clock_that_ticks(problem, cost, lag):
     boundaries, plan = problem
 
     def time_s(size):
         return cost[0] + cost[1] * size
 
-    lane, starts, end = ticked(boundaries, plan, time_s)
-    found = simulate(boundaries, plan, time_s)
+    def lag_s(size):
+        return max(lag[0] + lag[1] * size, 0)
+
+    lane, starts, end = ticked(boundaries, plan, time_s, lag_s)
+    found = simulate(boundaries, plan, time_s, lag_s)
     assert found.iteration_s == end
     by_number = {int(s.what): s.start_s for s in found.spans if s.kind == "transfer"}
     assert [by_number[n] for n in range(len(plan.transfers))] == starts
@@ -173,6 +190,22 @@ def test_what_holds_for_every_step(problem, cost):
     assert updates == {g.name: g.update_s for g in boundaries.gradients if g.update_s}
 
 
+@given(problems(), costs, st.integers(0, 4))
+def test_a_lag_is_time_that_the_next_transfer_need_not_wait_for(problem, cost, lag_s):
+    """One transfer takes as long with a lag as with a longer time; of several, only the arrivals are later."""
+    boundaries, plan = problem
+    each_s = [cost[0] + cost[1] * sum(p.elements for p in t.pieces) for t in plan.transfers]
+    found = simulate(boundaries, plan, lambda size: cost[0] + cost[1] * size, lambda size: lag_s)
+    sent = {int(s.what): s for s in found.spans if s.kind == "transfer"}
+    assert [sent[n].end_s - sent[n].start_s for n in range(len(sent))] == [each + lag_s for each in each_s]
+    assert all(sent[n].start_s + each_s[n] <= sent[n + 1].start_s for n in range(len(sent) - 1))
+    under_way = {t for s in sent.values() for t in range(int(s.start_s), int(s.end_s))}
+    assert found.communication_s == len(under_way)
+    if len(sent) == 1:
+        longer = simulate(boundaries, plan, lambda size: cost[0] + lag_s + cost[1] * size)
+        assert found == longer
+
+
 @given(problems(update_s=0), costs, st.integers(0, 3), st.integers(0, 2))
 def test_a_slower_network_is_never_faster_where_updates_take_no_time(problem, cost, more_a, more_b):
     boundaries, plan = problem
@@ -189,10 +222,10 @@ def test_an_update_in_the_way_can_make_a_faster_network_slower():
     assert simulate(boundaries, plan, lambda size: 3.5).iteration_s == 12.5  # b is ready at 9
 
 
-@given(problems(), costs)
-def test_identities_of_overlap_and_utilisation(problem, cost):
+@given(problems(), costs, st.integers(0, 3))
+def test_identities_of_overlap_and_utilisation(problem, cost, lag_s):
     boundaries, plan = problem
-    found = simulate(boundaries, plan, lambda size: cost[0] + cost[1] * size)
+    found = simulate(boundaries, plan, lambda size: cost[0] + cost[1] * size, lambda size: lag_s)
     if not found.compute_s:
         return
     rho = found.communication_s / found.compute_s
@@ -409,5 +442,8 @@ def test_what_are_no_boundaries(boundaries, message):
 
 @pytest.mark.parametrize("time_s", [-1.0, math.nan, math.inf])
 def test_times_of_transfers_are_checked(time_s):
-    with pytest.raises(InputError, match="transfer 0.*finite"):
-        simulate(Boundaries((gradient("a", 0, 0),), 1.0), schedule(transfer(BACKWARD, ("a", 0, 4))), lambda _: time_s)
+    one = Boundaries((gradient("a", 0, 0),), 1.0), schedule(transfer(BACKWARD, ("a", 0, 4)))
+    with pytest.raises(InputError, match="time of transfer 0.*finite"):
+        simulate(*one, lambda _: time_s)
+    with pytest.raises(InputError, match="lag of transfer 0.*finite"):
+        simulate(*one, lambda _: 1.0, lambda _: time_s)

@@ -32,10 +32,10 @@ def best_packing() -> Analyzer:
 
     The optimum is one under a line, for computation that takes as long as predicted. Measured times are a curve, and
     steps are not all alike, and each transfer takes processor time; what is optimal may then be another plan. So the
-    packings for the fitted line and computation as predicted, shorter and longer, those in fewer transfers, that
-    without the forward window, and the paper's own rules are all simulated with the times of the network model, each
-    with all three computations, and the least mean decides. One is only taken before those that are named in front of
-    it if it is better by more than 0.5 % of the step, which is nothing.
+    packings for the fitted line and computation as predicted, shorter and longer, those in fewer transfers, that for
+    transfers that do not overlap, that without the forward window, and the paper's own rules are all simulated with the
+    times of the network model, each with all three computations, and the least mean decides. One is only taken before
+    those that are named in front of it if it is better by more than 0.5 % of the step, which is nothing.
     """
     return Analyzer("best packing", (Boundaries, Network), Schedule, choose_packing)
 
@@ -61,6 +61,8 @@ def _candidates(boundaries: Boundaries, possible: list[Boundaries], network: Net
     for times in _STARTS if start_s > 0 else ():
         fewer = optimal_packing(start_s=times * start_s).run(boundaries, network)
         yield f"optimal with {times} times the processor time of a transfer for each", fewer
+    if any(network.lag_s(g.size_bytes) > 0 for g in boundaries.gradients):
+        yield "optimal without overlaps", optimal_packing().run(boundaries, network.without_overlaps)
     backward = optimal_buckets().run(boundaries, network)
     yield "optimal in the backward window", backward_only().run(boundaries, backward)
     buckets = paper_batching().run(boundaries, network)

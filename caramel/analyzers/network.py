@@ -9,6 +9,7 @@ from functools import cached_property
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.errors import InputError
 from caramel.netmodel.choice import Collective, CollectiveOptions, choose_collective, possible_collectives
+from caramel.netmodel.contention import MOST_SHARE
 from caramel.netmodel.line import Line, Sample, fit_line, threshold_bytes
 from caramel.netmodel.ranking import Candidate
 
@@ -23,11 +24,14 @@ class Network:
     Attributes:
         options: what the caller asked of the collectives; with a network model, or without.
         workers: number of workers.
+        overlaps: whether a transfer may have the channel before the one in front of it has arrived, where that was
+            measured.
     """
 
     options: CollectiveOptions
     workers: int
-    _times: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
+    overlaps: bool = True
+    _times: dict[float, tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
     _taken: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -39,6 +43,11 @@ class Network:
     def takes_processor(self) -> bool:
         """Whether transfers are known to make computation longer."""
         return self.options.network is not None and bool(self.options.network.contentions) and self.workers > 1
+
+    @cached_property
+    def without_overlaps(self) -> Network:
+        """The same network as if each transfer had the channel until it has arrived."""
+        return Network(self.options, self.workers, overlaps=False)
 
     def must_be_known(self, who: str) -> None:
         """Check that times can be predicted.
@@ -57,21 +66,43 @@ class Network:
             )
 
     def time_s(self, size_bytes: float) -> float:
-        """Predicted seconds of one all-reduce of so many bytes on the wire, while all workers compute.
+        """Predicted seconds of the channel for one all-reduce of so many bytes on the wire, while all workers compute.
 
         Raises:
             InputError: the network model knows nothing about what is allowed.
         """
+        return self._predicted_s(size_bytes)[0]
+
+    def lag_s(self, size_bytes: float) -> float:
+        """Predicted seconds until its results are there, once the channel is free for the next one.
+
+        Raises:
+            InputError: the network model knows nothing about what is allowed.
+        """
+        return self._predicted_s(size_bytes)[1]
+
+    def _predicted_s(self, size_bytes: float) -> tuple[float, float]:
         if size_bytes not in self._times:
-            self._times[size_bytes] = self._predicted_s(size_bytes)
+            taken_s, part = self._beside_s(size_bytes)
+            self._times[size_bytes] = part * taken_s, (1 - part) * taken_s
         return self._times[size_bytes]
 
-    def _predicted_s(self, size_bytes: float) -> float:
+    def _beside_s(self, size_bytes: float) -> tuple[float, float]:
+        """Of one all-reduce from its start to its end, and the part in which it has the channel."""
         options, network = self.options, self.options.network
         if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
             # Nothing is left to choose, and choices alone come with a prediction.
-            return network.predict(options.algorithm, options.depth, self.workers, size_bytes, is_beside=True).time_s
-        return self._chosen(size_bytes).predicted_s or 0.0
+            found = network.predict(options.algorithm, options.depth, self.workers, size_bytes, is_beside=True)
+            return found.time_s, self._part(options.algorithm, options.depth, size_bytes)
+        chosen = self._chosen(size_bytes)
+        return chosen.predicted_s or 0.0, self._part(chosen.algorithm, chosen.depth, size_bytes)
+
+    def _part(self, algorithm: str, depth: int, size_bytes: float) -> float:
+        """Of the time that an all-reduce takes beside computation, that in which it has the channel."""
+        network = self.options.network
+        if network is None or not self.overlaps:
+            return 1.0
+        return network.channel_part(self.workers, algorithm, depth, size_bytes)
 
     def _chosen(self, size_bytes: float) -> Collective:
         # The bytes are those of the wire, so any element type does that is sent as it is.
@@ -106,12 +137,13 @@ class Network:
         if network is None or compute_s <= 0 or not self.takes_processor:
             return 1.0
         # A depth that was not measured counts as what takes most; as one piece it may take less.
-        shares = (
-            (c.time_s, network.processor_share(self.workers, c.algorithm, depth, size_bytes))
+        found = (
+            (c.time_s * self._part(c.algorithm, c.depth, size_bytes), c.time_s * share)
             for c in self._possible(size_bytes)
             for depth in {c.depth, self.options.depth or 1}
+            for share in [network.processor_share(self.workers, c.algorithm, depth, size_bytes)]
         )
-        return min(_factor(compute_s, time_s, share * time_s) for time_s, share in shares)
+        return min(_factor(compute_s, time_s, taken_s) for time_s, taken_s in found)
 
     def processor_s(self, size_bytes: float) -> float:
         """By how much one transfer makes computation longer that goes on beside it, as far as that was measured."""
@@ -121,7 +153,7 @@ class Network:
         if size_bytes not in self._taken:
             chosen = self._chosen(size_bytes)
             share = network.processor_share(self.workers, chosen.algorithm, chosen.depth, size_bytes)
-            self._taken[size_bytes] = share * self.time_s(size_bytes)
+            self._taken[size_bytes] = share * sum(self._predicted_s(size_bytes))
         return self._taken[size_bytes]
 
     def processor_start_s(self, total_bytes: float) -> float:
@@ -158,7 +190,10 @@ class Network:
         if self.workers == 1:
             return Line(0.0, 0.0)
         sizes = _sizes(total_bytes, 1)
-        samples = [Sample(size, min(c.time_s for c in self._possible(size))) for size in sizes]
+        samples = [
+            Sample(size, min(c.time_s * self._part(c.algorithm, c.depth, size) for c in self._possible(size)))
+            for size in sizes
+        ]
         first, last = samples[0], samples[-1]
         slope = max(last.time_s - first.time_s, 0.0) / (last.size_bytes - first.size_bytes)
         return Line(max(min(s.time_s - slope * s.size_bytes for s in samples), 0.0), slope)
@@ -171,7 +206,10 @@ class Network:
 
 def _factor(compute_s: float, transfers_s: float, taken_s: float) -> float:
     """See `Network.compute_factor`."""
-    return min(transfers_s / (transfers_s - taken_s), 1 + taken_s / compute_s) if transfers_s > 0 else 1.0
+    if transfers_s <= 0:
+        return 1.0
+    share = min(taken_s / transfers_s, MOST_SHARE)  # what is taken was measured of one transfer after the other
+    return min(1 / (1 - share), 1 + taken_s / compute_s)
 
 
 def _sizes(total_bytes: float, smallest: int) -> list[int]:

@@ -22,11 +22,11 @@ def simulate_on(network: Network, boundaries: Boundaries, schedule: Schedule) ->
         PlanError: likewise.
     """
     if not network.takes_processor:
-        return simulate(boundaries, schedule, network.time_s)
+        return simulate(boundaries, schedule, network.time_s, network.lag_s)
     validate_schedule(boundaries, schedule)
     sizes = [wire_bytes(boundaries, transfer) for transfer in schedule.transfers]
     factor = network.compute_factor(_alone_s(boundaries), sizes)
-    return simulate(boundaries.scaled(max(factor / boundaries.factor, 1.0)), schedule, network.time_s)
+    return simulate(boundaries.scaled(max(factor / boundaries.factor, 1.0)), schedule, network.time_s, network.lag_s)
 
 
 def at_least(network: Network, boundaries: Boundaries) -> Boundaries:

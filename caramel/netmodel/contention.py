@@ -10,7 +10,7 @@ import numpy as np
 
 from caramel.errors import FitError
 
-_MOST_SHARE = 0.95
+MOST_SHARE = 0.95
 """Of the processors' time; computation would hardly go on beside all-reduces that take more."""
 
 
@@ -37,7 +37,10 @@ class Contention:
         depth: number of chunks.
         size_bytes: bytes of the tensors that are reduced.
         processor_share: the part of its progress that computation loses while all-reduces run, from 0 to 0.95.
-        slowdown: how many times as long all-reduces take while all workers compute, at least 1.
+        slowdown: how many times as long an all-reduce takes while all workers compute, at least 1.
+        occupancy: the seconds that each takes of several at once while all workers compute, over those that one takes
+            by itself: what they wait for, besides each other, they do at once. None where that was not measured: then
+            each counts as if none began before it has ended.
     """
 
     workers: int
@@ -46,6 +49,7 @@ class Contention:
     size_bytes: int
     processor_share: float
     slowdown: float
+    occupancy: float | None = None
 
 
 def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
@@ -74,8 +78,8 @@ def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
     both_s = min(together.compute_s, together.reduce_s)
     compute_speed = (alone.compute_s - (together.compute_s - both_s)) / both_s
     reduce_speed = (alone.reduce_s - (together.reduce_s - both_s)) / both_s
-    share = min(max(1 - compute_speed, 0.0), _MOST_SHARE)
-    return share, 1 / min(max(reduce_speed, 1 - _MOST_SHARE), 1.0)
+    share = min(max(1 - compute_speed, 0.0), MOST_SHARE)
+    return share, 1 / min(max(reduce_speed, 1 - MOST_SHARE), 1.0)
 
 
 class Beside:
@@ -111,6 +115,18 @@ class Beside:
             (self._slowdown(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=1.0
         )
 
+    def occupancy(self, algorithm: str, depth: int, size_bytes: float) -> float:
+        """The seconds by which an all-reduce delays those behind it, over those that it takes by itself.
+
+        Args:
+            algorithm: name of the collective.
+            depth: number of chunks. As for `slowdown`, which it does not exceed.
+            size_bytes: bytes of the tensor.
+        """
+        return max(
+            (self._occupancy(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=1.0
+        )
+
     def processor_share(self, algorithm: str, depth: int, size_bytes: float) -> float:
         """The part of its progress that computation loses while such an all-reduce runs; 0 if nothing was measured.
 
@@ -128,19 +144,29 @@ class Beside:
         return [(algorithm, depth)] if (algorithm, depth) in reach else reach
 
     def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:
-        alone_s, waited_s, _ = self._seconds(kind, size_bytes)
+        alone_s, waited_s, _, _ = self._seconds(kind, size_bytes)
         return 1 + waited_s / alone_s
 
-    def _share(self, kind: tuple[str, int], size_bytes: float) -> float:
-        alone_s, waited_s, taken_s = self._seconds(kind, size_bytes)
-        return min(taken_s / (alone_s + waited_s), _MOST_SHARE)
+    def _occupancy(self, kind: tuple[str, int], size_bytes: float) -> float:
+        alone_s, waited_s, _, lag_s = self._seconds(kind, size_bytes)
+        return max(alone_s + waited_s - lag_s, 0.0) / alone_s
 
-    def _seconds(self, kind: tuple[str, int], size_bytes: float) -> tuple[float, float, float]:
-        """By itself, waited for computation, and taken from it; beyond the measured sizes those at the nearest one."""
-        sizes = [each.size_bytes for each in self._found[kind]]
+    def _share(self, kind: tuple[str, int], size_bytes: float) -> float:
+        alone_s, waited_s, taken_s, _ = self._seconds(kind, size_bytes)
+        return min(taken_s / (alone_s + waited_s), MOST_SHARE)
+
+    def _seconds(self, kind: tuple[str, int], size_bytes: float) -> tuple[float, float, float, float]:
+        """By itself, waited for computation, taken from it, and of all that what others need not wait for; beyond the
+        measured sizes those at the nearest one."""
+        found = self._found[kind]
+        sizes = [each.size_bytes for each in found]
         alone_s = [self._alone_s(*kind, size) for size in sizes]
-        waited_s = [(each.slowdown - 1) * s for each, s in zip(self._found[kind], alone_s)]
-        taken_s = [each.processor_share * each.slowdown * s for each, s in zip(self._found[kind], alone_s)]
+        waited_s = [(each.slowdown - 1) * s for each, s in zip(found, alone_s)]
+        taken_s = [each.processor_share * each.slowdown * s for each, s in zip(found, alone_s)]
+        lag_s = [
+            0.0 if each.occupancy is None else max(each.slowdown - each.occupancy, 0.0) * s
+            for each, s in zip(found, alone_s)
+        ]
         size_bytes = min(max(size_bytes, sizes[0]), sizes[-1])
-        waited, taken = (float(np.interp(size_bytes, sizes, seconds)) for seconds in (waited_s, taken_s))
-        return self._alone_s(*kind, size_bytes), waited, taken
+        waited, taken, lag = (float(np.interp(size_bytes, sizes, seconds)) for seconds in (waited_s, taken_s, lag_s))
+        return self._alone_s(*kind, size_bytes), waited, taken, lag

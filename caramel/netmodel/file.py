@@ -118,7 +118,9 @@ def _contention(data: Any) -> Contention:
     if share >= 1 or slowdown < 1:
         raise ValueError(f"a processor share of {share} or a slowdown of {slowdown} cannot be")
     workers, depth, size_bytes = _whole(data["workers"], 1), _whole(data["depth"], 1), _whole(data["size_bytes"], 1)
-    return Contention(workers, _algorithm(data), depth, size_bytes, share, slowdown)
+    given = data.get("occupancy")  # not in older files
+    occupancy = None if given is None else _number(given)
+    return Contention(workers, _algorithm(data), depth, size_bytes, share, slowdown, occupancy)
 
 
 def _algorithm(data: Any) -> str:

@@ -253,6 +253,18 @@ class NetworkModel:
         found = self._beside.get(workers)
         return 1.0 if found is None else found.slowdown(algorithm, depth, size_bytes)
 
+    def channel_part(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
+        """Of the time of an all-reduce beside computation, the part for which the next one waits, at most 1.
+
+        What messages wait for, besides each other, those of several all-reduces do at once. 1 where that was not
+        measured.
+        """
+        found = self._beside.get(workers)
+        if found is None:
+            return 1.0
+        kind = (algorithm, depth, size_bytes)
+        return min(found.occupancy(*kind) / found.slowdown(*kind), 1.0)
+
     @cached_property
     def _beside(self) -> dict[int, Beside]:
         """By number of workers."""
@@ -341,16 +353,18 @@ class NetworkModel:
         if workers == 1:
             yield Candidate(Prediction(0.0, "measured"), "shuffle", depth or 1)
             return
+        overlaps = is_beside and any(c.occupancy is not None for c in self.contentions if c.workers == workers)
         known = self._known(workers)
         if depth is not None and any(chunks == depth for _, chunks in known):
             known = [key for key in known if key[1] == depth]
         for name, chunks in known:
             prediction = self.predict(name, chunks, workers, size_bytes, is_beside=is_beside)
+            occupied_s = prediction.time_s * self.channel_part(workers, name, chunks, size_bytes) if overlaps else None
             if depth != chunks and [d for a, d in known if a == name] == [1] and name != NATIVE:
                 # Depths were not measured: the formula decides, and the time is that without chunks.
                 chunks = depth or default_depth(size_bytes, self._threshold(name, workers))
             if depth is None or depth == chunks:
-                yield Candidate(prediction, name, chunks)
+                yield Candidate(prediction, name, chunks, occupied_s)
 
     def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
         for name in CHOICES:

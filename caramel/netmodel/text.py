@@ -31,11 +31,12 @@ def as_text(network: NetworkModel, workers: Sequence[int] = ()) -> str:
     for number in sorted({*network.workers, *workers}):
         blocks.append(_choices(network, number))
     if network.contentions:
-        beside = [("workers", "algorithm", "depth", "bytes", "processor share", "slowdown")]
+        beside = [("workers", "algorithm", "depth", "bytes", "processor share", "slowdown", "occupancy")]
         for each in network.contentions:
             size, share = format_size(each.size_bytes), f"{each.processor_share:.0%}"
             kind = (str(each.workers), each.algorithm, str(each.depth))
-            beside.append((*kind, size, share, f"{each.slowdown:.3g}"))
+            occupancy = "" if each.occupancy is None else f"{each.occupancy:.3g}"
+            beside.append((*kind, size, share, f"{each.slowdown:.3g}", occupancy))
         blocks.append("all-reduces while all workers compute:\n" + aligned(beside))
     blocks += [f"warning: {w}" for w in network.warnings]
     return "\n\n".join(blocks)

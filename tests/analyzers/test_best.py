@@ -101,7 +101,7 @@ SLOW_S = 1e-3
 """Of processor time for every transfer, however small."""
 
 
-def with_contention(network, share_of_bytes=0.05):
+def with_contention(network, share_of_bytes=0.05, slowdown=1.0, occupancy=None):
     """The network, where each transfer takes `SLOW_S` and a part of its own time from the computation."""
     alone = network.options.network
     curves, contentions = [], []
@@ -110,7 +110,8 @@ def with_contention(network, share_of_bytes=0.05):
         curves.append(Curve.fitted(WORKERS, algorithm, 1, samples))
         for sample in samples:
             share = min(SLOW_S / sample.time_s + share_of_bytes, 0.9)
-            contentions.append(Contention(WORKERS, algorithm, 1, sample.size_bytes, share, 1.0))
+            kind = (WORKERS, algorithm, 1, sample.size_bytes)
+            contentions.append(Contention(*kind, share / slowdown, slowdown, occupancy))
     model = NetworkModel("a test", tuple(curves), contentions=tuple(contentions))
     return Network(CollectiveOptions(network=model), WORKERS)
 
@@ -132,6 +133,27 @@ def test_many_transfers_take_more_of_the_computation_than_one(seed, updates):
     assert computed_s == pytest.approx(alone_s + taken_s)  # sending takes a quarter of the time
     again = simulate_on(network, replace(boundaries.scaled(1.02), factor=1.02), many)
     assert again.iteration_s == pytest.approx(found.iteration_s)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_transfers_that_overlap_take_less_than_one_after_the_other(seed):
+    """Each waits as long as it travels, all of them at once: so a step has no more than the last one's waiting."""
+    boundaries, network = layers(seed, 1, 0.1)
+    none, overlapping, waiting = (
+        with_contention(network, 0.0, slowdown, 1.0 if slowdown > 1 and is_at_once else None)
+        for slowdown, is_at_once in ((1.0, False), (2.0, True), (2.0, False))
+    )
+    names = tuple((g.name,) for g in boundaries.gradients)
+    many = paper_packing().run(boundaries, Buckets(names, ("",) * len(names)), network)
+    least_s, found_s, most_s = (simulate_on(n, boundaries, many).iteration_s for n in (none, overlapping, waiting))
+    longest_s = max(overlapping.lag_s(wire_bytes(boundaries, transfer)) for transfer in many.transfers)
+    assert longest_s > 0
+    # A lag is waited for at the first read of the forward window, perhaps, and at the end.
+    assert least_s <= found_s <= least_s + 2 * longest_s
+    assert found_s < most_s
+    reason = choose_packing(boundaries, overlapping).reason
+    assert "optimal without overlaps" in reason
+    assert "optimal without overlaps" not in choose_packing(boundaries, waiting).reason
 
 
 def test_times_beside_one_transfer_are_the_least():

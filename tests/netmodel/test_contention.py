@@ -117,6 +117,67 @@ def test_it_is_never_faster_beside_computation(size):
     assert 0 <= NETWORK.processor_share(4, "ring", 1, size) <= 0.95
 
 
+# -- several at once -----------------------------------------------------------------------------
+
+AT_ONCE = measured(4, replace(SMALL, occupancy=0.5), replace(LARGE, occupancy=1.05))
+
+
+@pytest.mark.parametrize("size", [2**12, 5000, 2**14, 2**16, 2**18, 2**20])
+def test_seconds_that_others_need_not_wait_for_lie_on_a_line(size):
+    lag_s = between(size, 1.5 * ring_s(2**12), 0.15 * ring_s(2**20))
+    beside_s = AT_ONCE.predict("ring", 1, 4, size, is_beside=True).time_s
+    assert AT_ONCE.channel_part(4, "ring", 1, size) == pytest.approx((beside_s - lag_s) / beside_s)
+    assert AT_ONCE.slowdown(4, "ring", 1, size) == NETWORK.slowdown(4, "ring", 1, size)
+
+
+@pytest.mark.parametrize(("sizes", "occupancy"), [((0, 64, 2**12), 0.5), ((2**20, 2**21, 2**30), 1.05)])
+def test_beyond_the_measured_sizes_occupancies_stay_as_they_are(sizes, occupancy):
+    for size in sizes:
+        kind = (4, "ring", 1, size)
+        assert AT_ONCE.channel_part(*kind) * AT_ONCE.slowdown(*kind) == pytest.approx(occupancy)
+
+
+@given(st.integers(0, 2**22), st.lists(st.none() | st.floats(0, 100), min_size=3, max_size=3))
+def test_nobody_waits_longer_than_until_the_one_in_front_has_arrived(size, occupancies):
+    found = [replace(each, occupancy=given) for each, given in zip((SMALL, LARGE, OTHER), occupancies)]
+    network = measured(4, *found)
+    for kind in ((4, "ring", 1, size), (4, "star", 1, size)):
+        assert 0 <= network.channel_part(*kind) <= 1
+
+
+def test_where_several_at_once_were_not_measured_they_come_one_after_the_other():
+    for network, workers in ((NETWORK, 4), (measured(4), 4), (AT_ONCE, 2), (NetworkModel.from_link_rate(1e9), 4)):
+        assert network.channel_part(workers, "ring", 1, 2**16) == pytest.approx(1)
+
+
+def test_what_was_not_measured_is_not_taken_to_overlap_more_than_what_was():
+    network = measured(4, replace(LARGE, occupancy=1.1), replace(OTHER, occupancy=0.7))
+    parts = [network.channel_part(4, kind, 1, 2**20) for kind in ("ring", "halving_doubling", "star")]
+    assert parts == [pytest.approx(1.1 / 1.2), pytest.approx(0.7 / 1.5), pytest.approx(1.1 / 1.5)]
+
+
+def test_what_delays_the_next_one_less_is_chosen_for_a_step():
+    """A ring takes 0.12 s beside computation, and halving-doubling 0.135 s, of which the next waits for 0.09."""
+    ring, slow = replace(LARGE, processor_share=0.3), replace(OTHER, processor_share=0.3)
+    choices = [measured(4, ring, replace(slow, occupancy=part)).choose(2**20, 4, is_beside=True) for part in (1.4, 1.0)]
+    assert [choice.algorithm for choice in choices] == ["ring", "halving_doubling"]
+    assert [choice.prediction.time_s for choice in choices] == [pytest.approx(0.12), pytest.approx(0.135)]
+    assert "it takes 135 ms (measured), and the next transfer waits for 90 ms of these" in choices[1].reason
+
+
+def test_files_have_occupancies_and_older_ones_need_not():
+    text = to_json(AT_ONCE)
+    assert from_json(text) == AT_ONCE
+    assert from_json(text.replace('"occupancy"', '"something else"')) == measured(4, SMALL, LARGE)
+    for bad in ("-0.5", "true", "NaN", '"much"'):
+        with pytest.raises(InputError, match="damaged"):
+            from_json(text.replace('"occupancy": 0.5', f'"occupancy": {bad}'))
+
+
+def test_people_can_read_occupancies():
+    assert "0.5" in as_text(AT_ONCE).partition("occupancy")[2]
+
+
 def test_each_kind_of_all_reduce_has_its_own():
     """What was not measured is not taken to be better than what was."""
     network = measured(4, LARGE, OTHER)
@@ -267,6 +328,37 @@ def test_transfers_take_longer_beside_computation():
     assert beside.time_s(2**20) == pytest.approx(1.2 * plain.time_s(2**20))
     any_algorithm = Network(CollectiveOptions(network=measured(4, LARGE, OTHER)), 4)
     assert any_algorithm.time_s(2**20) == pytest.approx(1.2 * plain.time_s(2**20))
+
+
+def test_the_channel_is_free_before_results_have_arrived():
+    """What a transfer takes is the same; where nothing is left to choose and where something is."""
+    small, large = replace(SMALL, occupancy=0.5), replace(LARGE, occupancy=1.05)
+    alone_s = network_of().time_s(2**20)
+    for options in (CollectiveOptions("ring", 1, network=AT_ONCE), CollectiveOptions("ring", network=AT_ONCE)):
+        network = Network(options, 4)
+        assert network.time_s(2**20) == pytest.approx(1.05 * alone_s)
+        assert network.lag_s(2**20) == pytest.approx(0.15 * alone_s)
+        whole = network.without_overlaps
+        assert (whole.time_s(2**20), whole.lag_s(2**20)) == (pytest.approx(1.2 * alone_s), 0)
+    taken = [network_of(*found).processor_s(2**14) for found in ((SMALL, LARGE), (small, large))]
+    assert taken[0] == pytest.approx(taken[1])
+    assert network_of(SMALL, LARGE).lag_s(2**14) == pytest.approx(0)
+
+
+def test_no_transfer_is_below_the_line_for_bounds_where_they_overlap():
+    network = Network(CollectiveOptions(network=AT_ONCE), 4)
+    line = network.line_below(2**20)
+    for size in (1, 2**12, 2**15, 2**18, 2**20):
+        assert line.time_s(size) <= network.time_s(size) * (1 + 1e-9)
+
+
+def test_transfers_at_once_take_no_more_than_nearly_all_of_the_processors():
+    """What each takes was measured one after the other: 0.9 of 2 units of time, of which the next waits for half."""
+    network = network_of(replace(SMALL, processor_share=0.9, occupancy=0.5))
+    transfers_s = network.time_s(2**12)
+    assert network.processor_s(2**12) > transfers_s
+    assert network.compute_factor(1e-6, [2**12]) == pytest.approx(20)
+    assert network.compute_factor(1.0, [2**12]) == pytest.approx(1 + network.processor_s(2**12))
 
 
 @pytest.mark.parametrize("compute_s", [0.01, 0.05, 0.1, 0.5, 2.0])

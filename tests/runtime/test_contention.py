@@ -17,6 +17,8 @@ v1 = tf.compat.v1
 class SlowerTogether:
     """A bench on which products take 10 ms and all-reduces 100 ms; at once, 12.5 ms and 110 ms.
 
+    Of several all-reduces at once each takes 60 ms, whatever else goes on.
+
     Each worker's clock shows another time of day.
     """
 
@@ -27,14 +29,16 @@ class SlowerTogether:
         self.repeats = 0
         self.products = {}
         self.loaded = []
+        self.outlasted = []
 
     @staticmethod
     def together_s(compute_s, reduce_s):
         return compute_s * 1.25, reduce_s + compute_s * 1.25 * (1 - 1 / 1.1)
 
-    def load(self, size_bytes, builds, repeats):
-        self.loaded.append(size_bytes)
+    def load(self, size_bytes, builds, repeats, at_once=False):
+        self.loaded.append((size_bytes, repeats, at_once))
         self.repeats = repeats
+        self.is_at_once = at_once
 
     def unload(self):
         self.loaded.append(None)
@@ -51,12 +55,16 @@ class SlowerTogether:
     def fetch(self, fetches, targets):
         if not fetches:
             return []
+        assert all(name.startswith(("beside", "at_once", "contention")) for name in fetches)
         computed = {name.split("/")[0] for name in fetches if "/end_" in name}
-        is_reducing = any(name.startswith("beside") for name in fetches)
+        is_reducing = any(name.startswith(("beside", "at_once")) for name in fetches)
         compute_s = sum(self.products[scope] for scope in computed) * 0.010
         reduce_s = self.repeats * 0.100
         if computed and is_reducing:
             compute_s, reduce_s = self.together_s(compute_s, reduce_s)
+            if self.is_at_once:
+                reduce_s = self.repeats * 0.060
+                self.outlasted.append(compute_s > 0.8 * reduce_s)
         values = []
         for name in fetches:
             rank = int(re.search(r"(\d+):0$", name).group(1))
@@ -71,9 +79,31 @@ def test_what_is_measured(all_reduce_s):
     bench = SlowerTogether()
     found = measure_contention(bench, 4096, dict.fromkeys(("beside_1", "beside_2"), (None, all_reduce_s)), rounds=3)
     assert list(found) == ["beside_1", "beside_2"]
-    assert list(found.values()) == [(pytest.approx(0.2), pytest.approx(1.1))] * 2
-    assert bench.loaded == [4096, None] * 2
-    assert bench.repeats == round(0.3 / all_reduce_s)
+    assert [vars(each) for each in found.values()] == [
+        {
+            "processor_share": pytest.approx(0.2),
+            "slowdown": pytest.approx(1.1),
+            "occupancy": pytest.approx(0.6),
+        }
+    ] * 2
+    repeats = round(0.3 / all_reduce_s)
+    assert bench.loaded == [(4096, repeats, False), None, (4096, max(repeats, 4), True), None] * 2
+    assert bench.outlasted[-2:] == [True] * 2
+
+
+@pytest.mark.parametrize(("all_reduce_s", "count"), [(1e-3, 8), (0.05, 6), (0.1, 4), (2.0, 4)])
+def test_so_many_are_under_way_at_once(all_reduce_s, count):
+    bench = SlowerTogether()
+    measure_contention(bench, 4096, {"beside": (None, all_reduce_s)}, rounds=1)
+    assert bench.loaded[2] == (4096, count, True)
+
+
+def test_several_at_once_are_measured_beside_computation_all_the_time():
+    """They were expected to take a hundredth of it, so that the first computation is over long before them."""
+    bench = SlowerTogether()
+    found = measure_contention(bench, 4096, {"beside": (None, 1e-3)}, rounds=2)
+    assert bench.outlasted == [False] * 3 + [True] * 3
+    assert found["beside"].occupancy == pytest.approx(0.6)
 
 
 class Stalling(SlowerTogether):
@@ -87,7 +117,7 @@ class Stalling(SlowerTogether):
 def test_pauses_are_not_laid_to_a_computation_that_was_shorter():
     """0.3 s of all-reduces take 0.6 s."""
     found = measure_contention(Stalling(), 4096, {"beside": (None, 0.1)}, rounds=3)
-    assert found["beside"] == (pytest.approx(0.0), pytest.approx(2.0))
+    assert (found["beside"].processor_share, found["beside"].slowdown) == (pytest.approx(0.0), pytest.approx(2.0))
 
 
 def test_tensorflow_leaves_no_product_out():
@@ -105,3 +135,20 @@ def test_tensorflow_leaves_no_product_out():
         assert 0 < durations.compute_s < 60
         assert 0 < durations.reduce_s < 60
         assert computation.seconds() > 0
+
+
+def test_all_reduces_at_once_have_the_same_root_and_wait_for_none_of_each_other():
+    with AllReduceBench(caramel.InProcess(), 3) as bench:
+        for at_once in (False, True):
+            bench.load(4096, {"found": build_for(Schedules(), bench, "star", 1, 4096)}, 4, at_once)
+            metadata = v1.RunMetadata()
+            options = v1.RunOptions(output_partition_graphs=True)
+            bench._executor._session.run(bench.ends("found"), options=options, run_metadata=metadata)
+            nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
+            adding = [n.device for n in nodes.values() if "reduce_" in n.name and n.op in ("AddN", "AddV2", "Add")]
+            assert (len(set(adding)) == 1) == at_once
+            clocks = [n for n in nodes.values() if n.op == "Timestamp"]
+            assert len(clocks) == 3
+            waits = [sum(text.startswith("^") for text in n.input) for n in clocks]
+            assert waits == [4 if at_once else 1] * 3
+            bench.unload()
