@@ -83,8 +83,8 @@ class Network:
 
     def _predicted_s(self, size_bytes: float) -> tuple[float, float]:
         if size_bytes not in self._times:
-            taken_s, part = self._beside_s(size_bytes)
-            self._times[size_bytes] = part * taken_s, (1 - part) * taken_s
+            whole_s, channel_part = self._beside_s(size_bytes)
+            self._times[size_bytes] = channel_part * whole_s, (1 - channel_part) * whole_s
         return self._times[size_bytes]
 
     def _beside_s(self, size_bytes: float) -> tuple[float, float]:
@@ -93,11 +93,11 @@ class Network:
         if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
             # Nothing is left to choose, and choices alone come with a prediction.
             found = network.predict(options.algorithm, options.depth, self.workers, size_bytes, is_beside=True)
-            return found.time_s, self._part(options.algorithm, options.depth, size_bytes)
+            return found.time_s, self._channel_part(options.algorithm, options.depth, size_bytes)
         chosen = self._chosen(size_bytes)
-        return chosen.predicted_s or 0.0, self._part(chosen.algorithm, chosen.depth, size_bytes)
+        return chosen.predicted_s or 0.0, self._channel_part(chosen.algorithm, chosen.depth, size_bytes)
 
-    def _part(self, algorithm: str, depth: int, size_bytes: float) -> float:
+    def _channel_part(self, algorithm: str, depth: int, size_bytes: float) -> float:
         """Of the time that an all-reduce takes beside computation, that in which it has the channel."""
         network = self.options.network
         if network is None or not self.overlaps:
@@ -138,7 +138,7 @@ class Network:
             return 1.0
         # A depth that was not measured counts as what takes most; as one piece it may take less.
         found = (
-            (c.time_s * self._part(c.algorithm, c.depth, size_bytes), c.time_s * share)
+            (c.time_s * self._channel_part(c.algorithm, c.depth, size_bytes), c.time_s * share)
             for c in self._possible(size_bytes)
             for depth in {c.depth, self.options.depth or 1}
             for share in [network.processor_share(self.workers, c.algorithm, depth, size_bytes)]
@@ -191,7 +191,7 @@ class Network:
             return Line(0.0, 0.0)
         sizes = _sizes(total_bytes, 1)
         samples = [
-            Sample(size, min(c.time_s * self._part(c.algorithm, c.depth, size) for c in self._possible(size)))
+            Sample(size, min(c.time_s * self._channel_part(c.algorithm, c.depth, size) for c in self._possible(size)))
             for size in sizes
         ]
         first, last = samples[0], samples[-1]

@@ -126,7 +126,7 @@ def best_of(
         share: the part of its progress that computation loses beside a candidate, where all workers compute meanwhile.
             Of those that delay up to 3 % longer than the fastest it is then the one with the least share, or with fewer
             chunks and a share that is at most 5 percentage points above it.
-        meet: whether several all-reduces meet on links, beside computation. Of those that take up to 25 % longer than
+        meet: whether several all-reduces meet on links, beside computation. Of those that delay up to 25 % longer than
             the fastest it is one of `ONE_SENDER` that takes at most a quarter of the processors' time; if there is
             none, one of `FEW_ROUNDS` that takes more.
     """
