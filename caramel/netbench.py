@@ -35,7 +35,8 @@ _NEAR, _MOST_NEAR = 1.25, 6
 """What takes so many times as long as the fastest may be the fastest beside computation; so many are tried."""
 
 
-_FEW_ROUNDS = "shuffle"
+_ALWAYS_BESIDE = ("shuffle", 1)
+"""Has few rounds and spreads its work: several at once may be fast where one by itself is not."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _contentions(
     network = NetworkModel("", tuple(curves))
     kinds = [(curve.algorithm, curve.depth) for curve in curves]
     found: list[Contention] = []
-    chosen: dict[tuple[str, int], None] = {(_FEW_ROUNDS, 1): None} if (_FEW_ROUNDS, 1) in kinds else {}
+    chosen: dict[tuple[str, int], None] = {_ALWAYS_BESIDE: None} if _ALWAYS_BESIDE in kinds else {}
     for position, size in enumerate(_sizes_beside(settings), len(set(settings.sizes))):
         tell(position * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
         times_s = {kind: network.predict(*kind, bench.workers, size).time_s for kind in kinds}
