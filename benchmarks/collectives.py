@@ -188,7 +188,8 @@ def _network(
     # A line needs two sizes; otherwise the model knows just the sizes that are compared.
     fitted = sizes if len(set(sizes)) > 1 else DEFAULT_SIZES
     where = f"benchmark, links of {rate or 'the loopback device'}"
-    return measure_network(cluster(workers, testbed), [workers], Settings(tuple(fitted), rounds=rounds), where)
+    settings = Settings(tuple(fitted), rounds=rounds, contention=False)  # nothing is computed beside these
+    return measure_network(cluster(workers, testbed), [workers], settings, where)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -201,7 +201,7 @@ def test_netbench_and_native_all_reduces(network, program, in_process, tmp_path)
     cluster = {"chief": ADDRESSES[:1], "worker": [ADDRESSES[1], "127.0.0.1:2224"]}
     workers = [tf_config(cluster, ("worker", task)) for task in (0, 1)]
     servers = [network.serve(environment=worker) for worker in workers]
-    settings = ["--size", "64", "--size", "64KiB", "--rounds", 1, "--algorithm", "star", "--algorithm", "native"]
+    settings = ["--size", "64", "--size", "256", "--rounds", 1, "--algorithm", "star", "--algorithm", "native"]
     arguments = ["--workers", 2, "--workers", 3, "--depth", 1, "--out", tmp_path / "network.json", *settings]
     measured = caramel(network, "netbench", "--cluster", "tf-config", *arguments, cluster=cluster)
     assert measured.returncode == 0, measured.stderr

@@ -20,7 +20,7 @@ SIZES = (64, 2**16, 2**23)
 
 @pytest.fixture(scope="module")
 def network():
-    settings = Settings(sizes=SIZES, depths=(1, 2), rounds=3)
+    settings = Settings(sizes=SIZES, depths=(1, 2), rounds=1)
     return measure_network(caramel.InProcess(), [2, 3], settings, "virtual devices")
 
 
@@ -179,6 +179,6 @@ def test_one_worker_has_nothing_to_measure():
 @pytest.mark.slow
 @pytest.mark.processes
 def test_on_processes():
-    settings = Settings(sizes=(64, 2**20), depths=(1,), rounds=2)
+    settings = Settings(sizes=(64, 2**20), depths=(1,), rounds=1)
     network = measure_network(caramel.LocalProcesses(), [2], settings)
     assert {c.algorithm for c in network.curves} == {*ALGORITHMS, "native"}
