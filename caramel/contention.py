@@ -37,6 +37,9 @@ _LEAST_AT_ONCE, _MOST_AT_ONCE = 4, 8
 _ROUNDS_AT_ONCE = 2
 """Several all-reduces are already a mean."""
 
+_LEAST_OCCUPANCY = 0.1
+"""Less is noise: each more of them sends its bytes (our choice)."""
+
 _COVERED_PART = 0.8
 """So much of their time must have had computation beside it."""
 
@@ -53,11 +56,17 @@ Lost packets cost pauses of fixed length; laid to the time in which both ran, th
 
 @dataclass(frozen=True)
 class Measured:
-    """Attributes: see `caramel.netmodel.contention.Contention`."""
+    """What was measured of one kind of all-reduce.
+
+    Attributes:
+        processor_share: a part; see `caramel.netmodel.contention.Contention`.
+        slowdown: a ratio; likewise.
+        occupancy: a ratio; likewise.
+    """
 
     processor_share: float
     slowdown: float
-    occupancy: float
+    occupancy: float | None
 
 
 def measure_contention(
@@ -89,25 +98,51 @@ def measure_contention(
             alone, together = _measured(bench, reduced, _STALLED * together.reduce_s / product_s, rounds)
         bench.unload()
         share, slowdown = contention_of(alone, together)
-        beside_s = _at_once_s(bench, size_bytes, build, all_reduce_s, product_s, min(rounds, _ROUNDS_AT_ONCE))
-        found[name] = Measured(share, slowdown, beside_s / (alone.reduce_s / repeats))
+        count = min(max(math.ceil(_LEAST_S / all_reduce_s), _LEAST_AT_ONCE), _MOST_AT_ONCE)
+        all_s = _at_once_s(bench, size_bytes, build, count, count * all_reduce_s / product_s, rounds)
+        found[name] = Measured(share, slowdown, _occupancy(alone.reduce_s / repeats, slowdown, count, all_s))
     return found
 
 
+def _occupancy(alone_s: float, slowdown: float, count: int, all_s: float | None) -> float | None:
+    """What follows from the time of so many all-reduces at once; the first of them takes as long as one beside them.
+
+    With occupancy o and slowdown s, all arrive after (count - 1) * o + s times what one takes by itself.
+    """
+    if all_s is None:
+        return None
+    return max((all_s / alone_s - slowdown) / (count - 1), _LEAST_OCCUPANCY)
+
+
 def _at_once_s(
-    bench: AllReduceBench, size_bytes: int, build: Build, all_reduce_s: float, product_s: float, rounds: int
-) -> float:
-    """The seconds for each of several all-reduces that begin at once, beside a computation that outlasts them."""
-    count = min(max(math.ceil(_LEAST_S / all_reduce_s), _LEAST_AT_ONCE), _MOST_AT_ONCE)
+    bench: AllReduceBench, size_bytes: int, build: Build, count: int, products: float, rounds: int
+) -> float | None:
+    """The seconds until so many all-reduces that begin at once have all ended, beside a computation that outlasts them.
+
+    All have the same roots: those of stars that follow each other do not, but what follows a star in a step may be
+    anything. None: no computation could be made long enough.
+
+    Args:
+        bench: the cluster.
+        size_bytes: bytes of the tensors.
+        build: of one all-reduce.
+        count: how many.
+        products: of matrices, in the time that they would take one after the other, by themselves.
+        rounds: how often they are timed, at most.
+    """
+    rounds = min(rounds, _ROUNDS_AT_ONCE)
     bench.load(size_bytes, {"at_once": build}, count, at_once=True)
     reduced = bench.ends("at_once")
-    products = _OUTLASTING * count * all_reduce_s / product_s
-    together = _together(bench, reduced, products, rounds)
-    if together.compute_s < _COVERED_PART * together.reduce_s:
+    together = _together(bench, reduced, _OUTLASTING * products, rounds)
+    if not _is_covered(together):
         longer = together.reduce_s / together.compute_s
-        together = _together(bench, reduced, _OUTLASTING * longer * products, rounds)
+        together = _together(bench, reduced, _OUTLASTING**2 * longer * products, rounds)
     bench.unload()
-    return together.reduce_s / count
+    return together.reduce_s if _is_covered(together) else None
+
+
+def _is_covered(together: Durations) -> bool:
+    return together.compute_s >= _COVERED_PART * together.reduce_s
 
 
 def _together(bench: AllReduceBench, reduced: Sequence[str], products: float, rounds: int) -> Durations:

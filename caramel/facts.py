@@ -254,6 +254,22 @@ class Schedule:
     reason: str
 
 
+@dataclass(frozen=True)
+class InFlight:
+    """How many transfers of each window may be under way at once on a worker; None for no limit."""
+
+    forward: int | None = None
+    backward: int | None = None
+
+    def most(self, window: str) -> int | None:
+        """That of one window."""
+        return self.forward if window == FORWARD else self.backward
+
+
+NO_LIMIT = InFlight()
+"""On any window."""
+
+
 class TransferTimes(Protocol):
     """What is known about the network, for so many workers."""
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from caramel.errors import InputError, PlanError, listed
-from caramel.facts import BACKWARD, FORWARD, Piece, Timeline
+from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
 from caramel.records import from_data
 from caramel.tables import aligned
 from caramel.writing import read_text, write_text
@@ -56,18 +56,6 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class InFlight:
-    """How many transfers of each window may be under way at once on a worker; None for no limit."""
-
-    forward: int | None = None
-    backward: int | None = None
-
-    def most(self, window: str) -> int | None:
-        """That of one window."""
-        return self.forward if window == FORWARD else self.backward
-
-
-@dataclass(frozen=True)
 class Transfers:
     """All transfers with their collectives; the fact from which a plan is made.
 
@@ -78,7 +66,7 @@ class Transfers:
     """
 
     transfers: tuple[Transfer, ...]
-    in_flight: InFlight = InFlight()
+    in_flight: InFlight = NO_LIMIT
     notes: tuple[str, ...] = ()
 
 
@@ -168,7 +156,7 @@ class Plan:
     order: tuple[str, ...] = ()
     order_reason: str = ""
     edges: tuple[tuple[str, str], ...] = ()
-    in_flight: InFlight = InFlight()
+    in_flight: InFlight = NO_LIMIT
     extra_bytes: int = 0
     prediction: Prediction | None = None
     proof: tuple[str, ...] = ()

@@ -5,29 +5,44 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from caramel.errors import InputError, InvariantError, PlanError, listed
-from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Schedule, Scheduled, Span, Timeline
+from caramel.facts import (
+    BACKWARD,
+    FORWARD,
+    NO_LIMIT,
+    Boundaries,
+    Boundary,
+    InFlight,
+    Piece,
+    Schedule,
+    Scheduled,
+    Span,
+    Timeline,
+)
 
 
 def simulate(
     boundaries: Boundaries,
     schedule: Schedule,
-    time_s: Callable[[float], float],
+    channel_s: Callable[[float], float],
     lag_s: Callable[[float], float] = lambda size_bytes: 0.0,
+    in_flight: InFlight = NO_LIMIT,
 ) -> Timeline:
     """One step in steady state of one of N equal workers.
 
     What it assumes:
 
     - All workers are equal, so one stands for all: a transfer starts on all of them at once.
-    - Transfers use one serial channel, each for ``time_s`` of its bytes. They start in the order of the schedule, each
-      when its pieces exist and the channel is free; one that is not ready holds up those behind it. A transfer arrives
-      ``lag_s`` after it has left the channel to the next: what messages wait for, besides each other, they do at once.
+    - Transfers use one serial channel, each for ``channel_s`` of its bytes. They start in the order of the schedule,
+      each when its pieces exist and the channel is free; one that is not ready holds up those behind it. A transfer
+      arrives ``lag_s`` after it has left the channel: what messages wait for, besides each other, they do at once.
+      Where ``in_flight`` lets m transfers of a window be under way at once, each also starts only when the one m places
+      before it in that window has arrived.
     - A transfer lies wholly inside a step: steps end with a barrier that none crosses. Those of the forward window
       carry gradients of the step before, so they may start with the step. They go first, before any transfer of the
       backward window, even one that is ready already: something waits for them.
@@ -44,8 +59,9 @@ def simulate(
     Args:
         boundaries: of all gradients.
         schedule: all transfers.
-        time_s: seconds of a transfer by its bytes on the wire.
-        lag_s: seconds from then until it has arrived, by the same; default: none.
+        channel_s: seconds for which a transfer has the channel, by its bytes on the wire.
+        lag_s: seconds from when it has left the channel until it has arrived, by the same; default: none.
+        in_flight: how many transfers of each window may be under way at once; default: no limit.
 
     Returns:
         The step. Spans of computation have no name, those of stalls that of the gradient for which the step waits (of
@@ -71,9 +87,9 @@ def simulate(
     sizes_bytes = [wire_bytes(boundaries, transfer) for transfer in schedule.transfers]
     durations, lags = (
         [_checked(seconds(size), f"{what} of transfer {number}") for number, size in enumerate(sizes_bytes)]
-        for seconds, what in ((time_s, "the predicted time"), (lag_s, "the predicted lag"))
+        for seconds, what in ((channel_s, "the predicted time"), (lag_s, "the predicted lag"))
     )
-    return _Step(boundaries, schedule, durations, lags).run()
+    return _Step(boundaries, schedule, durations, lags, in_flight).run()
 
 
 def wire_bytes(boundaries: Boundaries, transfer: Scheduled) -> float:
@@ -205,11 +221,25 @@ def _covered_s(spans: Sequence[Span]) -> float:
     return covered_s
 
 
+def _predecessors(transfers: Sequence[Scheduled], in_flight: InFlight) -> Iterator[int | None]:
+    """For each transfer the number of the one in its window that has to have arrived, if there is one."""
+    firsts = sum(t.window == FORWARD for t in transfers)
+    for number, transfer in enumerate(transfers):
+        most = in_flight.most(transfer.window)
+        place = number if transfer.window == FORWARD else number - firsts
+        yield number - most if most is not None and place >= most else None
+
+
 class _Step:
     """What happens in a step, event by event. Computation is at ``now - delay`` of its own clock while it runs."""
 
     def __init__(
-        self, boundaries: Boundaries, schedule: Schedule, durations: Sequence[float], lags: Sequence[float]
+        self,
+        boundaries: Boundaries,
+        schedule: Schedule,
+        durations: Sequence[float],
+        lags: Sequence[float],
+        in_flight: InFlight,
     ) -> None:
         self._boundaries = boundaries
         self._transfers = schedule.transfers
@@ -220,6 +250,8 @@ class _Step:
         self._ready = [self._ready_point(transfer) for transfer in self._transfers]
         # The channel: the next transfer to start, when the one that has it leaves it, and who arrives when.
         self._next = 0
+        self._after = list(_predecessors(schedule.transfers, in_flight))
+        self._arrived: set[int] = set()
         self._busy_until_s = math.inf
         self._arriving: list[tuple[float, int]] = []
         # The computation: where it gets to next, where it has got to, how much later than it would by itself.
@@ -284,13 +316,15 @@ class _Step:
     def _send(self) -> None:
         if not math.isinf(self._busy_until_s) or self._next == len(self._transfers):
             return
-        if self._ready[self._next] <= self._reached_s:
+        after = self._after[self._next]
+        if self._ready[self._next] <= self._reached_s and (after is None or after in self._arrived):
             self._busy_until_s = self._now_s + self._durations[self._next]
             arrival_s = self._busy_until_s + self._lags[self._next]
             heapq.heappush(self._arriving, (arrival_s, self._next))
             self._spans.append(Span("transfer", str(self._next), self._now_s, arrival_s))
 
     def _arrive(self, number: int) -> None:
+        self._arrived.add(number)
         transfer = self._transfers[number]
         arrived = Counter(p.gradient for p in transfer.pieces if self._is_awaited(transfer, p))
         self._missing.subtract(arrived)

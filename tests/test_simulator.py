@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caramel.errors import InputError, PlanError
-from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Schedule, Scheduled
+from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, Boundaries, Boundary, InFlight, Piece, Schedule, Scheduled
 from caramel.simulator import check_boundaries, simulate, validate_schedule, wire_bytes
 
 
@@ -34,7 +34,7 @@ def spans(timeline, *kinds):
 # -- a second simulator: time goes on in steps of 1, and everything that can happen at a time happens ------------
 
 
-def ticked(boundaries, plan, time_s, lag_s=lambda size: 0):
+def ticked(boundaries, plan, time_s, lag_s=lambda size: 0, in_flight=NO_LIMIT):
     """What kind of thing happens in each unit of time: (lane, transfers that start, end of the step)."""
     by_name = {g.name: g for g in boundaries.gradients}
     late = {p.gradient for t in plan.transfers if t.window == FORWARD for p in t.pieces}
@@ -53,21 +53,26 @@ def ticked(boundaries, plan, time_s, lag_s=lambda size: 0):
     queue, left, updated, running = [], dict.fromkeys(by_name, 0), set(), None
     sending, sent, starts, lane = None, 0, [], []
     lagging = {}  # transfers that have left the channel, and how long they still take
+    landed = {BACKWARD: [], FORWARD: []}  # transfers that have arrived
 
     def size_of(number):
         return sum(p.elements for p in plan.transfers[number].pieces)
+
+    def may_start(number):
+        each, window = plan.transfers[number], plan.transfers[number].window
+        earlier = [n for n in range(number) if plan.transfers[n].window == window]
+        most = in_flight.forward if window == FORWARD else in_flight.backward
+        is_in_turn = most is None or len(earlier) < most or earlier[-most] in landed[window]
+        is_made = all(min(by_name[p.gradient].ready_s, total) <= computed for p in each.pieces)
+        return is_in_turn and (window == FORWARD or is_made)
 
     while True:
         moved = True
         while moved:
             moved = False
-            if sending is None and sent < len(plan.transfers):
-                each = plan.transfers[sent]
-                if each.window == FORWARD or all(
-                    min(by_name[p.gradient].ready_s, total) <= computed for p in each.pieces
-                ):
-                    sending, moved = int(time_s(size_of(sent))), True
-                    starts.append(clock)
+            if sending is None and sent < len(plan.transfers) and may_start(sent):
+                sending, moved = int(time_s(size_of(sent))), True
+                starts.append(clock)
             if sending == 0:
                 lagging[sent] = int(lag_s(size_of(sent)))
                 sending, moved = None, True
@@ -75,6 +80,7 @@ def ticked(boundaries, plan, time_s, lag_s=lambda size: 0):
             for number in sorted(n for n, remaining in lagging.items() if remaining == 0):
                 each, moved = plan.transfers[number], True
                 del lagging[number]
+                landed[each.window].append(number)
                 before = {n for n in by_name if needed[n] <= arrived}
                 arrived |= {(p.gradient, p.start) for p in each.pieces if (p.gradient, p.start) in needed[p.gradient]}
                 new = [g for n, g in by_name.items() if needed[n] <= arrived and n not in before]
@@ -145,9 +151,12 @@ lags = st.one_of(st.just((0, 0)), st.tuples(st.integers(0, 5), st.integers(-1, 2
 """The larger a transfer, the later or the sooner it arrives: it may pass one that has left the channel before it."""
 
 
+limits = st.sampled_from([None, None, 1, 2, 3])
+
+
 @settings(max_examples=600)
-@given(problems(), costs, lags)
-def test_events_are_those_of_a_clock_that_ticks(problem, cost, lag):
+@given(problems(), costs, lags, limits, limits)
+def test_events_are_those_of_a_clock_that_ticks(problem, cost, lag, forward, backward):
     boundaries, plan = problem
 
     def time_s(size):
@@ -156,8 +165,8 @@ def test_events_are_those_of_a_clock_that_ticks(problem, cost, lag):
     def lag_s(size):
         return max(lag[0] + lag[1] * size, 0)
 
-    lane, starts, end = ticked(boundaries, plan, time_s, lag_s)
-    found = simulate(boundaries, plan, time_s, lag_s)
+    lane, starts, end = ticked(boundaries, plan, time_s, lag_s, InFlight(forward, backward))
+    found = simulate(boundaries, plan, time_s, lag_s, InFlight(forward, backward))
     assert found.iteration_s == end
     by_number = {int(s.what): s.start_s for s in found.spans if s.kind == "transfer"}
     assert [by_number[n] for n in range(len(plan.transfers))] == starts
@@ -204,6 +213,24 @@ def test_a_lag_is_time_that_the_next_transfer_need_not_wait_for(problem, cost, l
     if len(sent) == 1:
         longer = simulate(boundaries, plan, lambda size: cost[0] + lag_s + cost[1] * size)
         assert found == longer
+
+
+@given(problems(), costs, lags)
+def test_with_one_at_a_time_a_lag_is_as_good_as_a_longer_time(problem, cost, lag):
+    """The windows do not wait for each other, so only in a step with one of them."""
+    boundaries, plan = problem
+    windows = {t.window for t in plan.transfers}
+    if len(windows) > 1:
+        return
+
+    def time_s(size):
+        return cost[0] + cost[1] * size
+
+    def lag_s(size):
+        return max(lag[0] + lag[1] * size, 0)
+
+    found = simulate(boundaries, plan, time_s, lag_s, InFlight(1, 1))
+    assert found == simulate(boundaries, plan, lambda size: time_s(size) + lag_s(size))
 
 
 @given(problems(update_s=0), costs, st.integers(0, 3), st.integers(0, 2))

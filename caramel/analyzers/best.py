@@ -61,7 +61,7 @@ def _candidates(boundaries: Boundaries, possible: list[Boundaries], network: Net
     for times in _STARTS if start_s > 0 else ():
         fewer = optimal_packing(start_s=times * start_s).run(boundaries, network)
         yield f"optimal with {times} times the processor time of a transfer for each", fewer
-    if any(network.lag_s(g.size_bytes) > 0 for g in boundaries.gradients):
+    if network.has_overlaps:
         yield "optimal without overlaps", optimal_packing().run(boundaries, network.without_overlaps)
     backward = optimal_buckets().run(boundaries, network)
     yield "optimal in the backward window", backward_only().run(boundaries, backward)

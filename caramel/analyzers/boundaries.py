@@ -47,7 +47,7 @@ def find_boundaries(
     alone_s = _step_s(trace, enforced)
     sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
     # Times that were not measured are good for an order only; nothing has to be known of transfers for that.
-    factor = network.compute_factor(alone_s, [sum(sent_bytes.values())]) if trace.runs > 0 else 1.0
+    factor = _beside_everything(network, alone_s, sum(sent_bytes.values())) if trace.runs > 0 else 1.0
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
     for op in [*in_stages, *(op for op in found.ops if op in rest)]:
@@ -78,6 +78,13 @@ def find_boundaries(
         )
     beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
     return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}{beside}", factor)
+
+
+def _beside_everything(network: Network, alone_s: float, total_bytes: float) -> float:
+    """How many times as long computation takes beside one transfer of everything."""
+    if not network.takes_processor:
+        return 1.0
+    return network.compute_factor(alone_s, network.time_s(total_bytes), network.processor_s(total_bytes))
 
 
 def _step_s(trace: Trace, enforced: ControlEdges) -> float:

@@ -18,6 +18,18 @@ _SMALLEST_PLANNED_BYTES = 2**16
 
 
 @dataclass(frozen=True)
+class _Seconds:
+    """Of one all-reduce beside computation: from its start to its end, and of that until the next one may begin."""
+
+    time_s: float
+    channel_s: float
+
+    @property
+    def lag_s(self) -> float:
+        return self.time_s - self.channel_s
+
+
+@dataclass(frozen=True)
 class Network:
     """What a transfer takes with so many workers.
 
@@ -31,7 +43,7 @@ class Network:
     options: CollectiveOptions
     workers: int
     overlaps: bool = True
-    _times: dict[float, tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+    _predicted: dict[float, _Seconds] = field(default_factory=dict, compare=False, repr=False)
     _taken: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -66,43 +78,59 @@ class Network:
             )
 
     def time_s(self, size_bytes: float) -> float:
-        """Predicted seconds of the channel for one all-reduce of so many bytes on the wire, while all workers compute.
+        """Predicted seconds of one all-reduce of so many bytes on the wire, while all workers compute.
 
         Raises:
             InputError: the network model knows nothing about what is allowed.
         """
-        return self._predicted_s(size_bytes)[0]
+        return self._seconds(size_bytes).time_s
+
+    def channel_s(self, size_bytes: float) -> float:
+        """Of `time_s`, the seconds for which the next transfer has to wait.
+
+        Raises:
+            InputError: the network model knows nothing about what is allowed.
+        """
+        return self._seconds(size_bytes).channel_s
 
     def lag_s(self, size_bytes: float) -> float:
-        """Predicted seconds until its results are there, once the channel is free for the next one.
+        """Of `time_s`, the seconds that are left once the next transfer may begin.
 
         Raises:
             InputError: the network model knows nothing about what is allowed.
         """
-        return self._predicted_s(size_bytes)[1]
+        return self._seconds(size_bytes).lag_s
 
-    def _predicted_s(self, size_bytes: float) -> tuple[float, float]:
-        if size_bytes not in self._times:
-            whole_s, channel_part = self._beside_s(size_bytes)
-            self._times[size_bytes] = channel_part * whole_s, (1 - channel_part) * whole_s
-        return self._times[size_bytes]
+    def _seconds(self, size_bytes: float) -> _Seconds:
+        if size_bytes not in self._predicted:
+            options, network = self.options, self.options.network
+            if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
+                # Nothing is left to choose, and choices that are made for so many bytes only come with a prediction.
+                (found,) = self._possible(size_bytes)
+                time_s, channel_s = found.time_s, found.channel_s
+            else:
+                chosen = self._chosen(size_bytes)
+                time_s = chosen.predicted_s or 0.0
+                channel_s = time_s if chosen.occupied_s is None else chosen.occupied_s
+            self._predicted[size_bytes] = _Seconds(time_s, channel_s if self.overlaps else time_s)
+        return self._predicted[size_bytes]
 
-    def _beside_s(self, size_bytes: float) -> tuple[float, float]:
-        """Of one all-reduce from its start to its end, and the part in which it has the channel."""
-        options, network = self.options, self.options.network
-        if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
-            # Nothing is left to choose, and choices alone come with a prediction.
-            found = network.predict(options.algorithm, options.depth, self.workers, size_bytes, is_beside=True)
-            return found.time_s, self._channel_part(options.algorithm, options.depth, size_bytes)
-        chosen = self._chosen(size_bytes)
-        return chosen.predicted_s or 0.0, self._channel_part(chosen.algorithm, chosen.depth, size_bytes)
+    def under_way_s(self, sizes_bytes: Sequence[float], most: int | None) -> float:
+        """Predicted seconds in which transfers that follow each other are under way.
 
-    def _channel_part(self, algorithm: str, depth: int, size_bytes: float) -> float:
-        """Of the time that an all-reduce takes beside computation, that in which it has the channel."""
+        Args:
+            sizes_bytes: of the transfers on the wire.
+            most: how many may be under way at once; None: no limit.
+        """
+        found = [self._seconds(size) for size in sizes_bytes]
+        limited_s = 0.0 if most is None else sum(each.time_s for each in found) / most
+        return max(sum(each.channel_s for each in found) + max((each.lag_s for each in found), default=0.0), limited_s)
+
+    @property
+    def has_overlaps(self) -> bool:
+        """Whether a transfer is known to let the next one begin before its own results are there."""
         network = self.options.network
-        if network is None or not self.overlaps:
-            return 1.0
-        return network.channel_part(self.workers, algorithm, depth, size_bytes)
+        return self.overlaps and network is not None and network.has_overlaps(self.workers)
 
     def _chosen(self, size_bytes: float) -> Collective:
         # The bytes are those of the wire, so any element type does that is sent as it is.
@@ -112,7 +140,7 @@ class Network:
     def _possible(self, size_bytes: float) -> Sequence[Candidate]:
         return possible_collectives(self._unwired, self.workers, "float32", size_bytes)
 
-    def compute_factor(self, compute_s: float, sizes_bytes: Sequence[float]) -> float:
+    def compute_factor(self, compute_s: float, under_way_s: float, taken_s: float) -> float:
         """How many times as long a step's computation takes beside its transfers, as far as that was measured.
 
         While transfers run, it makes progress at 1 - share of its speed, so with them all along it takes
@@ -120,11 +148,13 @@ class Network:
 
         Args:
             compute_s: seconds of computation without transfers, updates included.
-            sizes_bytes: of the transfers on the wire.
+            under_way_s: seconds in which transfers are under way.
+            taken_s: seconds that they take, see `processor_s`.
         """
-        if compute_s <= 0 or not self.takes_processor:
+        if compute_s <= 0 or taken_s <= 0 or not self.takes_processor:
             return 1.0
-        return _factor(compute_s, sum(map(self.time_s, sizes_bytes)), sum(map(self.processor_s, sizes_bytes)))
+        share = MOST_SHARE if under_way_s <= 0 else min(taken_s / under_way_s, MOST_SHARE)
+        return min(1 / (1 - share), 1 + taken_s / compute_s)
 
     def least_compute_factor(self, compute_s: float, size_bytes: float) -> float:
         """`compute_factor` for one transfer, if it were the all-reduce that takes least from computation; for bounds.
@@ -137,13 +167,12 @@ class Network:
         if network is None or compute_s <= 0 or not self.takes_processor:
             return 1.0
         # A depth that was not measured counts as what takes most; as one piece it may take less.
-        found = (
-            (c.time_s * self._channel_part(c.algorithm, c.depth, size_bytes), c.time_s * share)
+        return min(
+            self.compute_factor(compute_s, c.time_s, share * c.time_s)
             for c in self._possible(size_bytes)
             for depth in {c.depth, self.options.depth or 1}
             for share in [network.processor_share(self.workers, c.algorithm, depth, size_bytes)]
         )
-        return min(_factor(compute_s, time_s, taken_s) for time_s, taken_s in found)
 
     def processor_s(self, size_bytes: float) -> float:
         """By how much one transfer makes computation longer that goes on beside it, as far as that was measured."""
@@ -153,7 +182,7 @@ class Network:
         if size_bytes not in self._taken:
             chosen = self._chosen(size_bytes)
             share = network.processor_share(self.workers, chosen.algorithm, chosen.depth, size_bytes)
-            self._taken[size_bytes] = share * sum(self._predicted_s(size_bytes))
+            self._taken[size_bytes] = share * self.time_s(size_bytes)
         return self._taken[size_bytes]
 
     def processor_start_s(self, total_bytes: float) -> float:
@@ -172,17 +201,19 @@ class Network:
         return CollectiveOptions(options.algorithm, options.depth, options.deterministic, None, options.network)
 
     def line(self, total_bytes: float) -> Line:
-        """A line through the times of transfers between 64 KiB and all bytes of a step.
+        """A line through the times in which transfers between 64 KiB and all bytes of a step have the channel.
 
         Args:
             total_bytes: of all gradients.
         """
         if self.workers == 1:
             return Line(0.0, 0.0)
-        return fit_line([Sample(size, self.time_s(size)) for size in _sizes(total_bytes, _SMALLEST_PLANNED_BYTES)])
+        return fit_line([Sample(size, self.channel_s(size)) for size in _sizes(total_bytes, _SMALLEST_PLANNED_BYTES)])
 
     def line_below(self, total_bytes: float) -> Line:
-        """A line that no transfer of up to all bytes of a step is faster than, whatever may be chosen; for bounds.
+        """A line that no transfer of up to all bytes of a step is below, whatever may be chosen; for bounds.
+
+        A transfer counts as long as it has the channel.
 
         Args:
             total_bytes: of all gradients.
@@ -191,7 +222,7 @@ class Network:
             return Line(0.0, 0.0)
         sizes = _sizes(total_bytes, 1)
         samples = [
-            Sample(size, min(c.time_s * self._channel_part(c.algorithm, c.depth, size) for c in self._possible(size)))
+            Sample(size, min(c.channel_s if self.overlaps else c.time_s for c in self._possible(size)))
             for size in sizes
         ]
         first, last = samples[0], samples[-1]
@@ -202,14 +233,6 @@ class Network:
     def threshold_bytes(self) -> float:
         """The smallest x with f(2x) / (2 f(x)) > 0.8 (Caramel, section 4.2)."""
         return 0.0 if self.workers == 1 else threshold_bytes(self.time_s)
-
-
-def _factor(compute_s: float, transfers_s: float, taken_s: float) -> float:
-    """See `Network.compute_factor`."""
-    if transfers_s <= 0:
-        return 1.0
-    share = min(taken_s / transfers_s, MOST_SHARE)  # what is taken was measured of one transfer after the other
-    return min(1 / (1 - share), 1 + taken_s / compute_s)
 
 
 def _sizes(total_bytes: float, smallest: int) -> list[int]:

@@ -10,9 +10,10 @@ from typing import Any
 from caramel.analyzers.bounds import lower_bounds
 from caramel.analyzers.network import Network
 from caramel.analyzers.simulated import at_least, simulate_on
+from caramel.analyzers.transfers import usual_in_flight
 from caramel.errors import PlanError
-from caramel.facts import BACKWARD, FORWARD, Boundaries, Schedule, Scheduled, Trace
-from caramel.plan import Prediction
+from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Schedule, Scheduled, Trace
+from caramel.plan import Prediction, Transfers
 
 _SAME = 1e-12
 """Sums of the same numbers in another order differ by less than this part."""
@@ -25,7 +26,7 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
     """The prediction that facts allow.
 
     Args:
-        facts: of the analyzers; `Boundaries`, `Schedule`, `Trace` and `Network` are used.
+        facts: of the analyzers; `Boundaries`, `Schedule`, `Trace`, `Network` and `Transfers` are used.
 
     Returns:
         None if times were not measured, or the network is not known.
@@ -36,25 +37,31 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
         return None
     boundaries: Boundaries = facts[Boundaries]
     schedule: Schedule = facts[Schedule]
-    timeline = simulate_on(network, boundaries, schedule)
+    made: Transfers | None = facts.get(Transfers)
+    asked = None if made is None or made.in_flight == usual_in_flight(schedule) else made.in_flight
+    timeline = simulate_on(network, boundaries, schedule, asked)
     line = network.line_below(sum(g.size_bytes for g in boundaries.gradients))
     bound_s = lower_bounds(at_least(network, boundaries), line).lb2_s
     if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SAME):
         bound_s = timeline.iteration_s
-    return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network))
+    return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network, asked))
 
 
-def _alternatives(boundaries: Boundaries, schedule: Schedule, network: Network) -> tuple[float | None, ...]:
+def _alternatives(
+    boundaries: Boundaries, schedule: Schedule, network: Network, in_flight: InFlight | None
+) -> tuple[float | None, ...]:
     """For each transfer the step's time with it at the best place of the other window.
 
     Of many transfers only some places are tried, those nearest to where its boundaries would put it.
     """
     count = len(schedule.transfers)
     most = max(1, _MOST_SIMULATED // max(count, 1) ** 2)
-    return tuple(_moved_s(boundaries, schedule, network, number, most) for number in range(count))
+    return tuple(_moved_s(boundaries, schedule, network, in_flight, number, most) for number in range(count))
 
 
-def _moved_s(boundaries: Boundaries, schedule: Schedule, network: Network, number: int, most: int) -> float | None:
+def _moved_s(
+    boundaries: Boundaries, schedule: Schedule, network: Network, in_flight: InFlight | None, number: int, most: int
+) -> float | None:
     found = schedule.transfers[number]
     others = [t for n, t in enumerate(schedule.transfers) if n != number]
     window = FORWARD if found.window == BACKWARD else BACKWARD
@@ -68,7 +75,7 @@ def _moved_s(boundaries: Boundaries, schedule: Schedule, network: Network, numbe
     for place in sorted(places, key=lambda place: (abs(place - usual), place))[:most]:
         candidate = Schedule((*others[:place], moved, *others[place:]), schedule.reason)
         try:
-            times.append(simulate_on(network, boundaries, candidate).iteration_s)
+            times.append(simulate_on(network, boundaries, candidate, in_flight).iteration_s)
         except PlanError:
             return None
     return min(times)

@@ -8,10 +8,10 @@ from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.network import Network
 from caramel.collectives.algorithms import ALL_GATHER
 from caramel.errors import InputError, PlanError, listed
-from caramel.facts import BACKWARD, FORWARD, Buckets, Dependencies, Piece, Schedule, Scheduled
+from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, Buckets, Dependencies, InFlight, Piece, Schedule, Scheduled
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
-from caramel.plan import InFlight, Transfer, Transfers
+from caramel.plan import Transfer, Transfers
 
 ORDERED_IN_FLIGHT = InFlight(forward=1, backward=2)
 """Transfers of a window that may be under way at once where their order matters (our choice).
@@ -22,12 +22,21 @@ for the first of two, and one is sent while the other is added up: there a step 
 with one and 0.88 s with three, and one with many small variables 0.88 s, 0.93 s and 0.91 s."""
 
 
+def usual_in_flight(schedule: Schedule) -> InFlight:
+    """How many transfers may be under way at once if the caller does not say it.
+
+    Args:
+        schedule: all transfers.
+    """
+    return ORDERED_IN_FLIGHT if any(t.window == FORWARD for t in schedule.transfers) else NO_LIMIT
+
+
 def adaptive_depth(in_flight: int | None = None) -> Analyzer:
     """The best algorithm and depth for each transfer by the network model.
 
     Args:
         in_flight: how many transfers of each window may be under way at once on a worker; default: no limit
-            where nothing is postponed, else `ORDERED_IN_FLIGHT`.
+            where nothing is postponed, else `ORDERED_IN_FLIGHT`. Packings are always chosen for the default.
 
     Source:
         Caramel, section 4.4.
@@ -54,10 +63,7 @@ def make_transfers(model: Model, schedule: Schedule, network: Network, in_flight
     """
     by_name = {g.name: g for g in model.gradients}
     transfers = tuple(_transfer(by_name, scheduled, network) for scheduled in schedule.transfers)
-    is_ordered = any(t.window == FORWARD for t in transfers)
-    if in_flight is not None:
-        return Transfers(transfers, InFlight(in_flight, in_flight))
-    return Transfers(transfers, ORDERED_IN_FLIGHT if is_ordered else InFlight())
+    return Transfers(transfers, usual_in_flight(schedule) if in_flight is None else InFlight(in_flight, in_flight))
 
 
 def _transfer(by_name: dict[str, Gradient], scheduled: Scheduled, network: Network) -> Transfer:

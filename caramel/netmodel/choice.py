@@ -94,12 +94,14 @@ class Collective:
         depth: number of chunks.
         reason: why.
         predicted_s: seconds, if a network model was there.
+        occupied_s: of these, seconds until the next transfer can begin; None: it waits for all of this one.
     """
 
     algorithm: str
     depth: int
     reason: str
     predicted_s: float | None = None
+    occupied_s: float | None = None
 
 
 def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elements: int) -> Collective:
@@ -125,7 +127,7 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
     if options.algorithm is not None and options.depth is not None:
         return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes)
     choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=options.depth, is_beside=True)
-    return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s)
+    return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s, choice.occupied_s)
 
 
 def possible_collectives(
@@ -147,7 +149,7 @@ def possible_collectives(
         raise InputError("without a network model nothing is known about transfers")
     allowed = _allowed(options, workers, dtype)
     if algorithm is not None and depth is not None:
-        return [Candidate(network.predict(algorithm, depth, workers, size_bytes, is_beside=True), algorithm, depth)]
+        return [network.candidate(algorithm, depth, workers, size_bytes, is_beside=True)]
     return network.candidates(size_bytes, workers, allowed=allowed, depth=depth, is_beside=True)
 
 

@@ -38,9 +38,9 @@ class Contention:
         size_bytes: bytes of the tensors that are reduced.
         processor_share: the part of its progress that computation loses while all-reduces run, from 0 to 0.95.
         slowdown: how many times as long an all-reduce takes while all workers compute, at least 1.
-        occupancy: the seconds that each takes of several at once while all workers compute, over those that one takes
-            by itself: what they wait for, besides each other, they do at once. None where that was not measured: then
-            each counts as if none began before it has ended.
+        occupancy: the seconds by which each more of several at once delays the end of all, while all workers compute,
+            over those that one takes by itself: what they wait for, besides each other, they do at once. None where
+            that was not measured: then each counts as if none began before it has ended.
     """
 
     workers: int
@@ -82,6 +82,23 @@ def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
     return share, 1 / min(max(reduce_speed, 1 - MOST_SHARE), 1.0)
 
 
+@dataclass(frozen=True)
+class _Seconds:
+    """Of an all-reduce beside computation; beyond the measured sizes all but the first are those at the nearest one.
+
+    Attributes:
+        alone_s: seconds that it takes by itself.
+        waited_s: seconds that it waits for computation, besides.
+        taken_s: seconds that it takes from computation.
+        lag_s: of the first two, those for which others need not wait.
+    """
+
+    alone_s: float
+    waited_s: float
+    taken_s: float
+    lag_s: float
+
+
 class Beside:
     """All-reduces of one number of workers beside computation, at sizes that were measured and at others.
 
@@ -115,16 +132,16 @@ class Beside:
             (self._slowdown(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=1.0
         )
 
-    def occupancy(self, algorithm: str, depth: int, size_bytes: float) -> float:
-        """The seconds by which an all-reduce delays those behind it, over those that it takes by itself.
+    def channel_part(self, algorithm: str, depth: int, size_bytes: float) -> float:
+        """Of the time that an all-reduce takes, the part by which it delays those behind it; 1 if nothing was measured.
 
         Args:
             algorithm: name of the collective.
-            depth: number of chunks. As for `slowdown`, which it does not exceed.
+            depth: number of chunks. Of what was not measured the part is taken to be as large as the largest.
             size_bytes: bytes of the tensor.
         """
         return max(
-            (self._occupancy(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=1.0
+            (self._channel_part(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=1.0
         )
 
     def processor_share(self, algorithm: str, depth: int, size_bytes: float) -> float:
@@ -144,20 +161,18 @@ class Beside:
         return [(algorithm, depth)] if (algorithm, depth) in reach else reach
 
     def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:
-        alone_s, waited_s, _, _ = self._seconds(kind, size_bytes)
-        return 1 + waited_s / alone_s
+        found = self._seconds(kind, size_bytes)
+        return 1 + found.waited_s / found.alone_s
 
-    def _occupancy(self, kind: tuple[str, int], size_bytes: float) -> float:
-        alone_s, waited_s, _, lag_s = self._seconds(kind, size_bytes)
-        return max(alone_s + waited_s - lag_s, 0.0) / alone_s
+    def _channel_part(self, kind: tuple[str, int], size_bytes: float) -> float:
+        found = self._seconds(kind, size_bytes)
+        return max(1 - found.lag_s / (found.alone_s + found.waited_s), 0.0)
 
     def _share(self, kind: tuple[str, int], size_bytes: float) -> float:
-        alone_s, waited_s, taken_s, _ = self._seconds(kind, size_bytes)
-        return min(taken_s / (alone_s + waited_s), MOST_SHARE)
+        found = self._seconds(kind, size_bytes)
+        return min(found.taken_s / (found.alone_s + found.waited_s), MOST_SHARE)
 
-    def _seconds(self, kind: tuple[str, int], size_bytes: float) -> tuple[float, float, float, float]:
-        """By itself, waited for computation, taken from it, and of all that what others need not wait for; beyond the
-        measured sizes those at the nearest one."""
+    def _seconds(self, kind: tuple[str, int], size_bytes: float) -> _Seconds:
         found = self._found[kind]
         sizes = [each.size_bytes for each in found]
         alone_s = [self._alone_s(*kind, size) for size in sizes]
@@ -169,4 +184,4 @@ class Beside:
         ]
         size_bytes = min(max(size_bytes, sizes[0]), sizes[-1])
         waited, taken, lag = (float(np.interp(size_bytes, sizes, seconds)) for seconds in (waited_s, taken_s, lag_s))
-        return self._alone_s(*kind, size_bytes), waited, taken, lag
+        return _Seconds(self._alone_s(*kind, size_bytes), waited, taken, lag)

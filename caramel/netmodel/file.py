@@ -117,9 +117,11 @@ def _contention(data: Any) -> Contention:
     share, slowdown = _number(data["processor_share"]), _number(data["slowdown"])
     if share >= 1 or slowdown < 1:
         raise ValueError(f"a processor share of {share} or a slowdown of {slowdown} cannot be")
-    workers, depth, size_bytes = _whole(data["workers"], 1), _whole(data["depth"], 1), _whole(data["size_bytes"], 1)
+    workers, depth, size_bytes = _whole(data["workers"], 2), _whole(data["depth"], 1), _whole(data["size_bytes"], 1)
     given = data.get("occupancy")  # not in older files
     occupancy = None if given is None else _number(given)
+    if occupancy == 0:
+        raise ValueError("an occupancy of 0 cannot be")
     return Contention(workers, _algorithm(data), depth, size_bytes, share, slowdown, occupancy)
 
 

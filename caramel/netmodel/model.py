@@ -260,10 +260,12 @@ class NetworkModel:
         measured.
         """
         found = self._beside.get(workers)
-        if found is None:
-            return 1.0
-        kind = (algorithm, depth, size_bytes)
-        return min(found.occupancy(*kind) / found.slowdown(*kind), 1.0)
+        return 1.0 if found is None or workers == 1 else found.channel_part(algorithm, depth, size_bytes)
+
+    def has_overlaps(self, workers: int) -> bool:
+        """Whether some `channel_part` is less than 1."""
+        found = (c for c in self.contentions if c.workers == workers and workers > 1)
+        return any(c.occupancy is not None and c.occupancy < c.slowdown for c in found)
 
     @cached_property
     def _beside(self) -> dict[int, Beside]:
@@ -286,7 +288,7 @@ class NetworkModel:
         depth: int | None = None,
         is_beside: bool = False,
     ) -> Choice:
-        """The algorithm and depth with the least predicted time for one transfer.
+        """The algorithm and depth with the least predicted delay for one transfer; by itself that is its time.
 
         Args:
             size_bytes: bytes that travel.
@@ -309,6 +311,27 @@ class NetworkModel:
 
         meet = workers > 2 and self.given is None
         return best_of(candidates, size_bytes, share if is_beside else None, meet)
+
+    def candidate(
+        self, algorithm: str, depth: int, workers: int, size_bytes: float, *, is_beside: bool = False
+    ) -> Candidate:
+        """One all-reduce that may be chosen for one transfer.
+
+        Args:
+            algorithm: see `predict`.
+            depth: likewise.
+            workers: likewise.
+            size_bytes: likewise.
+            is_beside: likewise.
+
+        Raises:
+            InputError: see `predict`.
+        """
+        prediction = self.predict(algorithm, depth, workers, size_bytes, is_beside=is_beside)
+        if not (is_beside and self.has_overlaps(workers)):
+            return Candidate(prediction, algorithm, depth)
+        channel_part = self.channel_part(workers, algorithm, depth, size_bytes)
+        return Candidate(prediction, algorithm, depth, channel_part * prediction.time_s)
 
     def candidates(
         self,
@@ -353,18 +376,16 @@ class NetworkModel:
         if workers == 1:
             yield Candidate(Prediction(0.0, "measured"), "shuffle", depth or 1)
             return
-        overlaps = is_beside and any(c.occupancy is not None for c in self.contentions if c.workers == workers)
         known = self._known(workers)
         if depth is not None and any(chunks == depth for _, chunks in known):
             known = [key for key in known if key[1] == depth]
         for name, chunks in known:
-            prediction = self.predict(name, chunks, workers, size_bytes, is_beside=is_beside)
-            occupied_s = prediction.time_s * self.channel_part(workers, name, chunks, size_bytes) if overlaps else None
+            found = self.candidate(name, chunks, workers, size_bytes, is_beside=is_beside)
             if depth != chunks and [d for a, d in known if a == name] == [1] and name != NATIVE:
                 # Depths were not measured: the formula decides, and the time is that without chunks.
                 chunks = depth or default_depth(size_bytes, self._threshold(name, workers))
             if depth is None or depth == chunks:
-                yield Candidate(prediction, name, chunks, occupied_s)
+                yield replace(found, depth=chunks)
 
     def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
         for name in CHOICES:

@@ -25,11 +25,11 @@ VGG-like network took 0.80 s with rings, 0.83 s with halving-doubling and 0.84 s
 0.80 s and 0.76 s (our choice)."""
 
 _WAITED_PART = 0.25
-"""Of the time between when an all-reduce lets the next one begin and when its results are there. A window has about
-four transfers, and what each waits for at its end, all but the last one do while others travel. On eight hosts with
-links of 58 Mbit/s, steps of a Transformer took 1.14 s with seven rings, each of which takes 20 % longer than
-halving-doubling in four chunks and delays the next one less, and 1.25 s with three of the latter and three rings (our
-choice)."""
+"""This part counts of the time between when an all-reduce lets the next one begin and when its results are there. A
+window has about four transfers, and what each waits for at its end, all but the last one do while others travel. On
+eight hosts with links of 58 Mbit/s, steps of a Transformer took 1.14 s with seven rings, each of which takes 20 %
+longer than halving-doubling in four chunks and delays the next one less, and 1.25 s with three of the latter and three
+rings (our choice)."""
 
 _MOST_SHARE = 0.25
 """Where all-reduces take more of the processors' time, the links are not what they wait for, but processors, once for
@@ -74,10 +74,14 @@ class Candidate:
         return self.prediction.time_s
 
     @property
+    def channel_s(self) -> float:
+        """Predicted seconds for which the next one waits."""
+        return self.time_s if self.occupied_s is None else self.occupied_s
+
+    @property
     def delay_s(self) -> float:
-        """What it adds to a step, as one of several transfers that follow each other."""
-        occupied_s = self.time_s if self.occupied_s is None else self.occupied_s
-        return occupied_s + _WAITED_PART * max(self.time_s - occupied_s, 0.0)
+        """Seconds that it is taken to add to a step, as one of several transfers that follow each other."""
+        return self.channel_s + _WAITED_PART * (self.time_s - self.channel_s)
 
     def __str__(self) -> str:
         return f"{self.algorithm} at depth {self.depth} with {self.time_s * 1e3:.4g} ms"
@@ -92,12 +96,14 @@ class Choice:
         depth: number of chunks.
         prediction: of its time.
         reason: why it was chosen, and what the next best would have cost.
+        occupied_s: see `Candidate`.
     """
 
     algorithm: str
     depth: int
     prediction: Prediction
     reason: str
+    occupied_s: float | None = None
 
 
 def measured_if_any(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -139,17 +145,17 @@ def best_of(
         if ranked[0] is not chosen:
             reason += f" {ranked[0]} is an all-reduce {why}."
     if share is not None:
-        fastest = ranked[0]
-        alike = [c for c in ranked if c.delay_s <= _ALIKE * fastest.delay_s]
+        first = ranked[0]
+        alike = [c for c in ranked if c.delay_s <= _ALIKE * first.delay_s]
         least = min(map(share, alike))
         chosen = min((c for c in alike if share(c) <= least + _ALIKE_SHARE), key=lambda c: (c.depth, share(c)))
-        if chosen is not fastest:
-            how = "fewer chunks, and " if share(chosen) >= share(fastest) else ""
+        if chosen is not first:
+            how = "fewer chunks, and " if share(chosen) >= share(first) else ""
             reason += (
                 f" {chosen} takes {how}{share(chosen):.0%} of the processors' time from computation, instead of "
-                f"{share(fastest):.0%}."
+                f"{share(first):.0%}."
             )
-    return Choice(chosen.algorithm, chosen.depth, chosen.prediction, reason)
+    return Choice(chosen.algorithm, chosen.depth, chosen.prediction, reason, chosen.occupied_s)
 
 
 def _suiting(ranked: Sequence[Candidate], share: Callable[[Candidate], float]) -> tuple[Sequence[Candidate], str]:
@@ -169,9 +175,11 @@ def _reason(ranked: Sequence[Candidate], size_bytes: float) -> str:
         text = f"{what} has the least predicted time for {size_bytes:.0f} bytes, {time}"
     else:
         text = (
-            f"{what} delays a step with several transfers least at {size_bytes:.0f} bytes: it takes {time}, and the "
-            f"next transfer waits for {first.occupied_s * 1e3:.4g} ms of these"
+            f"{what} delays a step with several transfers least at {size_bytes:.0f} bytes, by "
+            f"{first.delay_s * 1e3:.4g} ms: it takes {time}, and the next transfer waits for "
+            f"{first.occupied_s * 1e3:.4g} ms of these"
         )
     if len(ranked) > 1:
-        text += f"; next best is {ranked[1]}"
+        delay = "" if first.occupied_s is None else f", which delays it by {ranked[1].delay_s * 1e3:.4g} ms"
+        text += f"; next best is {ranked[1]}{delay}"
     return text + "."

@@ -12,7 +12,7 @@ from caramel.analyzers.network import Network
 from caramel.analyzers.optimal import optimal_buckets, optimal_packing
 from caramel.analyzers.packing import backward_only, paper_packing
 from caramel.analyzers.simulated import simulate_on
-from caramel.facts import Boundaries, Boundary, Buckets
+from caramel.facts import FORWARD, NO_LIMIT, Boundaries, Boundary, Buckets, InFlight
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.contention import Contention
 from caramel.netmodel.line import Curve, Sample
@@ -149,9 +149,15 @@ def test_transfers_that_overlap_take_less_than_one_after_the_other(seed):
     lags_s = [overlapping.lag_s(wire_bytes(boundaries, transfer)) for transfer in many.transfers]
     longest_s = max(lags_s)
     assert longest_s > 0
+    assert least_s <= found_s <= most_s
+    freely = simulate_on(overlapping, boundaries, many, NO_LIMIT)
     # A lag is waited for at the first read of the forward window, perhaps, and at the end.
-    assert least_s <= found_s <= least_s + 2 * longest_s
-    assert found_s < most_s or longest_s > sum(lags_s) / 2  # nearly all is one gradient
+    assert least_s <= freely.iteration_s <= least_s + 2 * longest_s
+    assert freely.iteration_s < most_s or longest_s > sum(lags_s) / 2  # nearly all is one gradient
+    # In order, only those of the backward window overlap, and no more than two.
+    windows = [t.window for t in many.transfers]
+    limits = InFlight(1, 2) if FORWARD in windows else NO_LIMIT
+    assert found_s == simulate_on(overlapping, boundaries, many, limits).iteration_s
     reason = choose_packing(boundaries, overlapping).reason
     assert "optimal without overlaps" in reason
     assert "optimal without overlaps" not in choose_packing(boundaries, waiting).reason

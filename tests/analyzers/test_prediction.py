@@ -38,7 +38,7 @@ def everywhere(boundaries, schedule, number):
 @given(anything(5))
 def test_the_best_of_all_places(boundaries):
     schedule = planned(boundaries)
-    found = prediction._alternatives(boundaries, schedule, NETWORK)
+    found = prediction._alternatives(boundaries, schedule, NETWORK, None)
     assert found == tuple(
         min(everywhere(boundaries, schedule, number), default=None) for number in range(len(schedule.transfers))
     )
@@ -50,7 +50,7 @@ def test_of_many_transfers_one_of_the_places(boundaries):
     schedule = planned(boundaries)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prediction, "_MOST_SIMULATED", 1)
-        found = prediction._alternatives(boundaries, schedule, NETWORK)
+        found = prediction._alternatives(boundaries, schedule, NETWORK, None)
     for number, time_s in enumerate(found):
         times = everywhere(boundaries, schedule, number)
         assert time_s in times if times else time_s is None
@@ -69,12 +69,12 @@ def test_the_place_that_is_tried_first_is_where_it_belongs(monkeypatch):
     made = tuple(Scheduled((Piece(name, 0, 4),), windows.get(name, BACKWARD), "") for name in order)
     seen = []
 
-    def simulated(network, boundaries, schedule):
+    def simulated(network, boundaries, schedule, in_flight):
         seen.append([(t.pieces[0].gradient, t.window[0]) for t in schedule.transfers])
         return simulate(boundaries, schedule, network.time_s)
 
     monkeypatch.setattr(prediction, "simulate_on", simulated)
-    prediction._alternatives(model, Schedule(made, ""), NETWORK)
+    prediction._alternatives(model, Schedule(made, ""), NETWORK, None)
     f, b = "f", "b"
     assert seen == [
         [("w1", f), ("w0", b), ("w2", b), ("w3", b)],

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 import caramel
 from caramel.errors import InputError, PlanError
-from caramel.facts import Piece, Timeline
+from caramel.facts import InFlight, Piece, Timeline
 from caramel.modifiers.distributed import Purpose
-from caramel.plan import InFlight, Prediction
+from caramel.plan import Prediction
 
 v1 = tf.compat.v1
 

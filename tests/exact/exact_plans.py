@@ -9,8 +9,7 @@ from caramel.analyzers.dependencies import find_dependencies
 from caramel.analyzers.order import order_by_cost
 from caramel.analyzers.serialization import control_edges
 from caramel.collectives.algorithms import ALL_GATHER
-from caramel.facts import BACKWARD, FORWARD, Piece
-from caramel.plan import InFlight
+from caramel.facts import BACKWARD, FORWARD, InFlight, Piece
 
 IN_ORDER = ("shuffle", "star", "chain")
 ANY = (*IN_ORDER, "ring", "halving_doubling", "native")

@@ -16,7 +16,7 @@ from caramel.analyzers.postponement import postponement
 from caramel.analyzers.transfers import adaptive_depth, whole
 from caramel.armodel import emit
 from caramel.errors import InvariantError
-from caramel.facts import Schedule
+from caramel.facts import InFlight, Schedule
 from caramel.graph.devices import Device
 from caramel.graph.graph import copied, parse_input
 from caramel.graph.guards import guards_of
@@ -28,7 +28,7 @@ from caramel.modifiers.postpone import verify_postponed
 from caramel.modifiers.state import random_state_offset
 from caramel.modifiers.weigh import replica_tensor
 from caramel.netmodel.choice import CollectiveOptions
-from caramel.plan import InFlight, Plan, Transfers
+from caramel.plan import Plan, Transfers
 
 v1 = tf.compat.v1
 

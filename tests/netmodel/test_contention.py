@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from caramel.analyzers.network import Network
 from caramel.errors import FitError, InputError
+from caramel.facts import BACKWARD, Boundaries, Boundary, InFlight, Piece, Schedule, Scheduled
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.netmodel.contention import Contention, Durations, contention_of
 from caramel.netmodel.file import from_json, to_json
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
 from caramel.netmodel.text import as_text
+from caramel.simulator import simulate
 
 SECONDS = st.floats(1e-3, 1e3)
 TINY_S = 1e-4
@@ -141,19 +143,51 @@ def test_beyond_the_measured_sizes_occupancies_stay_as_they_are(sizes, occupancy
 def test_nobody_waits_longer_than_until_the_one_in_front_has_arrived(size, occupancies):
     found = [replace(each, occupancy=given) for each, given in zip((SMALL, LARGE, OTHER), occupancies)]
     network = measured(4, *found)
-    for kind in ((4, "ring", 1, size), (4, "star", 1, size)):
-        assert 0 <= network.channel_part(*kind) <= 1
+    parts = {name: network.channel_part(4, name, 1, size) for name in ("ring", "halving_doubling", "star")}
+    assert all(0 <= part <= 1 for part in parts.values())
+    if size >= 2**20:  # beyond the measured sizes they stay
+        for name, given in (("ring", found[1]), ("halving_doubling", found[2])):
+            wanted = 1.0 if given.occupancy is None else min(given.occupancy / given.slowdown, 1.0)
+            assert parts[name] == pytest.approx(wanted)
+        assert parts["star"] == max(parts.values())
 
 
 def test_where_several_at_once_were_not_measured_they_come_one_after_the_other():
+    """Exactly: what is not known to overlap by next to nothing is not known to overlap."""
     for network, workers in ((NETWORK, 4), (measured(4), 4), (AT_ONCE, 2), (NetworkModel.from_link_rate(1e9), 4)):
-        assert network.channel_part(workers, "ring", 1, 2**16) == pytest.approx(1)
+        assert network.channel_part(workers, "ring", 1, 2**16) == 1
+        assert not network.has_overlaps(workers)
+    assert AT_ONCE.has_overlaps(4)
+    for slowdown in (1.1, 1.3, 1.7):
+        network = measured(4, replace(SMALL, slowdown=slowdown), replace(LARGE, slowdown=slowdown, occupancy=slowdown))
+        assert {network.channel_part(4, "ring", 1, size) for size in range(2**12, 2**20, 2**16)} == {1}
+        assert not network.has_overlaps(4)
+
+
+def test_one_worker_waits_for_nobody():
+    network = measured(1, replace(SMALL, workers=1, occupancy=0.5))
+    assert network.channel_part(1, "ring", 1, 2**16) == 1
+    assert Network(CollectiveOptions(network=network), 1).lag_s(2**16) == 0
 
 
 def test_what_was_not_measured_is_not_taken_to_overlap_more_than_what_was():
     network = measured(4, replace(LARGE, occupancy=1.1), replace(OTHER, occupancy=0.7))
     parts = [network.channel_part(4, kind, 1, 2**20) for kind in ("ring", "halving_doubling", "star")]
-    assert parts == [pytest.approx(1.1 / 1.2), pytest.approx(0.7 / 1.5), pytest.approx(1.1 / 1.5)]
+    assert parts == [pytest.approx(1.1 / 1.2), pytest.approx(0.7 / 1.5), pytest.approx(1.1 / 1.2)]
+
+
+def test_other_depths_than_those_measured_have_the_channel_as_long_as_those():
+    """Depths that the formula gives take the times of depth 1, as a whole and of the channel."""
+    size = 2**20
+    ring, other = replace(LARGE, slowdown=1.1, occupancy=1.1), replace(OTHER, slowdown=3.0, occupancy=0.9)
+    network = measured(4, ring, other)
+    alone_s = network.predict("halving_doubling", 1, 4, size).time_s
+    found = Network(CollectiveOptions("halving_doubling", network=network), 4)
+    assert choose_collective(found.options, 4, "float32", size // 4).depth > 1
+    assert (found.time_s(size), found.channel_s(size)) == (pytest.approx(3 * alone_s), pytest.approx(0.9 * alone_s))
+    at_two = Network(CollectiveOptions("halving_doubling", 2, network=network), 4)
+    with pytest.raises(InputError, match="nothing was measured about halving_doubling at depth 2"):
+        at_two.time_s(size)
 
 
 def test_what_delays_the_next_one_less_is_chosen_for_a_step():
@@ -162,16 +196,20 @@ def test_what_delays_the_next_one_less_is_chosen_for_a_step():
     choices = [measured(4, ring, replace(slow, occupancy=part)).choose(2**20, 4, is_beside=True) for part in (1.4, 1.0)]
     assert [choice.algorithm for choice in choices] == ["ring", "halving_doubling"]
     assert [choice.prediction.time_s for choice in choices] == [pytest.approx(0.12), pytest.approx(0.135)]
-    assert "it takes 135 ms (measured), and the next transfer waits for 90 ms of these" in choices[1].reason
+    assert [choice.occupied_s for choice in choices] == [pytest.approx(0.12), pytest.approx(0.09)]
+    assert "by 101.2 ms: it takes 135 ms (measured), and the next transfer waits for 90 ms" in choices[1].reason
+    assert "next best is ring at depth 8 with 120 ms, which delays it by 120 ms" in choices[1].reason
 
 
 def test_files_have_occupancies_and_older_ones_need_not():
     text = to_json(AT_ONCE)
     assert from_json(text) == AT_ONCE
     assert from_json(text.replace('"occupancy"', '"something else"')) == measured(4, SMALL, LARGE)
-    for bad in ("-0.5", "true", "NaN", '"much"'):
+    for bad in ("-0.5", "0", "true", "NaN", '"much"'):
         with pytest.raises(InputError, match="damaged"):
             from_json(text.replace('"occupancy": 0.5', f'"occupancy": {bad}'))
+    with pytest.raises(InputError, match="damaged.*between 2 and"):
+        from_json(to_json(measured(4, replace(SMALL, workers=1))))
 
 
 def test_people_can_read_occupancies():
@@ -336,29 +374,60 @@ def test_the_channel_is_free_before_results_have_arrived():
     alone_s = network_of().time_s(2**20)
     for options in (CollectiveOptions("ring", 1, network=AT_ONCE), CollectiveOptions("ring", network=AT_ONCE)):
         network = Network(options, 4)
-        assert network.time_s(2**20) == pytest.approx(1.05 * alone_s)
+        assert network.has_overlaps
+        assert network.time_s(2**20) == pytest.approx(1.2 * alone_s)
+        assert network.channel_s(2**20) == pytest.approx(1.05 * alone_s)
         assert network.lag_s(2**20) == pytest.approx(0.15 * alone_s)
         whole = network.without_overlaps
-        assert (whole.time_s(2**20), whole.lag_s(2**20)) == (pytest.approx(1.2 * alone_s), 0)
+        assert (whole.time_s(2**20), whole.lag_s(2**20)) == (network.time_s(2**20), 0)
+        assert not whole.has_overlaps
     taken = [network_of(*found).processor_s(2**14) for found in ((SMALL, LARGE), (small, large))]
     assert taken[0] == pytest.approx(taken[1])
-    assert network_of(SMALL, LARGE).lag_s(2**14) == pytest.approx(0)
+    assert network_of(SMALL, LARGE).lag_s(2**14) == 0
 
 
 def test_no_transfer_is_below_the_line_for_bounds_where_they_overlap():
     network = Network(CollectiveOptions(network=AT_ONCE), 4)
     line = network.line_below(2**20)
     for size in (1, 2**12, 2**15, 2**18, 2**20):
-        assert line.time_s(size) <= network.time_s(size) * (1 + 1e-9)
+        assert line.time_s(size) <= network.channel_s(size) * (1 + 1e-9)
+
+
+def beside(network, compute_s, sizes, most=None):
+    """How many times as long computation takes beside transfers that follow each other."""
+    return network.compute_factor(compute_s, network.under_way_s(sizes, most), sum(map(network.processor_s, sizes)))
 
 
 def test_transfers_at_once_take_no_more_than_nearly_all_of_the_processors():
     """What each takes was measured one after the other: 0.9 of 2 units of time, of which the next waits for half."""
     network = network_of(replace(SMALL, processor_share=0.9, occupancy=0.5))
-    transfers_s = network.time_s(2**12)
-    assert network.processor_s(2**12) > transfers_s
-    assert network.compute_factor(1e-6, [2**12]) == pytest.approx(20)
-    assert network.compute_factor(1.0, [2**12]) == pytest.approx(1 + network.processor_s(2**12))
+    many = [2**12] * 5
+    taken_s = sum(map(network.processor_s, many))
+    assert taken_s > network.under_way_s(many, None)
+    assert beside(network, 1e-6, many) == pytest.approx(20)
+    assert beside(network, 1.0, many) == pytest.approx(1 + taken_s)
+
+
+@pytest.mark.parametrize("occupancy", [None, 0.5, 1.5])
+def test_one_transfer_takes_its_share_as_long_as_it_is_under_way(occupancy):
+    network = network_of(replace(SMALL, processor_share=0.3, occupancy=occupancy))
+    assert beside(network, 1e-6, [2**12]) == pytest.approx(1 / 0.7)
+    assert network.least_compute_factor(1e-6, 2**12) == pytest.approx(1 / 0.7)
+
+
+@pytest.mark.parametrize("most", [None, 1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_transfers_are_under_way_as_long_as_in_a_step(count, most):
+    """With equal transfers that are all ready, as the simulator has them one after the other."""
+    network = network_of(replace(SMALL, occupancy=0.5), replace(LARGE, occupancy=0.4))
+    gradients = tuple(Boundary(f"g{n}", "float32", 2**14, 2.0**16, 0.0, 0.0) for n in range(count))
+    plan = Schedule(tuple(Scheduled((Piece(g.name, 0, g.elements),), BACKWARD, "") for g in gradients), "")
+    step = simulate(Boundaries(gradients, 0.0), plan, network.channel_s, network.lag_s, InFlight(None, most))
+    found_s = network.under_way_s([2.0**16] * count, most)
+    if most in (None, 1) or count <= most:
+        assert found_s == pytest.approx(step.communication_s)
+    else:  # rounded down to whole turns
+        assert 0.8 * step.communication_s < found_s <= step.communication_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("compute_s", [0.01, 0.05, 0.1, 0.5, 2.0])
@@ -370,11 +439,12 @@ def test_computation_takes_longer_beside_transfers(compute_s):
     while left_s > 0:
         left_s -= TINY_S * (0.8 if now_s < transfers_s else 1)
         now_s += TINY_S
-    assert compute_s * network.compute_factor(compute_s, [2**20]) == pytest.approx(now_s, abs=2 * TINY_S)
+    assert compute_s * beside(network, compute_s, [2**20]) == pytest.approx(now_s, abs=2 * TINY_S)
 
 
 def test_nothing_is_longer_that_is_not_known_to_be():
-    assert network_of().compute_factor(1.0, [2**20]) == 1
-    assert network_of(LARGE).compute_factor(0.0, [2**20]) == 1
-    assert Network(CollectiveOptions(), 4).compute_factor(1.0, [2**20]) == 1
-    assert Network(CollectiveOptions("ring", 1, network=NETWORK), 1).compute_factor(1.0, [2**20]) == 1
+    assert beside(network_of(), 1.0, [2**20]) == 1
+    assert beside(network_of(LARGE), 0.0, [2**20]) == 1
+    assert beside(network_of(LARGE), 1.0, []) == 1
+    assert Network(CollectiveOptions(), 4).compute_factor(1.0, 1.0, 1.0) == 1
+    assert beside(Network(CollectiveOptions("ring", 1, network=NETWORK), 1), 1.0, [2**20]) == 1

@@ -9,6 +9,8 @@ import tensorflow as tf
 import caramel
 from caramel.collectives.algorithms import Schedules
 from caramel.contention import _Computation, measure_contention
+from caramel.facts import BACKWARD, Boundaries, Boundary, Piece, Schedule, Scheduled
+from caramel.simulator import simulate
 from caramel.timing import AllReduceBench, build_for
 
 v1 = tf.compat.v1
@@ -17,7 +19,7 @@ v1 = tf.compat.v1
 class SlowerTogether:
     """A bench on which products take 10 ms and all-reduces 100 ms; at once, 12.5 ms and 110 ms.
 
-    Of several all-reduces at once each takes 60 ms, whatever else goes on.
+    Of several all-reduces at once each one more takes 60 ms, whatever else goes on.
 
     Each worker's clock shows another time of day.
     """
@@ -30,6 +32,7 @@ class SlowerTogether:
         self.products = {}
         self.loaded = []
         self.mostly_covered = []
+        self.is_at_once = False
 
     @staticmethod
     def together_s(compute_s, reduce_s):
@@ -63,7 +66,7 @@ class SlowerTogether:
         if computed and is_reducing:
             compute_s, reduce_s = self.together_s(compute_s, reduce_s)
             if self.is_at_once:
-                reduce_s = self.repeats * 0.060
+                reduce_s = 0.110 + (self.repeats - 1) * 0.060
                 self.mostly_covered.append(compute_s > 0.8 * reduce_s)
         values = []
         for name in fetches:
@@ -104,6 +107,30 @@ def test_several_at_once_are_measured_beside_computation_all_the_time():
     found = measure_contention(bench, 4096, {"beside": (None, 1e-3)}, rounds=2)
     assert bench.mostly_covered == [False] * 3 + [True] * 3
     assert found["beside"].occupancy == pytest.approx(0.6)
+
+
+def test_the_simulator_gives_the_time_that_was_measured():
+    """Occupancy and slowdown mean there what they mean here."""
+    found = measure_contention(SlowerTogether(), 4096, {"beside": (None, 0.05)}, rounds=1)["beside"]
+    gradients = tuple(Boundary(f"g{n}", "float32", 1024, 4096.0, 0.0, 0.0) for n in range(6))
+    plan = Schedule(tuple(Scheduled((Piece(g.name, 0, 1024),), BACKWARD, "") for g in gradients), "")
+    channel_s, lag_s = found.occupancy * 0.1, (found.slowdown - found.occupancy) * 0.1
+    step = simulate(Boundaries(gradients, 0.0), plan, lambda size: channel_s, lambda size: lag_s)
+    assert step.iteration_s == pytest.approx(0.110 + 5 * 0.060)
+
+
+class NeverCovered(SlowerTogether):
+    """Of several all-reduces at once each takes half an hour, longer than any computation."""
+
+    def fetch(self, fetches, targets):
+        values = super().fetch(fetches, targets)
+        reducing = [self.is_at_once and "at_once" in name for name in fetches]
+        return [value + 1800 * is_longer for value, is_longer in zip(values, reducing)]
+
+
+def test_without_computation_beside_all_of_them_nothing_is_said_of_several_at_once():
+    found = measure_contention(NeverCovered(), 4096, {"beside": (None, 0.1)}, rounds=2)["beside"]
+    assert (found.slowdown, found.occupancy) == (pytest.approx(1.1), None)
 
 
 class Stalling(SlowerTogether):
@@ -147,6 +174,7 @@ def test_all_reduces_at_once_have_the_same_root_and_wait_for_none_of_each_other(
             nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
             adding = [n.device for n in nodes.values() if "reduce_" in n.name and n.op in ("AddN", "AddV2", "Add")]
             assert (len(set(adding)) == 1) == at_once
+            assert len(adding) == 4  # none is taken for another
             clocks = [n for n in nodes.values() if n.op == "Timestamp"]
             assert len(clocks) == 3
             waits = [sum(text.startswith("^") for text in n.input) for n in clocks]

@@ -46,13 +46,13 @@ def test_a_trace(mlp, batch, tmp_path):
 
 def test_the_expensive_op_is_expensive():
     with caramel.capture() as context:
-        x = v1.placeholder(tf.float32, [None, 500], "x")
-        w = v1.get_variable("w", [500, 500])
-        u = v1.get_variable("u", [500, 1])
+        x = v1.placeholder(tf.float32, [None, 1000], "x")
+        w = v1.get_variable("w", [1000, 1000])
+        u = v1.get_variable("u", [1000, 1])
         wide = tf.matmul(tf.matmul(x, w, name="large"), u, name="small")
         v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(wide**2))
     for statistic in ("mean", "least"):
-        trace = caramel.trace(context, np.ones((500, 500), np.float32), runs=5, steps=1, statistic=statistic)
+        trace = caramel.trace(context, np.ones((1000, 1000), np.float32), runs=5, steps=1, statistic=statistic)
         assert trace.op_s["large"] > 10 * trace.op_s["small"]
         assert trace.description.endswith(f"; {statistic} of 5 runs")
 
