@@ -34,7 +34,6 @@ _SMALL_BYTES = 2**12
 _NEAR, _MOST_NEAR = 1.25, 6
 """What takes so many times as long as the fastest may be the fastest beside computation; so many are tried."""
 
-
 _ALWAYS_BESIDE = ("shuffle", 1)
 """Has few rounds and spreads its work: several at once may be fast where one by itself is not."""
 

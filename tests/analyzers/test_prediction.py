@@ -2,13 +2,19 @@
 
 import pytest
 from hypothesis import given, settings
-from policy_common import anything, line
+from policy_common import anything, boundaries, gradient, line
 
 from caramel.analyzers import prediction
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.batching import single
+from caramel.analyzers.network import Network
 from caramel.analyzers.packing import paper_packing
-from caramel.facts import BACKWARD, FORWARD, Schedule, Scheduled
+from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Piece, Schedule, Scheduled, Trace
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.contention import Contention
+from caramel.netmodel.line import Curve, Sample
+from caramel.netmodel.model import NetworkModel
+from caramel.plan import Transfers
 from caramel.simulator import simulate
 
 NETWORK = line(1.0, 0.5)
@@ -58,10 +64,6 @@ def test_of_many_transfers_one_of_the_places(boundaries):
 
 def test_the_place_that_is_tried_first_is_where_it_belongs(monkeypatch):
     """Four gradients by themselves: in the forward window each goes before what is read later."""
-    from policy_common import boundaries, gradient
-
-    from caramel.facts import Piece
-
     monkeypatch.setattr(prediction, "_MOST_SIMULATED", 1)
     model = boundaries(*(gradient(f"w{n}", 20 + n, 18 - 3 * n) for n in range(4)), compute_s=24)
     windows = {"w1": FORWARD, "w3": FORWARD}
@@ -82,3 +84,25 @@ def test_the_place_that_is_tried_first_is_where_it_belongs(monkeypatch):
         [("w3", f), ("w1", f), ("w0", f), ("w2", b)],
         [("w3", f), ("w2", f), ("w1", f), ("w0", b)],
     ]
+
+
+def test_a_step_is_predicted_with_as_many_transfers_under_way_as_were_asked_for():
+    """Each has the channel for 2 and arrives 6 later, so three one after the other take 24, and all at once 12."""
+    sizes = (2**12, 2**13)
+    curves = (Curve.fitted(2, "ring", 1, [Sample(size, 4.0) for size in sizes]),)
+    known = NetworkModel("a test", curves, contentions=tuple(Contention(2, "ring", 1, s, 0.0, 2.0, 0.5) for s in sizes))
+    network = Network(CollectiveOptions("ring", 1, network=known), 2)
+    model = boundaries(*(gradient(f"w{n}", 0, 0, 2**12) for n in range(3)), compute_s=1)
+    plan = Schedule(tuple(Scheduled((Piece(f"w{n}", 0, 2**12),), BACKWARD, "") for n in range(3)), "")
+    known_times = {
+        Trace: Trace("", {}, {}, 1.0, 1.0, 1, 2, None, "a test"),
+        Network: network,
+        Boundaries: model,
+        Schedule: plan,
+    }
+    found = {None: prediction.predict(known_times)}
+    for in_flight in (InFlight(), InFlight(2, 2), InFlight(1, 1)):
+        found[in_flight] = prediction.predict({**known_times, Transfers: Transfers((), in_flight)})
+    assert [each.timeline.iteration_s for each in found.values()] == [12, 12, 16, 24]
+    # The first one in the forward window: it does not wait for the others there.
+    assert [found[InFlight(most, most)].alternatives[0] for most in (2, 1)] == [12, 18]
