@@ -14,14 +14,25 @@ import click
 
 from benchmarks.output import errors_for_click
 from benchmarks.testbed.commands import TestbedError
-from benchmarks.training.contender import SETTLING_STEPS
+from benchmarks.training.contender import SETTLING_STEPS, Settings
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
 from benchmarks.training.grid import cells, fitted_times, link_rate, run_cell, with_rho
 from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
 from benchmarks.training.plots import write_plots
-from benchmarks.training.records import Cell, Record, Row, Tried, program_here, resume, save, versions_here
+from benchmarks.training.records import (
+    Cell,
+    Origin,
+    Record,
+    Row,
+    Tried,
+    now,
+    program_here,
+    resume,
+    save,
+    versions_here,
+)
 from benchmarks.training.report import report
 from benchmarks.training.site import Failed, Site
 from benchmarks.training.spmd import horovod_versions
@@ -91,11 +102,13 @@ class Preparations:
         except CaramelError as error:
             return dict.fromkeys(OPTIONS, in_one_line(error))
 
-    def swept(self, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
+    def swept(self, cell: Cell, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
         """Settings of the peers, tried in the first cell of a workload, and again if none worked."""
-        found = self.sweeps.get(workload.name, {})
+        found = self.sweeps.get(cell.workload, {})
         if not found or not all(any(each.error is None for each in tried) for tried in found.values()):
-            self.sweeps[workload.name] = found = self._site.swept(workload)
+            made = self._site.swept(workload)
+            found = {name: tuple(replace(each, cell=cell.key) for each in tried) for name, tried in made.items()}
+            self.sweeps[cell.workload] = found
         return found
 
 
@@ -110,7 +123,7 @@ def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort, 
     site.testbed.set_rate(link_rate(workload, cell.rho))
     plans = preparations.plans(workload)
     _tell(cell, "settings of the peers")
-    swept = preparations.swept(workload)
+    swept = preparations.swept(cell, workload)
     _tell(cell, "contenders")
     contenders = site.contenders(workload, plans, swept)
     try:
@@ -129,7 +142,9 @@ def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort, 
         )
         _tell(cell, "rounds")
         with progress_over((effort.rounds + 1) * len(contenders), True) as show:
-            return run_cell(cell, contenders, conditions, site.meter(), effort.rounds, effort.steps, show)
+            rows = run_cell(cell, contenders, conditions, site.meter(), effort.rounds, effort.steps, show)
+        swept_in = {name: next((each.cell for each in tried), None) for name, tried in swept.items()}
+        return [replace(row, swept_in=swept_in.get(row.contender)) for row in rows]
     finally:
         site.end_cell()  # at once, where sessions take long
         for contender in contenders:
@@ -193,7 +208,8 @@ def main(
     effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
     new, program = Record(versions_here(**peers), dict(effort.settings)), program_here()
     record = resume(results, new, program, any_program)
-    record = _measured(record, record.unfinished(expected, retry), python, effort, program, results)
+    wanted = record.unfinished(expected, retry)
+    record = _measured(record, wanted, python, effort, program, new.versions, results)
     click.echo(report(record.rows, expected))
     if plots is not None:
         for path in write_plots(record.rows, plots):
@@ -201,9 +217,16 @@ def main(
 
 
 def _measured(
-    record: Record, wanted: Sequence[Cell], python: str | None, effort: Effort, program: str, results: str
+    record: Record,
+    wanted: Sequence[Cell],
+    python: str | None,
+    effort: Effort,
+    program: str,
+    versions: Settings,
+    results: str,
 ) -> Record:
     """The record with these cells; each is saved when it is done."""
+    began_at, began_s = now(), time.monotonic()
     for workers in dict.fromkeys(cell.workers for cell in wanted):
         with Site(workers, python, effort) as site:
             preparations = Preparations(site, record.sweeps)
@@ -215,10 +238,13 @@ def _measured(
                 except CaramelError as error:
                     site.end_cell()
                     rows = _failed(site, cell, program, error)
+                origin = Origin(began_at, time.monotonic() - began_s, versions)
+                rows = [replace(row, origin=origin) for row in rows]
                 record = replace(record, sweeps=preparations.sweeps).with_cell(rows)
                 save(record, results)
                 errors = sum(row.error is not None for row in rows)
                 _tell(cell, f"done, {f'{errors} of {len(rows)} failed' if errors else 'none failed'}")
+                began_at, began_s = now(), time.monotonic()
     return record
 
 

@@ -7,10 +7,12 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from benchmarks.output import write_json
 from benchmarks.training.contender import Settings
@@ -62,6 +64,22 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """When a cell was measured, and on what; older records do not say all of it.
+
+    Attributes:
+        began_at: when its measuring began, in UTC, such as ``2026-01-31T23:59:59Z``.
+        took_s: seconds from then, or from the end of the cell before it, to its end; what is prepared for several cells
+            counts for the first one of them.
+        versions: of what was measured, and of the machine; see `versions_here`.
+    """
+
+    began_at: str | None
+    took_s: float | None
+    versions: Settings
+
+
+@dataclass(frozen=True)
 class Row:
     """One contender in one cell.
 
@@ -88,6 +106,9 @@ class Row:
         losses: of the first steps.
         program: which version of this library and benchmark measured it; see `program_here`.
         error: why there is no time, in one line.
+        swept_in: key of the cell in which its settings were chosen; None where they were not, or an older record does
+            not say.
+        origin: of the cell; None in an older record.
     """
 
     workload: str
@@ -112,6 +133,8 @@ class Row:
     losses: tuple[float, ...]
     program: str
     error: str | None
+    swept_in: str | None = None
+    origin: Origin | None = None
 
     @property
     def cell(self) -> Cell:
@@ -137,11 +160,13 @@ class Tried:
         settings: which.
         time_s: median seconds of a step; None with an error.
         error: why there is none, in one line.
+        cell: key of the cell before which it was tried; None in an older record.
     """
 
     settings: Settings
     time_s: float | None
     error: str | None
+    cell: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,8 +189,9 @@ class Record:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of all cells."""
-        return tuple(row for rows in self.cells.values() for row in rows)
+        """The rows of all cells, each with its origin: as far as it is known, where the cell does not say."""
+        found = (row for rows in self.cells.values() for row in rows)
+        return tuple(replace(row, origin=row.origin or Origin(None, None, self.versions)) for row in found)
 
     def unfinished(self, cells: Iterable[Cell], retry: bool = False) -> list[Cell]:
         """Those of some cells that are still to be measured.
@@ -202,6 +228,15 @@ def by_cell(rows: Iterable[Row]) -> Mapping[Cell, Mapping[str, Row]]:
     for row in rows:
         found.setdefault(row.cell, {})[row.contender] = row
     return found
+
+
+def now() -> str:
+    """The time as records have it, which sorts as text.
+
+    >>> len(now()), now()[-1]
+    (20, 'Z')
+    """
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def versions_here(**others: int | float | str | bool) -> Settings:
@@ -272,13 +307,30 @@ def load(path: str | os.PathLike[str]) -> Record:
     if found != VERSION:
         raise InputError(f"the record {name!r} is of version {found!r}, and this program's are of {VERSION}: {_ANEW}")
     try:
-        record: Record = from_data(Record, data, "the record")
+        record: Record = from_data(Record, _completed(data), "the record")
     except TypeError as error:
         raise InputError(f"the record {name!r} is damaged: {error}; {_ANEW}") from error
     for key, rows in record.cells.items():
         if not rows or any(row.cell.key != key for row in rows):
             raise InputError(f"the record {name!r} is damaged: cell {key!r} lacks rows or has others'; {_ANEW}")
     return record
+
+
+def _completed(data: Any) -> Any:
+    """Parsed JSON of a record, with what older records lack; what is damaged stays so."""
+
+    def each(kind: Any, found: Any) -> Any:
+        defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+        if not isinstance(found, list):
+            return found
+        return [{**defaults, **one} if isinstance(one, dict) else one for one in found]
+
+    def entries(found: Any, change: Callable[[Any], Any]) -> Any:
+        return {name: change(one) for name, one in found.items()} if isinstance(found, dict) else found
+
+    cells = entries(data.get("cells"), lambda rows: each(Row, rows))
+    sweeps = entries(data.get("sweeps"), lambda found: entries(found, lambda tried: each(Tried, tried)))
+    return {**data, "cells": cells, "sweeps": sweeps}
 
 
 def resume(path: str | os.PathLike[str], new: Record, program: str, is_any_program: bool = False) -> Record:

@@ -18,11 +18,13 @@ from benchmarks.training.names import (
     MIRRORED,
     MIRRORED_BEST,
     OURS,
+    SWEPT,
     TITLES,
 )
 from benchmarks.training.records import MOST_DRIFT, Cell, Row, by_cell, drift
 
 NONE = "-"
+NOT_RECORDED = "not recorded"
 
 HEAD = (
     "contender",
@@ -117,7 +119,7 @@ def cell_table(rows: Sequence[Row]) -> str:
         f"limit {_ms(ours.limit_s)} ms",
         f"naive limit {_ms(ours.naive_limit_s)} ms",
     ]
-    parts = [f"{', '.join(facts)}.", markdown_table(HEAD, map(_fields, rows))]
+    parts = [f"{', '.join(facts)}.", _origin(rows), markdown_table(HEAD, map(_fields, rows))]
     notes = [f"- {row.contender} failed: {row.error}" for row in rows if row.error is not None]
     if (longest := drift(rows)) > MOST_DRIFT:
         notes.append(
@@ -125,6 +127,18 @@ def cell_table(rows: Sequence[Row]) -> str:
             "measures the cell once more"
         )
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+
+
+def _origin(rows: Sequence[Row]) -> str:
+    """When a cell was measured, and where settings come from."""
+    origin = rows[0].origin
+    began_at, took_s = (None, None) if origin is None else (origin.began_at, origin.took_s)
+    facts = [f"Measured: {began_at or NOT_RECORDED}", f"took: {NOT_RECORDED if took_s is None else f'{took_s:.0f} s'}"]
+    swept = [row for row in rows if row.contender in SWEPT]
+    if swept:
+        chosen = dict.fromkeys(row.swept_in or NOT_RECORDED for row in swept)
+        facts.append(f"peers' settings chosen in: {', '.join(chosen)}")
+    return f"{'; '.join(facts)}."
 
 
 def _fields(row: Row) -> list[str]:

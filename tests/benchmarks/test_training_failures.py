@@ -1,6 +1,7 @@
 """Whatever fails, the run goes on, the record says what failed, and nobody pays for the failure of another one."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from benchmarks.training.effort import QUICK
 from benchmarks.training.grid import run_cell
 from benchmarks.training.meters import Reading
 from benchmarks.training.ours import OPTIONS
-from benchmarks.training.records import Cell, Record, Tried, load
+from benchmarks.training.records import Cell, Origin, Record, Tried, load
 from benchmarks.training.shared import Group, Member
 from caramel.errors import ClusterError, InputError
 
@@ -191,7 +192,7 @@ def test_cells_of_which_something_or_nothing_can_be_measured(monkeypatch, tmp_pa
     monkeypatch.setattr(program, "Site", Site)
     path, effort = str(tmp_path / "a.json"), replace(QUICK, rounds=2)
     with pytest.raises(TestbedError):  # the testbed is gone, and with it all that might be measured
-        program._measured(Record({}, {}), CELLS, None, effort, "abc", path)
+        program._measured(Record({}, {}), CELLS, None, effort, "abc", {"kernel": "6.1"}, path)
     record = load(path)
     assert list(record.cells) == ["vgg/4/1", "mlp/4/1"] and Site.ended == 2
     nothing, something = record.cells.values()
@@ -204,8 +205,39 @@ def test_cells_of_which_something_or_nothing_can_be_measured(monkeypatch, tmp_pa
     ]
     assert something[0].link_bytes_per_s == 2e6 and something[0].limit_s is None
     assert something[0].naive_limit_s == program.BY_NAME["mlp"].sent_bytes(4) / 2e6 > 1.0  # longer than the steps
-    assert record.sweeps == {"mlp": {"mwms_best": (Tried({}, 1.0, None),)}}
+    assert record.sweeps == {"mlp": {"mwms_best": (Tried({}, 1.0, None, "mlp/4/1"),)}}
     assert record.unfinished(CELLS[:2]) == [] and record.unfinished(CELLS[:2], retry=True) == CELLS[:2]
+
+
+def test_a_cell_says_when_it_was_measured_and_how_long_it_took(monkeypatch, tmp_path):
+    """The first one with what was prepared for all of them; none with what came before it."""
+    clock = iter(range(100, 200, 10))
+    monkeypatch.setattr(program, "Site", Site)
+    monkeypatch.setattr(program, "now", lambda: f"at {next(clock)}")
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), strftime=str))
+    effort, cells = replace(QUICK, rounds=2), CELLS[:2]
+    record = program._measured(Record({}, {}), cells, None, effort, "abc", {"kernel": "6.1"}, str(tmp_path / "a.json"))
+    origins = [[row.origin for row in rows] for rows in record.cells.values()]
+    assert origins == [[Origin(at, 10.0, {"kernel": "6.1"})] * 3 for at in ("at 100", "at 130")]
+    assert load(tmp_path / "a.json") == record
+
+
+def test_a_contender_says_in_which_cell_its_settings_were_chosen():
+    site, cell = Site(4, None, QUICK), CELLS[1]
+    site.contenders = lambda *_: [Lasting([]), Named("mwms_best"), Named("horovod_best")]
+    older = {"mlp": {"mwms_best": (Tried({}, 1.0, None, "mlp/4/2"),), "horovod_best": (Tried({}, 1.0, None),)}}
+    rows = program.measure(site, cell, program.Preparations(site, older), replace(QUICK, rounds=2), "abc")
+    assert [row.swept_in for row in rows] == [None, "mlp/4/2", None]
+    rows = program.measure(site, cell, program.Preparations(site, {}), replace(QUICK, rounds=2), "abc")
+    assert [row.swept_in for row in rows] == [None, "mlp/4/1", None]
+
+
+class Named(Lasting):
+    """A contender with a name."""
+
+    def __init__(self, name):
+        super().__init__([])
+        self.name = name
 
 
 class Computing(Lasting):
@@ -246,7 +278,9 @@ def test_settings_are_tried_once_for_a_workload_unless_none_worked():
     worked, failed = {"mwms_best": (Tried({"size": 1}, 2.0, None),)}, {"mwms_best": (Tried({}, None, "late"),)}
     preparations = program.Preparations(site, {"vgg": worked, "mlp": failed})
     workloads = [program.BY_NAME[name] for name in ("vgg", "mlp", "tiny")]
-    assert [preparations.swept(workload) for workload in workloads] == [worked, site.swept(None), site.swept(None)]
+    found = [preparations.swept(Cell(each.name, 4, 2.0), each)["mwms_best"] for each in workloads]
+    assert found[0] == worked["mwms_best"]
+    assert found[1:] == [(Tried({}, 1.0, None, f"{name}/4/2"),) for name in ("mlp", "tiny")]
     assert set(preparations.sweeps) == {"vgg", "mlp", "tiny"}
 
 

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.training import records
 from benchmarks.training.records import (
     Cell,
+    Origin,
     Record,
     Row,
     Tried,
@@ -45,6 +46,25 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     save(record, tmp_path / "a.json")
     assert load(tmp_path / "a.json") == record
     assert [r.contender for r in record.rows] == ["caramel", "mwms"]
+
+
+def test_older_records_do_not_say_when_and_on_what(tmp_path):
+    """They are read all the same, and then what the whole record was measured on is that of each cell."""
+    older = new().with_cell([row(CELLS[0])])
+    older = replace(older, sweeps={"vgg": {"mwms_best": (Tried({}, 1.5, None),)}})
+    save(older, tmp_path / "a.json")
+    data = json.loads((tmp_path / "a.json").read_text())
+    for each in data["cells"]["vgg/4/1"]:
+        del each["origin"], each["swept_in"]
+    del data["sweeps"]["vgg"]["mwms_best"][0]["cell"]
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    found = load(tmp_path / "a.json")
+    assert found == older
+    assert [r.origin for r in found.rows] == [Origin(None, None, {"tensorflow": "2.21"})]
+    measured = Origin("2026-01-31T23:59:59Z", 61.5, {"tensorflow": "2.22"})
+    save(found.with_cell([row(CELLS[1], origin=measured, swept_in="vgg/4/1")]), tmp_path / "a.json")
+    (_, again) = load(tmp_path / "a.json").rows
+    assert again == row(CELLS[1], origin=measured, swept_in="vgg/4/1")
 
 
 def test_a_run_goes_on_where_it_was(tmp_path):

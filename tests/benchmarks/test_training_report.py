@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.training.findings import INCOMPLETE, KEPT, MISSED, best_peer, findings
 from benchmarks.training.plots import write_plots
-from benchmarks.training.records import Cell, Row
-from benchmarks.training.report import ablation_costs, overview, report
+from benchmarks.training.records import Cell, Origin, Row
+from benchmarks.training.report import ablation_costs, cell_table, overview, report
 
 FIRST, SECOND = Cell("vgg", 4, 1.0), Cell("mlp", 4, 2.0)
 OTHER = Cell("vgg", 8, 1.0)
@@ -126,9 +126,9 @@ def test_findings_say_what_each_optimisation_brings():
 
 def test_findings_name_disturbed_cells():
     (steady,), (other,) = rows(FIRST, compute=1.0), rows(OTHER, compute=1.0)
-    last = findings([steady, replace(other, times_s=(1.0, 1.3, 1.0))])[-1]
+    last = findings([steady, replace(other, times_s=(1.0, 1.3, 1.0))])[-2]
     assert (last.value, last.verdict, last.notes) == (1.0, MISSED, ("vgg, 8 workers, rho 1: 30%",))
-    assert findings([steady])[-1].verdict == KEPT
+    assert findings([steady])[-2].verdict == KEPT
 
 
 def test_the_report_has_every_contender_of_every_cell():
@@ -138,6 +138,40 @@ def test_the_report_has_every_contender_of_every_cell():
     assert "| mwms | - | failed |" in text and "- mwms failed: it broke" in text
     assert text.index("### vgg, 4 workers, rho 1") < text.index("### vgg, 8 workers, rho 1")
     assert "caramel was not measured: mlp, 4 workers, rho 2\n" in text
+
+
+def timed(given, took_s, began_at="2026-01-31T23:59:59Z"):
+    return [replace(row, origin=Origin(began_at, took_s, {})) for row in given]
+
+
+def minutes(*given, expected=()):
+    """What is said of the time that measuring took."""
+    last = findings([row for some in given for row in some], expected)[-1]
+    assert last.what == "minutes that measuring took, 4 workers, rho 1 and 2" and last.target == "at most 100"
+    return last.value, last.shown, last.verdict, last.notes
+
+
+def test_measuring_takes_its_time():
+    """Each cell counts once, whoever took part, and only the core."""
+    first, second = (rows(cell, caramel=1.0, mwms=1.5) for cell in (FIRST, SECOND))
+    other = timed(rows(OTHER, caramel=1.0), 9e9)
+    assert minutes(timed(first, 3000.0), timed(second, 3000.0), other) == (100.0, "100 for 2 cells", KEPT, ())
+    assert minutes(timed(first, 3000.0), timed(second, 3060.0))[:3] == (101.0, "101 for 2 cells", MISSED)
+    note = ("not recorded: mlp, 4 workers, rho 2",)
+    assert minutes(timed(first, 3000.0), second) == (50.0, "50 for 1 cell", INCOMPLETE, note)
+    older = replace(first[0], origin=Origin(None, None, {}))
+    assert minutes([older], second)[:3] == (None, "not recorded", INCOMPLETE)
+    assert minutes(expected=[FIRST])[3] == ("not measured: vgg, 4 workers, rho 1",)
+
+
+def test_a_cell_says_when_it_was_measured():
+    given = rows(FIRST, caramel=1.0, mwms=2.0, mwms_best=1.5, horovod_best=1.5)
+    given = [*timed(given[:2], 61.4), *(replace(row, swept_in="vgg/4/2") for row in timed(given[2:], 61.4))]
+    assert "\nMeasured: 2026-01-31T23:59:59Z; took: 61 s; peers' settings chosen in: vgg/4/2." in cell_table(given)
+    given[-1] = replace(given[-1], swept_in=None)
+    assert "; peers' settings chosen in: vgg/4/2, not recorded." in cell_table(given)
+    given = rows(FIRST, caramel=1.0, mwms=2.0)
+    assert "\nMeasured: not recorded; took: not recorded." in cell_table(given)
 
 
 def test_the_report_says_which_cells_were_disturbed():
