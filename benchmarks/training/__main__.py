@@ -14,7 +14,7 @@ import click
 
 from benchmarks.output import errors_for_click
 from benchmarks.testbed.commands import TestbedError
-from benchmarks.training.contender import SETTLING_STEPS, Settings
+from benchmarks.training.contender import SETTLING_STEPS
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
 from benchmarks.training.grid import cells, fitted_times, link_rate, run_cell, with_rho
@@ -27,6 +27,7 @@ from benchmarks.training.records import (
     Record,
     Row,
     Tried,
+    commit_here,
     now,
     program_here,
     resume,
@@ -177,7 +178,11 @@ def _tell(cell: Cell, what: str) -> None:
 @click.option(
     "--retry", is_flag=True, help="Measure cells that were disturbed, or in which somebody failed, once more."
 )
-@click.option("--any-program", is_flag=True, help="Keep cells that another version of this program has measured.")
+@click.option(
+    "--any-program",
+    is_flag=True,
+    help="Keep cells that another version of this program has measured, or another processor or kernel.",
+)
 @click.option("--results", type=click.Path(dir_okay=False), default="training.json", show_default=True)
 @click.option("--plots", type=click.Path(file_okay=False), help="Write plots into this folder.")
 @errors_for_click
@@ -209,7 +214,8 @@ def main(
     new, program = Record(versions_here(**peers), dict(effort.settings)), program_here()
     record = resume(results, new, program, any_program)
     wanted = record.unfinished(expected, retry)
-    record = _measured(record, wanted, python, effort, program, new.versions, results)
+    origin = Origin(None, None, new.versions, commit_here())
+    record = _measured(record, wanted, python, effort, program, origin, results)
     click.echo(report(record.rows, expected))
     if plots is not None:
         for path in write_plots(record.rows, plots):
@@ -222,10 +228,10 @@ def _measured(
     python: str | None,
     effort: Effort,
     program: str,
-    versions: Settings,
+    origin: Origin,
     results: str,
 ) -> Record:
-    """The record with these cells; each is saved when it is done."""
+    """The record with these cells, which have an origin with the time besides; each is saved when it is done."""
     began_at, began_s = now(), time.monotonic()
     for workers in dict.fromkeys(cell.workers for cell in wanted):
         with Site(workers, python, effort) as site:
@@ -238,8 +244,8 @@ def _measured(
                 except CaramelError as error:
                     site.end_cell()
                     rows = _failed(site, cell, program, error)
-                origin = Origin(began_at, time.monotonic() - began_s, versions)
-                rows = [replace(row, origin=origin) for row in rows]
+                timed = replace(origin, began_at=began_at, took_s=time.monotonic() - began_s)
+                rows = [replace(row, origin=timed) for row in rows]
                 record = replace(record, sweeps=preparations.sweeps).with_cell(rows)
                 save(record, results)
                 errors = sum(row.error is not None for row in rows)

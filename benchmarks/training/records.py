@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+import subprocess
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +33,11 @@ _MEASURED = ("caramel", "benchmarks/testbed", "benchmarks/training")
 
 _TOLD = ("findings.py", "plots.py", "report.py")
 """What only says what was measured."""
+
+_MACHINE = ("kernel", "processor")
+"""Versions in which cells that are kept may differ from others: each cell says on what it was measured."""
+
+_GIT_TIMEOUT_S = 20.0
 
 _ANEW = "to measure anew, name another file or remove this one"
 
@@ -72,11 +78,13 @@ class Origin:
         took_s: seconds from then, or from the end of the cell before it, to its end; what is prepared for several cells
             counts for the first one of them.
         versions: of what was measured, and of the machine; see `versions_here`.
+        commit: of the repository; see `commit_here`.
     """
 
     began_at: str | None
     took_s: float | None
     versions: Settings
+    commit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -276,6 +284,22 @@ def program_here() -> str:
     return digest.hexdigest()[:12]
 
 
+def commit_here() -> str | None:
+    """The commit of the files that are measured, with a ``+`` if they are not as committed; None without one."""
+    root = Path(__file__).parents[2]
+
+    def git(*arguments: str) -> str:
+        # Whoever measures is root, and the files may be somebody else's.
+        command = ["git", "-c", f"safe.directory={root}", *arguments]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", *_MEASURED) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def save(record: Record, path: str | os.PathLike[str]) -> None:
     """Write a record, whole or not at all.
 
@@ -340,7 +364,8 @@ def resume(path: str | os.PathLike[str], new: Record, program: str, is_any_progr
         path: the file.
         new: a record without cells.
         program: which measures the other cells.
-        is_any_program: whether cells that another program has measured may stay.
+        is_any_program: whether cells may stay that another program has measured, or this one with another kernel or on
+            another processor, which older records do not name.
 
     Raises:
         InputError: the file is no record, or one with cells of other versions, settings or programs; or a new one
@@ -358,14 +383,30 @@ def resume(path: str | os.PathLike[str], new: Record, program: str, is_any_progr
         if differences:
             name = os.fspath(path)
             raise InputError(f"the record {name!r} was measured otherwise ({'; '.join(differences)}): {_ANEW}")
+        machines = [row.origin.versions for row in found.rows if row.origin is not None]
+        others = dict.fromkeys(text for each in machines for text in _differences(each, new.versions, _MACHINE))
+        if others and not is_any_program:
+            raise InputError(
+                f"the record {os.fspath(path)!r} has cells that were measured on another machine "
+                f"({'; '.join(others)}): {_ANEW}, or keep them with --any-program"
+            )
         return found
     save(new, path)  # whether that can be done is better known before hours of measuring
     return new
 
 
-def _differences(there: Settings, here: Settings) -> list[str]:
+def _differences(there: Settings, here: Settings, names: Collection[str] = ()) -> list[str]:
+    """In what they differ, for people.
+
+    Args:
+        there: some settings.
+        here: others.
+        names: of those that are compared; by default all but those of the machine.
+    """
+
     def said(settings: Settings, name: str) -> str:
         return repr(settings[name]) if name in settings else "not given"
 
-    names = sorted(name for name in {*there, *here} if name not in there or there.get(name) != here.get(name))
-    return [f"{name} is {said(there, name)} there and {said(here, name)} here" for name in names]
+    compared = set(names) or {*there, *here} - {*_MACHINE}
+    found = sorted(name for name in compared if said(there, name) != said(here, name))
+    return [f"{name} is {said(there, name)} there and {said(here, name)} here" for name in found]

@@ -130,7 +130,7 @@ def cell_table(rows: Sequence[Row]) -> str:
 
 
 def _origin(rows: Sequence[Row]) -> str:
-    """When a cell was measured, and where settings come from."""
+    """When and with what a cell was measured, and where settings come from."""
     origin = rows[0].origin
     began_at, took_s = (None, None) if origin is None else (origin.began_at, origin.took_s)
     facts = [f"Measured: {began_at or NOT_RECORDED}", f"took: {NOT_RECORDED if took_s is None else f'{took_s:.0f} s'}"]
@@ -138,7 +138,22 @@ def _origin(rows: Sequence[Row]) -> str:
     if swept:
         chosen = dict.fromkeys(row.swept_in or NOT_RECORDED for row in swept)
         facts.append(f"peers' settings chosen in: {', '.join(chosen)}")
+    facts += [f"program: {_program(rows[0])}", f"machine: {_machine(rows[0])}"]
     return f"{'; '.join(facts)}."
+
+
+def _program(row: Row) -> str:
+    commit = None if row.origin is None else row.origin.commit
+    return row.program if commit is None else f"{row.program}, commit {commit}"
+
+
+def _machine(row: Row) -> str:
+    versions = {} if row.origin is None else row.origin.versions
+    processor = versions.get("processor", f"processor {NOT_RECORDED}")
+    named = {"cores": "{} cores", "kernel": "Linux {}"}
+    return ", ".join(
+        [str(processor), *(text.format(versions[name]) for name, text in named.items() if name in versions)]
+    )
 
 
 def _fields(row: Row) -> list[str]:

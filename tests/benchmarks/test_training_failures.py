@@ -17,6 +17,7 @@ from benchmarks.training.records import Cell, Origin, Record, Tried, load
 from benchmarks.training.shared import Group, Member
 from caramel.errors import ClusterError, InputError
 
+ORIGIN = Origin(None, None, {"kernel": "6.1"}, "c0ffee")
 CELLS = [Cell("vgg", 4, 1.0), Cell("mlp", 4, 1.0), Cell("mlp", 2, 1.0)]
 
 
@@ -192,7 +193,7 @@ def test_cells_of_which_something_or_nothing_can_be_measured(monkeypatch, tmp_pa
     monkeypatch.setattr(program, "Site", Site)
     path, effort = str(tmp_path / "a.json"), replace(QUICK, rounds=2)
     with pytest.raises(TestbedError):  # the testbed is gone, and with it all that might be measured
-        program._measured(Record({}, {}), CELLS, None, effort, "abc", {"kernel": "6.1"}, path)
+        program._measured(Record({}, {}), CELLS, None, effort, "abc", ORIGIN, path)
     record = load(path)
     assert list(record.cells) == ["vgg/4/1", "mlp/4/1"] and Site.ended == 2
     nothing, something = record.cells.values()
@@ -216,9 +217,9 @@ def test_a_cell_says_when_it_was_measured_and_how_long_it_took(monkeypatch, tmp_
     monkeypatch.setattr(program, "now", lambda: f"at {next(clock)}")
     monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), strftime=str))
     effort, cells = replace(QUICK, rounds=2), CELLS[:2]
-    record = program._measured(Record({}, {}), cells, None, effort, "abc", {"kernel": "6.1"}, str(tmp_path / "a.json"))
+    record = program._measured(Record({}, {}), cells, None, effort, "abc", ORIGIN, str(tmp_path / "a.json"))
     origins = [[row.origin for row in rows] for rows in record.cells.values()]
-    assert origins == [[Origin(at, 10.0, {"kernel": "6.1"})] * 3 for at in ("at 100", "at 130")]
+    assert origins == [[Origin(at, 10.0, {"kernel": "6.1"}, "c0ffee")] * 3 for at in ("at 100", "at 130")]
     assert load(tmp_path / "a.json") == record
 
 

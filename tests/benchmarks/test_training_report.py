@@ -167,11 +167,22 @@ def test_measuring_takes_its_time():
 def test_a_cell_says_when_it_was_measured():
     given = rows(FIRST, caramel=1.0, mwms=2.0, mwms_best=1.5, horovod_best=1.5)
     given = [*timed(given[:2], 61.4), *(replace(row, swept_in="vgg/4/2") for row in timed(given[2:], 61.4))]
-    assert "\nMeasured: 2026-01-31T23:59:59Z; took: 61 s; peers' settings chosen in: vgg/4/2." in cell_table(given)
+    assert "\nMeasured: 2026-01-31T23:59:59Z; took: 61 s; peers' settings chosen in: vgg/4/2; program" in cell_table(
+        given
+    )
     given[-1] = replace(given[-1], swept_in=None)
-    assert "; peers' settings chosen in: vgg/4/2, not recorded." in cell_table(given)
+    assert "; peers' settings chosen in: vgg/4/2, not recorded; program" in cell_table(given)
     given = rows(FIRST, caramel=1.0, mwms=2.0)
-    assert "\nMeasured: not recorded; took: not recorded." in cell_table(given)
+    assert "\nMeasured: not recorded; took: not recorded; program: abc; machine: processor not recorded." in cell_table(
+        given
+    )
+
+
+def test_a_cell_says_with_what_it_was_measured():
+    versions = {"processor": "Some CPU avx2", "cores": 2, "kernel": "6.1", "tensorflow": "2.21"}
+    given = [replace(row, origin=Origin(None, None, versions, "c0ffee+")) for row in rows(FIRST, caramel=1.0)]
+    told = "; program: abc, commit c0ffee+; machine: Some CPU avx2, 2 cores, Linux 6.1.\n"
+    assert told in cell_table(given)
 
 
 def test_the_report_says_which_cells_were_disturbed():
