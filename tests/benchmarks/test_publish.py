@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.publish import DOCUMENTS, TABLES, measured, published
+from benchmarks.training.records import Origin, Record, Row, save
 from caramel.errors import InputError
 
 
@@ -38,6 +39,58 @@ def test_tables_are_replaced_and_the_rest_stays(tables):
 def test_marks_that_do_not_fit(tables, text, line):
     with pytest.raises(InputError, match=rf"^line {line}: .* one of steps, targets"):
         published(text, [])
+
+
+def saved(folder, name, *cells):
+    """A record with cells of one row each: (rho, when, program)."""
+    record = Record({}, {})
+    for rho, began_at, program in cells:
+        origin = None if began_at is None else Origin(began_at, 1.0, {})
+        made = Row(
+            *(
+                "vgg",
+                4,
+                rho,
+                64,
+                1e7,
+                (1e7,),
+                "caramel",
+                {},
+                (1.0,),
+                1.0,
+                1.0,
+                1.0,
+                1.0,
+                None,
+                None,
+                (),
+                None,
+                (),
+                (),
+                (),
+            ),
+            *(program, None, None, origin),
+        )
+        record = record.with_cell([made])
+    save(record, folder / name)
+
+
+@pytest.mark.parametrize(
+    ("files", "programs"),
+    [
+        ({"training.json": [(2.0, None, "a")], "training_x.json": [(1.0, None, "b")]}, ["b", "a"]),
+        ({"training.json": [(1.0, "2026-02-01", "a")], "training_x.json": [(1.0, "2026-01-31", "b")]}, ["a"]),
+        ({"training.json": [(1.0, "2026-01-31", "a")], "training_x.json": [(1.0, "2026-02-01", "b")]}, ["b"]),
+        ({"training.json": [(1.0, "2026-01-31", "a")], "training_x.json": [(1.0, None, "b")]}, ["a"]),
+        ({"training.json": [(1.0, None, "a")], "training_x.json": [(1.0, None, "b")]}, ["b"]),
+        ({"training.json": [(1.0, None, "a")], "training_quick.json": [(1.0, "2026-02-01", "b")]}, ["a"]),
+        ({"training.json": [(1.0, None, "a")], "local.json": [(2.0, None, "b")]}, ["a"]),
+    ],
+)
+def test_of_a_cell_in_several_files_the_last_measurement_counts(files, programs, tmp_path):
+    for name, cells in reversed(files.items()):  # when files were written says nothing
+        saved(tmp_path, name, *cells)
+    assert [row.program for row in measured(tmp_path)] == programs
 
 
 def test_documents_say_what_was_measured():
