@@ -104,11 +104,15 @@ class Preparations:
             return dict.fromkeys(OPTIONS, in_one_line(error))
 
     def swept(self, cell: Cell, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
-        """Settings of the peers, tried in the first cell of a workload, and again if none worked."""
-        found = self.sweeps.get(cell.workload, {})
-        if not found or not all(any(each.error is None for each in tried) for tried in found.values()):
-            made = self._site.swept(workload)
-            found = {name: tuple(replace(each, cell=cell.key) for each in tried) for name, tried in made.items()}
+        """Settings of the peers, tried in the first cell of a workload; those of a peer again if none of them worked.
+
+        A peer that cannot run is left out.
+        """
+        found = dict(self.sweeps.get(cell.workload, {}))
+        wanted = [n for n in self._site.sweepable if all(each.error is not None for each in found.get(n, ()))]
+        if wanted:
+            for name, tried in self._site.swept(workload, wanted).items():
+                found[name] = tuple(replace(each, cell=cell.key) for each in tried)
             self.sweeps[cell.workload] = found
         return found
 
@@ -176,7 +180,9 @@ def _tell(cell: Cell, what: str) -> None:
 @click.option("--steps", type=click.IntRange(min=1), help=f"Of each in a round.  [default: {FULL.steps}]")
 @click.option("--horovod", type=click.Path(dir_okay=False), help=f"Python that has Horovod.  [default: {HOROVOD}]")
 @click.option(
-    "--retry", is_flag=True, help="Measure cells that were disturbed, or in which somebody failed, once more."
+    "--retry",
+    is_flag=True,
+    help="Measure cells that were disturbed, or in which somebody failed who can run here, once more.",
 )
 @click.option(
     "--any-program",
@@ -245,11 +251,13 @@ def _measured(
                     site.end_cell()
                     rows = _failed(site, cell, program, error)
                 timed = replace(origin, began_at=began_at, took_s=time.monotonic() - began_s)
-                rows = [replace(row, origin=timed) for row in rows]
+                lost = {row.contender for row in rows if row.error is not None}
+                absent = lost & {*site.absent}
+                rows = [replace(row, origin=timed, is_absent=row.contender in absent) for row in rows]
                 record = replace(record, sweeps=preparations.sweeps).with_cell(rows)
                 save(record, results)
-                errors = sum(row.error is not None for row in rows)
-                _tell(cell, f"done, {f'{errors} of {len(rows)} failed' if errors else 'none failed'}")
+                told = f"{len(lost - absent)} of {len(rows)} failed" if lost - absent else "none failed"
+                _tell(cell, f"done, {told}" + (f"; cannot run: {', '.join(sorted(absent))}" if absent else ""))
                 began_at, began_s = now(), time.monotonic()
     return record
 

@@ -114,6 +114,7 @@ class Row:
         losses: of the first steps.
         program: which version of this library and benchmark measured it; see `program_here`.
         error: why there is no time, in one line.
+        is_absent: whether the reason is that it cannot run at all where the others were measured.
         swept_in: key of the cell in which its settings were chosen; None where they were not, or an older record does
             not say.
         origin: of the cell; None in an older record.
@@ -141,6 +142,7 @@ class Row:
     losses: tuple[float, ...]
     program: str
     error: str | None
+    is_absent: bool = False
     swept_in: str | None = None
     origin: Origin | None = None
 
@@ -206,14 +208,15 @@ class Record:
 
         Args:
             cells: in the order in which they are measured.
-            retry: whether a cell in which a contender failed, or that was disturbed, is to be measured once more.
+            retry: whether a cell in which a contender failed, or that was disturbed, is to be measured once more. Who
+                cannot run at all has not failed: that would be so again.
         """
 
         def is_finished(cell: Cell) -> bool:
             rows = self.cells.get(cell.key)
             if rows is None or not retry:
                 return rows is not None
-            return drift(rows) <= MOST_DRIFT and all(row.error is None for row in rows)
+            return drift(rows) <= MOST_DRIFT and all(row.error is None or row.is_absent for row in rows)
 
         return [cell for cell in cells if not is_finished(cell)]
 

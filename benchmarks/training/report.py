@@ -120,7 +120,7 @@ def cell_table(rows: Sequence[Row]) -> str:
         f"naive limit {_ms(ours.naive_limit_s)} ms",
     ]
     parts = [f"{', '.join(facts)}.", _origin(rows), markdown_table(HEAD, map(_fields, rows))]
-    notes = [f"- {row.contender} failed: {row.error}" for row in rows if row.error is not None]
+    notes = [f"- {row.contender} {_lost(row)}: {row.error}" for row in rows if row.error is not None]
     if (longest := drift(rows)) > MOST_DRIFT:
         notes.append(
             f"- disturbed: computation alone took {longest - 1:.0%} longer in one round than in another; --retry "
@@ -142,6 +142,10 @@ def _origin(rows: Sequence[Row]) -> str:
     return f"{'; '.join(facts)}."
 
 
+def _lost(row: Row) -> str:
+    return "cannot run" if row.is_absent else "failed"
+
+
 def _program(row: Row) -> str:
     commit = None if row.origin is None else row.origin.commit
     return row.program if commit is None else f"{row.program}, commit {commit}"
@@ -159,7 +163,7 @@ def _machine(row: Row) -> str:
 def _fields(row: Row) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in row.settings.items()).replace("|", "\\|")
     if row.time_s is None:
-        return [row.contender, settings or NONE, "failed", *[NONE] * (len(HEAD) - 3)]
+        return [row.contender, settings or NONE, _lost(row), *[NONE] * (len(HEAD) - 3)]
     low_s, high_s = np.percentile(row.times_s, [25, 75])
     # What sends nothing is not what the limits are about.
     limits = (None, None) if row.contender in COMPUTATIONS else (row.limit_s, row.naive_limit_s)

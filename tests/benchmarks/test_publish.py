@@ -69,7 +69,8 @@ def saved(folder, name, *cells):
                 (),
                 (),
             ),
-            *(program, None, None, origin),
+            *(program, None),
+            origin=origin,
         )
         record = record.with_cell([made])
     save(record, folder / name)

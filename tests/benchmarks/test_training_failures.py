@@ -14,6 +14,7 @@ from benchmarks.training.grid import run_cell
 from benchmarks.training.meters import Reading
 from benchmarks.training.ours import OPTIONS
 from benchmarks.training.records import Cell, Origin, Record, Tried, load
+from benchmarks.training.report import cell_table
 from benchmarks.training.shared import Group, Member
 from caramel.errors import ClusterError, InputError
 
@@ -152,6 +153,7 @@ class Site:
         self.workers = workers
         self.testbed = self
         self.taking_part = ("compute", "caramel", "mwms")
+        self.sweepable, self.absent = ["mwms_best"], ()
 
     def set_rate(self, rate_bytes_per_s):
         if self.workers == 2:
@@ -165,7 +167,8 @@ class Site:
     def traced(self, workload):
         raise ClusterError("a traced step took too long\nsomewhere")
 
-    def swept(self, workload):
+    def swept(self, workload, wanted):
+        assert wanted == ["mwms_best"]
         return {"mwms_best": (Tried({}, 1.0, None),)}
 
     def contenders(self, workload, plans, swept):
@@ -283,6 +286,58 @@ def test_settings_are_tried_once_for_a_workload_unless_none_worked():
     assert found[0] == worked["mwms_best"]
     assert found[1:] == [(Tried({}, 1.0, None, f"{name}/4/2"),) for name in ("mlp", "tiny")]
     assert set(preparations.sweeps) == {"vgg", "mlp", "tiny"}
+
+
+def test_only_the_settings_of_who_had_none_are_tried_again():
+    site, cell = Site(4, None, QUICK), CELLS[0]
+    site.sweepable = ["mwms_best", "horovod_best"]
+    worked, failed = (Tried({"size": 1}, 2.0, None),), (Tried({}, None, "late"),)
+    preparations = program.Preparations(site, {"vgg": {"mwms_best": failed, "horovod_best": worked}})
+    assert preparations.swept(cell, None) == {
+        "mwms_best": (Tried({}, 1.0, None, "vgg/4/1"),),
+        "horovod_best": worked,
+    }
+
+
+class Lacking(Site):
+    """Hosts without Horovod."""
+
+    sweeps = 0
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.absent = ("horovod", "horovod_best", "compute_horovod")
+
+    def swept(self, workload, wanted):
+        Lacking.sweeps += 1
+        return super().swept(workload, wanted)
+
+    def traced(self, workload):
+        raise ClusterError("a traced step took too long\nsomewhere")
+
+    def contenders(self, workload, plans, swept):
+        lost = [program.Failed(name, {}, "Horovod is not installed") for name in ("horovod", "horovod_best")]
+        return [Named("compute"), Named("caramel"), *lost]
+
+
+def test_who_cannot_run_is_not_tried_in_each_cell_nor_once_more(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(program, "Site", Lacking)
+    monkeypatch.setattr(Lacking, "sweeps", 0)
+    cells, path = [Cell("mlp", 4, rho) for rho in (1.0, 2.0, 0.5)], str(tmp_path / "a.json")
+    record = program._measured(Record({}, {}), cells, None, replace(QUICK, rounds=2), "abc", ORIGIN, path)
+    assert Lacking.sweeps == 1 and list(record.sweeps["mlp"]) == ["mwms_best"]
+    for rows in record.cells.values():
+        assert [(row.contender, row.error, row.is_absent) for row in rows] == [
+            ("compute", None, False),
+            ("caramel", None, False),
+            ("horovod", "Horovod is not installed", True),
+            ("horovod_best", "Horovod is not installed", True),
+        ]
+    assert load(path).unfinished(cells, retry=True) == []
+    told = capsys.readouterr().err
+    assert told.count("done, none failed; cannot run: horovod, horovod_best\n") == 3
+    table = cell_table(record.cells["mlp/4/1"])
+    assert "\n- horovod cannot run: Horovod is not installed\n" in table and "| horovod | - | cannot run |" in table
 
 
 # -- which cells ---------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_older_records_do_not_say_when_and_on_what(tmp_path):
     save(older, tmp_path / "a.json")
     data = json.loads((tmp_path / "a.json").read_text())
     for each in data["cells"]["vgg/4/1"]:
-        del each["origin"], each["swept_in"]
+        del each["origin"], each["swept_in"], each["is_absent"]
     del data["sweeps"]["vgg"]["mwms_best"][0]["cell"]
     (tmp_path / "a.json").write_text(json.dumps(data))
     found = load(tmp_path / "a.json")
@@ -83,6 +83,7 @@ def test_cells_with_failures_can_be_measured_once_more():
     record = new().with_cell([row(CELLS[0], error="late")]).with_cell([row(CELLS[1])])
     assert record.unfinished(CELLS[:2]) == []
     assert record.unfinished(CELLS[:2], retry=True) == [CELLS[0]]
+    assert record.with_cell([row(CELLS[0], error="not there", is_absent=True)]).unfinished(CELLS[:2], retry=True) == []
     again = record.with_cell([row(CELLS[0])])
     assert list(again.cells) == list(record.cells) and again.unfinished(CELLS[:2], retry=True) == []
 
