@@ -168,6 +168,24 @@ def test_an_error_of_a_worker_is_told_first(processes):
     processes.close()
 
 
+def test_processor_time_is_that_of_the_hosts(site, processes):
+    """Who drives a graph is on the first host, so that no time is left for the place of those on none."""
+    driven = tensorflow_collectives(DENSE, 2, site.shared)
+    places = [os.stat(host.namespace).st_ino for host in site.testbed.hosts]
+    found = [
+        [places.index(os.stat(f"/proc/{pid}/ns/net").st_ino) for pid in each.pids()] for each in (driven, processes)
+    ]
+    assert found == [[0, 0, 1], [0, 1]]
+    read = site.meter()
+    before = read(driven.pids())
+    driven.run(4)
+    used = read(driven.pids()).since(before, 4).processor_s
+    assert len(used) == 3 and min(used[:2]) > 0 and used[2] == 0
+    *on_hosts, elsewhere = read([os.getpid()]).processor_s
+    assert on_hosts == [0, 0] and elsewhere > 0
+    driven.close()
+
+
 def test_nobody_else_needs_horovod(site):
     with pytest.raises(ClusterError, match="make horovod builds it"):
         site.peer(HOROVOD)
