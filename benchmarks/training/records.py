@@ -107,8 +107,8 @@ class Row:
         naive_limit_s: the longer one of computation alone and of what must be sent over a link.
         predicted_s: what the plan says; None for who has none.
         processor_s: median seconds of processor time of all its processes for a step.
-        host_processor_s: the same of the processes on each host, and at the end of those on none, so that these add up to
-            all. The last one is 0: what drives a graph of several workers is on the first host, and of the process
+        host_processor_s: the same of the processes on each host, and at the end of those on none, so that these add up
+            to all. The last one is 0: what drives a graph of several workers is on the first host, and of the process
             that measures, which waits meanwhile, nothing is counted.
         sent_bytes: median bytes that a host sent for a step, headers included, as the mean over the hosts.
         host_sent_bytes: the same of each host.

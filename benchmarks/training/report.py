@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from benchmarks.training.names import (
     TITLES,
 )
 from benchmarks.training.records import MOST_DRIFT, Cell, Row, by_cell, drift
+from benchmarks.training.workloads import BY_NAME
 
 NONE = "-"
 NOT_RECORDED = "not recorded"
@@ -83,6 +85,7 @@ def overview(rows: Sequence[Row]) -> str:
         "workload",
         "workers",
         "rho",
+        "rho, measured",
         "computation [ms]",
         "limit [ms]",
         "this library [ms]",
@@ -100,7 +103,7 @@ def overview(rows: Sequence[Row]) -> str:
                 gap = f"{(peer.time_s - time_s) / (peer.time_s - limit_s):.0%}"
         theirs = [_ms(those[name].time_s) if name in those else NONE for name in peers]
         effort = ", ".join(_processor(those.get(name)) for name in (OURS, COMPUTE))
-        shown = (*map(_ms, (compute_s, limit_s, time_s)), of_limit, effort, *theirs, gap)
+        shown = (_rho(ours), *map(_ms, (compute_s, limit_s, time_s)), of_limit, effort, *theirs, gap)
         lines.append((cell.workload, str(cell.workers), f"{cell.rho:g}", *shown))
     return markdown_table((*head, *(f"{TITLES[name]} [ms]" for name in peers), "gap closed"), lines)
 
@@ -118,6 +121,7 @@ def cell_table(rows: Sequence[Row]) -> str:
         f"computation alone {_ms(ours.compute_s)} ms",
         f"limit {_ms(ours.limit_s)} ms",
         f"naive limit {_ms(ours.naive_limit_s)} ms",
+        f"rho as measured {_rho(ours)}",
     ]
     parts = [f"{', '.join(facts)}.", _origin(rows), markdown_table(HEAD, map(_fields, rows))]
     notes = [f"- {row.contender} {_lost(row)}: {row.error}" for row in rows if row.error is not None]
@@ -127,6 +131,25 @@ def cell_table(rows: Sequence[Row]) -> str:
             "measures the cell once more"
         )
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+
+
+def measured_rho(row: Row | None) -> float | None:
+    """The time that the links needed for what had to be sent, over that of computation alone.
+
+    Sent must be what `Workload.sent_bytes` says, as for the nominal rho; None where the computation is not known.
+
+    Args:
+        row: of a contender of the cell; None without one.
+    """
+    if row is None or row.compute_s is None or row.workload not in BY_NAME:
+        return None
+    workload = replace(BY_NAME[row.workload], examples=row.examples)
+    return workload.sent_bytes(row.workers) / row.link_bytes_per_s / row.compute_s
+
+
+def _rho(row: Row | None) -> str:
+    rho = measured_rho(row)
+    return NONE if rho is None else f"{rho:.2f}"
 
 
 def _origin(rows: Sequence[Row]) -> str:

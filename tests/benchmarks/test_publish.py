@@ -2,9 +2,11 @@
 
 import pytest
 
-from benchmarks.publish import DOCUMENTS, TABLES, measured, published
+from benchmarks.publish import DOCUMENTS, ROOT, TABLES, measured, published
+from benchmarks.training.effort import FULL
 from benchmarks.training.records import Origin, Record, Row, save
 from caramel.errors import InputError
+from caramel.netbench import Settings
 
 
 @pytest.fixture
@@ -101,3 +103,14 @@ def test_documents_say_what_was_measured():
         text = document.read_text(encoding="utf-8")
         assert "<!-- steps -->" in text or "<!-- cells -->" in text
         assert published(text, rows) == text, f"{document} is not of these results: run python -m benchmarks.publish"
+
+
+def test_the_document_says_how_much_of_a_network_is_measured():
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8").split())
+    here, usual = FULL.network, Settings()
+    assert here.algorithms == usual.algorithms
+    assert (min(here.sizes), max(here.sizes), here.depths) == (2**12, 2**20, (1, 4))
+    assert f"{len(here.sizes)} sizes from 4 KiB to 1 MiB, 2 depths (1 and 4) and {here.rounds} rounds;" in text
+    assert (min(usual.sizes), max(usual.sizes)) == (64, 2**25)
+    counts = len(usual.sizes), len(usual.depths), usual.rounds
+    assert "{} sizes from 64 B to 32 MiB, {} depths and {} rounds.".format(*counts) in text

@@ -1,5 +1,6 @@
 """Numbers of the report, against such as were computed by hand; misses are told as misses."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from benchmarks.training.findings import INCOMPLETE, KEPT, MISSED, best_peer, findings
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Origin, Row
-from benchmarks.training.report import ablation_costs, cell_table, overview, report
+from benchmarks.training.report import ablation_costs, cell_table, measured_rho, overview, report
+from benchmarks.training.workloads import BY_NAME
 
 FIRST, SECOND = Cell("vgg", 4, 1.0), Cell("mlp", 4, 2.0)
 OTHER = Cell("vgg", 8, 1.0)
@@ -185,6 +187,18 @@ def test_a_cell_says_with_what_it_was_measured():
     assert told in cell_table(given)
 
 
+def test_the_measured_rho_is_that_of_the_examples_and_links_of_the_cell():
+    """Sparse gradients grow with the examples; a workload that is no more, or a cell without computation, has none."""
+    (row,) = rows(Cell("transformer", 2, 1.0), caramel=1.0)
+    twice = measured_rho(replace(row, examples=128)) - measured_rho(row)
+    assert twice == pytest.approx(measured_rho(replace(row, examples=192)) - measured_rho(replace(row, examples=128)))
+    assert twice > 0
+    assert measured_rho(replace(row, link_bytes_per_s=2e7)) == pytest.approx(measured_rho(row) / 2)
+    assert measured_rho(replace(row, compute_s=None)) is measured_rho(replace(row, workload="old")) is None
+    assert measured_rho(None) is None
+    assert f", rho as measured {measured_rho(row):.2f}.\n" in cell_table([row])
+
+
 def test_the_report_says_which_cells_were_disturbed():
     (steady,) = rows(FIRST, compute=1.0)
     (other,) = rows(OTHER, compute=1.0)
@@ -196,11 +210,12 @@ def test_the_overview_has_a_line_for_each_cell():
     first = rows(FIRST, 1.0, compute=0.9, caramel=1.1, mwms=1.8, mwms_best=1.5, horovod=1.9, horovod_best=1.6)
     first[0] = replace(first[0], processor_s=1.75)
     second = rows(SECOND, 2.0, caramel=2.0, mwms=3.0, mwms_best=1.9, errors=("mwms",))
+    sent_s = 2 * 3 / 4 * 4 * sum(math.prod(each.shape) for each in BY_NAME["vgg"].parameters.values()) / 1e7
     _, _, *lines = overview([*first, *second, *rows(OTHER, mwms=2.0)]).splitlines()
     assert lines == [
-        "| vgg | 4 | 1 | 900 | 1000 | 1100 | 1.10 | 2.00, 1.75 | 1800 | 1500 | 1900 | 1600 | 80% |",
-        "| mlp | 4 | 2 | 900 | 2000 | 2000 | 1.00 | 2.00, - | - | 1900 | - | - | - |",
-        "| vgg | 8 | 1 | - | - | - | - | -, - | 2000 | - | - | - | - |",
+        f"| vgg | 4 | 1 | {sent_s / 0.9:.2f} | 900 | 1000 | 1100 | 1.10 | 2.00, 1.75 | 1800 | 1500 | 1900 | 1600 | 80% |",
+        f"| mlp | 4 | 2 | {BY_NAME['mlp'].sent_bytes(4) / 1e7 / 0.9:.2f} | 900 | 2000 | 2000 | 1.00 | 2.00, - | - | 1900 | - | - | - |",
+        "| vgg | 8 | 1 | - | - | - | - | - | -, - | 2000 | - | - | - | - |",
     ]
 
 
