@@ -18,7 +18,7 @@ from benchmarks.training.findings import findings
 from benchmarks.training.grid import cells
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Row, by_cell, load
-from benchmarks.training.report import ablation_table, cell_table, overview, summary
+from benchmarks.training.report import ablation_table, cell_table, misses, overview, summary
 from caramel.errors import InputError
 from caramel.writing import write_whole
 
@@ -35,6 +35,7 @@ def _cell_tables(rows: Sequence[Row]) -> str:
 TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "steps": overview,
     "targets": lambda rows: summary(findings(rows, cells())),
+    "misses": lambda rows: misses(findings(rows, cells()), rows),
     "ablations": ablation_table,
     "cells": _cell_tables,
 }

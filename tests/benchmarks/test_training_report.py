@@ -8,7 +8,15 @@ import pytest
 from benchmarks.training.findings import INCOMPLETE, KEPT, MISSED, best_peer, findings
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Origin, Row
-from benchmarks.training.report import ablation_costs, cell_table, measured_rho, overview, report
+from benchmarks.training.report import (
+    ablation_costs,
+    ablation_table,
+    cell_table,
+    measured_rho,
+    misses,
+    overview,
+    report,
+)
 from benchmarks.training.workloads import BY_NAME
 
 FIRST, SECOND = Cell("vgg", 4, 1.0), Cell("mlp", 4, 2.0)
@@ -214,9 +222,58 @@ def test_the_overview_has_a_line_for_each_cell():
     _, _, *lines = overview([*first, *second, *rows(OTHER, mwms=2.0)]).splitlines()
     assert lines == [
         f"| vgg | 4 | 1 | {sent_s / 0.9:.2f} | 900 | 1000 | 1100 | 1.10 | 2.00, 1.75 | 1800 | 1500 | 1900 | 1600 | 80% |",
-        f"| mlp | 4 | 2 | {BY_NAME['mlp'].sent_bytes(4) / 1e7 / 0.9:.2f} | 900 | 2000 | 2000 | 1.00 | 2.00, - | - | 1900 | - | - | - |",
+        f"| mlp | 4 | 2 | {BY_NAME['mlp'].sent_bytes(4) / 1e7 / 0.9:.2f} | 900 | 2000 | 2000 | 1.00 | 2.00, - | failed | 1900 | - | - | - |",
         "| vgg | 8 | 1 | - | - | - | - | - | -, - | 2000 | - | - | - | - |",
     ]
+
+
+def test_who_failed_is_shown_as_failed():
+    given = rows(FIRST, caramel=1.0, mwms=2.0, horovod=2.0, horovod_best=2.0, errors=("caramel", "mwms", "horovod"))
+    given[2] = replace(given[2], is_absent=True)
+    line = overview(given).splitlines()[-1]
+    assert [cell.strip() for cell in line.split("|")][7:9] == ["failed", "-"]
+    assert line.endswith("| failed | - | cannot run | 2000 | - |")
+    first = rows(FIRST, caramel=1.0, caramel_no_order=1.2, caramel_paper=1.3, errors=("caramel_no_order",))
+    second = rows(SECOND, caramel=1.0, caramel_no_order=1.1)
+    *_, above, below, _ = ablation_table([*first, *second]).splitlines()
+    assert above.endswith("| failed |") and above.count("1.300") == 3  # and its bounds
+    assert below.startswith("| mlp, 4 workers, rho 2 | - |")
+
+
+def test_misses_are_named():
+    """From the data: targets, whether missed or open, and cells in which a peer is faster, if only a little."""
+    first = rows(FIRST, 1.0, 1.0, caramel=1.3, mwms=1.7, horovod=1.299, horovod_best=1.3, ps_all=1.2)
+    failed = rows(SECOND, caramel=1.0, mwms=0.5, errors=("caramel",))
+    other = rows(OTHER, 1.0, 1.0, caramel=1.3, mwms=0.5, ps_half=1.4, errors=("mwms",))
+    given = [*first, *failed, *other]
+    targets, open_, faster = misses(findings(given), given).split(":\n\n")[1:]
+    assert "- step / limit, the worst of 4 workers, rho 1 and 2: 1.300 (target: at most 1.25)\n" in targets
+    assert "- cells in which this library failed: 1 of 3 (target: 0)\n" in targets and "minutes" not in targets
+    assert "- minutes that measuring took, 4 workers, rho 1 and 2: not recorded (target: at most 100)\n" in open_
+    horovod = "- vgg, 4 workers, rho 1: 1300 ms; Horovod 1299 ms; parameter servers on all hosts 1200 ms"
+    assert faster == horovod
+
+
+def test_nothing_is_missed():
+    given = timed(rows(FIRST, 1.0, 1.0, compute=1.0, caramel=1.0, mwms=2.0, mwms_best=2.0), 60.0)
+    assert misses(findings(given), given) == (
+        "Targets that are missed:\n\n- none\n\n"
+        "Cells in which the median step of a peer is shorter than this library's:\n\n- none"
+    )
+
+
+def test_the_overview_says_which_cells_are_of_which_version_and_machine():
+    cells = [replace(FIRST, rho=rho) for rho in (1.0, 2.0, 0.5)]
+    given = [replace(row, origin=Origin(None, None, {"cores": 2})) for cell in cells for row in rows(cell, caramel=1.0)]
+    assert "\n\n" not in overview(given)
+    given[0] = replace(given[0], program="def", origin=Origin(None, None, {"cores": 2}, "c0ffee"))
+    assert overview(given).partition("\n\n")[2] == (
+        "These cells are of 2 versions of the program:\n\n"
+        "- def, commit c0ffee: vgg, 4 workers, rho 1\n- abc: the other 2"
+    )
+    given[1] = replace(given[1], origin=Origin(None, None, {"processor": "Some CPU", "cores": 2}))
+    told = "These cells are of 2 machines or kernels:\n\n- Some CPU, 2 cores: vgg, 4 workers, rho 2\n- processor not recorded, 2 cores:"
+    assert told in overview(given)
 
 
 @pytest.mark.parametrize("times_s", [{"caramel": 1.0}, {"caramel": 1.0, "caramel_paper": 1.3, "mwms": 2.0}])
