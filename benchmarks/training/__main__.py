@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from benchmarks.output import errors_for_click
-from benchmarks.testbed.commands import TestbedError
+from benchmarks.testbed.commands import TestbedError, check_system
 from benchmarks.training.contender import SETTLING_STEPS
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
@@ -28,6 +28,7 @@ from benchmarks.training.records import (
     Row,
     Tried,
     commit_here,
+    load,
     now,
     program_here,
     resume,
@@ -218,6 +219,9 @@ def main(
     usual = QUICK if quick else FULL
     effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
     new, program = Record(versions_here(**peers), dict(effort.settings)), program_here()
+    known = load(results) if Path(results).exists() else new
+    if known.unfinished(expected, retry):
+        check_system()  # before a record is made of which nothing comes
     record = resume(results, new, program, any_program)
     wanted = record.unfinished(expected, retry)
     origin = Origin(None, None, new.versions, commit_here())

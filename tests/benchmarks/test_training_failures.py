@@ -1,6 +1,7 @@
 """Whatever fails, the run goes on, the record says what failed, and nobody pays for the failure of another one."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 from benchmarks.testbed.commands import TestbedError
 from benchmarks.training import __main__ as program
 from benchmarks.training.contender import Burst
-from benchmarks.training.effort import QUICK
+from benchmarks.training.effort import FULL, QUICK
 from benchmarks.training.grid import run_cell
 from benchmarks.training.meters import Reading
 from benchmarks.training.ours import OPTIONS
@@ -354,10 +355,42 @@ def test_who_cannot_run_is_not_tried_in_each_cell_nor_once_more(monkeypatch, tmp
 def test_only_cells_that_are_asked_for_are_measured(arguments, cells, monkeypatch, tmp_path):
     wanted = []
     monkeypatch.setattr(program, "horovod_versions", lambda python: {})
+    monkeypatch.setattr(program, "check_system", lambda: None)
     monkeypatch.setattr(program, "_measured", lambda record, cells, *others: wanted.extend(cells) or record)
     told = CliRunner().invoke(program.main, [*arguments, "--results", str(tmp_path / "a.json")])
     assert told.exit_code == 0, told.output
     assert wanted == cells
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """A user who is not root."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(program, "horovod_versions", lambda python: {})
+    monkeypatch.setattr(program, "versions_here", lambda **others: {})
+    monkeypatch.setattr(program, "program_here", lambda: "abc")
+
+
+def test_without_root_nothing_is_written(nobody, tmp_path):
+    """Neither a record, and a message says what is missing; nor into one that is there."""
+    arguments = ["--results", str(tmp_path / "a.json"), "--plots", str(tmp_path / "plots")]
+    told = CliRunner().invoke(program.main, arguments)
+    assert told.exit_code == 1 and not list(tmp_path.iterdir())
+    assert told.output == "Error: building a testbed needs root, and this is user 1000: run it with sudo\n"
+    (tmp_path / "a.json").write_text(json.dumps(asdict(Record({"kernel": "6.1"}, {}))))
+    before = (tmp_path / "a.json").read_text()
+    assert CliRunner().invoke(program.main, arguments).exit_code == 1
+    assert (tmp_path / "a.json").read_text() == before
+
+
+def test_without_root_what_is_measured_can_be_looked_at(nobody, monkeypatch, tmp_path):
+    monkeypatch.setattr(program, "Site", Site)
+    path, cell = str(tmp_path / "a.json"), Cell("mlp", 4, 1.0)
+    record = Record({}, dict(FULL.settings))
+    program._measured(record, [cell], None, replace(FULL, rounds=2), "abc", ORIGIN, path)
+    chosen = ["--workload", "mlp", "--rho", "1", "--workers", "4", "--any-program"]
+    told = CliRunner().invoke(program.main, [*chosen, "--results", path])
+    assert told.exit_code == 0 and "### mlp, 4 workers, rho 1" in told.output, told.output
 
 
 def test_cells_that_are_not_there_are_refused_before_anything_is_measured(tmp_path):
