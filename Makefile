@@ -2,6 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 NAME := local
+OPTIONS :=
 PARALLEL := --numprocesses 3 --dist loadfile
 
 .PHONY: demo test lint check soak horovod bench bench-quick bench-collectives bench-models bench-planning clean
@@ -33,11 +34,13 @@ bench-models: $(VENV)/.dev  ## compile VGG, ResNets, Inception, MobileNets, Effi
 bench-planning: $(VENV)/.dev  ## predicted steps from 10 Mbit/s to 100 Gbit/s, by policy
 	$(BIN)/python -m benchmarks.planning --json planning.json --plot planning.png
 
+# In both, a file that is there already is gone on with; OPTIONS=--any-program keeps its cells also where another version of
+# the program, another processor or another kernel has measured them, as it is with the training*.json of the documents.
 bench-quick: $(VENV)/.dev  ## training steps against the peers' on hosts with shaped links, some minutes; needs root
-	$(BIN)/python -m benchmarks.training --quick --results benchmarks/results/$(NAME)_quick.json --plots benchmarks/results/$(NAME)_quick
+	$(BIN)/python -m benchmarks.training --quick --results benchmarks/results/$(NAME)_quick.json --plots benchmarks/results/$(NAME)_quick $(OPTIONS)
 
-bench: $(VENV)/.dev  ## all of them, some hours, resumable; needs root; NAME=training is what the documents show
-	$(BIN)/python -m benchmarks.training --results benchmarks/results/$(NAME).json --plots benchmarks/results/$(NAME)
+bench: $(VENV)/.dev  ## all of them, some hours, resumable; needs root; documents show those whose NAME begins with training
+	$(BIN)/python -m benchmarks.training --results benchmarks/results/$(NAME).json --plots benchmarks/results/$(NAME) $(OPTIONS)
 
 horovod:  ## build Horovod in an environment of its own, for these benchmarks; needs Python up to 3.11 and a C++ compiler
 	scripts/horovod.sh .venv-horovod

@@ -17,8 +17,8 @@ from benchmarks.output import errors_for_click
 from benchmarks.training.findings import findings
 from benchmarks.training.grid import cells
 from benchmarks.training.plots import write_plots
-from benchmarks.training.records import Row, by_cell, load
-from benchmarks.training.report import ablation_table, cell_table, overview, summary
+from benchmarks.training.records import Cell, Row, by_cell, load
+from benchmarks.training.report import ablation_table, cell_table, misses, overview, summary
 from caramel.errors import InputError
 from caramel.writing import write_whole
 
@@ -35,6 +35,7 @@ def _cell_tables(rows: Sequence[Row]) -> str:
 TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "steps": overview,
     "targets": lambda rows: summary(findings(rows, cells())),
+    "misses": lambda rows: misses(findings(rows, cells()), rows),
     "ablations": ablation_table,
     "cells": _cell_tables,
 }
@@ -67,15 +68,30 @@ def published(text: str, rows: Sequence[Row]) -> str:
     return "".join([*parts, text[end:]])
 
 
-def measured() -> list[Row]:
+def measured(folder: Path = RESULTS) -> list[Row]:
     """The rows of all training steps that are published, in the order of cells.
+
+    These are those of all ``training*.json`` but the ``*_quick.json``. Of a cell that is in several files, what was
+    measured last counts. A record that does not say when is older than all that do; of several such, the one whose
+    name is last in the alphabet counts, as the times of files change whenever they are copied.
+
+    Args:
+        folder: of the records.
 
     Raises:
         InputError: a file is no record.
     """
+    last: dict[Cell, tuple[str, list[Row]]] = {}
+    for path in sorted(folder.glob("training*.json")):
+        if path.stem.endswith("_quick"):
+            continue
+        for cell, those in by_cell(load(path).rows).items():
+            rows = list(those.values())
+            began_at = max((row.origin.began_at or "" for row in rows if row.origin is not None), default="")
+            if cell not in last or began_at >= last[cell][0]:
+                last[cell] = began_at, rows
     order = cells()
-    rows = [row for path in sorted(RESULTS.glob("training*.json")) for row in load(path).rows]
-    return sorted(rows, key=lambda row: order.index(row.cell))
+    return [row for cell in sorted(last, key=order.index) for row in last[cell][1]]
 
 
 @click.command()

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from benchmarks.output import errors_for_click
-from benchmarks.testbed.commands import TestbedError
+from benchmarks.testbed.commands import TestbedError, check_system
 from benchmarks.training.contender import SETTLING_STEPS
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
@@ -21,7 +21,20 @@ from benchmarks.training.grid import cells, fitted_times, link_rate, run_cell, w
 from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
 from benchmarks.training.plots import write_plots
-from benchmarks.training.records import Cell, Record, Row, Tried, program_here, resume, save, versions_here
+from benchmarks.training.records import (
+    Cell,
+    Origin,
+    Record,
+    Row,
+    Tried,
+    commit_here,
+    load,
+    now,
+    program_here,
+    resume,
+    save,
+    versions_here,
+)
 from benchmarks.training.report import report
 from benchmarks.training.site import Failed, Site
 from benchmarks.training.spmd import horovod_versions
@@ -91,11 +104,17 @@ class Preparations:
         except CaramelError as error:
             return dict.fromkeys(OPTIONS, in_one_line(error))
 
-    def swept(self, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
-        """Settings of the peers, tried in the first cell of a workload, and again if none worked."""
-        found = self.sweeps.get(workload.name, {})
-        if not found or not all(any(each.error is None for each in tried) for tried in found.values()):
-            self.sweeps[workload.name] = found = self._site.swept(workload)
+    def swept(self, cell: Cell, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
+        """Settings of the peers, tried in the first cell of a workload; those of a peer again if none of them worked.
+
+        A peer that cannot run is left out.
+        """
+        found = dict(self.sweeps.get(cell.workload, {}))
+        wanted = [n for n in self._site.sweepable if all(each.error is not None for each in found.get(n, ()))]
+        if wanted:
+            for name, tried in self._site.swept(workload, wanted).items():
+                found[name] = tuple(replace(each, cell=cell.key) for each in tried)
+            self.sweeps[cell.workload] = found
         return found
 
 
@@ -110,7 +129,7 @@ def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort, 
     site.testbed.set_rate(link_rate(workload, cell.rho))
     plans = preparations.plans(workload)
     _tell(cell, "settings of the peers")
-    swept = preparations.swept(workload)
+    swept = preparations.swept(cell, workload)
     _tell(cell, "contenders")
     contenders = site.contenders(workload, plans, swept)
     try:
@@ -129,7 +148,9 @@ def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort, 
         )
         _tell(cell, "rounds")
         with progress_over((effort.rounds + 1) * len(contenders), True) as show:
-            return run_cell(cell, contenders, conditions, site.meter(), effort.rounds, effort.steps, show)
+            rows = run_cell(cell, contenders, conditions, site.meter(), effort.rounds, effort.steps, show)
+        swept_in = {name: next((each.cell for each in tried), None) for name, tried in swept.items()}
+        return [replace(row, swept_in=swept_in.get(row.contender)) for row in rows]
     finally:
         site.end_cell()  # at once, where sessions take long
         for contender in contenders:
@@ -160,9 +181,15 @@ def _tell(cell: Cell, what: str) -> None:
 @click.option("--steps", type=click.IntRange(min=1), help=f"Of each in a round.  [default: {FULL.steps}]")
 @click.option("--horovod", type=click.Path(dir_okay=False), help=f"Python that has Horovod.  [default: {HOROVOD}]")
 @click.option(
-    "--retry", is_flag=True, help="Measure cells that were disturbed, or in which somebody failed, once more."
+    "--retry",
+    is_flag=True,
+    help="Measure cells that were disturbed, or in which somebody failed who can run here, once more.",
 )
-@click.option("--any-program", is_flag=True, help="Keep cells that another version of this program has measured.")
+@click.option(
+    "--any-program",
+    is_flag=True,
+    help="Keep cells that another version of this program has measured, or another processor or kernel.",
+)
 @click.option("--results", type=click.Path(dir_okay=False), default="training.json", show_default=True)
 @click.option("--plots", type=click.Path(file_okay=False), help="Write plots into this folder.")
 @errors_for_click
@@ -192,8 +219,13 @@ def main(
     usual = QUICK if quick else FULL
     effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
     new, program = Record(versions_here(**peers), dict(effort.settings)), program_here()
+    known = load(results) if Path(results).exists() else new
+    if known.unfinished(expected, retry):
+        check_system()  # before a record is made of which nothing comes
     record = resume(results, new, program, any_program)
-    record = _measured(record, record.unfinished(expected, retry), python, effort, program, results)
+    wanted = record.unfinished(expected, retry)
+    origin = Origin(None, None, new.versions, commit_here())
+    record = _measured(record, wanted, python, effort, program, origin, results)
     click.echo(report(record.rows, expected))
     if plots is not None:
         for path in write_plots(record.rows, plots):
@@ -201,9 +233,16 @@ def main(
 
 
 def _measured(
-    record: Record, wanted: Sequence[Cell], python: str | None, effort: Effort, program: str, results: str
+    record: Record,
+    wanted: Sequence[Cell],
+    python: str | None,
+    effort: Effort,
+    program: str,
+    origin: Origin,
+    results: str,
 ) -> Record:
-    """The record with these cells; each is saved when it is done."""
+    """The record with these cells, which have an origin with the time besides; each is saved when it is done."""
+    began_at, began_s = now(), time.monotonic()
     for workers in dict.fromkeys(cell.workers for cell in wanted):
         with Site(workers, python, effort) as site:
             preparations = Preparations(site, record.sweeps)
@@ -215,10 +254,15 @@ def _measured(
                 except CaramelError as error:
                     site.end_cell()
                     rows = _failed(site, cell, program, error)
+                timed = replace(origin, began_at=began_at, took_s=time.monotonic() - began_s)
+                lost = {row.contender for row in rows if row.error is not None}
+                absent = lost & {*site.absent}
+                rows = [replace(row, origin=timed, is_absent=row.contender in absent) for row in rows]
                 record = replace(record, sweeps=preparations.sweeps).with_cell(rows)
                 save(record, results)
-                errors = sum(row.error is not None for row in rows)
-                _tell(cell, f"done, {f'{errors} of {len(rows)} failed' if errors else 'none failed'}")
+                told = f"{len(lost - absent)} of {len(rows)} failed" if lost - absent else "none failed"
+                _tell(cell, f"done, {told}" + (f"; cannot run: {', '.join(sorted(absent))}" if absent else ""))
+                began_at, began_s = now(), time.monotonic()
     return record
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from benchmarks.statistics import LEAST_ROUNDS, Ratio, geometric_mean, paired_ratio
@@ -19,6 +19,7 @@ MOST_OF_PEER = 1.03
 SPEED_UP = 1.6
 PREDICTED_WITHIN = 0.10
 SHARE_PREDICTED = 0.80
+MOST_MINUTES = 100
 
 KEPT, MISSED, INCOMPLETE = "kept", "MISSED", "not all measured"
 
@@ -69,6 +70,7 @@ def findings(rows: Iterable[Row], expected: Iterable[Cell] = ()) -> list[Finding
         _predictions(cells),
         *(_gain(cells, name) for name in ABLATIONS if any(name in each for each in cells.values())),
         _disturbed(cells),
+        _minutes(core),
     ]
 
 
@@ -229,6 +231,26 @@ def _disturbed(cells: Mapping[Cell, Rows]) -> Finding:
     what = f"cells in which computation alone took {MOST_DRIFT - 1:.0%} longer in one round than in another"
     missing = [(cell, "not measured") for cell, rows in cells.items() if not rows]
     return _finding(what, float(len(notes)), f"{len(notes)} of {len(longest)}", "0", not notes, missing, notes)
+
+
+def _minutes(core: Mapping[Cell, Rows]) -> Finding:
+    """How long the cells took that the limits are about, with all that was prepared for them."""
+
+    def took_s(rows: Rows) -> float:
+        for row in rows.values():
+            if row.origin is None or row.origin.took_s is None:
+                raise _Missing("not recorded")
+            return row.origin.took_s
+        raise _Missing("not measured")
+
+    what = "minutes that measuring took, 4 workers, rho 1 and 2"
+    target = f"at most {MOST_MINUTES}"
+    found, missing = _of_each(core, took_s)
+    if not found:
+        return replace(_nothing(what, target, missing), shown="not recorded" if core else "nothing")
+    minutes = sum(found.values()) / 60
+    shown = f"{minutes:.0f} for {_cells(len(found))}"
+    return _finding(what, minutes, shown, target, minutes <= MOST_MINUTES, missing)
 
 
 # -- what they share -------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ class Reading:
     """Of some processes and all links, so far or in a step.
 
     Attributes:
-        processor_s: seconds that the processes on each host have used, and at the end those on none; empty if one of
-            them has ended.
+        processor_s: seconds that the processes on each host have used, and at the end those on none of them, such as of
+            this machine's own network; empty if one of them has ended.
         sent_bytes: of each host.
         received_bytes: of each host.
     """

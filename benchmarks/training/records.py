@@ -7,10 +7,13 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import subprocess
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from benchmarks.output import write_json
 from benchmarks.training.contender import Settings
@@ -30,6 +33,11 @@ _MEASURED = ("caramel", "benchmarks/testbed", "benchmarks/training")
 
 _TOLD = ("findings.py", "plots.py", "report.py")
 """What only says what was measured."""
+
+_MACHINE = ("kernel", "processor")
+"""Versions in which cells that are kept may differ from others: each cell says on what it was measured."""
+
+_GIT_TIMEOUT_S = 20.0
 
 _ANEW = "to measure anew, name another file or remove this one"
 
@@ -62,6 +70,24 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """When a cell was measured, and on what; older records do not say all of it.
+
+    Attributes:
+        began_at: when its measuring began, in UTC, such as ``2026-01-31T23:59:59Z``.
+        took_s: seconds from then, or from the end of the cell before it, to its end; what is prepared for several cells
+            counts for the first one of them.
+        versions: of what was measured, and of the machine; see `versions_here`.
+        commit: of the repository; see `commit_here`.
+    """
+
+    began_at: str | None
+    took_s: float | None
+    versions: Settings
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
 class Row:
     """One contender in one cell.
 
@@ -81,13 +107,19 @@ class Row:
         naive_limit_s: the longer one of computation alone and of what must be sent over a link.
         predicted_s: what the plan says; None for who has none.
         processor_s: median seconds of processor time of all its processes for a step.
-        host_processor_s: the same of the processes on each host, and at the end of those on none, which drive the rest.
+        host_processor_s: the same of the processes on each host, and at the end of those on none, so that these add up
+            to all. The last one is 0: what drives a graph of several workers is on the first host, and of the process
+            that measures, which waits meanwhile, nothing is counted.
         sent_bytes: median bytes that a host sent for a step, headers included, as the mean over the hosts.
         host_sent_bytes: the same of each host.
         host_received_bytes: likewise.
         losses: of the first steps.
         program: which version of this library and benchmark measured it; see `program_here`.
         error: why there is no time, in one line.
+        is_absent: whether the reason is that it cannot run at all where the others were measured.
+        swept_in: key of the cell in which its settings were chosen; None where they were not, or an older record does
+            not say.
+        origin: of the cell; None in an older record.
     """
 
     workload: str
@@ -112,6 +144,9 @@ class Row:
     losses: tuple[float, ...]
     program: str
     error: str | None
+    is_absent: bool = False
+    swept_in: str | None = None
+    origin: Origin | None = None
 
     @property
     def cell(self) -> Cell:
@@ -137,11 +172,13 @@ class Tried:
         settings: which.
         time_s: median seconds of a step; None with an error.
         error: why there is none, in one line.
+        cell: key of the cell before which it was tried; None in an older record.
     """
 
     settings: Settings
     time_s: float | None
     error: str | None
+    cell: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,22 +201,24 @@ class Record:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of all cells."""
-        return tuple(row for rows in self.cells.values() for row in rows)
+        """The rows of all cells, each with its origin: as far as it is known, where the cell does not say."""
+        found = (row for rows in self.cells.values() for row in rows)
+        return tuple(replace(row, origin=row.origin or Origin(None, None, self.versions)) for row in found)
 
     def unfinished(self, cells: Iterable[Cell], retry: bool = False) -> list[Cell]:
         """Those of some cells that are still to be measured.
 
         Args:
             cells: in the order in which they are measured.
-            retry: whether a cell in which a contender failed, or that was disturbed, is to be measured once more.
+            retry: whether a cell in which a contender failed, or that was disturbed, is to be measured once more. Who
+                cannot run at all has not failed: that would be so again.
         """
 
         def is_finished(cell: Cell) -> bool:
             rows = self.cells.get(cell.key)
             if rows is None or not retry:
                 return rows is not None
-            return drift(rows) <= MOST_DRIFT and all(row.error is None for row in rows)
+            return drift(rows) <= MOST_DRIFT and all(row.error is None or row.is_absent for row in rows)
 
         return [cell for cell in cells if not is_finished(cell)]
 
@@ -202,6 +241,15 @@ def by_cell(rows: Iterable[Row]) -> Mapping[Cell, Mapping[str, Row]]:
     for row in rows:
         found.setdefault(row.cell, {})[row.contender] = row
     return found
+
+
+def now() -> str:
+    """The time as records have it, which sorts as text.
+
+    >>> len(now()), now()[-1]
+    (20, 'Z')
+    """
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def versions_here(**others: int | float | str | bool) -> Settings:
@@ -241,6 +289,22 @@ def program_here() -> str:
     return digest.hexdigest()[:12]
 
 
+def commit_here() -> str | None:
+    """The commit of the files that are measured, with a ``+`` if they are not as committed; None without one."""
+    root = Path(__file__).parents[2]
+
+    def git(*arguments: str) -> str:
+        # Whoever measures is root, and the files may be somebody else's.
+        command = ["git", "-c", f"safe.directory={root}", *arguments]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", *_MEASURED) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def save(record: Record, path: str | os.PathLike[str]) -> None:
     """Write a record, whole or not at all.
 
@@ -272,13 +336,30 @@ def load(path: str | os.PathLike[str]) -> Record:
     if found != VERSION:
         raise InputError(f"the record {name!r} is of version {found!r}, and this program's are of {VERSION}: {_ANEW}")
     try:
-        record: Record = from_data(Record, data, "the record")
+        record: Record = from_data(Record, _completed(data), "the record")
     except TypeError as error:
         raise InputError(f"the record {name!r} is damaged: {error}; {_ANEW}") from error
     for key, rows in record.cells.items():
         if not rows or any(row.cell.key != key for row in rows):
             raise InputError(f"the record {name!r} is damaged: cell {key!r} lacks rows or has others'; {_ANEW}")
     return record
+
+
+def _completed(data: Any) -> Any:
+    """Parsed JSON of a record, with what older records lack; what is damaged stays so."""
+
+    def each(kind: Any, found: Any) -> Any:
+        defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+        if not isinstance(found, list):
+            return found
+        return [{**defaults, **one} if isinstance(one, dict) else one for one in found]
+
+    def entries(found: Any, change: Callable[[Any], Any]) -> Any:
+        return {name: change(one) for name, one in found.items()} if isinstance(found, dict) else found
+
+    cells = entries(data.get("cells"), lambda rows: each(Row, rows))
+    sweeps = entries(data.get("sweeps"), lambda found: entries(found, lambda tried: each(Tried, tried)))
+    return {**data, "cells": cells, "sweeps": sweeps}
 
 
 def resume(path: str | os.PathLike[str], new: Record, program: str, is_any_program: bool = False) -> Record:
@@ -288,7 +369,8 @@ def resume(path: str | os.PathLike[str], new: Record, program: str, is_any_progr
         path: the file.
         new: a record without cells.
         program: which measures the other cells.
-        is_any_program: whether cells that another program has measured may stay.
+        is_any_program: whether cells may stay that another program has measured, or this one with another kernel or on
+            another processor, which older records do not name.
 
     Raises:
         InputError: the file is no record, or one with cells of other versions, settings or programs; or a new one
@@ -306,14 +388,30 @@ def resume(path: str | os.PathLike[str], new: Record, program: str, is_any_progr
         if differences:
             name = os.fspath(path)
             raise InputError(f"the record {name!r} was measured otherwise ({'; '.join(differences)}): {_ANEW}")
+        machines = [row.origin.versions for row in found.rows if row.origin is not None]
+        others = dict.fromkeys(text for each in machines for text in _differences(each, new.versions, _MACHINE))
+        if others and not is_any_program:
+            raise InputError(
+                f"the record {os.fspath(path)!r} has cells that were measured on another machine "
+                f"({'; '.join(others)}): {_ANEW}, or keep them with --any-program"
+            )
         return found
     save(new, path)  # whether that can be done is better known before hours of measuring
     return new
 
 
-def _differences(there: Settings, here: Settings) -> list[str]:
+def _differences(there: Settings, here: Settings, names: Collection[str] = ()) -> list[str]:
+    """In what they differ, for people.
+
+    Args:
+        there: some settings.
+        here: others.
+        names: of those that are compared; by default all but those of the machine.
+    """
+
     def said(settings: Settings, name: str) -> str:
         return repr(settings[name]) if name in settings else "not given"
 
-    names = sorted(name for name in {*there, *here} if name not in there or there.get(name) != here.get(name))
-    return [f"{name} is {said(there, name)} there and {said(here, name)} here" for name in names]
+    compared = set(names) or {*there, *here} - {*_MACHINE}
+    found = sorted(name for name in compared if said(there, name) != said(here, name))
+    return [f"{name} is {said(there, name)} there and {said(here, name)} here" for name in found]

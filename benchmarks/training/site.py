@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,12 @@ they take. Messages that are shorter than that, which are few, are not slowed do
 
 _FIRST_BYTES_PER_S = 50e6 / 8
 """Of the links, until a cell says something else."""
+
+_MOST_STARTS = 2
+"""Of a peer that has never started: it may be chance once."""
+
+_OF_HOROVOD = (names.COMPUTE_HOROVOD, names.HOROVOD, names.HOROVOD_BEST)
+"""Contenders that run in its environment."""
 
 
 class Failed:
@@ -87,6 +93,8 @@ class Site:
         self.workers = workers
         self._effort = effort
         self._pythons = {MIRRORED: sys.executable, **({} if horovod is None else {HOROVOD: horovod})}
+        self._unable = "Horovod is not installed: make horovod builds it" if horovod is None else None
+        self._starts_left: int | None = _MOST_STARTS
         self._peers: dict[str, Processes] = {}
         self._networks: dict[float, NetworkModel] = {}
         self._open = ExitStack()
@@ -119,16 +127,36 @@ class Site:
         """The processes of a peer with its defaults, which are started again after a failure or a cell.
 
         Raises:
-            ClusterError: they do not start, or there is no Horovod.
+            ClusterError: they do not start, or it is Horovod and cannot run here.
         """
-        if kind not in self._pythons:
-            raise ClusterError("Horovod is not installed: make horovod builds it")
         found = self._peers.get(kind)
         if found is None or found.has_ended:
             if found is not None:
                 found.close()
-            self._peers[kind] = found = Processes(kind, self.testbed, self.workers, self._pythons[kind])
+            self._peers[kind] = found = self._started(kind)
         return found
+
+    def _started(self, kind: str, variables: Mapping[str, str] | None = None) -> Processes:
+        """Processes of a peer; of Horovod none any more once it is clear that it cannot run."""
+        if kind == MIRRORED:  # without it there is no computation alone: whatever happens, it is tried again
+            return Processes(kind, self.testbed, self.workers, self._pythons[kind], variables)
+        if self._unable is not None:
+            raise ClusterError(self._unable)
+        try:
+            found = Processes(kind, self.testbed, self.workers, self._pythons[kind], variables)
+        except ClusterError as error:
+            if self._starts_left is not None:
+                self._starts_left -= 1
+            if self._starts_left == 0:
+                self._unable = f"Horovod cannot run here, and is not tried again: {in_one_line(error)}"
+            raise
+        self._starts_left = None  # it can run, whatever happens later
+        return found
+
+    @property
+    def absent(self) -> Collection[str]:
+        """Names of the contenders that cannot run here at all: what they need is not there, or does not start."""
+        return () if self._unable is None else _OF_HOROVOD
 
     # -- what is measured before a cell ----------------------------------------------------------
 
@@ -161,15 +189,25 @@ class Site:
         """Every worker on its own."""
         return self._alone(workload, MIRRORED)
 
-    def swept(self, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
-        """Settings of the peers that have some, tried."""
+    @property
+    def sweepable(self) -> Sequence[str]:
+        """Names of the contenders whose settings can be tried."""
+        return [name for name in names.SWEPT if self._effort.takes_part(name) and name not in self.absent]
+
+    def swept(self, workload: Workload, wanted: Sequence[str]) -> Mapping[str, tuple[Tried, ...]]:
+        """Settings of some contenders, tried.
+
+        Args:
+            workload: what they train.
+            wanted: their names, of `sweepable`.
+        """
         packs: list[Settings] = [{"bytes_per_pack": size} for size in (0, *self._effort.pack_bytes)]
         fusion: list[Settings] = [{}, *({"fusion_bytes": size, "cycle_ms": ms} for size, ms in self._effort.fusion)]
         found = {names.MIRRORED_BEST: (packs, self._mirrored_with), names.HOROVOD_BEST: (fusion, self._horovod_with)}
         return {
             name: sweep([(each, partial(make, workload, each)) for each in settings], self._effort.bursts)
             for name, (settings, make) in found.items()
-            if self._effort.takes_part(name)
+            if name in wanted
         }
 
     # -- contenders ------------------------------------------------------------------------------
@@ -182,13 +220,13 @@ class Site:
 
     def _horovod_with(self, workload: Workload, settings: Settings) -> Contender:
         """Horovod with settings, in processes of its own unless they are the defaults."""
-        if not settings or HOROVOD not in self._pythons:
+        if not settings:
             return SpmdContender(names.HOROVOD, self.peer(HOROVOD), workload, settings, {})
         variables = {
             "HOROVOD_FUSION_THRESHOLD": str(settings["fusion_bytes"]),
             "HOROVOD_CYCLE_TIME": str(settings["cycle_ms"]),
         }
-        processes = Processes(HOROVOD, self.testbed, self.workers, self._pythons[HOROVOD], variables)
+        processes = self._started(HOROVOD, variables)
         try:
             return SpmdContender(names.HOROVOD, processes, workload, settings, {}, owns=True)
         except BaseException:
@@ -249,7 +287,8 @@ class Site:
                 settings = best_of(swept.get(name, ()))
                 makers[name] = (own if kind == HOROVOD and settings else peers[kind], partial(make, workload, settings))
             except ClusterError as error:
-                makers[name] = (own, partial(_cannot, in_one_line(error)))
+                reason = self._unable if name in self.absent else None
+                makers[name] = (own, partial(_cannot, reason or in_one_line(error)))
         makers["tf_collectives"] = (in_graph, partial(tensorflow_collectives, workload, self.workers, self.shared))
         for name, servers in (("ps_all", self.workers), ("ps_half", max(self.workers // 2, 1))):
             makers[name] = (in_graph, partial(parameter_server, workload, self.workers, self.shared, servers))

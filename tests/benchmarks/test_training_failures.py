@@ -1,6 +1,8 @@
 """Whatever fails, the run goes on, the record says what failed, and nobody pays for the failure of another one."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -8,14 +10,16 @@ from click.testing import CliRunner
 from benchmarks.testbed.commands import TestbedError
 from benchmarks.training import __main__ as program
 from benchmarks.training.contender import Burst
-from benchmarks.training.effort import QUICK
+from benchmarks.training.effort import FULL, QUICK
 from benchmarks.training.grid import run_cell
 from benchmarks.training.meters import Reading
 from benchmarks.training.ours import OPTIONS
-from benchmarks.training.records import Cell, Record, Tried, load
+from benchmarks.training.records import Cell, Origin, Record, Tried, load
+from benchmarks.training.report import cell_table
 from benchmarks.training.shared import Group, Member
 from caramel.errors import ClusterError, InputError
 
+ORIGIN = Origin(None, None, {"kernel": "6.1"}, "c0ffee")
 CELLS = [Cell("vgg", 4, 1.0), Cell("mlp", 4, 1.0), Cell("mlp", 2, 1.0)]
 
 
@@ -150,6 +154,7 @@ class Site:
         self.workers = workers
         self.testbed = self
         self.taking_part = ("compute", "caramel", "mwms")
+        self.sweepable, self.absent = ["mwms_best"], ()
 
     def set_rate(self, rate_bytes_per_s):
         if self.workers == 2:
@@ -163,7 +168,8 @@ class Site:
     def traced(self, workload):
         raise ClusterError("a traced step took too long\nsomewhere")
 
-    def swept(self, workload):
+    def swept(self, workload, wanted):
+        assert wanted == ["mwms_best"]
         return {"mwms_best": (Tried({}, 1.0, None),)}
 
     def contenders(self, workload, plans, swept):
@@ -191,7 +197,7 @@ def test_cells_of_which_something_or_nothing_can_be_measured(monkeypatch, tmp_pa
     monkeypatch.setattr(program, "Site", Site)
     path, effort = str(tmp_path / "a.json"), replace(QUICK, rounds=2)
     with pytest.raises(TestbedError):  # the testbed is gone, and with it all that might be measured
-        program._measured(Record({}, {}), CELLS, None, effort, "abc", path)
+        program._measured(Record({}, {}), CELLS, None, effort, "abc", ORIGIN, path)
     record = load(path)
     assert list(record.cells) == ["vgg/4/1", "mlp/4/1"] and Site.ended == 2
     nothing, something = record.cells.values()
@@ -204,8 +210,39 @@ def test_cells_of_which_something_or_nothing_can_be_measured(monkeypatch, tmp_pa
     ]
     assert something[0].link_bytes_per_s == 2e6 and something[0].limit_s is None
     assert something[0].naive_limit_s == program.BY_NAME["mlp"].sent_bytes(4) / 2e6 > 1.0  # longer than the steps
-    assert record.sweeps == {"mlp": {"mwms_best": (Tried({}, 1.0, None),)}}
+    assert record.sweeps == {"mlp": {"mwms_best": (Tried({}, 1.0, None, "mlp/4/1"),)}}
     assert record.unfinished(CELLS[:2]) == [] and record.unfinished(CELLS[:2], retry=True) == CELLS[:2]
+
+
+def test_a_cell_says_when_it_was_measured_and_how_long_it_took(monkeypatch, tmp_path):
+    """The first one with what was prepared for all of them; none with what came before it."""
+    clock = iter(range(100, 200, 10))
+    monkeypatch.setattr(program, "Site", Site)
+    monkeypatch.setattr(program, "now", lambda: f"at {next(clock)}")
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), strftime=str))
+    effort, cells = replace(QUICK, rounds=2), CELLS[:2]
+    record = program._measured(Record({}, {}), cells, None, effort, "abc", ORIGIN, str(tmp_path / "a.json"))
+    origins = [[row.origin for row in rows] for rows in record.cells.values()]
+    assert origins == [[Origin(at, 10.0, {"kernel": "6.1"}, "c0ffee")] * 3 for at in ("at 100", "at 130")]
+    assert load(tmp_path / "a.json") == record
+
+
+def test_a_contender_says_in_which_cell_its_settings_were_chosen():
+    site, cell = Site(4, None, QUICK), CELLS[1]
+    site.contenders = lambda *_: [Lasting([]), Named("mwms_best"), Named("horovod_best")]
+    older = {"mlp": {"mwms_best": (Tried({}, 1.0, None, "mlp/4/2"),), "horovod_best": (Tried({}, 1.0, None),)}}
+    rows = program.measure(site, cell, program.Preparations(site, older), replace(QUICK, rounds=2), "abc")
+    assert [row.swept_in for row in rows] == [None, "mlp/4/2", None]
+    rows = program.measure(site, cell, program.Preparations(site, {}), replace(QUICK, rounds=2), "abc")
+    assert [row.swept_in for row in rows] == [None, "mlp/4/1", None]
+
+
+class Named(Lasting):
+    """A contender with a name."""
+
+    def __init__(self, name):
+        super().__init__([])
+        self.name = name
 
 
 class Computing(Lasting):
@@ -246,8 +283,62 @@ def test_settings_are_tried_once_for_a_workload_unless_none_worked():
     worked, failed = {"mwms_best": (Tried({"size": 1}, 2.0, None),)}, {"mwms_best": (Tried({}, None, "late"),)}
     preparations = program.Preparations(site, {"vgg": worked, "mlp": failed})
     workloads = [program.BY_NAME[name] for name in ("vgg", "mlp", "tiny")]
-    assert [preparations.swept(workload) for workload in workloads] == [worked, site.swept(None), site.swept(None)]
+    found = [preparations.swept(Cell(each.name, 4, 2.0), each)["mwms_best"] for each in workloads]
+    assert found[0] == worked["mwms_best"]
+    assert found[1:] == [(Tried({}, 1.0, None, f"{name}/4/2"),) for name in ("mlp", "tiny")]
     assert set(preparations.sweeps) == {"vgg", "mlp", "tiny"}
+
+
+def test_only_the_settings_of_who_had_none_are_tried_again():
+    site, cell = Site(4, None, QUICK), CELLS[0]
+    site.sweepable = ["mwms_best", "horovod_best"]
+    worked, failed = (Tried({"size": 1}, 2.0, None),), (Tried({}, None, "late"),)
+    preparations = program.Preparations(site, {"vgg": {"mwms_best": failed, "horovod_best": worked}})
+    assert preparations.swept(cell, None) == {
+        "mwms_best": (Tried({}, 1.0, None, "vgg/4/1"),),
+        "horovod_best": worked,
+    }
+
+
+class Lacking(Site):
+    """Hosts without Horovod."""
+
+    sweeps = 0
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.absent = ("horovod", "horovod_best", "compute_horovod")
+
+    def swept(self, workload, wanted):
+        Lacking.sweeps += 1
+        return super().swept(workload, wanted)
+
+    def traced(self, workload):
+        raise ClusterError("a traced step took too long\nsomewhere")
+
+    def contenders(self, workload, plans, swept):
+        lost = [program.Failed(name, {}, "Horovod is not installed") for name in ("horovod", "horovod_best")]
+        return [Named("compute"), Named("caramel"), *lost]
+
+
+def test_who_cannot_run_is_not_tried_in_each_cell_nor_once_more(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(program, "Site", Lacking)
+    monkeypatch.setattr(Lacking, "sweeps", 0)
+    cells, path = [Cell("mlp", 4, rho) for rho in (1.0, 2.0, 0.5)], str(tmp_path / "a.json")
+    record = program._measured(Record({}, {}), cells, None, replace(QUICK, rounds=2), "abc", ORIGIN, path)
+    assert Lacking.sweeps == 1 and list(record.sweeps["mlp"]) == ["mwms_best"]
+    for rows in record.cells.values():
+        assert [(row.contender, row.error, row.is_absent) for row in rows] == [
+            ("compute", None, False),
+            ("caramel", None, False),
+            ("horovod", "Horovod is not installed", True),
+            ("horovod_best", "Horovod is not installed", True),
+        ]
+    assert load(path).unfinished(cells, retry=True) == []
+    told = capsys.readouterr().err
+    assert told.count("done, none failed; cannot run: horovod, horovod_best\n") == 3
+    table = cell_table(record.cells["mlp/4/1"])
+    assert "\n- horovod cannot run: Horovod is not installed\n" in table and "| horovod | - | cannot run |" in table
 
 
 # -- which cells ---------------------------------------------------------------------------------
@@ -264,10 +355,42 @@ def test_settings_are_tried_once_for_a_workload_unless_none_worked():
 def test_only_cells_that_are_asked_for_are_measured(arguments, cells, monkeypatch, tmp_path):
     wanted = []
     monkeypatch.setattr(program, "horovod_versions", lambda python: {})
+    monkeypatch.setattr(program, "check_system", lambda: None)
     monkeypatch.setattr(program, "_measured", lambda record, cells, *others: wanted.extend(cells) or record)
     told = CliRunner().invoke(program.main, [*arguments, "--results", str(tmp_path / "a.json")])
     assert told.exit_code == 0, told.output
     assert wanted == cells
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """A user who is not root."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(program, "horovod_versions", lambda python: {})
+    monkeypatch.setattr(program, "versions_here", lambda **others: {})
+    monkeypatch.setattr(program, "program_here", lambda: "abc")
+
+
+def test_without_root_nothing_is_written(nobody, tmp_path):
+    """Neither a record, and a message says what is missing; nor into one that is there."""
+    arguments = ["--results", str(tmp_path / "a.json"), "--plots", str(tmp_path / "plots")]
+    told = CliRunner().invoke(program.main, arguments)
+    assert told.exit_code == 1 and not list(tmp_path.iterdir())
+    assert told.output == "Error: building a testbed needs root, and this is user 1000: run it with sudo\n"
+    (tmp_path / "a.json").write_text(json.dumps(asdict(Record({"kernel": "6.1"}, {}))))
+    before = (tmp_path / "a.json").read_text()
+    assert CliRunner().invoke(program.main, arguments).exit_code == 1
+    assert (tmp_path / "a.json").read_text() == before
+
+
+def test_without_root_what_is_measured_can_be_looked_at(nobody, monkeypatch, tmp_path):
+    monkeypatch.setattr(program, "Site", Site)
+    path, cell = str(tmp_path / "a.json"), Cell("mlp", 4, 1.0)
+    record = Record({}, dict(FULL.settings))
+    program._measured(record, [cell], None, replace(FULL, rounds=2), "abc", ORIGIN, path)
+    chosen = ["--workload", "mlp", "--rho", "1", "--workers", "4", "--any-program"]
+    told = CliRunner().invoke(program.main, [*chosen, "--results", path])
+    assert told.exit_code == 0 and "### mlp, 4 workers, rho 1" in told.output, told.output
 
 
 def test_cells_that_are_not_there_are_refused_before_anything_is_measured(tmp_path):

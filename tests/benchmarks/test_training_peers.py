@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from benchmarks.testbed import UnavailableError
 from benchmarks.training.__main__ import main
-from benchmarks.training.effort import QUICK
+from benchmarks.training.effort import FULL, QUICK
 from benchmarks.training.ingraph import tensorflow_collectives
 from benchmarks.training.records import Tried
 from benchmarks.training.shared import Group, Member
@@ -168,11 +168,95 @@ def test_an_error_of_a_worker_is_told_first(processes):
     processes.close()
 
 
+def test_processor_time_is_that_of_the_hosts(site, processes):
+    """Who drives a graph is on the first host, so that no time is left for the place of those on none."""
+    driven = tensorflow_collectives(DENSE, 2, site.shared)
+    places = [os.stat(host.namespace).st_ino for host in site.testbed.hosts]
+    found = [
+        [places.index(os.stat(f"/proc/{pid}/ns/net").st_ino) for pid in each.pids()] for each in (driven, processes)
+    ]
+    assert found == [[0, 0, 1], [0, 1]]
+    read = site.meter()
+    before = read(driven.pids())
+    driven.run(4)
+    used = read(driven.pids()).since(before, 4).processor_s
+    assert len(used) == 3 and min(used[:2]) > 0 and used[2] == 0
+    *on_hosts, elsewhere = read([os.getpid()]).processor_s
+    assert on_hosts == [0, 0] and elsewhere > 0
+    driven.close()
+
+
 def test_nobody_else_needs_horovod(site):
     with pytest.raises(ClusterError, match="make horovod builds it"):
         site.peer(HOROVOD)
     assert horovod_versions(None) == horovod_versions("/there/is/no/python") == {}
     assert horovod_versions(sys.executable) == {"horovod_tensorflow": tf.__version__}
+
+
+def test_the_settings_of_who_cannot_run_are_not_tried(site, monkeypatch):
+    monkeypatch.setattr(site, "_effort", FULL)
+    assert site.sweepable == ["mwms_best"]
+    assert list(site.absent) == ["compute_horovod", "horovod", "horovod_best"]
+    monkeypatch.setattr(Site, "taking_part", ("horovod", "horovod_best"))
+    for contender in site.contenders(DENSE, {}, {}):
+        with pytest.raises(ClusterError, match="^Horovod is not installed"):
+            contender.run(2)
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """What becomes of Horovod's processes, one after another, and the hosts that start them."""
+    found = []
+
+    class Starting:
+        has_ended = False
+
+        def __init__(self, kind, *_):
+            if kind == MIRRORED or found.pop(0) == "late":
+                raise ClusterError(f"{kind} ended\nwith a trace")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("benchmarks.training.site.Processes", Starting)
+    try:
+        with Site(2, "/some/python", FULL) as made:
+            yield made, found
+    except UnavailableError as error:
+        pytest.skip(f"no testbed can be built here: {error}")
+
+
+def test_horovod_that_does_not_start_is_given_up(starts):
+    """Twice, as it may be chance; with settings of its own, too."""
+    site, found = starts
+    found += ["late"] * 2
+    for _ in range(2):
+        assert not site.absent and site.sweepable == ["mwms_best", "horovod_best"]
+        with pytest.raises(ClusterError, match="^horovod ended"):
+            site.peer(HOROVOD)
+    assert "horovod" in site.absent and site.sweepable == ["mwms_best"]
+    for start in (
+        partial(site.peer, HOROVOD),
+        partial(site._horovod_with, DENSE, {"fusion_bytes": 1, "cycle_ms": 1.0}),
+    ):
+        with pytest.raises(ClusterError, match=r"^Horovod cannot run here, and is not tried again: horovod ended$"):
+            start()
+    for _ in range(3):  # what has to run is always tried again
+        with pytest.raises(ClusterError, match="^mwms ended"):
+            site.peer(MIRRORED)
+
+
+def test_horovod_that_has_run_is_not_given_up(starts):
+    site, found = starts
+    found += ["late", "well", "late", "late", "well"]
+    for well in [text == "well" for text in found]:
+        if well:
+            site.peer(HOROVOD)
+            site.end_cell()
+        else:
+            with pytest.raises(ClusterError, match="^horovod ended"):
+                site.peer(HOROVOD)
+    assert not site.absent and not found
 
 
 @pytest.mark.parametrize("python", ["/there/is/no/python", sys.executable])

@@ -1,6 +1,8 @@
 """What was measured stays, whatever happens; a record of something else is not gone on with."""
 
 import json
+import re
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -8,11 +10,13 @@ import pytest
 from benchmarks.training import records
 from benchmarks.training.records import (
     Cell,
+    Origin,
     Record,
     Row,
     Tried,
     _processor,
     by_cell,
+    commit_here,
     drift,
     load,
     program_here,
@@ -47,6 +51,25 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert [r.contender for r in record.rows] == ["caramel", "mwms"]
 
 
+def test_older_records_do_not_say_when_and_on_what(tmp_path):
+    """They are read all the same, and then what the whole record was measured on is that of each cell."""
+    older = new().with_cell([row(CELLS[0])])
+    older = replace(older, sweeps={"vgg": {"mwms_best": (Tried({}, 1.5, None),)}})
+    save(older, tmp_path / "a.json")
+    data = json.loads((tmp_path / "a.json").read_text())
+    for each in data["cells"]["vgg/4/1"]:
+        del each["origin"], each["swept_in"], each["is_absent"]
+    del data["sweeps"]["vgg"]["mwms_best"][0]["cell"]
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    found = load(tmp_path / "a.json")
+    assert found == older
+    assert [r.origin for r in found.rows] == [Origin(None, None, {"tensorflow": "2.21"})]
+    measured = Origin("2026-01-31T23:59:59Z", 61.5, {"tensorflow": "2.22"})
+    save(found.with_cell([row(CELLS[1], origin=measured, swept_in="vgg/4/1")]), tmp_path / "a.json")
+    (_, again) = load(tmp_path / "a.json").rows
+    assert again == row(CELLS[1], origin=measured, swept_in="vgg/4/1")
+
+
 def test_a_run_goes_on_where_it_was(tmp_path):
     path = tmp_path / "a.json"
     record = resume(path, new(), PROGRAM)
@@ -60,6 +83,7 @@ def test_cells_with_failures_can_be_measured_once_more():
     record = new().with_cell([row(CELLS[0], error="late")]).with_cell([row(CELLS[1])])
     assert record.unfinished(CELLS[:2]) == []
     assert record.unfinished(CELLS[:2], retry=True) == [CELLS[0]]
+    assert record.with_cell([row(CELLS[0], error="not there", is_absent=True)]).unfinished(CELLS[:2], retry=True) == []
     again = record.with_cell([row(CELLS[0])])
     assert list(again.cells) == list(record.cells) and again.unfinished(CELLS[:2], retry=True) == []
 
@@ -95,6 +119,59 @@ def test_cells_of_another_program_stay_only_if_they_are_to(tmp_path):
     with pytest.raises(InputError, match=r"another version of this program has measured \(old, and this is abc\)"):
         resume(path, new(), PROGRAM)
     assert resume(path, new(), PROGRAM, is_any_program=True) == record
+
+
+@pytest.mark.parametrize(
+    "there, here",
+    [
+        ({"kernel": "6.1", "processor": "Some CPU"}, {"kernel": "6.2", "processor": "Some CPU"}),
+        ({"kernel": "6.1", "processor": "Some CPU"}, {"kernel": "6.1", "processor": "Other CPU"}),
+        ({"kernel": "6.1"}, {"kernel": "6.1", "processor": "Some CPU"}),
+    ],
+)
+def test_cells_of_another_machine_stay_only_if_they_are_to(there, here, tmp_path):
+    path = tmp_path / "a.json"
+    record = replace(new(), versions=there).with_cell([row(CELLS[0], program="old")])
+    save(record, path)
+    now = replace(new(), versions=here)
+    assert resume(path, now, PROGRAM, is_any_program=True) == record
+    with pytest.raises(InputError, match=r"another machine \((kernel|processor) is .* there and .*--any-program"):
+        resume(path, now, "old")
+    with pytest.raises(InputError, match=r"otherwise \(tensorflow is not given there and '2\.22' here\)"):
+        resume(path, replace(now, versions={**here, "tensorflow": "2.22"}), PROGRAM, is_any_program=True)
+    with pytest.raises(InputError, match="otherwise .rounds"):
+        resume(path, replace(now, settings={"rounds": 5}), PROGRAM, is_any_program=True)
+
+
+def test_a_record_of_several_machines_is_none_of_the_first_alone(tmp_path):
+    first, second = ({"kernel": kernel} for kernel in ("6.1", "6.2"))
+    record = replace(new(), versions=first).with_cell([row(CELLS[0])])
+    save(record.with_cell([row(CELLS[1], origin=Origin("2026-01-31T23:59:59Z", 61.5, second))]), tmp_path / "a.json")
+    for here in (first, second):
+        with pytest.raises(InputError, match="another machine"):
+            resume(tmp_path / "a.json", replace(new(), versions=here), PROGRAM)
+
+
+def test_the_commit_that_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "benchmarks/training/records.py"))
+    (tmp_path / "caramel").mkdir()
+
+    def git(*arguments):
+        told = subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b", *arguments], cwd=tmp_path, check=True)
+        return told.returncode
+
+    assert commit_here() is None
+    git("init", "-q")
+    assert commit_here() is None
+    (tmp_path / "caramel/a.py").write_text("a")
+    git("add", ".")
+    git("commit", "-qm", "First")
+    first = commit_here()
+    assert re.fullmatch("[0-9a-f]{12}", first)
+    (tmp_path / "results.json").write_text("not measured")
+    assert commit_here() == first
+    (tmp_path / "caramel/a.py").write_text("b")
+    assert commit_here() == f"{first}+"
 
 
 def test_a_program_is_what_its_files_are(tmp_path, monkeypatch):
