@@ -46,11 +46,18 @@ def site():
 
 @pytest.fixture
 def processes(site):
+    """Started again if a test has ended them; the tests are in an order in which few do."""
     return site.peer(MIRRORED)
 
 
-@pytest.mark.parametrize("options", [{}, {"bytes_per_pack": 2**18}])
-@pytest.mark.parametrize("workload", [DENSE, SPARSE], ids=["dense", "sparse"])
+PACKS = {"bytes_per_pack": 2**18}
+
+
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [(DENSE, {}), (DENSE, PACKS), (SPARSE, {}), pytest.param(SPARSE, PACKS, marks=pytest.mark.soak)],
+    ids=["dense", "dense in packs", "sparse", "sparse in packs"],
+)
 def test_mirrored_workers_train_as_one_device_does(workload, options, processes):
     contender = SpmdContender("mwms", processes, workload, options, options)
     burst = contender.run(4)
@@ -78,6 +85,21 @@ def test_a_contender_that_is_closed_is_forgotten(processes):
     assert len(processes.pids()) == 2
 
 
+def test_meters_tell_hosts_apart(site):
+    """Of a process on the second host the processor time is that host's; of this one it is nobody's."""
+    processes = site.peer(MIRRORED)
+    pids = [processes.pids()[1], os.getpid()]
+    before = site.meter()(pids)
+    contender = SpmdContender("mwms", processes, DENSE, {}, {})
+    contender.run(3)
+    used = site.meter()(pids).since(before, 1)
+    assert used.processor_s[0] == 0 and used.processor_s[1] > 0 and len(used.processor_s) == 3
+    least = DENSE.sent_bytes(2)
+    assert len(used.sent_bytes) == 2 and min(*used.sent_bytes, *used.received_bytes) > 3 * least
+    assert max(site.link_rates_bytes_per_s()) <= site.testbed.rate_bytes_per_s
+    contender.close()
+
+
 def test_a_worker_that_ends_ends_all_and_all_are_started_again(site, processes):
     contender = SpmdContender("mwms", processes, DENSE, {}, {})
     os.kill(processes.pids()[1], signal.SIGKILL)
@@ -89,23 +111,11 @@ def test_a_worker_that_ends_ends_all_and_all_are_started_again(site, processes):
     assert not set(again.pids()) & set(processes.pids())
 
 
-def test_processes_that_were_ended_say_so_and_get_no_signals(site, monkeypatch):
-    processes = site.peer(MIRRORED)
-    contender = SpmdContender("mwms", processes, DENSE, {}, {})
-    processes.close()
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("these processes may be anybody's by now"))
-    with pytest.raises(ClusterError, match="the processes of MultiWorkerMirroredStrategy have ended"):
-        contender.run(2)
-    processes._processes.freeze(True)
-    with pytest.raises(ClusterError, match="MultiWorkerMirroredStrategy: the processes were ended"):
-        processes._processes.ask({})
-
-
 def test_computation_goes_on_where_others_that_share_its_processes_fail(site, monkeypatch):
     monkeypatch.setattr(Site, "taking_part", ("compute", "mwms", "mwms_best", "horovod"))
-    settings = {"mwms_best": (Tried({"bytes_per_pack": 2**18}, 1.0, None),)}
+    settings = {"mwms_best": (Tried(PACKS, 1.0, None),)}
     computation, mirrored, best, horovod = site.contenders(DENSE, {}, settings)
-    assert best.settings == {"bytes_per_pack": 2**18}
+    assert best.settings == PACKS
     with pytest.raises(ClusterError, match="make horovod builds it"):
         horovod.run(2)
     losses = computation.run(2).losses
@@ -116,7 +126,30 @@ def test_computation_goes_on_where_others_that_share_its_processes_fail(site, mo
     burst = computation.run(2)  # after two steps that settle it
     assert not set(computation.pids()) & set(before) and burst.losses[0] < losses[0]
     assert len(best.run(2).times_s) == 2 and best.pids() == computation.pids()
+
+
+def test_processes_that_end_with_the_cell_say_so_and_get_no_signals(site, processes, monkeypatch):
+    contender = SpmdContender("mwms", processes, DENSE, {}, {})
+    before = processes.pids()
     site.end_cell()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda *_: pytest.fail("these processes may be anybody's by now"))
+        with pytest.raises(ClusterError, match="the processes of MultiWorkerMirroredStrategy have ended"):
+            contender.run(2)
+        processes._processes.freeze(True)
+        with pytest.raises(ClusterError, match="MultiWorkerMirroredStrategy: the processes were ended"):
+            processes._processes.ask({})
+        contender.close()
+    again = site.computation(DENSE)
+    assert len(again.run(2).times_s) == 2 and not set(again.pids()) & set(before)
+
+
+def test_an_error_of_a_worker_is_told_first(processes):
+    with pytest.raises(ClusterError, match="^MultiWorkerMirroredStrategy ended: KeyError: 'no such step'"):
+        processes.ask({"do": "run", "name": "no such step", "steps": 1})
+    assert processes.has_ended
+    processes.close()
 
 
 def test_a_server_that_hangs_ends_with_the_contender_that_waits_for_it(site):
@@ -134,38 +167,6 @@ def test_a_server_that_hangs_ends_with_the_contender_that_waits_for_it(site):
     assert again.losses[0] < first.losses[0] and not set(ring.pids()) & set(servers)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in servers)
     site.end_cell()
-
-
-def test_meters_tell_hosts_apart(site):
-    """Of a process on the second host the processor time is that host's; of this one it is nobody's."""
-    processes = site.peer(MIRRORED)
-    pids = [processes.pids()[1], os.getpid()]
-    before = site.meter()(pids)
-    contender = SpmdContender("mwms", processes, DENSE, {}, {})
-    contender.run(3)
-    used = site.meter()(pids).since(before, 1)
-    assert used.processor_s[0] == 0 and used.processor_s[1] > 0 and len(used.processor_s) == 3
-    least = DENSE.sent_bytes(2)
-    assert len(used.sent_bytes) == 2 and min(*used.sent_bytes, *used.received_bytes) > 3 * least
-    assert max(site.link_rates_bytes_per_s()) <= site.testbed.rate_bytes_per_s
-    contender.close()
-
-
-def test_processes_end_with_the_cell(site, processes):
-    contender = SpmdContender("compute", processes, DENSE, {}, None)
-    before = processes.pids()
-    site.end_cell()
-    contender.close()
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
-    again = site.computation(DENSE)
-    assert len(again.run(2).times_s) == 2 and not set(again.pids()) & set(before)
-
-
-def test_an_error_of_a_worker_is_told_first(processes):
-    with pytest.raises(ClusterError, match="^MultiWorkerMirroredStrategy ended: KeyError: 'no such step'"):
-        processes.ask({"do": "run", "name": "no such step", "steps": 1})
-    assert processes.has_ended
-    processes.close()
 
 
 def test_processor_time_is_that_of_the_hosts(site, processes):

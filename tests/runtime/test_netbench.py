@@ -19,7 +19,17 @@ SIZES = (64, 2**16, 2**23)
 
 
 @pytest.fixture(scope="module")
-def network():
+def short():
+    """Steps are short: that makes times less exact, which no test here looks at, and graphs smaller."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("caramel.timing.repetitions", lambda size_bytes: 2)
+        patch.setattr("caramel.contention._MOST_REPEATS", 2)
+        patch.setattr("caramel.contention._MOST_PRODUCTS", 8)
+        yield
+
+
+@pytest.fixture(scope="module")
+def network(short):
     settings = Settings(sizes=SIZES, depths=(1, 2), rounds=1)
     return measure_network(caramel.InProcess(), [2, 3], settings, "virtual devices")
 
@@ -178,6 +188,7 @@ def test_one_worker_has_nothing_to_measure():
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.usefixtures("short")
 def test_on_processes():
     settings = Settings(sizes=(64, 2**20), depths=(1,), rounds=1)
     network = measure_network(caramel.LocalProcesses(), [2], settings)

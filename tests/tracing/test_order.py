@@ -11,7 +11,7 @@ from caramel.facts import Dependencies
 from caramel.runtime.executor import RunOptions
 from caramel.stepstats import ready_orders, traced_step
 
-WORKERS, STEPS = 4, 50
+WORKERS, STEPS = 4, 25
 layers = keras.layers
 
 
@@ -55,7 +55,7 @@ def orders(program, serialization, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [STEPS, pytest.param(4 * STEPS, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(8 * STEPS, marks=pytest.mark.soak)])
 def test_one_order_on_every_worker(program, steps):
     plan, found = orders(program, True, steps)
     assert plan.edges and not any(found.missing)
@@ -65,6 +65,6 @@ def test_one_order_on_every_worker(program, steps):
 
 @pytest.mark.slow
 def test_many_without(program):
-    plan, found = orders(program, False, STEPS // 2)
+    plan, found = orders(program, False, STEPS)
     assert not plan.edges and not any(found.missing)
     assert max(found.distinct) > 1 and found.common is None
