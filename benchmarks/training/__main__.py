@@ -17,7 +17,7 @@ from benchmarks.testbed.commands import TestbedError, check_system
 from benchmarks.training.contender import SETTLING_STEPS
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
-from benchmarks.training.grid import cells, fitted_times, link_rate, run_cell, with_rho
+from benchmarks.training.grid import MULTIPLE, cells, fitted_times, link_rate, run_cell, with_rho
 from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
 from benchmarks.training.plots import write_plots
@@ -52,6 +52,12 @@ _COMPUTED_BURSTS = 3
 _COMPUTED_STEPS = 3
 """Of the computation alone, with batches of either size, before a workload's first cell."""
 
+_FIRST_PART = 8
+"""So many times as many examples has the usual batch as the one that is computed first."""
+
+_COMPUTED_S = 1.0
+"""So long a step of the larger batch may take, by the first one: then machines that compute slowly need no longer."""
+
 
 class Preparations:
     """What several cells have in common, measured once.
@@ -79,7 +85,8 @@ class Preparations:
 
     def _measured_times(self, workload: Workload) -> tuple[float, float]:
         """Seconds of a step without examples, and those of each, of all workers side by side."""
-        sizes = (workload.examples // 2, workload.examples)
+        largest = self._largest(workload)
+        sizes = (largest // 2, largest)
         found: dict[int, list[float]] = {size: [] for size in sizes}
         with ExitStack() as open_:
             alone = {size: self._site.computation(replace(workload, examples=size)) for size in sizes}
@@ -91,6 +98,18 @@ class Preparations:
                     found[size].append(step_time_s(checked_burst(each, _COMPUTED_STEPS + 1)))
         small, large = ((size, statistics.median(found[size])) for size in sizes)
         return fitted_times(small, large)
+
+    def _largest(self, workload: Workload) -> int:
+        """Of the batches that are computed: the workload's own, or a smaller one where that takes long."""
+        unit = 2 * MULTIPLE  # half of it is to be a batch, too
+        few = max(workload.examples // _FIRST_PART // unit, 1) * unit
+        first = self._site.computation(replace(workload, examples=few))
+        try:
+            first.run(SETTLING_STEPS)
+            step_s = step_time_s(checked_burst(first, _COMPUTED_STEPS + 1))
+        finally:
+            first.close()
+        return min(max(int(few * _COMPUTED_S / step_s) // unit * unit, few), workload.examples)
 
     def plans(self, workload: Workload) -> Mapping[str, ARModel | str]:
         """This library's; where there is none, why."""

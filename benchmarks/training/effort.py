@@ -64,10 +64,10 @@ QUICK = Effort(
     network=NetworkSettings(
         sizes=tuple(2**k for k in (12, 18, 20)),
         algorithms=("ring", "shuffle"),
-        depths=(1, 4),
+        depths=(1,),
         rounds=2,
     ),
-    trace_runs=3,
+    trace_runs=2,
     trace_steps=4,
     pack_bytes=(2**19, 2**20),
     fusion=(),

@@ -28,10 +28,10 @@ QUICK = ("vgg", "resnet")
 _PAYLOAD = 1448 / 1514
 """Of an Ethernet frame with a TCP segment."""
 
-_MULTIPLE = 8
+MULTIPLE = 8
 """Of the examples of a batch, so that up to as many workers have equal parts."""
 
-_FACTOR = 4
+_FACTOR = 8
 """How far from its own a workload's number of examples may be."""
 
 _RATE_UNIT = 1e5
@@ -119,8 +119,8 @@ def with_rho(workload: Workload, workers: int, fixed_s: float, example_s: float,
     left_s = example_s - example_bytes / rate / rho
     wanted = free_s / left_s if left_s > 0 else math.inf
     if workload.examples / _FACTOR <= wanted <= workload.examples * _FACTOR:
-        return replace(workload, examples=max(round(wanted / _MULTIPLE), 1) * _MULTIPLE)
-    examples = max(int(min(workload.examples, (_LONGEST_S - fixed_s) / example_s) / _MULTIPLE), 1) * _MULTIPLE
+        return replace(workload, examples=max(round(wanted / MULTIPLE), 1) * MULTIPLE)
+    examples = max(int(min(workload.examples, (_LONGEST_S - fixed_s) / example_s) / MULTIPLE), 1) * MULTIPLE
     sent_bytes = always_bytes + examples * example_bytes
     needed_rate = sent_bytes / rho / (fixed_s + examples * example_s) / _PAYLOAD
     link_bits_per_s = max(round(needed_rate * 8 * min(rho, 1.0) / _RATE_UNIT), 1) * _RATE_UNIT

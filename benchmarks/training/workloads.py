@@ -202,7 +202,7 @@ def _mlp(layers: Layers, x: Any) -> Any:
 
 
 def _tiny(layers: Layers, x: Any) -> Any:
-    """A deep, narrow residual network: 210 tensors, most of a few dozen numbers."""
+    """A deep, narrow residual network: 209 tensors, most of a few dozen numbers."""
     tf = layers.tf
     x = tf.nn.relu(layers.batch_norm("norm", layers.conv("conv", x, 32, bias=False)))
     for block in range(34):

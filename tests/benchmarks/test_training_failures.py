@@ -267,6 +267,32 @@ def test_a_cell_has_the_examples_that_the_measured_computation_asks_for():
         assert send_s / (0.25 + 1e-3 * found.examples) == pytest.approx(rho, rel=0.02)
 
 
+@pytest.mark.parametrize(("slower", "largest"), [(1, 256), (2, 256), (4, 128), (40, 32)])
+def test_a_slow_machine_computes_smaller_batches_first(slower, largest):
+    """A step of the usual 256 examples takes half a second on a fast one; the batch of 32 comes first."""
+    site, sizes = Site(4, None, QUICK), []
+
+    def computation(workload):
+        sizes.append(workload.examples)
+        return Proportional(workload.examples * slower / 512)
+
+    site.computation = computation
+    found = program.Preparations(site, {}).workload(Cell("resnet", 4, 1.0))
+    assert sizes == [32, largest // 2, largest]
+    assert found == program.with_rho(program.BY_NAME["resnet"], 4, 0.0, slower / 512, 1.0)
+
+
+class Proportional(Lasting):
+    """It takes so long."""
+
+    def __init__(self, step_s):
+        super().__init__([])
+        self._step_s = step_s
+
+    def run(self, steps):
+        return Burst((self._step_s,) * steps, (1.0,) * steps)
+
+
 def test_the_links_have_the_rate_that_was_chosen():
     rates, site, cell = [], Site(4, None, QUICK), Cell("vgg", 4, 1.0)
     site.set_rate = rates.append
