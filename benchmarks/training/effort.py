@@ -60,16 +60,16 @@ FULL = Effort(
 
 QUICK = Effort(
     rounds=2,
-    steps=3,
+    steps=2,
     network=NetworkSettings(
         sizes=tuple(2**k for k in (12, 18, 20)),
         algorithms=("ring", "shuffle"),
         depths=(1,),
-        rounds=2,
+        rounds=1,
     ),
     trace_runs=2,
     trace_steps=4,
-    pack_bytes=(2**19, 2**20),
+    pack_bytes=(2**19,),
     fusion=(),
     bursts=1,
     contenders=(
