@@ -64,7 +64,7 @@ QUICK = Effort(
     network=NetworkSettings(
         sizes=tuple(2**k for k in (12, 18, 20)),
         algorithms=("ring", "shuffle"),
-        depths=(1,),
+        depths=(1,),  # thus nothing is cut
         rounds=1,
     ),
     trace_runs=2,

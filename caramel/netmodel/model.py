@@ -295,7 +295,8 @@ class NetworkModel:
             workers: number of workers.
             allowed: names of algorithms; default: all that are known. `native` must be much faster than others: it runs
                 no more once a server was restarted, or in two sessions on the same servers.
-            depth: only this depth.
+            depth: only this depth. By default, where others than 1 were not measured, it is `default_depth`, or 1
+                beside computation whose contention was measured: more messages take more from it.
             is_beside: whether all workers compute meanwhile.
 
         Returns:
@@ -379,11 +380,13 @@ class NetworkModel:
         known = self._known(workers)
         if depth is not None and any(chunks == depth for _, chunks in known):
             known = [key for key in known if key[1] == depth]
+        is_contended = is_beside and workers in self._beside
         for name, chunks in known:
             found = self.candidate(name, chunks, workers, size_bytes, is_beside=is_beside)
             if depth != chunks and [d for a, d in known if a == name] == [1] and name != NATIVE:
-                # Depths were not measured: the formula decides, and the time is that without chunks.
-                chunks = depth or default_depth(size_bytes, self._threshold(name, workers))
+                # Depths were not measured: the formula decides, and the time is that without chunks. What the messages
+                # of more chunks take from computation was not measured either; beside it nothing is cut.
+                chunks = depth or (1 if is_contended else default_depth(size_bytes, self._threshold(name, workers)))
             if depth is None or depth == chunks:
                 yield replace(found, depth=chunks)
 
