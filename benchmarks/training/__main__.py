@@ -48,9 +48,8 @@ from caramel.runtime.progress import progress_over
 HOROVOD = Path(".venv-horovod/bin/python")
 """Where ``make horovod`` puts it."""
 
-_COMPUTED_BURSTS = 3
 _COMPUTED_STEPS = 3
-"""Of the computation alone, with batches of either size, before a workload's first cell."""
+"""Of a burst of the computation alone, before a workload's first cell, after one that does not count."""
 
 _FIRST_PART = 8
 """So many times as many examples has the usual batch as the one that is computed first."""
@@ -65,13 +64,15 @@ class Preparations:
     Args:
         site: the hosts.
         sweeps: settings of the peers that were tried already, by workload and contender.
+        bursts: of the computation alone, with batches of either size, before a workload's first cell.
 
     Attributes:
         sweeps: the same with those that were tried since.
     """
 
-    def __init__(self, site: Site, sweeps: Mapping[str, Mapping[str, tuple[Tried, ...]]]) -> None:
+    def __init__(self, site: Site, sweeps: Mapping[str, Mapping[str, tuple[Tried, ...]]], bursts: int) -> None:
         self.sweeps = dict(sweeps)
+        self._bursts = bursts
         self._site = site
         self._computing_s: dict[str, tuple[float, float]] = {}
         self._traced: dict[tuple[str, int], tuple[Context, Trace]] = {}  # links make no difference
@@ -93,7 +94,7 @@ class Preparations:
             for each in alone.values():
                 open_.callback(each.close)
                 each.run(SETTLING_STEPS)
-            for _ in range(_COMPUTED_BURSTS):  # in turn: a machine may be slower for a while
+            for _ in range(self._bursts):  # in turn: a machine may be slower for a while
                 for size, each in alone.items():
                     found[size].append(step_time_s(checked_burst(each, _COMPUTED_STEPS + 1)))
         small, large = ((size, statistics.median(found[size])) for size in sizes)
@@ -264,7 +265,7 @@ def _measured(
     began_at, began_s = now(), time.monotonic()
     for workers in dict.fromkeys(cell.workers for cell in wanted):
         with Site(workers, python, effort) as site:
-            preparations = Preparations(site, record.sweeps)
+            preparations = Preparations(site, record.sweeps, effort.computed_bursts)
             for cell in (c for c in wanted if c.workers == workers):
                 try:
                     rows = measure(site, cell, preparations, effort, program)

@@ -16,6 +16,7 @@ class Effort:
     Attributes:
         rounds: of all contenders, in a cell.
         steps: of each contender in a round, after one that does not count.
+        computed_bursts: of the computation alone, with batches of either size, before a workload's first cell.
         network: what this library measures of a network.
         trace_runs: traced steps of a workload.
         trace_steps: plain ones, and for each order of gradients.
@@ -28,6 +29,7 @@ class Effort:
 
     rounds: int
     steps: int
+    computed_bursts: int
     network: NetworkSettings
     trace_runs: int
     trace_steps: int
@@ -49,18 +51,20 @@ class Effort:
 
 FULL = Effort(
     rounds=5,
-    steps=2,
-    network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 20)), depths=(1, 4), rounds=3),
-    trace_runs=4,
-    trace_steps=8,
+    steps=1,
+    computed_bursts=3,
+    network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 20)), depths=(1, 4), rounds=2),
+    trace_runs=3,
+    trace_steps=5,
     pack_bytes=(2**18, 2**19, 2**20, 2**21),
-    fusion=((2**18, 1.0), (2**20, 1.0), (2**20, 5.0), (2**22, 1.0)),
+    fusion=((2**20, 1.0), (2**20, 5.0), (2**22, 1.0)),
     bursts=2,
 )
 
 QUICK = Effort(
     rounds=2,
-    steps=2,
+    steps=1,
+    computed_bursts=2,
     network=NetworkSettings(
         sizes=tuple(2**k for k in (12, 18, 20)),
         algorithms=("ring", "shuffle"),
@@ -68,7 +72,7 @@ QUICK = Effort(
         rounds=1,
     ),
     trace_runs=2,
-    trace_steps=4,
+    trace_steps=3,
     pack_bytes=(2**19,),
     fusion=(),
     bursts=1,

@@ -205,7 +205,7 @@ def run_cell(
 
 
 def sweep(
-    candidates: Sequence[tuple[Settings, Callable[[], Contender]]], bursts: int = 3, steps: int = 3
+    candidates: Sequence[tuple[Settings, Callable[[], Contender]]], bursts: int = 3, steps: int = 2
 ) -> tuple[Tried, ...]:
     """Try settings, each with contenders made for this alone.
 

@@ -231,9 +231,9 @@ def test_a_contender_says_in_which_cell_its_settings_were_chosen():
     site, cell = Site(4, None, QUICK), CELLS[1]
     site.contenders = lambda *_: [Lasting([]), Named("mwms_best"), Named("horovod_best")]
     older = {"mlp": {"mwms_best": (Tried({}, 1.0, None, "mlp/4/2"),), "horovod_best": (Tried({}, 1.0, None),)}}
-    rows = program.measure(site, cell, program.Preparations(site, older), replace(QUICK, rounds=2), "abc")
+    rows = program.measure(site, cell, program.Preparations(site, older, 3), replace(QUICK, rounds=2), "abc")
     assert [row.swept_in for row in rows] == [None, "mlp/4/2", None]
-    rows = program.measure(site, cell, program.Preparations(site, {}), replace(QUICK, rounds=2), "abc")
+    rows = program.measure(site, cell, program.Preparations(site, {}, 3), replace(QUICK, rounds=2), "abc")
     assert [row.swept_in for row in rows] == [None, "mlp/4/1", None]
 
 
@@ -261,7 +261,7 @@ def test_a_cell_has_the_examples_that_the_measured_computation_asks_for():
     site.computation = lambda workload: Computing(workload.examples)
     for name, rho in (("vgg", 1.0), ("resnet", 2.0)):
         nominal = program.BY_NAME[name]
-        found = program.Preparations(site, {}).workload(Cell(name, 4, rho))
+        found = program.Preparations(site, {}, 3).workload(Cell(name, 4, rho))
         assert found == program.with_rho(nominal, 4, 0.25, 1e-3, rho)
         send_s = found.sent_bytes(4) / (program.link_rate(found, rho) * 1448 / 1514)
         assert send_s / (0.25 + 1e-3 * found.examples) == pytest.approx(rho, rel=0.02)
@@ -277,7 +277,7 @@ def test_a_slow_machine_computes_smaller_batches_first(slower, largest):
         return Proportional(workload.examples * slower / 512)
 
     site.computation = computation
-    found = program.Preparations(site, {}).workload(Cell("resnet", 4, 1.0))
+    found = program.Preparations(site, {}, 3).workload(Cell("resnet", 4, 1.0))
     assert sizes == [32, largest // 2, largest]
     assert found == program.with_rho(program.BY_NAME["resnet"], 4, 0.0, slower / 512, 1.0)
 
@@ -297,7 +297,7 @@ def test_the_links_have_the_rate_that_was_chosen():
     rates, site, cell = [], Site(4, None, QUICK), Cell("vgg", 4, 1.0)
     site.set_rate = rates.append
     site.computation = lambda workload: Computing(1000 * workload.examples)  # too long for any batch
-    preparations = program.Preparations(site, {})
+    preparations = program.Preparations(site, {}, 3)
     rows = program.measure(site, cell, preparations, replace(QUICK, rounds=2), "abc")
     chosen = preparations.workload(cell)
     assert rates == [program.link_rate(chosen, 1.0)] and rates[0] < program.link_rate(program.BY_NAME["vgg"], 1.0) / 2
@@ -307,7 +307,7 @@ def test_the_links_have_the_rate_that_was_chosen():
 def test_settings_are_tried_once_for_a_workload_unless_none_worked():
     site = Site(4, None, QUICK)
     worked, failed = {"mwms_best": (Tried({"size": 1}, 2.0, None),)}, {"mwms_best": (Tried({}, None, "late"),)}
-    preparations = program.Preparations(site, {"vgg": worked, "mlp": failed})
+    preparations = program.Preparations(site, {"vgg": worked, "mlp": failed}, 3)
     workloads = [program.BY_NAME[name] for name in ("vgg", "mlp", "tiny")]
     found = [preparations.swept(Cell(each.name, 4, 2.0), each)["mwms_best"] for each in workloads]
     assert found[0] == worked["mwms_best"]
@@ -319,7 +319,7 @@ def test_only_the_settings_of_who_had_none_are_tried_again():
     site, cell = Site(4, None, QUICK), CELLS[0]
     site.sweepable = ["mwms_best", "horovod_best"]
     worked, failed = (Tried({"size": 1}, 2.0, None),), (Tried({}, None, "late"),)
-    preparations = program.Preparations(site, {"vgg": {"mwms_best": failed, "horovod_best": worked}})
+    preparations = program.Preparations(site, {"vgg": {"mwms_best": failed, "horovod_best": worked}}, 3)
     assert preparations.swept(cell, None) == {
         "mwms_best": (Tried({}, 1.0, None, "vgg/4/1"),),
         "horovod_best": worked,
