@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NAME := local
 OPTIONS :=
-PARALLEL := --numprocesses 3 --dist loadfile
+PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint check soak horovod bench bench-quick bench-collectives bench-models bench-planning clean
 

@@ -1,7 +1,7 @@
 """``python -m benchmarks.publish``: write what `benchmarks.training` measured into the documents.
 
-A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``, with a name of `TABLES`. What is written by hand around
-the tables stays.
+A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``, with a name of `TABLES`, or ``SET/NAME`` with one of
+`SETS`. What is written by hand around the tables stays.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from benchmarks.output import errors_for_click
 from benchmarks.training.findings import findings
-from benchmarks.training.grid import cells
+from benchmarks.training.grid import cells, is_core
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Row, by_cell, load
 from benchmarks.training.report import ablation_table, cell_table, misses, overview, summary
@@ -28,61 +29,89 @@ PLOTS = ROOT / "docs/images"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs/benchmarks.md", ROOT / "docs/training.md")
 
 
-def _cell_tables(rows: Sequence[Row]) -> str:
-    return "\n\n".join(f"## {cell}\n\n{cell_table(list(those.values()))}" for cell, those in by_cell(rows).items())
+@dataclass(frozen=True)
+class RecordSet:
+    """Records that are published together.
+
+    Attributes:
+        pattern: of their files' names.
+        cells: that they should have.
+        where: follows the name of each cell.
+    """
+
+    pattern: str
+    cells: tuple[Cell, ...]
+    where: str = ""
 
 
-TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
-    "steps": overview,
-    "targets": lambda rows: summary(findings(rows, cells())),
-    "misses": lambda rows: misses(findings(rows, cells()), rows),
-    "ablations": ablation_table,
+SETS: Mapping[str, RecordSet] = {
+    "": RecordSet("training*.json", tuple(cells())),
+    # Times of two machines in one table would show their difference, not that of the contenders.
+    "slower": RecordSet("slower*.json", tuple(c for c in cells() if is_core(c)), ", on the slower machine"),
+}
+"""By what stands before the name of a table; plots are of the first one."""
+
+
+def _cell_tables(rows: Sequence[Row], of: RecordSet) -> str:
+    return "\n\n".join(
+        f"## {cell}{of.where}\n\n{cell_table(list(those.values()))}" for cell, those in by_cell(rows).items()
+    )
+
+
+TABLES: Mapping[str, Callable[[Sequence[Row], RecordSet], str]] = {
+    "steps": lambda rows, _: overview(rows),
+    "targets": lambda rows, of: summary(findings(rows, of.cells)),
+    "misses": lambda rows, of: misses(findings(rows, of.cells), rows),
+    "ablations": lambda rows, _: ablation_table(rows),
     "cells": _cell_tables,
 }
 """By name."""
 
-_MARK = re.compile(r"<!-- (/?)(\w+) -->\n")
+_MARK = re.compile(r"<!-- (/?)(?:(\w+)/)?(\w+) -->\n")
 
 
-def published(text: str, rows: Sequence[Row]) -> str:
+def published(text: str, rows: Mapping[str, Sequence[Row]]) -> str:
     """A document with its tables as they follow from what was measured.
 
     Args:
         text: of the document.
-        rows: of all cells.
+        rows: of each of `SETS`.
 
     Raises:
-        InputError: a mark has no other one, or names no table.
+        InputError: a mark has no other one, or names no table or no set.
     """
     parts, end = [], 0
     marks = list(_MARK.finditer(text))
     for start, stop in zip(marks[::2], [*marks[1::2], None]):
-        if start[1] or stop is None or not stop[1] or start[2] != stop[2] or start[2] not in TABLES:
+        group, name = start[2] or "", start[3]
+        is_pair = stop is not None and not start[1] and bool(stop[1]) and (stop[2] or "", stop[3]) == (group, name)
+        if stop is None or not is_pair or name not in TABLES or group not in SETS:
             line = text.count("\n", 0, start.start()) + 1
-            names = ", ".join(TABLES)
             raise InputError(
-                f"line {line}: '<!-- NAME -->' and '<!-- /NAME -->' must follow, NAME being one of {names}"
+                f"line {line}: '<!-- NAME -->' and '<!-- /NAME -->' must follow, NAME being one of "
+                f"{', '.join(TABLES)}, or SET/NAME with a SET of {', '.join(filter(None, SETS))}"
             )
-        parts += [text[end : start.end()], "\n", TABLES[start[2]](rows), "\n\n"]
+        parts += [text[end : start.end()], "\n", TABLES[name](rows[group], SETS[group]), "\n\n"]
         end = stop.start()
     return "".join([*parts, text[end:]])
 
 
-def measured(folder: Path = RESULTS) -> list[Row]:
-    """The rows of all training steps that are published, in the order of cells.
+def measured(folder: Path = RESULTS, group: str = "") -> list[Row]:
+    """The rows of all training steps of a set, in the order of cells.
 
-    These are those of all ``training*.json`` but the ``*_quick.json``. Of a cell that is in several files, what was
-    measured last counts. A record that does not say when is older than all that do; of several such, the one whose
-    name is last in the alphabet counts, as the times of files change whenever they are copied.
+    Those of ``*_quick.json`` are left out. Of a cell that is in several files of the set, what was measured last
+    counts. A record that does not say when is older than all that do; of several such, the one whose name is last in
+    the alphabet counts, as the times of files change whenever they are copied.
 
     Args:
         folder: of the records.
+        group: one of `SETS`.
 
     Raises:
         InputError: a file is no record.
     """
     last: dict[Cell, tuple[str, list[Row]]] = {}
-    for path in sorted(folder.glob("training*.json")):
+    for path in sorted(folder.glob(SETS[group].pattern)):
         if path.stem.endswith("_quick"):
             continue
         for cell, those in by_cell(load(path).rows).items():
@@ -98,7 +127,7 @@ def measured(folder: Path = RESULTS) -> list[Row]:
 @errors_for_click
 def main() -> None:
     """Write tables and plots of the training steps in benchmarks/results into the documents."""
-    rows = measured()
+    rows = {group: measured(group=group) for group in SETS}
     for document in DOCUMENTS:
         try:
             text = published(document.read_text(encoding="utf-8"), rows)
@@ -106,7 +135,7 @@ def main() -> None:
             raise InputError(f"{document}: {error}") from error
         write_whole(document, text)
         click.echo(f"{document}")
-    for plot in write_plots(rows, PLOTS):
+    for plot in write_plots(rows[""], PLOTS):
         click.echo(f"{plot}")
 
 

@@ -31,8 +31,8 @@ _PAYLOAD = 1448 / 1514
 MULTIPLE = 8
 """Of the examples of a batch, so that up to as many workers have equal parts."""
 
-_FACTOR = 8
-"""How far from its own a workload's number of examples may be."""
+_FEWEST, _MOST = 1 / 16, 8
+"""Of a workload's own number of examples. On slow processors few do; links of yet another rate take long to measure."""
 
 _RATE_UNIT = 1e5
 """Bits per second, of which links that are chosen have a whole number."""
@@ -118,7 +118,7 @@ def with_rho(workload: Workload, workers: int, fixed_s: float, example_s: float,
     free_s = always_bytes / rate / rho - fixed_s  # for the examples to compute in, beside their own bytes
     left_s = example_s - example_bytes / rate / rho
     wanted = free_s / left_s if left_s > 0 else math.inf
-    if workload.examples / _FACTOR <= wanted <= workload.examples * _FACTOR:
+    if _FEWEST * workload.examples <= wanted <= _MOST * workload.examples:
         return replace(workload, examples=max(round(wanted / MULTIPLE), 1) * MULTIPLE)
     examples = max(int(min(workload.examples, (_LONGEST_S - fixed_s) / example_s) / MULTIPLE), 1) * MULTIPLE
     sent_bytes = always_bytes + examples * example_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -80,14 +80,9 @@ class Workload:
         first, count = balanced(self.examples, workers)[rank]
         return x[first : first + count], label[first : first + count]
 
-    @cached_property
+    @property
     def _declared(self) -> Layers:
-        import tensorflow as tf
-
-        with tf.Graph().as_default():
-            layers = Layers(tf)
-            self.network(layers, tf.zeros((2, *self.shape), self.dtype))
-        return layers
+        return _declared(self.network, self.shape, self.dtype)
 
     @property
     def parameters(self) -> Mapping[str, Declared]:
@@ -116,6 +111,17 @@ class Workload:
             else:
                 total += 2 * (workers - 1) / workers * _ITEM_BYTES * float(np.prod(declared.shape))
         return total
+
+
+@cache
+def _declared(network: Callable[[Layers, Any], Any], shape: tuple[int, ...], dtype: str) -> Layers:
+    """What a network declares, whatever the number of examples: workloads are made anew for each of these."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default():
+        layers = Layers(tf)
+        network(layers, tf.zeros((2, *shape), dtype))
+    return layers
 
 
 def _vgg(layers: Layers, x: Any) -> Any:

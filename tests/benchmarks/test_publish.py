@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.publish import DOCUMENTS, ROOT, TABLES, measured, published
+from benchmarks.publish import DOCUMENTS, ROOT, SETS, TABLES, measured, published
 from benchmarks.training.effort import FULL
 from benchmarks.training.records import Origin, Record, Row, save
 from caramel.errors import InputError
@@ -11,21 +11,30 @@ from caramel.netbench import Settings
 
 @pytest.fixture
 def tables(monkeypatch):
-    monkeypatch.setitem(TABLES, "steps", lambda rows: f"{len(rows)} rows")
-    monkeypatch.setitem(TABLES, "targets", lambda rows: "all kept")
+    monkeypatch.setitem(TABLES, "steps", lambda rows, _: f"{len(rows)} rows")
+    monkeypatch.setitem(TABLES, "targets", lambda rows, of: f"{len(of.cells)} cells, all kept")
 
 
 def test_tables_are_replaced_and_the_rest_stays(tables):
     text = (
         "Before\n\n<!-- steps -->\nold\n| a |\n<!-- /steps -->\n\nby hand\n<!-- targets -->\n<!-- /targets -->\nafter"
     )
-    once = published(text, [1, 2, 3])
+    rows = {"": [1, 2, 3], "slower": [1, 2]}
+    once = published(text, rows)
     assert once == (
         "Before\n\n<!-- steps -->\n\n3 rows\n\n<!-- /steps -->\n\nby hand\n"
-        "<!-- targets -->\n\nall kept\n\n<!-- /targets -->\nafter"
+        "<!-- targets -->\n\n22 cells, all kept\n\n<!-- /targets -->\nafter"
     )
-    assert published(once, [1, 2, 3]) == once
-    assert published("nothing to replace\n", []) == "nothing to replace\n"
+    assert published(once, rows) == once
+    assert published("nothing to replace\n", {}) == "nothing to replace\n"
+
+
+def test_tables_of_another_set(tables):
+    text = "<!-- slower/steps -->\nold\n<!-- /slower/steps -->\n<!-- slower/targets -->\n<!-- /slower/targets -->\n"
+    assert published(text, {"": [1, 2, 3], "slower": [1, 2]}) == (
+        "<!-- slower/steps -->\n\n2 rows\n\n<!-- /slower/steps -->\n"
+        "<!-- slower/targets -->\n\n12 cells, all kept\n\n<!-- /slower/targets -->\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,11 +45,14 @@ def test_tables_are_replaced_and_the_rest_stays(tables):
         ("<!-- steps -->\n<!-- /targets -->\n", 1),
         ("\n\n<!-- others -->\n<!-- /others -->\n", 3),
         ("<!-- steps -->\n<!-- /steps -->\n<!-- steps -->\n<!-- targets -->\n<!-- /targets -->\n", 3),
+        ("<!-- slower/steps -->\n<!-- /steps -->\n", 1),
+        ("a\n<!-- steps -->\n<!-- /slower/steps -->\n", 2),
+        ("<!-- faster/steps -->\n<!-- /faster/steps -->\n", 1),
     ],
 )
 def test_marks_that_do_not_fit(tables, text, line):
-    with pytest.raises(InputError, match=rf"^line {line}: .* one of steps, targets"):
-        published(text, [])
+    with pytest.raises(InputError, match=rf"^line {line}: .* one of steps, targets.* SET of slower"):
+        published(text, {"": [], "slower": []})
 
 
 def saved(folder, name, *cells):
@@ -96,9 +108,15 @@ def test_of_a_cell_in_several_files_the_last_measurement_counts(files, programs,
     assert [row.program for row in measured(tmp_path)] == programs
 
 
+def test_sets_are_apart(tmp_path):
+    saved(tmp_path, "training.json", (1.0, "2026-01-31", "a"))
+    saved(tmp_path, "slower_core.json", (1.0, "2026-02-01", "b"))
+    assert {group: [row.program for row in measured(tmp_path, group)] for group in SETS} == {"": ["a"], "slower": ["b"]}
+
+
 def test_documents_say_what_was_measured():
-    rows = measured()
-    assert rows
+    rows = {group: measured(group=group) for group in SETS}
+    assert all(rows.values())
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         assert "<!-- steps -->" in text or "<!-- cells -->" in text

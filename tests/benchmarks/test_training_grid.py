@@ -214,9 +214,9 @@ def test_batches_are_so_large_that_sending_takes_rho_times_as_long(rho, fixed_s,
     [
         (3e6, 48_000, 0.0, 640),  # more bytes than time in each example, with any of the three
         (5e6, 48_000, 1.2, 8),  # and a step that takes too long without any, as if less than none would do
-        (5e6, 0, 0.78, 16),  # a step takes long without any: fewer than usual
+        (4.85e6, 0, 0.78, 16),  # a step takes long without any: fewer than usual
         (5e6, 0, 3.0, 8),
-        (4e5, 0, 0.0, 640),  # few would do
+        (2e5, 0, 0.0, 640),  # few would do
         (1e9, 0, 0.0, 640),  # so many would do that they do not fit into memory
     ],
 )

@@ -184,7 +184,7 @@ def losses(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["step", "iterator", "noise"])
+@pytest.mark.parametrize("name", ["iterator", *(pytest.param(n, marks=pytest.mark.soak) for n in ("step", "noise"))])
 def test_an_export_runs_the_pipelines(write, python, tmp_path, name):
     program = load_program(f"{write(PROGRAMS[name])}:build")
     armodel = caramel.ARModel(program.context, 3)

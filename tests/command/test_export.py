@@ -52,7 +52,7 @@ def losses(text):
 # -- without Caramel -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=EXAMPLES)
+@pytest.fixture(scope="module", params=["digits_keras.py", pytest.param("digits_tf1.py", marks=pytest.mark.soak)])
 def exported(request, command, examples, importable, tmp_path_factory):
     """An exported example for 2 workers: its directory, the program, and a batch to train on."""
     program = f"{examples / request.param}:{EXAMPLES[request.param]}"

@@ -21,7 +21,10 @@ def steps_and_losses(text):
     return int(found[1]), float(found[2]), float(found[3])
 
 
-@pytest.mark.parametrize("example, directory", [("digits_keras.py", "relative"), ("digits_tf1.py", "absolute")])
+@pytest.mark.parametrize(
+    "example, directory",
+    [("digits_keras.py", "relative"), pytest.param("digits_tf1.py", "absolute", marks=pytest.mark.soak)],
+)
 def test_run_save_and_resume(command, examples, tmp_path, example, directory):
     saved = tmp_path / "saved" if directory == "absolute" else "saved"
     program = f"{examples / example}:{ENTRIES[example]}"

@@ -139,7 +139,7 @@ def not_in_the_background():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM])
 @pytest.mark.usefixtures("not_in_the_background")
 def test_the_server_ends_with_a_driver_that_is_told_to(network, program, number):
     """There is no other server here, which would take a while to start."""

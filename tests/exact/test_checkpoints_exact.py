@@ -222,7 +222,7 @@ def test_a_session_saves_for_a_keras_checkpoint(tmp_path):
     assert_equivalent(got, straight.train(second))
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.slow)])
 def test_a_fresh_keras_session_goes_on_with_the_same_bits(workers, tmp_path):
     case = Case("adam", (*SAME, *LOCAL, "convolution"), "float32", clip=1.9)
     first, second = halves(case.dtype)

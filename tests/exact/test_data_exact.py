@@ -448,7 +448,7 @@ BETWEEN = {  # where it matters, longer than what is read ahead
 
 
 POINTS = {  # steps before saving on 2 workers, and workers that go on
-    **{name: [(3, 3), (8, 3)] for name in BETWEEN},
+    **{name: [(8, 3)] for name in BETWEEN},
     "shuffled": [(0, 3), (3, 2), (3, 3), (5, 2), (8, 3)],
     "shuffled and repeated": [
         (0, 3),
@@ -462,7 +462,13 @@ POINTS = {  # steps before saving on 2 workers, and workers that go on
 }
 
 
-@pytest.mark.parametrize("name, before, others", [(name, *point) for name in BETWEEN for point in POINTS[name]])
+@pytest.mark.parametrize(
+    "name, before, others",
+    [
+        *((name, *point) for name in BETWEEN for point in POINTS[name]),
+        *(pytest.param(name, 3, 3, marks=pytest.mark.soak) for name in BETWEEN if (3, 3) not in POINTS[name]),
+    ],
+)
 def test_a_session_goes_on_where_another_was_saved(name, before, others, tmp_path):
     """Before the first step, in the middle of a pass, at its end and in the second one; 2 workers, then others.
 
@@ -630,7 +636,7 @@ def test_a_single_device_checkpoint_starts_the_data_anew(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("options", [{}, {"sharding": "batches"}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"sharding": "batches"}, marks=pytest.mark.soak)])
 def test_workers_in_processes_of_their_own(options, tmp_path):
     make = DATASETS["cached, then shuffled"]
     with session_on(make, 3, **options) as session:

@@ -66,7 +66,10 @@ def test_local_state_equals_micro_batches(feature, workers):
     assert_equivalent(distributed(case, workers, data), MicroBatches(case, workers).train(data))
 
 
-@pytest.mark.parametrize("optimizer, workers", [("momentum", 1), ("momentum", 3), ("adam", 2), ("adam", 4)])
+@pytest.mark.parametrize(
+    "optimizer, workers",
+    [("momentum", 1), ("momentum", 3), pytest.param("adam", 2, marks=pytest.mark.soak), ("adam", 4)],
+)
 def test_has_the_bits_of_micro_batches(optimizer, workers):
     case = Case(optimizer, SAME + LOCAL, "float32", clip=1.9)
     data = batches(BATCH, case.dtype)

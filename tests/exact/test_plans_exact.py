@@ -50,7 +50,7 @@ def test_any_plan_equals_one_device(kind, seed):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+@pytest.mark.parametrize("kind", [pytest.param(v1, id="tf1"), pytest.param(k, id="keras", marks=pytest.mark.soak)])
 def test_on_server_processes(kind):
     case = Case("adam", ("schedule", "decay", "tied", *LOCAL), "float32")
     data = batches(12, case.dtype, steps=STEPS)

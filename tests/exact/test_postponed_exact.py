@@ -62,8 +62,15 @@ def test_each_optimizer(optimizer):
     assert_same(trained(v1, case, 3, "all", data), want)
 
 
-@pytest.mark.parametrize("algorithm", ["shuffle", "ring", "halving_doubling", "native"])
-@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+@pytest.mark.parametrize(
+    "kind, algorithm",
+    [
+        *((v1, name) for name in ("shuffle", "ring", "halving_doubling", "native")),
+        (k, "ring"),
+        *(pytest.param(k, name, marks=pytest.mark.soak) for name in ("shuffle", "halving_doubling", "native")),
+    ],
+    ids=lambda value: {v1: "tf1", k: "keras"}.get(value, value),
+)
 def test_one_gradient_by_itself(kind, algorithm):
     """The others travel in the step that makes them; batches are uneven, so gradients are weighted."""
     case = Case("adam", ("schedule", "decay", "tied"))

@@ -65,7 +65,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.soak) if n in ("lstm", "bidirectional") else n for n in MODELS]
+)
 def test_keras_model(name):
     check(trained(MODELS[name]), examples(count=13), [2, 3], unmoved=None)
 

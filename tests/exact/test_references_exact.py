@@ -70,7 +70,7 @@ def test_has_the_bits_of_micro_batches(optimizer):
     assert_same(distributed(case, 3, data), MicroBatches(case, 3).train(data))
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adadelta"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", pytest.param("adadelta", marks=pytest.mark.soak)])
 def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on(optimizer):
     case = case_of(optimizer, SAME + LOCAL, "float32", clip=1.3)
     data = batches(BATCH, case.dtype)

@@ -45,7 +45,9 @@ def test_in_one_process(devices):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("devices", [DEVICES, MIXED], ids=["in order", "mixed"])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(DEVICES, id="in order", marks=pytest.mark.soak), pytest.param(MIXED, id="mixed")]
+)
 def test_in_two_local_processes(devices):
     data = batches(BATCH, CASE.dtype)
     got = v1.distributed(CASE, 4, data, caramel.LocalProcesses(options=SERIAL), placed(devices))

@@ -54,14 +54,14 @@ def looked_up(armodel):
 
 
 def test_the_transformers_own_data(example):
-    """The workers run the pipeline; five steps on it are five steps of one device on its batches."""
+    """The workers run the pipeline; three steps on it are three steps of one device on its batches."""
     parts = example("transformer").program()
     context = caramel.capture(parts["step"], data=parts["data"])
     armodel = caramel.ARModel(context, 2)
     assert len(looked_up(armodel)) == 1  # the table of characters; that of positions is looked up by all examples alike
     with armodel.session() as session:
-        losses = [result.loss for result in session.run(steps=5)]
-    alone = example("transformer").main(5)[0]
+        losses = [result.loss for result in session.run(steps=3)]
+    alone = example("transformer").main(3)[0]
     np.testing.assert_allclose(losses, alone, rtol=2e-4)
     assert losses[-1] < losses[0]
 

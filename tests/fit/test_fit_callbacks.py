@@ -55,7 +55,16 @@ DATA = {
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:the data ended")
-@pytest.mark.parametrize("case, at_once", [*((case, 1) for case in DATA), ("known", 2), ("unknown", 2), ("more", 2)])
+@pytest.mark.parametrize(
+    "case, at_once",
+    [
+        *(
+            pytest.param(c, 1, marks=pytest.mark.soak) if c in ("endless", "fewer", "validated") else (c, 1)
+            for c in DATA
+        ),
+        *(("known", 2), ("unknown", 2), ("more", 2)),
+    ],
+)
 def test_hooks_are_called_in_keras_order(case, at_once):
     make, options = DATA[case]
     recorded = []
@@ -169,7 +178,9 @@ def test_hooks_given_as_functions():
     np.testing.assert_allclose(rates[1], rates[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(keras.callbacks.CSVLogger, marks=pytest.mark.soak), keras.callbacks.ModelCheckpoint]
+)
 def test_a_hook_of_its_own_beside_those_of_keras(kind, tmp_path):
     seen = []
 

@@ -25,7 +25,7 @@ print(*Dense(2)(tf.ones([3, 4])).shape)
     "then",
     [
         "from keras.layers import Dense",
-        "from tensorflow.keras.layers import Dense",
+        pytest.param("from tensorflow.keras.layers import Dense", marks=pytest.mark.soak),
         "Dense = tf.keras.layers.Dense; tf.optimizers.Adam",
     ],
 )

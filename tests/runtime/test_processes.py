@@ -293,7 +293,11 @@ def driver(processes, scratch):
 
 @pytest.mark.parametrize(
     "how, number",
-    [("sleeps", signal.SIGKILL), ("steps", signal.SIGKILL), ("steps", signal.SIGINT)],
+    [
+        pytest.param("sleeps", signal.SIGKILL, marks=pytest.mark.soak),
+        ("steps", signal.SIGKILL),
+        ("steps", signal.SIGINT),
+    ],
     ids=["SIGKILL", "SIGKILL in a step", "Ctrl-C in a step"],
 )
 def test_the_user_s_process_is_killed(driver, processes, how, number):
