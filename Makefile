@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NAME := local
 OPTIONS :=
+# In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint check soak horovod bench bench-quick bench-collectives bench-models bench-planning clean

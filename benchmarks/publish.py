@@ -67,7 +67,7 @@ TABLES: Mapping[str, Callable[[Sequence[Row], RecordSet], str]] = {
 }
 """By name."""
 
-_MARK = re.compile(r"<!-- (/?)(?:(\w+)/)?(\w+) -->\n")
+_MARK = re.compile(r"<!-- (/?)((?:\w+/)?\w+) -->\n")
 
 
 def published(text: str, rows: Mapping[str, Sequence[Row]]) -> str:
@@ -83,9 +83,9 @@ def published(text: str, rows: Mapping[str, Sequence[Row]]) -> str:
     parts, end = [], 0
     marks = list(_MARK.finditer(text))
     for start, stop in zip(marks[::2], [*marks[1::2], None]):
-        group, name = start[2] or "", start[3]
-        is_pair = stop is not None and not start[1] and bool(stop[1]) and (stop[2] or "", stop[3]) == (group, name)
-        if stop is None or not is_pair or name not in TABLES or group not in SETS:
+        group, _, name = start[2].rpartition("/")
+        is_known = name in TABLES and group in SETS
+        if start[1] or stop is None or not stop[1] or start[2] != stop[2] or not is_known:
             line = text.count("\n", 0, start.start()) + 1
             raise InputError(
                 f"line {line}: '<!-- NAME -->' and '<!-- /NAME -->' must follow, NAME being one of "

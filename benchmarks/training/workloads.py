@@ -82,7 +82,7 @@ class Workload:
 
     @property
     def _declared(self) -> Layers:
-        return _declared(self.network, self.shape, self.dtype)
+        return _layers_of(self.network, self.shape, self.dtype)
 
     @property
     def parameters(self) -> Mapping[str, Declared]:
@@ -114,7 +114,7 @@ class Workload:
 
 
 @cache
-def _declared(network: Callable[[Layers, Any], Any], shape: tuple[int, ...], dtype: str) -> Layers:
+def _layers_of(network: Callable[[Layers, Any], Any], shape: tuple[int, ...], dtype: str) -> Layers:
     """What a network declares, whatever the number of examples: workloads are made anew for each of these."""
     import tensorflow as tf
 

@@ -208,6 +208,13 @@ def test_batches_are_so_large_that_sending_takes_rho_times_as_long(rho, fixed_s,
     assert workload.link_bits_per_s == nominal.link_bits_per_s
 
 
+def test_a_tenth_of_the_examples_is_a_sensible_batch():
+    """Links of another rate would have to be measured first."""
+    nominal = Sending(4e5, examples=644)
+    workload = with_rho(nominal, 4, 0.0, 1e-3, 1.0)
+    assert (workload.examples, workload.link_bits_per_s) == (64, nominal.link_bits_per_s)
+
+
 @pytest.mark.parametrize("rho", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(
     ("always_bytes", "example_bytes", "fixed_s", "examples"),

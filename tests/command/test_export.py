@@ -52,7 +52,14 @@ def losses(text):
 # -- without Caramel -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["digits_keras.py", pytest.param("digits_tf1.py", marks=pytest.mark.soak)])
+def needs_a_process(program):
+    """The graph example disables TensorFlow 2 in its process."""
+    return "digits_tf1.py" in program
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(p, marks=pytest.mark.soak) if needs_a_process(p) else p for p in EXAMPLES]
+)
 def exported(request, command, examples, importable, tmp_path_factory):
     """An exported example for 2 workers: its directory, the program, and a batch to train on."""
     program = f"{examples / request.param}:{EXAMPLES[request.param]}"
@@ -79,11 +86,6 @@ def importable():
     """The search path, as before afterwards: what is run in this process puts its directory there."""
     with pytest.MonkeyPatch.context() as patch:
         yield patch
-
-
-def needs_a_process(program):
-    """The graph example disables TensorFlow 2 in its process."""
-    return "digits_tf1.py" in program
 
 
 @pytest.fixture(scope="module")
