@@ -128,10 +128,10 @@ def missed(row: Mapping[str, Any]) -> list[str]:
         found.append(f"{total_s(row):.0f} s, limit {MOST_S:.0f} s")
     if row["peak_bytes"] > MOST_BYTES:
         found.append(f"{row['peak_bytes'] / 2**30:.1f} GiB, limit {MOST_BYTES / 2**30:.0f} GiB")
-    published = PUBLISHED[row["model"]]
+    published = PUBLISHED.get(row["model"])
     for what, mine, theirs in (
-        ("trainable", row["parameters"], published.trainable),
-        ("in all", row["total_parameters"], published.total),
+        ("trainable", row["parameters"], published and published.trainable),
+        ("in all", row["total_parameters"], published and published.total),
     ):
         if theirs is not None and mine != theirs:
             found.append(f"{mine:,} parameters {what}, published {theirs:,}")
@@ -171,14 +171,18 @@ def cost_row(row: Mapping[str, Any]) -> list[str]:
     return [row["model"], *sizes, *stages, f"{total_s(row):.1f}", *memory, "; ".join(missed(row)) or "-"]
 
 
+def _or_dash(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
 def parameter_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Numbers of parameters beside published ones, and sizes beside the paper's."""
     lines = []
     for row in rows:
-        published = PUBLISHED[row["model"]]
-        total = "-" if published.total is None else f"{published.total:,}"
-        cells = [row["model"], f"{row['tensors']}", f"{row['parameters']:,}", f"{published.trainable:,}"]
-        cells += [f"{row['total_parameters']:,}", total, f"{row['parameters'] * 4 / _MIB:.1f}"]
+        published = PUBLISHED.get(row["model"])
+        trainable, total = (published.trainable, published.total) if published else (None, None)
+        cells = [row["model"], f"{row['tensors']}", f"{row['parameters']:,}", _or_dash(trainable)]
+        cells += [f"{row['total_parameters']:,}", _or_dash(total), f"{row['parameters'] * 4 / _MIB:.1f}"]
         if row["model"] in IN_PAPER:
             theirs = IN_PAPER[row["model"]]
             tensors, mebibytes = as_in_paper(row["model"], row["tensors"], row["parameters"])

@@ -17,7 +17,7 @@ from benchmarks.models import (
     total_s,
     trace_to_file,
 )
-from benchmarks.networks import IN_PAPER, NAMES, PUBLISHED
+from benchmarks.networks import IN_PAPER, NAMES, PUBLISHED, VGG_LIKE
 from caramel.tracefile import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,19 +74,32 @@ def test_every_number_has_a_source():
     assert set(IN_PAPER) <= set(NAMES)
 
 
+def test_a_network_that_nobody_has_published_is_compared_with_nothing():
+    unpublished = {**row(), "model": VGG_LIKE}
+    assert missed(unpublished) == []
+    assert parameter_table([unpublished]).splitlines()[2] == (
+        "| VGG-like | 32 | 138,357,544 | - | 138,357,544 | - | 527.8 | - | - |"
+    )
+
+
 @pytest.mark.slow
-def test_a_model_through_all_stages(tmp_path):
-    """The smallest, traced and compiled for two workers."""
-    command = [sys.executable, "-m", "benchmarks.models", "--model", "MobileNetV3Small", "--workers", "2"]
+@pytest.mark.parametrize(
+    "model, tensors",
+    [(VGG_LIKE, 18), pytest.param("MobileNetV3Small", 142, marks=pytest.mark.soak)],
+)
+def test_a_model_through_all_stages(model, tensors, tmp_path):
+    """Traced and compiled for two workers."""
+    command = [sys.executable, "-m", "benchmarks.models", "--model", model, "--workers", "2"]
     command += ["--examples", "1", "--runs", "1", "--traces", str(tmp_path), "--json", str(tmp_path / "rows.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     (found,) = json.loads((tmp_path / "rows.json").read_text())
     assert found["traced"] and all(found[stage] > 0 for stage in STAGES)
-    assert found["parameters"] == PUBLISHED["MobileNetV3Small"].trainable and found["tensors"] == 142
+    assert found["tensors"] == tensors
+    assert model not in PUBLISHED or found["parameters"] == PUBLISHED[model].trainable
     assert found["nodes"] > 2 * found["model_nodes"] and found["peak_bytes"] > found["before_bytes"] > 0
     assert found["prediction"]["predicted_iteration_s"] >= found["prediction"]["lower_bound_s"] > 0
-    assert load_trace(tmp_path / "MobileNetV3Small.json").runs == 1
+    assert load_trace(tmp_path / f"{model}.json").runs == 1
 
 
 def test_a_trace_that_is_there_is_used_again(tmp_path, monkeypatch):

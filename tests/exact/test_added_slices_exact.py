@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from exact_steps import Program, check, distributed, fresh
 from test_sparse_exact import SPECS, examples, keras_with, loss_of, scattered, table_of
+from variants import each_once
 
 import caramel
 from caramel.analyzers.slices import adds_slices
@@ -86,11 +87,11 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
-@pytest.mark.parametrize("workers", [2, 3])
-def test_training_is_the_same(make, workers):
+@pytest.mark.parametrize("name, workers", each_once([*PROGRAMS], [2, 3]))
+def test_training_is_the_same(name, workers):
     """On even batches, and on uneven ones: some workers have fewer slices, and fewer rows."""
     batches = [*examples(count=24), *examples(count=31, steps=3)]
+    make = PROGRAMS[name]
     armodel = check(make, batches, workers, trace=traced(make, batches[0]), network=NETWORK)
     (transfer,) = armodel.plan.transfers
     assert transfer.adds_slices

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from exact_common import BATCH, SAME, SERIAL, Case, assert_equivalent, assert_same, batches, in_process, train
 from exact_tf1 import MicroBatches, OneDevice, capture, distributed
+from variants import each_once
 
 import caramel
 from caramel.graph.graph import Graph
@@ -16,25 +17,22 @@ ALGORITHMS = ["shuffle", "star", "ring", "halving_doubling", "chain", "native"]
 IN_ORDER = ["shuffle", "star", "chain"]
 
 
-SHAPES = [(1, 1), (2, 1), (3, 4), (4, 1), (4, 8)]  # workers and depth
+SHAPES = [(4, 8), (2, 1), (3, 4), (4, 1), (1, 1)]  # workers and depth
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "workers", "depth"),
-    [
-        *((algorithm, *shape) for algorithm in ALGORITHMS if algorithm != "native" for shape in SHAPES),
-        *(("native", workers, 1) for workers in (1, 2, 3, 4)),
-    ],
+    "algorithm, shape",
+    [*each_once([a for a in ALGORITHMS if a != "native"], SHAPES), *(("native", (workers, 1)) for workers in (1, 4))],
 )
-def test_equals_one_device(algorithm, workers, depth):
+def test_equals_one_device(algorithm, shape):
+    workers, depth = shape
     case = Case("adam", ("clip", "tied", "decay"), clip=1.0)
     data = batches(BATCH, case.dtype)
     options = {"algorithm": algorithm, "depth": depth}
     assert_equivalent(distributed(case, workers, data, armodel=options), OneDevice(case).train(data))
 
 
-@pytest.mark.parametrize("algorithm", IN_ORDER)
-@pytest.mark.parametrize("depth", [1, 3, 8])
+@pytest.mark.parametrize("algorithm, depth", each_once(IN_ORDER, [1, 3, 8]))
 def test_in_rank_order_has_the_bits_of_micro_batches(algorithm, depth):
     case = Case("adam", SAME, "float32", clip=1.4)
     data = batches(BATCH, case.dtype)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import SERIAL, in_process, serial_functions, sizes
+from variants import each_once
 
 import caramel
 
@@ -141,8 +142,7 @@ def by_caramel(make, workers, data):
     return {name: np.asarray(v) for name, v in case.variables.items()}, armodel
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name, workers", each_once([*CASES], [2, 3]))
 def test_bits(name, workers):
     data = batches(CASES[name]().specs)
     before = {k: np.asarray(v) for k, v in CASES[name]().variables.items()}

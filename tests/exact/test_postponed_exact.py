@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import LOCAL, SERIAL, Case, assert_bits, assert_equivalent, assert_same, batches, in_process, train
+from variants import each_once
 
 import caramel
 from caramel.analyzers.postponement import can_be_postponed
@@ -44,9 +45,9 @@ def case_of(optimizer, feature, dtype="float32"):
     return Case(optimizer, () if feature == "plain" else (feature,), dtype)
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+@pytest.mark.parametrize("kind, feature", each_once(["keras", "tf1"], FEATURES))
 def test_each_feature(kind, feature):
+    kind = {"keras": k, "tf1": v1}[kind]
     case = case_of("adam", feature)
     data = batches(12, case.dtype, steps=STEPS)
     want = trained(kind, case, 2, (), data)

@@ -34,11 +34,16 @@ from exact_tf1 import (
     distributed,
     trained_alone,
 )
+from variants import each_once
 
 import caramel
 
 v1 = tf.compat.v1
 EVERY = [*OPTIMIZERS, *FURTHER_OPTIMIZERS]
+SOME = [
+    o if o in ("gradient descent", "adam", "centered rmsprop", "ftrl") else pytest.param(o, marks=pytest.mark.soak)
+    for o in EVERY
+]
 HALF = STEPS // 2
 
 
@@ -62,7 +67,7 @@ def test_equals_one_device_with_the_whole_batch(optimizer):
     assert_equivalent(distributed(case, 3, data), want)
 
 
-@pytest.mark.parametrize("optimizer", EVERY)
+@pytest.mark.parametrize("optimizer", SOME)
 def test_has_the_bits_of_micro_batches(optimizer):
     """With batch normalisation, whose statistics are assigned, and dropout."""
     case = case_of(optimizer, SAME + LOCAL, "float32", clip=1.4)
@@ -78,15 +83,14 @@ def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on(optimizer):
     assert_same(distributed(case, 2, data, caramel.InProcess()), oracle.train(data))
 
 
-@pytest.mark.parametrize("optimizer", EVERY)
+@pytest.mark.parametrize("optimizer", SOME)
 def test_has_the_bits_of_the_same_program_with_resource_variables(optimizer):
     case = case_of(optimizer, SAME + LOCAL, "float32")
     data = batches(BATCH, case.dtype)
     assert_same(distributed(case, 2, data), distributed(replace(case, references=False), 2, data))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("optimizer", ["gradient descent", "adam"])
+@pytest.mark.parametrize("optimizer, workers", each_once(["gradient descent", "adam"], [2, 3]))
 def test_an_average_of_the_weights_after_each_step(optimizer, workers, old_control_flow):
     """It takes the weights that the step has just written, although it was given reads from before."""
     case = case_of(optimizer, (*SAME, AVERAGE))
@@ -200,8 +204,7 @@ def looking_ahead(resource):
     return x, loss, v1.cond(due, synchronise, lambda: tf.identity(w), name="ahead").op
 
 
-@pytest.mark.parametrize("resource", [False, True], ids=["references", "resources"])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("resource, workers", each_once([False, True], [2, 3]))
 def test_branches_that_write(workers, resource, old_control_flow):
     data = [batch[:1] for batch in batches(BATCH, "float64")]
     losses, want = trained_alone(lambda: looking_ahead(resource), data)

@@ -4,14 +4,14 @@ import pytest
 import tensorflow as tf
 from exact_common import BATCH, LOCAL, SAME, Case, assert_equivalent, assert_moved, assert_same, batches
 from exact_tf1 import FURTHER_OPTIMIZERS, OPTIMIZERS, MicroBatches, OneDevice, distributed
+from variants import each_once
 
 import caramel
 
 WORKERS = [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer, workers", each_once([*OPTIMIZERS], WORKERS))
 def test_equals_one_device_with_the_whole_batch(optimizer, workers):
     case = Case(optimizer, SAME)
     data = batches(BATCH, case.dtype)
@@ -22,8 +22,7 @@ def test_equals_one_device_with_the_whole_batch(optimizer, workers):
     assert_equivalent(distributed(case, workers, data), want)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("optimizer", FURTHER_OPTIMIZERS)
+@pytest.mark.parametrize("optimizer, workers", each_once([*FURTHER_OPTIMIZERS], [2, 3]))
 def test_the_other_optimizers_equal_one_device_with_the_whole_batch(optimizer, workers):
     case = Case(optimizer, ("schedule", "tied") if optimizer != "proximal gradient descent" else ("tied",))
     data = batches(BATCH, case.dtype)
@@ -58,16 +57,14 @@ def test_each_feature_equals_one_device_with_the_whole_batch(feature):
     assert_equivalent(distributed(case, 3, data), OneDevice(case).train(data))
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("feature", LOCAL)
+@pytest.mark.parametrize("feature, workers", each_once(LOCAL, WORKERS))
 def test_local_state_equals_micro_batches(feature, workers):
     case = Case("momentum", (feature, "clip", "schedule"), clip=1.15)
     data = batches(BATCH, case.dtype)
     assert_equivalent(distributed(case, workers, data), MicroBatches(case, workers).train(data))
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer, workers", each_once([*OPTIMIZERS], WORKERS))
 def test_has_the_bits_of_micro_batches(optimizer, workers):
     case = Case(optimizer, SAME + LOCAL, "float32", clip=1.4)
     data = batches(BATCH, case.dtype)
@@ -85,9 +82,12 @@ def test_each_feature_has_the_bits_of_micro_batches(feature):
     assert_same(distributed(case, 3, data), MicroBatches(case, 3).train(data))
 
 
-@pytest.mark.parametrize("features", [("clip", "decay", "tied"), ("convolution", "schedule")])
-@pytest.mark.parametrize(("total", "workers"), [(10, 4), (7, 3), (5, 2), (3, 3)])
-def test_uneven_batches_equal_the_whole_batch(total, workers, features):
+@pytest.mark.parametrize(
+    "sizes, features",
+    each_once([(10, 4), (7, 3), (5, 2), (3, 3)], [("clip", "decay", "tied"), ("convolution", "schedule")]),
+)
+def test_uneven_batches_equal_the_whole_batch(sizes, features):
+    total, workers = sizes
     case = Case("adam", features)
     data = batches(total, case.dtype)
     assert_equivalent(distributed(case, workers, data), OneDevice(case).train(data))
@@ -121,8 +121,7 @@ def test_uneven_and_summed_batches_have_the_bits_of_micro_batches(total, workers
     assert_same(distributed(case, workers, data), MicroBatches(case, workers).train(data))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("features", [SAME + LOCAL, ("convolution", "clip")])
+@pytest.mark.parametrize("features, workers", each_once([SAME + LOCAL, ("convolution", "clip")], [3, 2]))
 def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on(features, workers):
     case = Case("adam", features, "float32", clip=1.15)
     data = batches(BATCH, case.dtype)

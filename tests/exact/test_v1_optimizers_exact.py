@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import CLASSES, INPUTS, assert_close, assert_moved, batches, in_process, train
+from variants import each_once
 
 import caramel
 
@@ -35,8 +36,7 @@ def program(name):
     return [table, kernel], step
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name, workers", each_once([*OPTIMIZERS], [3, 1]))
 def test_an_optimizer_of_tensorflow_1_in_a_step_function(name, workers):
     data = batches(12, "float64")
     variables, step = program(name)

@@ -11,7 +11,7 @@ from fit_common import FEATURES, arrays, both, compiled, compiled_as, dataset, s
 import caramel
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize("workers", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2)), 3])
 def test_it_trains_as_keras_does(workers):
     first, second = both(dataset(), workers=workers, epochs=3, validation_data=dataset(20, seed=8))
     same(first, second)

@@ -99,7 +99,14 @@ def test_kept_servers_have_sessions_with_variables_of_their_own():
         third.run(added, [], {}, 60)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2], ids=["launcher", "coordinating server", "other server"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(0, id="launcher"),
+        pytest.param(1, id="coordinating server", marks=pytest.mark.soak),
+        pytest.param(2, id="other server"),
+    ],
+)
 def test_kept_servers_start_again_if_one_has_ended(number, ours):
     """Whatever ended, and although nobody has asked it for anything since; who had a session has it no more."""
     graph_def, added, initialise = counting(2)

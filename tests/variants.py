@@ -1,0 +1,21 @@
+"""Which combinations of parameters every run tests, and which only `make soak`."""
+
+import itertools
+
+import pytest
+
+
+def each_once(*lists):
+    """All combinations of values, one list for each parameter, of which most are marked for `make soak`.
+
+    Not marked are as many as the longest list has values: with the n-th of these comes the n-th value of each other
+    list, which begins again at its end. So every value is tested in every run, if not with every other.
+    """
+    in_every_run = {tuple(n % len(values) for values in lists) for n in range(max(map(len, lists)))}
+    return [
+        pytest.param(
+            *(values[at] for values, at in zip(lists, indices)),
+            marks=() if indices in in_every_run else pytest.mark.soak,
+        )
+        for indices in itertools.product(*(range(len(values)) for values in lists))
+    ]
