@@ -101,7 +101,7 @@ def test_collectives_against_the_peers(tmp_path):
     assert "of the best peer's time" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.processes
 def test_collectives_on_shaped_hosts(tmp_path):
     from benchmarks.testbed import Testbed, UnavailableError
@@ -164,6 +164,7 @@ def test_bad_arguments(arguments, message, monkeypatch):
     assert message in done.stderr
 
 
+@pytest.mark.soak
 def test_bad_arguments_of_a_program():
     done = run("collectives", "--network", "/nowhere.json", "--workers", "2")
     assert done.returncode != 0

@@ -162,7 +162,7 @@ def test_recursive_hd_trains_as_one_device(start, workers):
     [
         pytest.param("vgg", "ring", 3, marks=pytest.mark.soak),
         ("vgg", "servers", 4),
-        ("resnet", "shuffle", 2),
+        pytest.param("resnet", "shuffle", 2, marks=pytest.mark.soak),
         ("mlp", "half", 2),
         pytest.param("inception", "half", 2, marks=pytest.mark.soak),
         pytest.param("inception", "half", 4, marks=pytest.mark.soak),

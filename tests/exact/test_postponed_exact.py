@@ -66,8 +66,9 @@ def test_each_optimizer(optimizer):
 @pytest.mark.parametrize(
     "kind, algorithm",
     [
-        *((v1, name) for name in ("shuffle", "ring", "halving_doubling", "native")),
+        *((v1, name) for name in ("shuffle", "native")),
         (k, "ring"),
+        *(pytest.param(v1, name, marks=pytest.mark.soak) for name in ("ring", "halving_doubling")),
         *(pytest.param(k, name, marks=pytest.mark.soak) for name in ("shuffle", "halving_doubling", "native")),
     ],
     ids=lambda value: {v1: "tf1", k: "keras"}.get(value, value),
@@ -139,7 +140,7 @@ def test_a_learning_rate_that_is_assigned_holds_from_the_next_step_on():
     assert_bits(*values)
 
 
-@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+@pytest.mark.parametrize("kind", [pytest.param(v1, id="tf1", marks=pytest.mark.soak), pytest.param(k, id="keras")])
 def test_saved_in_the_middle(kind, tmp_path):
     """The rest is the same in a fresh session, whether that one postpones or not, and of any number of workers."""
     case = Case("adam", ("schedule", "decay", "tied"))

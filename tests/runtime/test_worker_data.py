@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants import each_once
 
 import caramel
 from caramel.errors import DataError, EndOfData, StepError
@@ -87,8 +88,7 @@ def test_on_step():
 # -- errors ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("workers, parallel", each_once([1, 2, 3], [True, False]))
 def test_a_batch_that_fails(workers, parallel, tmp_path):
     """The error arises before the step; variables are untouched, and training can go on with what follows."""
     data = numbers(15, bad=[7]).batch(3)
@@ -109,8 +109,7 @@ def test_a_batch_that_fails(workers, parallel, tmp_path):
         assert [seen(r) for r in session.run()] == [[9, 10, 11], [12, 13, 14]]
 
 
-@pytest.mark.parametrize("bad", [[3, 4, 5, 9], [4], [4, 7], [0, 11], list(range(12))])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("bad, workers", each_once([[3, 4, 5, 9], [4], [4, 7], [0, 11], list(range(12))], [3, 1]))
 def test_several_batches_that_fail(bad, workers):
     """The batches and errors that iterating over the dataset in Python gives."""
     want, iterator = [], iter(numbers(12, bad).batch(3))

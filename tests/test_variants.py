@@ -1,0 +1,22 @@
+"""What every run tests of all combinations."""
+
+import pytest
+from variants import each_once
+
+
+@pytest.mark.parametrize("lists", [("abc",), ("abc", "de"), ("ab", "cd", "efg"), ("abcd", "efgh"), ("a", "b")])
+def test_every_value_is_in_a_combination_of_every_run(lists):
+    made = each_once(*lists)
+    in_every_run = [set(values) for values in zip(*(p.values for p in made if not p.marks))]
+    assert in_every_run == [set(values) for values in lists]
+    assert len([p for p in made if not p.marks]) == max(map(len, lists))
+
+
+def test_the_others_are_for_the_soak():
+    made = each_once([1, 2], "ab")
+    assert {p.values: [m.name for m in p.marks] if p.marks else [] for p in made} == {
+        (1, "a"): [],
+        (1, "b"): ["soak"],
+        (2, "a"): ["soak"],
+        (2, "b"): [],
+    }
