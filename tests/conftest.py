@@ -3,13 +3,16 @@
 Nobody else should reach the servers that tests start.
 """
 
+import contextlib
 import gc
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,25 @@ def listening_ports():
         return {int(fields[1].rpartition(":")[2], 16) for fields in lines if fields[3] == "0A"}
 
     return find
+
+
+@pytest.fixture(scope="session")
+def freeze():
+    """Function that stops a process, and returns when all of its threads stand still: until then they may do a step."""
+
+    def states(pid):
+        for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(FileNotFoundError):  # the thread has ended
+                yield file.read_text().rpartition(")")[2].split()[0]
+
+    def stop(pid, timeout_s=10.0):
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + timeout_s
+        while set(states(pid)) != {"T"}:
+            assert time.monotonic() < deadline, f"process {pid} goes on"
+            time.sleep(0.01)
+
+    return stop
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import signal
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -470,7 +469,7 @@ TWICE = dataclasses.replace(MIXED, network=_twice)
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["ring", pytest.param("half", marks=pytest.mark.soak)])
-def test_local_processes(start, namespaces, kind):
+def test_local_processes(start, namespaces, freeze, kind):
     options = RunOptions(intra_op_threads=1, inter_op_threads=2)
     contender = start(kind, MIXED, 3, caramel.LocalProcesses(options=options))
     check_losses(contender, OneDevice(MIXED, 3))
@@ -478,7 +477,7 @@ def test_local_processes(start, namespaces, kind):
     assert len({driver, *servers}) == 4 and os.getpid() not in (driver, *servers)
     assert {parent_of(pid) for pid in servers} == {driver} and parent_of(driver) == os.getpid()
     contender._step_timeout_s = 3.0
-    os.kill(servers[1], signal.SIGSTOP)
+    freeze(servers[1])
     with pytest.raises(ClusterError, match=rf"step 1 of 2: a worker did not answer .*process {servers[1]}, is stopped"):
         contender.run(2)
     contender.close()

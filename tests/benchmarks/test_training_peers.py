@@ -152,7 +152,7 @@ def test_an_error_of_a_worker_is_told_first(processes):
     processes.close()
 
 
-def test_a_server_that_hangs_ends_with_the_contender_that_waits_for_it(site):
+def test_a_server_that_hangs_ends_with_the_contender_that_waits_for_it(site, freeze):
     group = Group(site.shared.close)
     ring, shuffle = (
         Member(kind, group, partial(tensorflow_collectives, DENSE, 2, site.shared, kind, step_timeout_s=8.0))
@@ -160,7 +160,7 @@ def test_a_server_that_hangs_ends_with_the_contender_that_waits_for_it(site):
     )
     first, _ = ring.run(2), shuffle.run(2)
     servers = [pid for pid in ring.pids() if pid != os.getpid()]
-    os.kill(servers[-1], signal.SIGSTOP)
+    freeze(servers[-1])
     with pytest.raises(ClusterError, match="step 1 of 2"):
         shuffle.run(2)
     again = ring.run(2)

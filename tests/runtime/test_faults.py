@@ -102,13 +102,13 @@ def test_a_worker_killed_before_a_checkpoint(session, batch, bounded, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_frozen_worker(compiled, batch, bounded, ours, processes):
+def test_a_frozen_worker(compiled, batch, bounded, ours, processes, freeze):
     with compiled().session(caramel.LocalProcesses(), step_timeout_s=60.0) as session:
         session.step(*batch)
         session._timeout_s = TIMEOUT_S
         everything = ours()
         frozen = session._executor.worker_pids()[1]
-        os.kill(frozen, signal.SIGSTOP)
+        freeze(frozen)
         with bounded("did not answer.*step_timeout_s", TIMEOUT_S + BOUND_S) as caught:
             session.step(*batch)
         message = str(caught.value)
@@ -155,11 +155,11 @@ def test_a_killed_launcher(session, batch, bounded, ours, processes):
         session.step(*batch)
 
 
-def test_a_frozen_launcher(compiled, batch, bounded, ours, processes, monkeypatch):
+def test_a_frozen_launcher(compiled, batch, bounded, ours, processes, freeze, monkeypatch):
     monkeypatch.setattr(processes_module, "_CLOSE_TIMEOUT_S", 1.0)
     session = compiled().session(caramel.LocalProcesses(), step_timeout_s=TIMEOUT_S)
     everything = ours()
-    os.kill(session._executor.launcher_pid, signal.SIGSTOP)
+    freeze(session._executor.launcher_pid)
     monkeypatch.setattr(processes_module, "_GRACE_S", 1.0)
     with bounded("local cluster did not answer", TIMEOUT_S + BOUND_S):
         session.step(*batch)

@@ -62,7 +62,8 @@ def test_everything_is_measured(network):
     for each in network.contentions:
         assert 0 <= each.processor_share <= 0.95
         assert each.slowdown >= 1
-        assert each.occupancy > 0
+        assert each.occupancy is None or each.occupancy > 0  # None: of so few products none lasts long enough
+    assert any(each.occupancy is not None for each in network.contentions)
 
 
 @pytest.mark.parametrize(
