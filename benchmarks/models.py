@@ -128,14 +128,20 @@ def missed(row: Mapping[str, Any]) -> list[str]:
         found.append(f"{total_s(row):.0f} s, limit {MOST_S:.0f} s")
     if row["peak_bytes"] > MOST_BYTES:
         found.append(f"{row['peak_bytes'] / 2**30:.1f} GiB, limit {MOST_BYTES / 2**30:.0f} GiB")
-    published = PUBLISHED.get(row["model"])
+    trainable, total = _published(row["model"])
     for what, mine, theirs in (
-        ("trainable", row["parameters"], published and published.trainable),
-        ("in all", row["total_parameters"], published and published.total),
+        ("trainable", row["parameters"], trainable),
+        ("in all", row["total_parameters"], total),
     ):
         if theirs is not None and mine != theirs:
             found.append(f"{mine:,} parameters {what}, published {theirs:,}")
     return found
+
+
+def _published(model: str) -> tuple[int | None, int | None]:
+    """Numbers of trained parameters and of all; None where nobody has published one."""
+    found = PUBLISHED.get(model)
+    return (found.trainable, found.total) if found is not None else (None, None)
 
 
 def total_s(row: Mapping[str, Any]) -> float:
@@ -179,8 +185,7 @@ def parameter_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Numbers of parameters beside published ones, and sizes beside the paper's."""
     lines = []
     for row in rows:
-        published = PUBLISHED.get(row["model"])
-        trainable, total = (published.trainable, published.total) if published else (None, None)
+        trainable, total = _published(row["model"])
         cells = [row["model"], f"{row['tensors']}", f"{row['parameters']:,}", _or_dash(trainable)]
         cells += [f"{row['total_parameters']:,}", _or_dash(total), f"{row['parameters'] * 4 / _MIB:.1f}"]
         if row["model"] in IN_PAPER:
