@@ -1,7 +1,7 @@
 """What every run tests of all combinations."""
 
 import pytest
-from variants import each_once
+from variants import each_once, in_soak
 
 
 @pytest.mark.parametrize("lists", [("abc",), ("abc", "de"), ("ab", "cd", "efg"), ("abcd", "efgh"), ("a", "b")])
@@ -14,9 +14,14 @@ def test_every_value_is_in_a_combination_of_every_run(lists):
 
 def test_the_others_are_for_the_soak():
     made = each_once([1, 2], "ab")
-    assert {p.values: [m.name for m in p.marks] if p.marks else [] for p in made} == {
+    assert {p.values: [m.name for m in p.marks] for p in made} == {
         (1, "a"): [],
         (1, "b"): ["soak"],
         (2, "a"): ["soak"],
         (2, "b"): [],
     }
+
+
+def test_values_and_tuples_of_values_are_marked():
+    made = in_soak("ab", (1, 2))
+    assert [(p.values, [m.name for m in p.marks]) for p in made] == [(("ab",), ["soak"]), ((1, 2), ["soak"])]

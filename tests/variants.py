@@ -19,3 +19,10 @@ def each_once(*lists):
         )
         for indices in itertools.product(*(range(len(values)) for values in lists))
     ]
+
+
+def in_soak(*values):
+    """Values of a parameter, or tuples of several parameters' values, that are marked for `make soak`."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.soak) for value in values
+    ]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import each_once, in_soak
 
 import caramel
 from benchmarks.training import ingraph
@@ -133,14 +134,12 @@ def check_trains_as_one_device(contender, workload, workers):
 
 
 @pytest.mark.parametrize(
-    "workload, kind, workers",
-    [
-        *((workload, kind, 3) for workload in (MLP, MIXED) for kind in KINDS if kind != "recursive_hd"),
-        *((MIXED, kind, 2 + 2 * (n % 2)) for n, kind in enumerate(KINDS) if kind != "recursive_hd"),
-    ],
-    ids=lambda value: getattr(value, "name", None),
+    "kind_and_workload, workers",
+    each_once([(k, w) for k in KINDS if k != "recursive_hd" for w in (MLP, MIXED)], [2, 3, 4]),
+    ids=lambda value: f"{value[0]}-{value[1].name}" if isinstance(value, tuple) else None,
 )
-def test_trains_as_one_device_and_sends_only_what_it_must(start, kind, workers, workload):
+def test_trains_as_one_device_and_sends_only_what_it_must(start, kind_and_workload, workers):
+    kind, workload = kind_and_workload
     contender = start(kind, workload, workers, caramel.InProcess())
     check_trains_as_one_device(contender, workload, workers)
     check_messages(contender, kind, workload, workers)
@@ -159,18 +158,12 @@ def test_recursive_hd_trains_as_one_device(start, workers):
 @pytest.mark.parametrize(
     ("name", "kind", "workers"),
     [
-        pytest.param("vgg", "ring", 3, marks=pytest.mark.soak),
         ("vgg", "servers", 4),
-        pytest.param("resnet", "shuffle", 2, marks=pytest.mark.soak),
         ("mlp", "half", 2),
-        pytest.param("inception", "half", 2, marks=pytest.mark.soak),
-        pytest.param("inception", "half", 4, marks=pytest.mark.soak),
-        pytest.param("transformer", "ring", 2, marks=pytest.mark.soak),
-        pytest.param("transformer", "shuffle", 4, marks=pytest.mark.soak),
         ("transformer", "servers", 3),
-        pytest.param("transformer", "recursive_hd", 2, marks=pytest.mark.soak),
-        pytest.param("tiny", "servers", 2, marks=pytest.mark.soak),
-        pytest.param("tiny", "ring", 2, marks=pytest.mark.soak),
+        *in_soak(("vgg", "ring", 3), ("resnet", "shuffle", 2), ("inception", "half", 2), ("inception", "half", 4)),
+        *in_soak(("transformer", "ring", 2), ("transformer", "shuffle", 4), ("transformer", "recursive_hd", 2)),
+        *in_soak(("tiny", "servers", 2), ("tiny", "ring", 2)),
     ],
 )
 def test_the_workloads_train_as_one_device(start, name, kind, workers):
@@ -468,7 +461,7 @@ TWICE = dataclasses.replace(MIXED, network=_twice)
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["ring", pytest.param("half", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ["ring", *in_soak("half")])
 def test_local_processes(start, namespaces, freeze, kind):
     options = RunOptions(intra_op_threads=1, inter_op_threads=2)
     contender = start(kind, MIXED, 3, caramel.LocalProcesses(options=options))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
+from variants import in_soak
 
 import caramel
 from caramel.cli import main
@@ -184,7 +185,7 @@ def losses(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["iterator", *(pytest.param(n, marks=pytest.mark.soak) for n in ("step", "noise"))])
+@pytest.mark.parametrize("name", ["iterator", *in_soak("step", "noise")])
 def test_an_export_runs_the_pipelines(write, python, tmp_path, name):
     program = load_program(f"{write(PROGRAMS[name])}:build")
     armodel = caramel.ARModel(program.context, 3)

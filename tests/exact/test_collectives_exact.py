@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from exact_common import BATCH, SAME, SERIAL, Case, assert_equivalent, assert_same, batches, in_process, train
 from exact_tf1 import MicroBatches, OneDevice, capture, distributed
-from variants import each_once
+from variants import each_once, in_soak
 
 import caramel
 from caramel.graph.graph import Graph
@@ -22,7 +22,11 @@ SHAPES = [(4, 8), (2, 1), (3, 4), (4, 1), (1, 1)]  # workers and depth
 
 @pytest.mark.parametrize(
     "algorithm, shape",
-    [*each_once([a for a in ALGORITHMS if a != "native"], SHAPES), *(("native", (workers, 1)) for workers in (1, 4))],
+    [
+        *each_once([a for a in ALGORITHMS if a != "native"], SHAPES),
+        *(("native", (workers, 1)) for workers in (1, 4)),
+        *in_soak(*(("native", (workers, 1)) for workers in (2, 3))),
+    ],
 )
 def test_equals_one_device(algorithm, shape):
     workers, depth = shape

@@ -28,12 +28,12 @@ from exact_common import (
     serial_config,
     serial_functions,
 )
+from variants import in_soak
 
 import caramel
 
 v1 = tf.compat.v1
 EXAMPLES = 23
-WORKERS = [1, 2, 3]
 
 
 @pytest.fixture(autouse=True)
@@ -175,14 +175,14 @@ def one_device(batches, reduction="mean"):
 # -- slices ----------------------------------------------------------------------------------
 
 
-FOR_ALL_WORKERS = ("shuffled and repeated",)
-
-
-def numbers_of_workers(name):
-    return WORKERS if name in FOR_ALL_WORKERS else [3]
-
-
-@pytest.mark.parametrize("name, workers", [(name, n) for name in DATASETS for n in numbers_of_workers(name)])
+@pytest.mark.parametrize(
+    "name, workers",
+    [
+        *((name, 3) for name in DATASETS),
+        *(("shuffled and repeated", workers) for workers in (1, 2)),
+        *in_soak(*(("the last batch is smaller", workers) for workers in (1, 2)), *((name, 2) for name in ORDERED)),
+    ],
+)
 def test_every_batch_is_split(name, workers):
     batches = passes(ORDERED.get(name, DATASETS[name]))
     with session_on(DATASETS[name], workers) as session:
@@ -289,7 +289,7 @@ def joined(batches, workers):
 @pytest.mark.parametrize(
     "name, workers",
     [
-        *(("the last batch is smaller", workers) for workers in WORKERS),
+        *(("the last batch is smaller", workers) for workers in (1, 2, 3)),
         *((name, 3) for name in ("shuffled", "remainder dropped", "interleaved")),
     ],
 )
@@ -452,13 +452,18 @@ POINTS = {  # steps before saving on 2 workers, and workers that go on
     "shuffled": [(0, 3), (3, 2), (5, 3)],
     "shuffled and repeated": [(3, 3), (8, 2), (11, 2), (15, 3)],  # a pass is 8 steps, with 2 shuffles
 }
+POINTS_IN_SOAK = {
+    **{name: [(3, 3)] for name in BETWEEN},
+    "shuffled": [(3, 3), (5, 2), (8, 3)],
+    "shuffled and repeated": [(0, 3), (3, 2), (5, 2), (8, 3), (15, 2)],
+}
 
 
 @pytest.mark.parametrize(
     "name, before, others",
     [
         *((name, *point) for name in BETWEEN for point in POINTS[name]),
-        *(pytest.param(name, 3, 3, marks=pytest.mark.soak) for name in BETWEEN if (3, 3) not in POINTS[name]),
+        *in_soak(*((name, *point) for name in BETWEEN for point in POINTS_IN_SOAK[name])),
     ],
 )
 def test_a_session_goes_on_where_another_was_saved(name, before, others, tmp_path):
@@ -478,7 +483,7 @@ def test_a_session_goes_on_where_another_was_saved(name, before, others, tmp_pat
     assert_close(got.values, want.values)
 
 
-@pytest.mark.parametrize("before, others", [(0, 3), (1, 2), (5, 3)])
+@pytest.mark.parametrize("before, others", [(0, 3), (1, 2), (5, 3), *in_soak((1, 3), (3, 3), (5, 2))])
 def test_a_session_in_batches_goes_on(before, others, tmp_path):
     """A pass has 5 batches: 3 steps of 2 batches, the last of one; or 2 steps of 3 batches."""
     make = DATASETS["shuffled"]
@@ -523,13 +528,10 @@ BETWEEN_PASSES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.soak) if name in ("from CSV", "joined", "with noise", "shuffled") else name
-        for name in BETWEEN_PASSES
-    ],
-)
+PASSES_IN_SOAK = ("from CSV", "joined", "with noise", "shuffled")
+
+
+@pytest.mark.parametrize("name", [*(n for n in BETWEEN_PASSES if n not in PASSES_IN_SOAK), *in_soak(*PASSES_IN_SOAK)])
 def test_a_session_goes_on_with_the_next_pass(name, tmp_path):
     """Saved when passes were over, and once more by the session that restored it; the others have 3 workers."""
     make = BETWEEN_PASSES[name]
@@ -634,7 +636,7 @@ def test_a_single_device_checkpoint_starts_the_data_anew(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("options", [{}, pytest.param({"sharding": "batches"}, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("options", [{}, *in_soak({"sharding": "batches"})])
 def test_workers_in_processes_of_their_own(options, tmp_path):
     make = DATASETS["cached, then shuffled"]
     with session_on(make, 3, **options) as session:

@@ -16,14 +16,15 @@ def test_optimizer(optimizer):
     check(program(optimizer, "uneven"), batches(FEATURE["uneven"]), [3], unmoved=None)
 
 
-@pytest.mark.parametrize("feature", FEATURE)
-def test_feature(feature):
-    check(program("sgd", feature), batches(FEATURE[feature]), [3], unmoved=None)
+WITH_ADAM = ("plain", "schedule", "ema_overwrite", "loss_scaling", "everything", "embedding")
 
 
-@pytest.mark.parametrize("feature", ["plain", "schedule", "ema_overwrite", "loss_scaling", "everything", "embedding"])
-def test_feature_of_an_optimizer_with_a_state(feature):
-    check(program("adam", feature), batches(FEATURE[feature]), [2], unmoved=None)
+@pytest.mark.parametrize(
+    "feature, optimizer, workers",
+    [*((feature, "sgd", 3) for feature in FEATURE), *((feature, "adam", 2) for feature in WITH_ADAM)],
+)
+def test_feature(feature, optimizer, workers):
+    check(program(optimizer, feature), batches(FEATURE[feature]), [workers], unmoved=None)
 
 
 @pytest.mark.soak

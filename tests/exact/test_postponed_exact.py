@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import LOCAL, SERIAL, Case, assert_bits, assert_equivalent, assert_same, batches, in_process, train
-from variants import each_once
+from variants import each_once, in_soak
 
 import caramel
 from caramel.analyzers.postponement import can_be_postponed
@@ -66,10 +66,9 @@ def test_each_optimizer(optimizer):
 @pytest.mark.parametrize(
     "kind, algorithm",
     [
-        *((v1, name) for name in ("shuffle", "native")),
-        (k, "ring"),
-        *(pytest.param(v1, name, marks=pytest.mark.soak) for name in ("ring", "halving_doubling")),
-        *(pytest.param(k, name, marks=pytest.mark.soak) for name in ("shuffle", "halving_doubling", "native")),
+        *((v1, "shuffle"), (v1, "native"), (k, "ring")),
+        *in_soak((v1, "ring"), (v1, "halving_doubling")),
+        *in_soak((k, "shuffle"), (k, "halving_doubling"), (k, "native")),
     ],
     ids=lambda value: {v1: "tf1", k: "keras"}.get(value, value),
 )

@@ -7,6 +7,7 @@ import tensorflow as tf
 from exact_common import in_process
 from exact_steps import Program, check, fresh
 from exact_tf1 import trained_alone
+from variants import in_soak
 
 import caramel
 
@@ -65,9 +66,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.soak) if n in ("lstm", "bidirectional") else n for n in MODELS]
-)
+IN_SOAK = ("lstm", "bidirectional")
+
+
+@pytest.mark.parametrize("name", [*(n for n in MODELS if n not in IN_SOAK), *in_soak(*IN_SOAK)])
 def test_keras_model(name):
     check(trained(MODELS[name]), examples(count=13), [2, 3], unmoved=None)
 

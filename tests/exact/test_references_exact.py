@@ -34,16 +34,14 @@ from exact_tf1 import (
     distributed,
     trained_alone,
 )
-from variants import each_once
+from variants import each_once, in_soak
 
 import caramel
 
 v1 = tf.compat.v1
 EVERY = [*OPTIMIZERS, *FURTHER_OPTIMIZERS]
-SOME = [
-    o if o in ("gradient descent", "adam", "centered rmsprop", "ftrl") else pytest.param(o, marks=pytest.mark.soak)
-    for o in EVERY
-]
+SOME = ("gradient descent", "adam", "centered rmsprop", "ftrl")
+SOME_AND_IN_SOAK_THE_OTHERS = [*SOME, *in_soak(*(o for o in EVERY if o not in SOME))]
 HALF = STEPS // 2
 
 
@@ -67,7 +65,7 @@ def test_equals_one_device_with_the_whole_batch(optimizer):
     assert_equivalent(distributed(case, 3, data), want)
 
 
-@pytest.mark.parametrize("optimizer", SOME)
+@pytest.mark.parametrize("optimizer", SOME_AND_IN_SOAK_THE_OTHERS)
 def test_has_the_bits_of_micro_batches(optimizer):
     """With batch normalisation, whose statistics are assigned, and dropout."""
     case = case_of(optimizer, SAME + LOCAL, "float32", clip=1.4)
@@ -75,7 +73,7 @@ def test_has_the_bits_of_micro_batches(optimizer):
     assert_same(distributed(case, 3, data), MicroBatches(case, 3).train(data))
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", pytest.param("adadelta", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", *in_soak("adadelta")])
 def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on(optimizer):
     case = case_of(optimizer, SAME + LOCAL, "float32", clip=1.3)
     data = batches(BATCH, case.dtype)
@@ -83,7 +81,7 @@ def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on(optimizer):
     assert_same(distributed(case, 2, data, caramel.InProcess()), oracle.train(data))
 
 
-@pytest.mark.parametrize("optimizer", SOME)
+@pytest.mark.parametrize("optimizer", SOME_AND_IN_SOAK_THE_OTHERS)
 def test_has_the_bits_of_the_same_program_with_resource_variables(optimizer):
     case = case_of(optimizer, SAME + LOCAL, "float32")
     data = batches(BATCH, case.dtype)
@@ -204,8 +202,9 @@ def looking_ahead(resource):
     return x, loss, v1.cond(due, synchronise, lambda: tf.identity(w), name="ahead").op
 
 
-@pytest.mark.parametrize("resource, workers", each_once([False, True], [2, 3]))
-def test_branches_that_write(workers, resource, old_control_flow):
+@pytest.mark.parametrize("variables, workers", each_once(["references", "resources"], [2, 3]))
+def test_branches_that_write(workers, variables, old_control_flow):
+    resource = variables == "resources"
     data = [batch[:1] for batch in batches(BATCH, "float64")]
     losses, want = trained_alone(lambda: looking_ahead(resource), data)
     with caramel.capture() as context:

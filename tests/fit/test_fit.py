@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import FEATURES, arrays, both, compiled, compiled_as, dataset, same
+from variants import in_soak
 
 import caramel
 
 
-@pytest.mark.parametrize("workers", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2)), 3])
+@pytest.mark.parametrize("workers", [*in_soak(1, 2), 3])
 def test_it_trains_as_keras_does(workers):
     first, second = both(dataset(), workers=workers, epochs=3, validation_data=dataset(20, seed=8))
     same(first, second)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import arrays, both, compiled, compiled_as, dataset, same
+from variants import in_soak
 
 HOOKS = sorted(name for name, _ in inspect.getmembers(keras.callbacks.Callback) if name.startswith("on_"))
 
@@ -54,15 +55,13 @@ DATA = {
 }
 
 
-IN_SOAK = ("known", "unknown", "endless", "fewer", "validated", "more")  # of them others have all that is special
-
-
 @pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:the data ended")
 @pytest.mark.parametrize(
     "case, at_once",
     [
-        *(pytest.param(c, 1, marks=pytest.mark.soak) if c in IN_SOAK else (c, 1) for c in DATA),
-        *(pytest.param("known", 2, marks=pytest.mark.soak), ("unknown", 2), ("more", 2)),
+        *((case, 1) for case in ("fewer of unknown", "some validated", "later", "none")),
+        *(("unknown", 2), ("more", 2)),
+        *in_soak(*((case, 1) for case in ("known", "unknown", "endless", "fewer", "validated", "more")), ("known", 2)),
     ],
 )
 def test_hooks_are_called_in_keras_order(case, at_once):
@@ -178,9 +177,7 @@ def test_hooks_given_as_functions():
     np.testing.assert_allclose(rates[1], rates[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(keras.callbacks.CSVLogger, marks=pytest.mark.soak), keras.callbacks.ModelCheckpoint]
-)
+@pytest.mark.parametrize("kind", [*in_soak(keras.callbacks.CSVLogger), keras.callbacks.ModelCheckpoint])
 def test_a_hook_of_its_own_beside_those_of_keras(kind, tmp_path):
     seen = []
 
