@@ -14,7 +14,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["caramel", "caramel.*"]),
-    package_data={"caramel": ["templates/*", "py.typed"]},
+    package_data={"caramel": ["py.typed"], "caramel.export": ["templates/*"]},
     install_requires=[
         "tensorflow>=2.20,<2.22",
         "numpy>=1.26,<3",
@@ -24,5 +24,5 @@ setup(
         "matplotlib>=3.8,<4",
     ],
     extras_require={"test": TEST, "check": CHECK, "bench": [], "dev": TEST + CHECK},
-    entry_points={"console_scripts": ["caramel = caramel.cli:main"]},
+    entry_points={"console_scripts": ["caramel = caramel.cli.main:main"]},
 )

@@ -128,7 +128,7 @@ def graph_of(workers: int, algorithm: str) -> tuple[Any, list[str], list[str]]:
 def measure(workers: int, algorithm: str, runs: bool) -> dict[str, Any]:
     """Build, and run for the first and the second time."""
     import caramel.graph.nodes  # noqa: F401 - TensorFlow's import is not part of building
-    from caramel.graph.bulk import many_objects
+    from caramel.util.gc_pause import many_objects
 
     start = time.perf_counter()
     with many_objects():
@@ -137,7 +137,7 @@ def measure(workers: int, algorithm: str, runs: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"workers": workers, "nodes": len(graph_def.node), "build_s": build_s}
     row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if runs:
-        from caramel.runtime.cluster import LocalProcesses
+        from caramel.runtime.clusters.base import LocalProcesses
 
         tasks = tuple(d.removesuffix("/device:CPU:0") for d in devices)
         start = time.perf_counter()

@@ -21,9 +21,9 @@ from benchmarks.statistics import Ratio, geometric_mean, paired_ratio, worst_bou
 from benchmarks.testbed import Testbed
 from caramel.errors import ClusterError, InputError
 from caramel.netmodel.model import NetworkModel
-from caramel.runtime.isolation import enter_network_namespace
-from caramel.runtime.progress import progress_over
-from caramel.units import format_size, parse_rate, parse_size
+from caramel.runtime.host.namespaces import enter_network_namespace
+from caramel.util.progress import progress_over
+from caramel.util.units import format_size, parse_rate, parse_size
 
 OURS = "caramel"
 MIRRORED = "mwms_ring"
@@ -78,7 +78,7 @@ def measure(
     """Time all contenders at all sizes."""
     from benchmarks.peers import MirroredWorkers, tensorflow_builds
     from caramel.collectives.algorithms import Schedules
-    from caramel.timing import AllReduceBench, build_for, elements_of, per_all_reduce, repetitions
+    from caramel.measure.all_reduce_bench import AllReduceBench, build_for, elements_of, per_all_reduce, repetitions
 
     limit = None
     if testbed is not None and testbed.rate_bytes_per_s is not None:
@@ -113,7 +113,7 @@ def measure(
 
 def cluster(workers: int, testbed: Testbed | None) -> Any:
     """Server processes: on this machine's loopback device, or one on each host of a testbed."""
-    from caramel.runtime.cluster import Host, LocalProcesses
+    from caramel.runtime.clusters.base import Host, LocalProcesses
 
     if testbed is None:
         return LocalProcesses()
@@ -178,7 +178,7 @@ def _network(
     workers: int, sizes: Sequence[int], rounds: int, file: str | None, rate: str | None, testbed: Testbed | None
 ) -> NetworkModel:
     """The model to choose by: that of the file, or else one that is measured now."""
-    from caramel.netbench import DEFAULT_SIZES, Settings, measure_network
+    from caramel.measure.netbench import DEFAULT_SIZES, Settings, measure_network
     from caramel.netmodel.file import load
 
     if file is not None:
@@ -229,9 +229,9 @@ def main(
         elif (refused := enter_network_namespace()) is not None:
             # The peers' servers, like all of TensorFlow's, would be open to the network.
             raise ClusterError(f"the benchmark needs a network namespace of its own: {refused}")
-        from caramel.netbench import DEFAULT_SIZES
+        from caramel.measure.all_reduce_bench import ELEMENT_BYTES
+        from caramel.measure.netbench import DEFAULT_SIZES
         from caramel.netmodel.file import save
-        from caramel.timing import ELEMENT_BYTES
 
         wanted = tuple(sorted(parse_size(s) for s in sizes)) or DEFAULT_SIZES
         if min(wanted) < ELEMENT_BYTES or min(numbers) < 2:

@@ -21,8 +21,8 @@ from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.statistics import Ratio, paired_ratio, worst_bound
 from benchmarks.testbed import Testbed
 from caramel.netmodel.model import MEASURED_DEPTHS, NetworkModel
-from caramel.runtime.progress import progress_over
-from caramel.units import format_size, parse_rate, parse_size
+from caramel.util.progress import progress_over
+from caramel.util.units import format_size, parse_rate, parse_size
 
 FITTED = (64, *(2**k for k in range(12, 26, 2)), 10**8)
 SHOWN = (64, 2**12, 2**15, 2**17, 2**18, 2**19, 2**20, 2**21, 2**22, 2**23, 2**25, 10**8)
@@ -56,7 +56,7 @@ def measure(
 ) -> list[Cell]:
     """Time the fixed depths and the adaptive one at every size of the selection."""
     from caramel.collectives.algorithms import Schedules
-    from caramel.timing import AllReduceBench, build_for
+    from caramel.measure.all_reduce_bench import AllReduceBench, build_for
 
     schedules, cells = Schedules(), []
     curves = {c.depth: c for c in selection.curves}
@@ -147,7 +147,7 @@ def main(
     """Time an all-reduce at fixed depths and at the adaptive one."""
     with ExitStack() as stack:
         testbed = None if rate is None else stack.enter_context(Testbed(workers, parse_rate(rate)))
-        from caramel.netbench import Settings, measure_network
+        from caramel.measure.netbench import Settings, measure_network
 
         shown = tuple(sorted(parse_size(s) for s in sizes)) or SHOWN
         where = cluster(workers, testbed)

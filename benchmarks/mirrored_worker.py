@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from caramel.runtime.isolation import die_with_parent
+from caramel.runtime.host.namespaces import die_with_parent
 
 PATTERN = 1009
 """Values of neighbouring elements differ, modulo this, so that misplaced pieces are noticed."""

@@ -67,11 +67,11 @@ def compile_model(name: str, workers: int, trace_file: str | None) -> dict[str, 
     import caramel
     from caramel.analyzers.analyzer import analyse
     from caramel.analyzers.automatic import WANTED, automatic
-    from caramel.analyzers.network import Network
-    from caramel.decide import make_plan
+    from caramel.analyzers.cost.network import Network
+    from caramel.compiler.assemble_plan import make_plan
     from caramel.graph.devices import default_devices
+    from caramel.measure.trace_file import as_trace
     from caramel.netmodel.choice import CollectiveOptions
-    from caramel.tracefile import as_trace
 
     row: dict[str, Any] = {"model": name, "workers": workers, "traced": trace_file is not None}
 
@@ -252,7 +252,7 @@ def main(
 ) -> None:
     """Compile large Keras models for several workers; the time and memory of each stage."""
     if trace_to is not None:
-        from caramel.tracefile import save_trace
+        from caramel.measure.trace_file import save_trace
 
         save_trace(measure_trace(names[0], examples, runs), trace_to)
         click.echo("done")

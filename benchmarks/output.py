@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from caramel.errors import CaramelError
-from caramel.writing import write_whole
+from caramel.util.text_files import write_whole
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,7 +11,7 @@ from benchmarks.processes import AnsweringProcesses
 from benchmarks.testbed import Testbed
 from caramel.collectives.lower import Lowered
 from caramel.graph.graph import parse_input
-from caramel.timing import elements_of
+from caramel.measure.all_reduce_bench import elements_of
 
 
 def tensorflow_builds(devices: Sequence[str], elements: int) -> dict[str, Callable[..., Lowered]]:

@@ -20,12 +20,12 @@ from benchmarks.networks import NAMES, VGG_LIKE, make
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from caramel.analyzers.analyzer import Analyzer, analyse
 from caramel.analyzers.automatic import automatic
-from caramel.analyzers.batching import paper_batching, single
-from caramel.analyzers.best import best_packing
-from caramel.analyzers.bounds import lower_bounds
-from caramel.analyzers.network import Network
-from caramel.analyzers.optimal import optimal_buckets
-from caramel.analyzers.packing import backward_only, paper_packing
+from caramel.analyzers.cost.bounds import lower_bounds
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.optimal.search import optimal_buckets
+from caramel.analyzers.policies.batching import paper_batching, single
+from caramel.analyzers.policies.best_packing import best_packing
+from caramel.analyzers.policies.packing import backward_only, paper_packing
 from caramel.facts import Boundaries, Schedule
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
@@ -139,7 +139,7 @@ def traced_boundaries(name: str, trace_file: Path) -> Boundaries:
         trace_file: its trace.
     """
     import caramel
-    from caramel.tracefile import as_trace
+    from caramel.measure.trace_file import as_trace
 
     network = make(name)
     model = caramel.capture(network.step, network.inputs).model

@@ -21,8 +21,8 @@ from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.testbed import Testbed
 from caramel.facts import Trace
 from caramel.netmodel.model import NetworkModel
-from caramel.runtime.progress import progress_over
-from caramel.units import parse_rate
+from caramel.util.progress import progress_over
+from caramel.util.units import parse_rate
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     "complete": {},
@@ -112,7 +112,7 @@ def measure(
 ) -> list[Cell]:
     """Time the steps of all policies in turn."""
     import caramel
-    from caramel.tracing import timed_step
+    from caramel.measure.tracer import timed_step
 
     models = {
         name: caramel.ARModel(context, workers, trace=trace, network=network, **POLICIES[name]) for name in policies
@@ -175,7 +175,7 @@ def main(
     from dataclasses import replace
 
     import caramel
-    from caramel.netbench import Settings, measure_network
+    from caramel.measure.netbench import Settings, measure_network
     from caramel.runtime.executor import RunOptions
 
     found = []

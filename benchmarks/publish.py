@@ -21,7 +21,7 @@ from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Row, by_cell, load
 from benchmarks.training.report import ablation_table, cell_table, misses, overview, summary
 from caramel.errors import InputError
-from caramel.writing import write_whole
+from caramel.util.text_files import write_whole
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"

@@ -26,9 +26,9 @@ from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, planned, predicted_s
 from benchmarks.training.site import Site
 from benchmarks.training.workloads import BY_NAME
+from caramel.measure.step_stats import Row, parsed
+from caramel.measure.tracer import timed_step
 from caramel.netmodel.file import load
-from caramel.stepstats import Row, parsed
-from caramel.tracing import timed_step
 
 COLORS = {"forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73", "transfer": "#000000"}
 """Of Okabe and Ito's palette."""

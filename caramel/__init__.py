@@ -33,31 +33,31 @@ _LAZY = {
     "ARModel": "caramel.armodel",
     "Analyzer": "caramel.analyzers.analyzer",
     "Context": "caramel.frontend.context",
-    "InProcess": "caramel.runtime.cluster",
-    "LocalProcesses": "caramel.runtime.cluster",
+    "InProcess": "caramel.runtime.clusters.base",
+    "LocalProcesses": "caramel.runtime.clusters.base",
     "NetworkModel": "caramel.netmodel.model",
     "Plan": "caramel.plan",
-    "Servers": "caramel.runtime.servers",
+    "Servers": "caramel.runtime.clusters.existing",
     "Session": "caramel.runtime.session",
     "StepResult": "caramel.runtime.session",
     "all_reduce": "caramel.allreduce",
     "capture": "caramel.frontend.context",
-    "fit": "caramel.fit",
-    "trace": "caramel.tracing",
+    "fit": "caramel.keras.fit",
+    "trace": "caramel.measure.tracer",
 }
 
 if TYPE_CHECKING:
     from caramel.allreduce import all_reduce
     from caramel.analyzers.analyzer import Analyzer
     from caramel.armodel import ARModel
-    from caramel.fit import fit
     from caramel.frontend.context import Context, capture
+    from caramel.keras.fit import fit
+    from caramel.measure.tracer import trace
     from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
-    from caramel.runtime.cluster import InProcess, LocalProcesses
-    from caramel.runtime.servers import Servers
+    from caramel.runtime.clusters.base import InProcess, LocalProcesses
+    from caramel.runtime.clusters.existing import Servers
     from caramel.runtime.session import Session, StepResult
-    from caramel.tracing import trace
 
 __all__ = [
     "AnalysisError",

@@ -10,25 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.automatic import WANTED, automatic
-from caramel.analyzers.network import Network
-from caramel.analyzers.postponement import postponement
-from caramel.analyzers.validity import check_plan
-from caramel.checks import whole_number
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.plan_checks import check_plan
+from caramel.analyzers.step.postponement import postponement
 from caramel.collectives.algorithms import NATIVE
+from caramel.compiler.assemble_plan import given_plan, input_pipeline, make_plan, refuse_options
 from caramel.data.pipeline import Pipeline
-from caramel.decide import given_plan, input_pipeline, make_plan, refuse_options
 from caramel.errors import CaptureError, InputError, InvariantError, PlanError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
-from caramel.graph.bulk import many_objects
 from caramel.graph.devices import Device, default_devices, task_name
 from caramel.graph.graph import Graph, tensor_name
 from caramel.graph.verify import verify_structure
+from caramel.measure.trace_file import as_trace
 from caramel.model import Evaluation, Model
-from caramel.modifiers import state
+from caramel.modifiers import save_restore
 from caramel.modifiers.aggregate import aggregate, verify_aggregated
 from caramel.modifiers.cut import cut
-from caramel.modifiers.distributed import DistributedGraph, own_name, replica_name
+from caramel.modifiers.distributed_graph import DistributedGraph, own_name, replica_name
 from caramel.modifiers.evaluate import add_evaluation
 from caramel.modifiers.place_input import add_input_state, data_signature, place_input, saved_position
 from caramel.modifiers.postpone import FLUSH, FORGET, postpone, verify_postponed
@@ -41,10 +40,11 @@ from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan
 from caramel.signature import EvaluationSignature, Feed, Signature
-from caramel.tracefile import as_trace
+from caramel.util.arguments import whole_number
+from caramel.util.gc_pause import many_objects
 
 if TYPE_CHECKING:
-    from caramel.runtime.cluster import Cluster
+    from caramel.runtime.clusters.base import Cluster
     from caramel.runtime.session import Session
 
 EVALUATION_SCOPE = "caramel/evaluation/"
@@ -205,7 +205,7 @@ class ARModel:
         Returns:
             A Session; use it in a ``with`` statement.
         """
-        from caramel.runtime.cluster import InProcess
+        from caramel.runtime.clusters.base import InProcess
         from caramel.runtime.session import Session
 
         return Session(self, cluster or InProcess(), **options)
@@ -219,7 +219,7 @@ class ARModel:
         Raises:
             ExportError: it cannot be written; what was there is untouched.
         """
-        from caramel.export import export
+        from caramel.export.writer import export
 
         export(self, path)
 
@@ -251,11 +251,11 @@ def emit(model: Model, plan: Plan, evaluation: Evaluation | None, pipeline: Pipe
     distributed = checked(aggregate(distributed, model, plan, pieces), "aggregate")
     verify_aggregated(distributed, model, plan, pieces)
     verify_postponed(distributed, model, plan, later)
-    saved: Sequence[state.Saved] = ()
+    saved: Sequence[save_restore.Saved] = ()
     if pipeline is not None:
         position, saved = saved_position(pipeline, plan.devices)
         distributed = distributed.extended(position)
-    distributed = checked(state.add_state(distributed, model, plan, saved), "add_state")
+    distributed = checked(save_restore.add_state(distributed, model, plan, saved), "add_state")
     if pipeline is not None:
         distributed = checked(add_input_state(distributed, pipeline, plan.devices), "add_input_state")
     if evaluation is not None:
@@ -286,15 +286,15 @@ def make_signature(
         losses=everywhere(model.loss),
         outputs=tuple((name, everywhere(tensor)) for name, tensor in model.outputs),
         step=tuple(own_name(rank, "step") for rank in ranks),
-        restore_prefix=tensor_name(state.RESTORE_PREFIX),
-        restore=(state.RESTORE_SAVED, state.BROADCAST, *([FORGET] if plan.postponed else [])),
-        restore_unsaved=state.RESTORE_UNSAVED,
-        restore_local=state.RESTORE_LOCAL,
-        local_keys=tuple(key for _, _, key in state.kept_apart(model, plan)),
-        save_prefix=tensor_name(state.SAVE_PREFIX),
-        save_steps=tensor_name(state.SAVE_STEPS),
-        steps_key=model.step_counter or state.STEPS_KEY,
-        save=state.SAVE,
+        restore_prefix=tensor_name(save_restore.RESTORE_PREFIX),
+        restore=(save_restore.RESTORE_SAVED, save_restore.BROADCAST, *([FORGET] if plan.postponed else [])),
+        restore_unsaved=save_restore.RESTORE_UNSAVED,
+        restore_local=save_restore.RESTORE_LOCAL,
+        local_keys=tuple(key for _, _, key in save_restore.kept_apart(model, plan)),
+        save_prefix=tensor_name(save_restore.SAVE_PREFIX),
+        save_steps=tensor_name(save_restore.SAVE_STEPS),
+        steps_key=model.step_counter or save_restore.STEPS_KEY,
+        save=save_restore.SAVE,
         group_leader=_group_leader(plan),
         flush=(FLUSH,) if plan.postponed else (),
         checkpoint_names=tuple(v.name for v in model.variables if v.saved),

@@ -12,9 +12,9 @@ from typing import Any
 
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
-from caramel.records import from_data
-from caramel.tables import aligned
-from caramel.writing import read_text, write_text
+from caramel.util.dataclass_json import from_data
+from caramel.util.tables import aligned
+from caramel.util.text_files import read_text, write_text
 
 PLAN_VERSION = 5
 

@@ -30,7 +30,7 @@ def main() -> int:
 
     import caramel
     import digits_keras
-    from caramel.program import load_program
+    from caramel.frontend.program_file import load_program
 
     console = Console()
     console.rule("one device")

@@ -28,7 +28,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 ROOT = Path.cwd()
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "exact"), str(ROOT / "tests" / "fit"), str(ROOT / "examples")]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "exact"),
+    str(ROOT / "tests" / "fit"),
+    str(ROOT / "examples"),
+]
 
 WORKERS = (1, 2, 3, 8)
 TWO_OF_MATRIX = ("sgd", "adam")
@@ -152,10 +158,9 @@ def fits() -> Iterator[Program]:
 
 def networks() -> Iterator[Program]:
     """Large models of Keras."""
+    import caramel
     from benchmarks.networks import NAMES, VGG_LIKE
     from benchmarks.networks import make as made
-
-    import caramel
 
     for name in (VGG_LIKE, *NAMES):
 
@@ -196,9 +201,7 @@ def made_up_network(workers: int) -> Any:
 
     def samples(start_s: float, s_per_byte: float) -> list[Any]:
         jump = 1.3
-        return [
-            Sample(2**n, start_s + s_per_byte * 2**n * (jump if n > 18 else 1.0)) for n in range(6, 26, 2)
-        ]
+        return [Sample(2**n, start_s + s_per_byte * 2**n * (jump if n > 18 else 1.0)) for n in range(6, 26, 2)]
 
     curves = [
         Curve.fitted(workers, algorithm, depth, samples(start_s * depth**0.3, s_per_byte / depth**0.2))
@@ -218,7 +221,7 @@ def variants(model: Any, workers: int) -> dict[str, Callable[[], dict[str, Any]]
     slow = caramel.NetworkModel.from_link_rate(1.25e6)
     planned = {"trace": trace, "network": fast}
     return {
-        "plain": lambda: {},
+        "plain": dict,
         "planned": lambda: planned,
         "measured": lambda: {"trace": trace, "network": made_up_network(workers)},
         "paper": lambda: {"trace": trace, "network": slow, "policy": "paper"},
@@ -319,7 +322,9 @@ def compare(before: list[str], after: list[str]) -> int:
         return {name: found for file in files for name, found in json.loads(Path(file).read_text()).items()}
 
     old, new = merged(before), merged(after)
-    different = {name: [old.get(name), new.get(name)] for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    different = {
+        name: [old.get(name), new.get(name)] for name in old.keys() | new.keys() if old.get(name) != new.get(name)
+    }
     for name in sorted(different)[:20]:
         print(f"{name}\n  {different[name][0]}\n  {different[name][1]}")
     print(f"{len(old)} and {len(new)} cases, {len(different)} differ")

@@ -127,7 +127,7 @@ class Network:
             pytest.skip(f"the kernel allows no network namespace here: {reason}")
         kinds = ["--net"] if is_root else ["--user", "--net", "--preserve-credentials"]
         self.prefix = ["nsenter", f"--target={self._holder.pid}", *kinds]
-        loopback = "from caramel.runtime.isolation import _bring_up; _bring_up('lo')"
+        loopback = "from caramel.runtime.host.namespaces import _bring_up; _bring_up('lo')"
         subprocess.run([*self.prefix, sys.executable, "-c", loopback], check=True)
         self._started = []
 
@@ -153,7 +153,7 @@ class Network:
 
     def serve(self, *arguments, **options):
         """Start `caramel worker` and wait until it listens."""
-        process = self.start("-m", "caramel.cli", "worker", *arguments, **options)
+        process = self.start("-m", "caramel.cli.main", "worker", *arguments, **options)
         line = self.line_of(process)
         assert "caramel server ready" in line, (line, *self.end(process))
         return process

@@ -7,7 +7,7 @@ import click
 from benchmarks.output import errors_for_click
 from benchmarks.testbed.testbed import Testbed
 from caramel.errors import InputError
-from caramel.units import parse_rate
+from caramel.util.units import parse_rate
 
 
 def _rate(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:

@@ -16,7 +16,7 @@ import sys
 import time
 
 from benchmarks.testbed.lookup import NamespaceId, processes_in
-from caramel.runtime.isolation import die_with_parent, enter_network_namespace
+from caramel.runtime.host.namespaces import die_with_parent, enter_network_namespace
 
 _END_TIMEOUT_S = 5.0
 """A process that the kernel has not ended by then is stuck in it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.testbed import commands
 from benchmarks.testbed.commands import TestbedError, UnavailableError
-from caramel.runtime.environment import child_environment
+from caramel.runtime.host.environment import child_environment
 
 _ROOT = Path(__file__).resolve().parents[2]
 _KEEPER_TIMEOUT_S = 10.0

@@ -43,7 +43,7 @@ from caramel.armodel import ARModel
 from caramel.errors import CaramelError, InputError, in_one_line
 from caramel.facts import Trace
 from caramel.frontend.context import Context
-from caramel.runtime.progress import progress_over
+from caramel.util.progress import progress_over
 
 HOROVOD = Path(".venv-horovod/bin/python")
 """Where ``make horovod`` puts it."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from benchmarks.training import names
-from caramel.netbench import Settings as NetworkSettings
+from caramel.measure.netbench import Settings as NetworkSettings
 
 
 @dataclass(frozen=True)

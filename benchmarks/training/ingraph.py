@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks.training.contender import STEP_TIMEOUT_S, Burst, Settings
 from benchmarks.training.replicas import Building, StepGraph
 from benchmarks.training.workloads import Workload
-from caramel.checks import whole_number
 from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import default_devices
-from caramel.runtime.cluster import Cluster
+from caramel.runtime.clusters.base import Cluster
+from caramel.util.arguments import whole_number
 
 ALGORITHMS = ("ring", "shuffle", "recursive_hd")
 """TensorFlow's in-graph all-reduces."""

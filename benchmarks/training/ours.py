@@ -12,13 +12,13 @@ from benchmarks.training.contender import STEP_TIMEOUT_S, Burst, Settings
 from benchmarks.training.names import OURS
 from benchmarks.training.steps import Replica
 from benchmarks.training.workloads import Workload
-from caramel.analyzers.bounds import lower_bounds
+from caramel.analyzers.cost.bounds import lower_bounds
 from caramel.armodel import ARModel
 from caramel.facts import Boundaries, Trace
 from caramel.frontend.context import Context
 from caramel.netmodel.line import Line
 from caramel.netmodel.model import NetworkModel
-from caramel.runtime.cluster import Cluster
+from caramel.runtime.clusters.base import Cluster
 
 _SHUFFLE: Mapping[str, Any] = {"algorithm": "shuffle", "depth": 1}
 """The all-reduce for transfers of every size; the one that the paper's measurements are made with."""

@@ -19,8 +19,8 @@ from benchmarks.output import write_json
 from benchmarks.training.contender import Settings
 from benchmarks.training.names import COMPUTE
 from caramel.errors import InputError
-from caramel.records import from_data
-from caramel.writing import read_text
+from caramel.util.dataclass_json import from_data
+from caramel.util.text_files import read_text
 
 VERSION = 2
 """Of the file: another one when what a row says changes."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from caramel.runtime.isolation import die_with_parent
+from caramel.runtime.host.namespaces import die_with_parent
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ from caramel.armodel import ARModel
 from caramel.errors import CaramelError, ClusterError, in_one_line
 from caramel.facts import Trace
 from caramel.frontend.context import Context
-from caramel.netbench import measure_network
+from caramel.measure.netbench import measure_network
 from caramel.netmodel.model import NetworkModel
-from caramel.runtime.cluster import KeptProcesses
+from caramel.runtime.clusters.base import KeptProcesses
 from caramel.runtime.executor import RunOptions
 
 _BURST_BYTES = 32 * 1024

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.training.steps import Replica
 from benchmarks.training.workloads import BY_NAME
-from caramel.runtime.isolation import die_with_parent
+from caramel.runtime.host.namespaces import die_with_parent
 
 _CLONE_NEWUTS = 0x04000000
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caramel.analyzers.wellformed import wrong_with
+from caramel.analyzers.fact_checks import wrong_with
 from caramel.errors import AnalysisError, CaramelError, InputError, listed
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caramel.analyzers.analyzer import Analyzer
-from caramel.analyzers.batching import fixed, paper_batching, single
-from caramel.analyzers.best import best_packing
-from caramel.analyzers.boundaries import boundaries
-from caramel.analyzers.dependencies import dependencies
-from caramel.analyzers.network import Network
-from caramel.analyzers.optimal import optimal_buckets
-from caramel.analyzers.order import greedy_order
-from caramel.analyzers.ordering import best_order
-from caramel.analyzers.packing import paper_packing
-from caramel.analyzers.serialization import no_serialization, serialization
-from caramel.analyzers.transfers import adaptive_depth, as_they_are
-from caramel.analyzers.unmeasured import given_trace, unmeasured
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.optimal.search import optimal_buckets
+from caramel.analyzers.policies.batching import fixed, paper_batching, single
+from caramel.analyzers.policies.best_order import best_order
+from caramel.analyzers.policies.best_packing import best_packing
+from caramel.analyzers.policies.control_edges import no_serialization, serialization
+from caramel.analyzers.policies.order import greedy_order
+from caramel.analyzers.policies.packing import paper_packing
+from caramel.analyzers.policies.transfers import adaptive_depth, as_they_are
+from caramel.analyzers.step.boundaries import boundaries
+from caramel.analyzers.step.dependencies import dependencies
+from caramel.analyzers.step.op_times import given_trace, unmeasured
 from caramel.errors import InputError
 from caramel.facts import ControlEdges, Trace
 from caramel.plan import Transfers

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from caramel.data.components import check_inputs
-from caramel.data.given import Given
+from caramel.data.dataset import Given
 from caramel.data.source import Source
 from caramel.data.template import Sharding, Template, make_template
 from caramel.errors import InputError, UnsupportedError

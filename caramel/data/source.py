@@ -16,12 +16,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, dataset_options_pb2
 
-from caramel.data import checks
+from caramel.data import shareable_ops
 from caramel.data.components import Component
-from caramel.data.functions import canonical
 from caramel.data.serialise import Serialised
 from caramel.errors import listed
 from caramel.graph import ops
+from caramel.graph.canonical_functions import canonical
 from caramel.graph.graph import Graph, NodeDef, copied, node_of
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 
@@ -102,7 +102,7 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
     Raises:
         UnsupportedError: an op runs Python or holds something of this process.
     """
-    checks.refuse_foreign(serialised)
+    shareable_ops.refuse_foreign(serialised)
     notes = []
     if shared:
         graph, loose = _made_deterministic(serialised.graph)
@@ -114,7 +114,7 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
             )
     nodes, constants = _without_values(_with_seed(_with_own_resources(serialised.graph)))
     nodes, library = canonical(nodes, serialised.graph.library)
-    random = checks.random_op(serialised)
+    random = shareable_ops.random_op(serialised)
     if random is not None:
         notes.append(f"input: {random}, so it draws other numbers on each worker")
     resumes = _resumes(serialised)
@@ -127,8 +127,8 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
         cardinality=serialised.cardinality,
         constants=constants,
         anew=anew,
-        draws=checks.draws(serialised),
-        differs=checks.why_different(serialised),
+        draws=shareable_ops.draws(serialised),
+        differs=shareable_ops.why_different(serialised),
         random=random,
         resumes=resumes,
         notes=tuple(notes),
@@ -140,9 +140,9 @@ def _resumes(serialised: Serialised) -> bool:
 
     Random ops begin again with each iterator; but a dataset without end would be too much to read again for them.
     """
-    if checks.reads_csv(serialised) or checks.draws_late(serialised):
+    if shareable_ops.reads_csv(serialised) or shareable_ops.draws_late(serialised):
         return False
-    return serialised.cardinality == tf.data.INFINITE_CARDINALITY or not checks.has_seeded_random(serialised)
+    return serialised.cardinality == tf.data.INFINITE_CARDINALITY or not shareable_ops.has_seeded_random(serialised)
 
 
 def _made_deterministic(graph: Graph) -> tuple[Graph, list[str]]:
@@ -189,7 +189,7 @@ def _set(target: NodeDef, attributes: Mapping[str, attr_value_pb2.AttrValue]) ->
 def _with_own_resources(nodes: Iterable[NodeDef]) -> list[NodeDef]:
     """Handles of this process become requests for a resource of the worker's own."""
     found = list(nodes)
-    wanted = checks.resource_makers(found)
+    wanted = shareable_ops.resource_makers(found)
     return [node(n.name, wanted[n.name]) if n.name in wanted else n for n in found]
 
 
@@ -199,7 +199,7 @@ def _with_seed(nodes: list[NodeDef]) -> list[NodeDef]:
     made = [node(SEED, "Placeholder", dtype=dtype_attribute("int64"), shape=shape_attribute(()))]
     number = 0
     for current in nodes:
-        positions = checks.unset_seeds(graph, current)
+        positions = shareable_ops.unset_seeds(graph, current)
         if positions is not None:
             number += 1
             second = constant(f"{SEED}_{number}", number, "int64", "")

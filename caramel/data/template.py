@@ -18,8 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from caramel.data.components import Component
-from caramel.data.functions import canonical
 from caramel.data.source import Source
+from caramel.graph.canonical_functions import canonical
 from caramel.graph.graph import Graph
 from caramel.model import Input
 

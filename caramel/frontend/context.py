@@ -22,18 +22,18 @@ from caramel.data.components import (
     check_arguments,
     components_of,
 )
-from caramel.data.given import Given, given_data
+from caramel.data.dataset import Given, given_data
 from caramel.errors import CaptureError, InputError
-from caramel.frontend.assemble import assemble
 from caramel.frontend.attributes import bare
-from caramel.frontend.files import graph_from, is_graph_proto, read_file
-from caramel.frontend.function_program import capture_evaluation, capture_step
-from caramel.frontend.graph_program import capture_graph, nodes_of
-from caramel.frontend.iterators import placeholder_of, with_placeholders
-from caramel.frontend.naming import Naming
-from caramel.frontend.raw import RawProgram
-from caramel.frontend.recorder import Recorder, recording
-from caramel.frontend.replicable import refuse_irreplicable
+from caramel.frontend.captured import RawProgram
+from caramel.frontend.programs.files import graph_from, is_graph_proto, read_file
+from caramel.frontend.programs.function_program import capture_evaluation, capture_step
+from caramel.frontend.programs.graph_program import capture_graph, nodes_of
+from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
+from caramel.frontend.programs.naming import Naming
+from caramel.frontend.recording.recorder import Recorder, recording
+from caramel.frontend.roles.assemble import assemble
+from caramel.frontend.roles.refusals import refuse_irreplicable
 from caramel.graph.functions import Library
 from caramel.graph.graph import node_of
 from caramel.model import Evaluation, Input, Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from caramel.analyzers.dependencies import conditions_of
+from caramel.analyzers.step.dependencies import conditions_of
 from caramel.collectives.algorithms import ALL_GATHER, NATIVE, Schedules
 from caramel.collectives.emit import emit_all_reduce
 from caramel.collectives.lower import Emitter, Lowered, Request
@@ -16,7 +16,7 @@ from caramel.graph import ops
 from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input
 from caramel.model import Gradient, Model
 from caramel.modifiers.cut import Pieces, piece_shape
-from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.modifiers.postpone import live
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan

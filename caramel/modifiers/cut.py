@@ -8,7 +8,7 @@ from caramel.collectives.lower import Emitter
 from caramel.facts import Piece
 from caramel.graph.graph import NodeDef
 from caramel.model import Gradient, Model
-from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan
 

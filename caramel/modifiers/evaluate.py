@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from caramel.data.functions import canonical
 from caramel.errors import UnsupportedError
 from caramel.graph import ops
+from caramel.graph.canonical_functions import canonical
 from caramel.graph.devices import Device
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, control_texts, format_input, node_of, parse_input
 from caramel.graph.nodes import assign, node, variable
 from caramel.model import Evaluation, Model
-from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role
 from caramel.modifiers.replicate import copy_node
-from caramel.modifiers.state import combined
+from caramel.modifiers.save_restore import combined
 from caramel.plan import Plan
 
 

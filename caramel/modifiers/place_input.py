@@ -11,8 +11,8 @@ from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES
-from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
-from caramel.modifiers.state import Builder, Saved, read_checkpoint
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.save_restore import Builder, Saved, read_checkpoint
 from caramel.signature import DataSignature
 
 LOAD = "caramel/input/load"

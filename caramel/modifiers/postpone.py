@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from caramel.analyzers.postponement import Postponement, is_shared
+from caramel.analyzers.step.postponement import Postponement, is_shared
 from caramel.collectives.lower import Emitter
 from caramel.errors import InvariantError
 from caramel.facts import FORWARD, Piece
@@ -21,7 +21,7 @@ from caramel.graph.graph import NodeDef, copied, format_input, node_of, parse_in
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
 from caramel.model import Model
 from caramel.modifiers.cut import Pieces, joined_pieces, piece_shape
-from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.plan import Plan
 
 FLUSH = "caramel/flush"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caramel.errors import PlanError
 from caramel.model import Model
-from caramel.modifiers.distributed import DistributedGraph, Purpose
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose
 from caramel.plan import Plan
 
 

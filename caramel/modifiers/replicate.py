@@ -11,7 +11,7 @@ from caramel.graph.devices import Device, merge
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import colocate, group, variable
 from caramel.model import Model
-from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.modifiers.seeds import DrawingFunctions, offset_seed
 
 

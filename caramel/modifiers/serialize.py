@@ -6,7 +6,7 @@ from caramel.errors import InvariantError
 from caramel.graph.fusion import verify_joinable
 from caramel.graph.graph import copied
 from caramel.model import Model
-from caramel.modifiers.distributed import DistributedGraph, replica_name
+from caramel.modifiers.distributed_graph import DistributedGraph, replica_name
 from caramel.plan import Plan
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 from caramel.model import Model
-from caramel.modifiers.distributed import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
 from caramel.plan import Plan
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from caramel.checks import whole_number
 from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE, check_algorithm
 from caramel.collectives.dtypes import ITEM_BYTES, NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.collectives.schedule import check
 from caramel.errors import InputError
 from caramel.netmodel.model import NetworkModel
 from caramel.netmodel.ranking import Candidate
+from caramel.util.arguments import whole_number
 
 DEFAULT_ALGORITHM = "shuffle"
 

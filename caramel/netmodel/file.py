@@ -13,7 +13,7 @@ from caramel.netmodel.contention import Contention
 from caramel.netmodel.costs import Cost
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
-from caramel.writing import read_text, write_text
+from caramel.util.text_files import read_text, write_text
 
 NETWORK_VERSION = 1
 _KIND = "caramel network model"

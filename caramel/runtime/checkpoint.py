@@ -18,7 +18,7 @@ from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from caramel.errors import CheckpointError, listed
 from caramel.model import Variable
-from caramel.writing import write_whole
+from caramel.util.text_files import write_whole
 
 if TYPE_CHECKING:
     from caramel.runtime.session import Session

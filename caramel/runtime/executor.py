@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from caramel.errors import CaramelError, ClusterError, InputError, StepError, listed
 from caramel.graph.devices import Device
-from caramel.runtime.environment import usable_cores
+from caramel.runtime.host.environment import usable_cores
 
 v1 = tf.compat.v1
 

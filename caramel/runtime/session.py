@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caramel.armodel import evaluation_signature
-from caramel.checks import whole_number
 from caramel.errors import CheckpointError, ClusterError, EndOfData, InputError, StepError, listed
 from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
-from caramel.runtime.cluster import Cluster
+from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.executor import Executor, Run
 from caramel.runtime.feeds import Batch, bind, combined, split
-from caramel.runtime.progress import progress_over
-from caramel.runtime.state import State
+from caramel.runtime.variable_state import State
 from caramel.runtime.worker_data import WorkerData
+from caramel.util.arguments import whole_number
+from caramel.util.progress import progress_over
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
-    from caramel.computation import Computation
+    from caramel.compiler.distributed_model import Computation
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
 

@@ -18,8 +18,8 @@ import numpy as np
 from caramel.data.template import INDEX
 from caramel.errors import DataError, EndOfData, StepError
 from caramel.runtime.checkpoint import fed_path, open_checkpoint, read_values
+from caramel.runtime.example_counts import checked_shares
 from caramel.runtime.executor import Run
-from caramel.runtime.shares import checked_shares
 from caramel.signature import DataSignature, Signature
 
 RunEach = Callable[[Sequence[Run]], list[list[np.ndarray] | StepError]]

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.network import Network
+from caramel.analyzers.cost.network import Network
 from caramel.facts import Boundaries, Boundary, Buckets
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel

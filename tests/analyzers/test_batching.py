@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from policy_common import UNKNOWN, anything, boundaries, buckets_of, chains, gradient, line
 
 from caramel.analyzers.analyzer import Analyzer
-from caramel.analyzers.batching import fixed, mg_wfbp, paper_batching, single
-from caramel.analyzers.network import Network
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
 from caramel.errors import InputError
 from caramel.facts import BACKWARD, Boundaries, Buckets, Piece, Schedule, Scheduled
 from caramel.netmodel.choice import CollectiveOptions

@@ -6,12 +6,12 @@ from statistics import fmean
 
 import pytest
 
-from caramel.analyzers.batching import paper_batching
-from caramel.analyzers.best import choose_packing
-from caramel.analyzers.network import Network
-from caramel.analyzers.optimal import optimal_buckets, optimal_packing
-from caramel.analyzers.packing import backward_only, paper_packing
-from caramel.analyzers.simulated import simulate_on
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.cost.simulate import simulate_on
+from caramel.analyzers.optimal.search import optimal_buckets, optimal_packing
+from caramel.analyzers.policies.batching import paper_batching
+from caramel.analyzers.policies.best_packing import choose_packing
+from caramel.analyzers.policies.packing import backward_only, paper_packing
 from caramel.facts import FORWARD, NO_LIMIT, Boundaries, Boundary, Buckets, InFlight
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.contention import Contention

@@ -5,7 +5,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.automatic import WANTED, automatic
-from caramel.analyzers.network import Network
+from caramel.analyzers.cost.network import Network
 from caramel.errors import InputError
 from caramel.facts import Boundaries, Trace
 from caramel.graph.graph import Graph

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from packing_oracles import Unit, boundaries_of, by_brute_force, instances, line_of
 
-from caramel.analyzers import bounds as bounds_module
-from caramel.analyzers.bounds import lower_bounds
+from caramel.analyzers.cost import bounds as bounds_module
+from caramel.analyzers.cost.bounds import lower_bounds
 from caramel.errors import InputError
 from caramel.facts import Boundaries, Boundary
 from caramel.netmodel.line import Line

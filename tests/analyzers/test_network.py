@@ -5,8 +5,8 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.automatic import WANTED, automatic
-from caramel.analyzers.network import Network
-from caramel.analyzers.prediction import predict
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.cost.prediction import predict
 from caramel.errors import InputError
 from caramel.facts import Trace
 from caramel.graph.graph import Graph

@@ -22,12 +22,12 @@ from packing_oracles import (
 )
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.bounds import checked, lower_bounds
-from caramel.analyzers.fill import fill
-from caramel.analyzers.network import Network
-from caramel.analyzers.optimal import optimal_buckets, optimal_packing, pack
-from caramel.analyzers.problem import TIES
-from caramel.analyzers.windows import Window, fewest, least_late_s
+from caramel.analyzers.cost.bounds import checked, lower_bounds
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.optimal.forward_fill import fill
+from caramel.analyzers.optimal.problem import TIES
+from caramel.analyzers.optimal.search import optimal_buckets, optimal_packing, pack
+from caramel.analyzers.optimal.windows import Window, fewest, least_late_s
 from caramel.errors import InputError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Buckets, Schedule
 from caramel.netmodel.choice import CollectiveOptions

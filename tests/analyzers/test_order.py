@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from caramel.analyzers.dependencies import find_dependencies
-from caramel.analyzers.order import order_by_cost, order_of
-from caramel.analyzers.serialization import control_edges
+from caramel.analyzers.policies.control_edges import control_edges
+from caramel.analyzers.policies.order import order_by_cost, order_of
+from caramel.analyzers.step.dependencies import find_dependencies
 from caramel.errors import InputError
 from caramel.facts import Dependencies
 from caramel.graph.fusion import verify_joinable

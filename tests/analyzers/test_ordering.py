@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from caramel.analyzers.automatic import automatic
-from caramel.analyzers.network import Network
-from caramel.analyzers.order import greedy_order
-from caramel.analyzers.ordering import best_order
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.policies.best_order import best_order
+from caramel.analyzers.policies.order import greedy_order
 from caramel.errors import InputError
 from caramel.facts import Dependencies, Trace
 from caramel.graph.graph import Graph

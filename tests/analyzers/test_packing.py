@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from policy_common import UNKNOWN, anything, boundaries, buckets_of, chains, gradient, line
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.batching import fixed, single
-from caramel.analyzers.network import Network
-from caramel.analyzers.packing import backward_only, paper_packing, priority
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.policies.batching import fixed, single
+from caramel.analyzers.policies.packing import backward_only, paper_packing, priority
 from caramel.errors import InputError, PlanError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Buckets, Schedule
 from caramel.netmodel.choice import CollectiveOptions

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from policy_common import anything, boundaries, gradient, line
 
-from caramel.analyzers import prediction
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.batching import single
-from caramel.analyzers.network import Network
-from caramel.analyzers.packing import paper_packing
+from caramel.analyzers.cost import prediction
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.policies.batching import single
+from caramel.analyzers.policies.packing import paper_packing
 from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Piece, Schedule, Scheduled, Trace
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.contention import Contention

@@ -13,9 +13,9 @@ from policy_common import buckets_of
 
 import caramel
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.batching import fixed, mg_wfbp, paper_batching, single
-from caramel.analyzers.network import Network
-from caramel.analyzers.packing import backward_only, paper_packing, priority
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
+from caramel.analyzers.policies.packing import backward_only, paper_packing, priority
 from caramel.facts import Boundaries, Boundary, Schedule
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel

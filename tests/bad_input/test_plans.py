@@ -10,7 +10,7 @@ import tensorflow as tf
 import caramel
 from caramel.errors import InputError, PlanError
 from caramel.facts import InFlight, Piece, Timeline
-from caramel.modifiers.distributed import Purpose
+from caramel.modifiers.distributed_graph import Purpose
 from caramel.plan import Prediction
 
 v1 = tf.compat.v1

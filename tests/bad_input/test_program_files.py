@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.program import load_program
+from caramel.frontend.program_file import load_program
 
 STEP = """
     import tensorflow as tf

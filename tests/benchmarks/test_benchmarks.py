@@ -125,7 +125,7 @@ def test_collectives_on_shaped_hosts(tmp_path):
 
 
 def test_a_number_of_workers_that_is_said_twice_is_measured_once(monkeypatch, tmp_path):
-    from caramel import netbench
+    from caramel.measure import netbench
     from caramel.netmodel.file import load
     from caramel.netmodel.line import Curve, Sample
     from caramel.netmodel.model import NetworkModel

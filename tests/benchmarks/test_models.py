@@ -20,7 +20,7 @@ from benchmarks.models import (
     trace_to_file,
 )
 from benchmarks.networks import IN_PAPER, NAMES, PUBLISHED, VGG_LIKE
-from caramel.tracefile import load_trace
+from caramel.measure.trace_file import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 

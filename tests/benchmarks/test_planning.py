@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.planning import COMPLETE, FASTEST, POLICIES, RATES_BIT_PER_S, SLOWEST, curves, format_rate, plot, table
 from caramel.analyzers.automatic import automatic
-from caramel.analyzers.network import Network
+from caramel.analyzers.cost.network import Network
 from caramel.facts import Boundaries, Boundary, Trace
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel

@@ -6,7 +6,7 @@ from benchmarks.publish import DOCUMENTS, ROOT, SETS, TABLES, measured, publishe
 from benchmarks.training.effort import FULL
 from benchmarks.training.records import Origin, Record, Row, save
 from caramel.errors import InputError
-from caramel.netbench import Settings
+from caramel.measure.netbench import Settings
 
 
 @pytest.fixture

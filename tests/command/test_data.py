@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from variants import in_soak
 
 import caramel
-from caramel.cli import main
-from caramel.program import load_program
+from caramel.cli.main import main
+from caramel.frontend.program_file import load_program
 
 STEP = """
     import numpy as np

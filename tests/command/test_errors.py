@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from caramel.cli import main
+from caramel.cli.main import main
 
 STEP = """
     import numpy as np

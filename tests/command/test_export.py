@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tensorflow.python.framework import op_def_registry
 
 import caramel
-from caramel.cli import main
+from caramel.cli.main import main
 
 v1 = tf.compat.v1
 
@@ -37,7 +37,7 @@ def own_losses(program, exported, batch, steps):
     import numpy as np
 
     import caramel
-    from caramel.program import load_program
+    from caramel.frontend.program_file import load_program
 
     armodel = caramel.ARModel(load_program(program).context, 2)
     with np.load(batch) as arrays, armodel.session() as session:
@@ -364,7 +364,7 @@ def config(cluster, *task):
 @pytest.fixture(scope="module")
 def runner():
     """The exported runner's functions."""
-    return runpy.run_path(str(Path(caramel.__file__).parent / "templates" / "run.py"))
+    return runpy.run_path(str(Path(caramel.__file__).parent / "export" / "templates" / "run.py"))
 
 
 @pytest.mark.parametrize(

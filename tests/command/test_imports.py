@@ -20,21 +20,21 @@ LIGHT = [
     "caramel.netmodel.file",
     "caramel.netmodel.choice",
     "caramel.netmodel.plot",
-    "caramel.netmodel.text",
-    "caramel.checks",
-    "caramel.units",
-    "caramel.tables",
-    "caramel.analyzers.transfers",
+    "caramel.netmodel.report",
+    "caramel.util.arguments",
+    "caramel.util.units",
+    "caramel.util.tables",
+    "caramel.analyzers.policies.transfers",
     "caramel.facts",
-    "caramel.makespan",
-    "caramel.tracefile",
-    "caramel.cli",
-    "caramel.program",
+    "caramel.measure.makespan",
+    "caramel.measure.trace_file",
+    "caramel.cli.main",
+    "caramel.frontend.program_file",
     "caramel.runtime.feeds",
-    "caramel.runtime.progress",
-    "caramel.runtime.isolation",
-    "caramel.runtime.membership",
-    "caramel.runtime.server",
+    "caramel.util.progress",
+    "caramel.runtime.host.namespaces",
+    "caramel.runtime.host.membership",
+    "caramel.runtime.host.server",
 ]
 
 HELP_LIMIT_S = 1.5
@@ -98,7 +98,7 @@ def test_help_needs_no_tensorflow(python, arguments):
 import sys
 sys.modules["tensorflow"] = sys.modules["keras"] = None
 sys.argv = ["caramel", *"{arguments}".split()]
-from caramel.cli import main
+from caramel.cli.main import main
 main()
 """
     result = python("-c", code)

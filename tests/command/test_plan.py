@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import caramel
-from caramel.cli import main
+from caramel.cli.main import main
 from caramel.facts import Trace
 
 PROGRAM = """
@@ -38,7 +38,7 @@ OWN = """
     from dataclasses import dataclass, replace
 
     from caramel import Analyzer
-    from caramel.analyzers.order import order_of
+    from caramel.analyzers.policies.order import order_of
     from caramel.facts import BACKWARD, Boundaries, Buckets, ControlEdges, Dependencies, Piece, Schedule, Scheduled
     from caramel.facts import UpdateOrder
     from caramel.model import Model
@@ -114,9 +114,9 @@ def place(tmp_path_factory):
     """A directory with the program, a network, and a trace."""
     from textwrap import dedent
 
+    from caramel.frontend.program_file import load_program
+    from caramel.measure.trace_file import save_trace
     from caramel.netmodel.file import save
-    from caramel.program import load_program
-    from caramel.tracefile import save_trace
 
     there = tmp_path_factory.mktemp("plan")
     (there / "program.py").write_text(dedent(PROGRAM))

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
-from caramel.cli import main
+from caramel.cli.main import main
 from caramel.runtime.session import Session
 
 PROGRAM = """

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
-from caramel.cli import main
+from caramel.cli.main import main
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 import pytest
 from click.testing import CliRunner
 
-from caramel.cli import main
-from caramel.tracefile import check_trace, load_trace
+from caramel.cli.main import main
+from caramel.measure.trace_file import check_trace, load_trace
 
 PROGRAM = """
     import numpy as np
@@ -46,7 +46,7 @@ def call():
 @pytest.mark.parametrize("entry", ["build", "on_workers"])
 @pytest.mark.parametrize(("job", "examples"), [([], 3), (["--workers", 3], 2)])
 def test_a_trace(call, program, tmp_path, entry, job, examples):
-    from caramel.program import load_program
+    from caramel.frontend.program_file import load_program
 
     out = tmp_path / "trace.json"
     arguments = ["--workers-on-host", 2, "--runs", 2, "--steps", 2, "--out", out, "--description", "this host"]

@@ -8,13 +8,13 @@ import pytest
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.batching import fixed, mg_wfbp, paper_batching, single
-from caramel.analyzers.dependencies import find_dependencies
-from caramel.analyzers.names import known, listed_analyzers
-from caramel.analyzers.network import Network
-from caramel.analyzers.optimal import optimal_buckets
-from caramel.analyzers.packing import priority
-from caramel.analyzers.transfers import adaptive_depth, whole
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.optimal.search import optimal_buckets
+from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
+from caramel.analyzers.policies.packing import priority
+from caramel.analyzers.policies.transfers import adaptive_depth, whole
+from caramel.analyzers.registry import known, listed_analyzers
+from caramel.analyzers.step.dependencies import find_dependencies
 from caramel.errors import InputError, InvariantError
 from caramel.facts import (
     BACKWARD,

@@ -12,7 +12,7 @@ import hashlib, json, sys
 from dataclasses import replace
 import tensorflow as tf
 import caramel
-from caramel.analyzers.unmeasured import unmeasured
+from caramel.analyzers.step.op_times import unmeasured
 
 keras = tf.keras
 keras.utils.set_random_seed(1)

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from caramel.data.functions import canonical, merged
 from caramel.errors import InvariantError
+from caramel.graph.canonical_functions import canonical, merged
 
 
 def traced(function):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from caramel.collectives.schedule import balanced
 from caramel.data import template as names
-from caramel.data.given import given_data
+from caramel.data.dataset import given_data
 from caramel.data.template import Sharding, make_template
 from caramel.model import Input
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 import caramel
-from caramel.analyzers.dependencies import find_dependencies
-from caramel.analyzers.order import order_by_cost
-from caramel.analyzers.serialization import control_edges
+from caramel.analyzers.policies.control_edges import control_edges
+from caramel.analyzers.policies.order import order_by_cost
+from caramel.analyzers.step.dependencies import find_dependencies
 from caramel.collectives.algorithms import ALL_GATHER
 from caramel.facts import BACKWARD, FORWARD, InFlight, Piece
 

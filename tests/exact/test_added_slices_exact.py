@@ -10,7 +10,7 @@ from test_sparse_exact import SPECS, examples, keras_with, loss_of, scattered, t
 from variants import each_once
 
 import caramel
-from caramel.analyzers.slices import adds_slices
+from caramel.analyzers.step.sparse_slices import adds_slices
 from caramel.errors import PlanError
 
 v1 = tf.compat.v1

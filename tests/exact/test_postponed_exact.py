@@ -13,7 +13,7 @@ from exact_common import LOCAL, SERIAL, Case, assert_bits, assert_equivalent, as
 from variants import each_once, in_soak
 
 import caramel
-from caramel.analyzers.postponement import can_be_postponed
+from caramel.analyzers.step.postponement import can_be_postponed
 from caramel.errors import CheckpointError, InputError, StepError
 
 STEPS = 6

@@ -114,7 +114,7 @@ import tensorflow as tf
 import exact_tf1 as v1
 from exact_common import BATCH, LOCAL, SAME, SERIAL, Case, batches
 import caramel
-from caramel.runtime import servers as servers_module
+from caramel.runtime.clusters import existing as servers_module
 from caramel.runtime.executor import RunOptions
 from caramel.runtime.feeds import bind, split
 

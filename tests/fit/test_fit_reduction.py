@@ -7,7 +7,7 @@ import tensorflow as tf
 from fit_common import CLASSES, FEATURES, arrays, both, dataset, same
 
 import caramel
-from caramel.frontend.reduction import Reductions
+from caramel.frontend.roles.loss_reduction import Reductions
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from caramel.frontend.handles import direct_handles
+from caramel.frontend.programs.handles import direct_handles
 from caramel.graph import ops
 from caramel.graph.graph import Graph
 from caramel.graph.verify import verify_structure

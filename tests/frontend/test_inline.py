@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from caramel.frontend.inline import inline
+from caramel.frontend.rewrites.inline import inline
 from caramel.graph.graph import Graph
 from caramel.graph.verify import verify_structure
 

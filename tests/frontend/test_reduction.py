@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.frontend.inline import inline
-from caramel.frontend.reduction import Reductions
+from caramel.frontend.rewrites.inline import inline
+from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.graph.graph import Graph
 from caramel.model import Input
 

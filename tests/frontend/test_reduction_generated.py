@@ -10,8 +10,8 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from caramel.frontend.inline import inline
-from caramel.frontend.reduction import Reductions
+from caramel.frontend.rewrites.inline import inline
+from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.graph.graph import Graph
 from caramel.model import Input
 

@@ -8,8 +8,8 @@ from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import op_def_registry
 
 from caramel.errors import UnsupportedError
-from caramel.frontend.counterparts import counterpart
-from caramel.frontend.references import refuse_reference, replace_references
+from caramel.frontend.rewrites.references import refuse_reference, replace_references
+from caramel.frontend.rewrites.resource_ops import counterpart
 from caramel.graph import ops
 from caramel.graph.graph import Graph
 from caramel.graph.verify import verify_structure

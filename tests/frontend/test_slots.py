@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.frontend import naming
+from caramel.frontend.programs import naming
 
 v1 = tf.compat.v1
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.graph.graph import node_of
-from caramel.modifiers.state import BROADCAST
+from caramel.modifiers.save_restore import BROADCAST
 
 v1 = tf.compat.v1
 

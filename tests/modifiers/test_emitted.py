@@ -11,9 +11,9 @@ import tensorflow as tf
 import caramel
 from caramel import armodel as compiler
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.network import Network
-from caramel.analyzers.postponement import postponement
-from caramel.analyzers.transfers import adaptive_depth, whole
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.policies.transfers import adaptive_depth, whole
+from caramel.analyzers.step.postponement import postponement
 from caramel.armodel import emit
 from caramel.errors import InvariantError
 from caramel.facts import InFlight, Schedule
@@ -23,9 +23,9 @@ from caramel.graph.guards import guards_of
 from caramel.graph.nodes import node as new_node
 from caramel.model import Variable, VariableClass
 from caramel.modifiers.aggregate import verify_aggregated
-from caramel.modifiers.distributed import DistributedGraph, Purpose, Role
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role
 from caramel.modifiers.postpone import verify_postponed
-from caramel.modifiers.state import random_state_offset
+from caramel.modifiers.save_restore import random_state_offset
 from caramel.modifiers.weigh import replica_tensor
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.plan import Plan, Transfers

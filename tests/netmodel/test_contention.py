@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caramel.analyzers.network import Network
+from caramel.analyzers.cost.network import Network
 from caramel.errors import FitError, InputError
 from caramel.facts import BACKWARD, Boundaries, Boundary, InFlight, Piece, Schedule, Scheduled
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
@@ -15,7 +15,7 @@ from caramel.netmodel.contention import Contention, Durations, contention_of
 from caramel.netmodel.file import from_json, to_json
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
-from caramel.netmodel.text import as_text
+from caramel.netmodel.report import as_text
 from caramel.simulator import simulate
 
 SECONDS = st.floats(1e-3, 1e3)

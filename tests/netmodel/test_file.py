@@ -15,7 +15,7 @@ from caramel.errors import InputError
 from caramel.netmodel.file import from_json, load, save, to_json
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
-from caramel.netmodel.text import as_text
+from caramel.netmodel.report import as_text
 
 
 def measured(algorithm="ring", depth=1, workers=(2, 4), a=1e-4, b=1e-9):

@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 
 from caramel.errors import FitError
 from caramel.netmodel.line import Curve, Line, Sample, fit_line, threshold_bytes
-from caramel.units import format_size
+from caramel.util.units import format_size
 
 SIZES = (4, 1000, 2**16, 2**20, 2**22)
 JUMPING = [Sample(2**n, t) for n, t in zip(range(8, 15), (1e-4, 1.1e-4, 1.2e-4, 1.4e-4, 9e-4, 1e-3, 1.2e-3))]

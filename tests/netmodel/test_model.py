@@ -367,7 +367,7 @@ import sys
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.netmodel.file import from_json, to_json
 from caramel.netmodel.model import NetworkModel
-from caramel.netmodel.text import as_text
+from caramel.netmodel.report import as_text
 network = NetworkModel.from_link_rate(1e9)
 assert from_json(to_json(network)) == network and as_text(network, (4,))
 for wire in ("float16", "bfloat16", None):

@@ -6,7 +6,7 @@ from caramel.errors import InputError
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
 from caramel.netmodel.plot import save_plot
-from caramel.netmodel.text import as_text
+from caramel.netmodel.report import as_text
 
 SIZES = (64, 4096, 2**18, 2**22)
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caramel.errors import InputError
-from caramel.units import format_size, format_time, parse_rate, parse_size
+from caramel.util.units import format_size, format_time, parse_rate, parse_size
 
 
 @pytest.mark.parametrize(

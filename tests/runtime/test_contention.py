@@ -8,10 +8,10 @@ import tensorflow as tf
 
 import caramel
 from caramel.collectives.algorithms import Schedules
-from caramel.contention import _Computation, measure_contention
 from caramel.facts import BACKWARD, Boundaries, Boundary, Piece, Schedule, Scheduled
+from caramel.measure.all_reduce_bench import AllReduceBench, build_for
+from caramel.measure.contention_bench import _Computation, measure_contention
 from caramel.simulator import simulate
-from caramel.timing import AllReduceBench, build_for
 
 v1 = tf.compat.v1
 

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from caramel.runtime.environment import child_environment
+from caramel.runtime.host.environment import child_environment
 
 CODE = """
 import gc, sys
-from caramel.runtime.environment import load_tensorflow
+from caramel.runtime.host.environment import load_tensorflow
 
 tf = load_tensorflow()
 assert callable(tf.distribute.Server) and load_tensorflow() is tf
@@ -38,7 +38,7 @@ def test_tensorflow_comes_without_keras_until_somebody_wants_it(then):
 
 @pytest.mark.slow
 def test_tensorflow_that_is_loaded_already_stays_as_it_is():
-    code = "import sys, tensorflow; from caramel.runtime.environment import load_tensorflow as f; print(f() is tensorflow, 'keras' in sys.modules)"
+    code = "import sys, tensorflow; from caramel.runtime.host.environment import load_tensorflow as f; print(f() is tensorflow, 'keras' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=child_environment(), timeout=120
     )

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.runtime import processes as processes_module
+from caramel.runtime.clusters import launcher_client as processes_module
 from caramel.runtime.executor import translated
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("namespaces", "scratch")]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.graph.devices import in_process_mapping
-from caramel.runtime import cluster as cluster_module
+from caramel.runtime.clusters import base as cluster_module
 from caramel.runtime.executor import RunOptions
 from caramel.runtime.feeds import bind, split
 

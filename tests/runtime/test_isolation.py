@@ -10,7 +10,8 @@ CHILD = """
 import os, sys
 
 from caramel.errors import ClusterError
-from caramel.runtime import isolation, launcher
+from caramel.runtime.host import namespaces
+from caramel.runtime.clusters import launcher
 
 
 def refuse(*_):
@@ -20,7 +21,7 @@ def refuse(*_):
 setattr(isolation, sys.argv[1], refuse)
 if sys.argv[1] == "_write":
     os.geteuid = lambda: 1  # only a user without privileges needs a user namespace, with maps to write
-before = isolation.network_namespace("/proc/self/ns/net")
+before = namespaces.network_namespace("/proc/self/ns/net")
 settings = {"hosts": None, "allow_open_ports": False}
 try:
     launcher.Launcher._isolate(settings)
@@ -29,7 +30,7 @@ except ClusterError as error:
 else:
     sys.exit("it is isolated, or goes on without")
 launcher.Launcher._isolate({**settings, "allow_open_ports": True})
-assert isolation.network_namespace("/proc/self/ns/net") == before, "left in a namespace without a network"
+assert namespaces.network_namespace("/proc/self/ns/net") == before, "left in a namespace without a network"
 try:
     os.waitpid(-1, 0)
 except ChildProcessError:

@@ -10,9 +10,9 @@ import caramel
 from caramel.collectives.algorithms import ALGORITHMS, NATIVE, Schedules
 from caramel.collectives.schedule import check, in_chunks
 from caramel.errors import ClusterError, InputError, InvariantError
-from caramel.netbench import Settings, _sizes_beside, measure_network
+from caramel.measure.all_reduce_bench import ELEMENT_BYTES, AllReduceBench, build_for
+from caramel.measure.netbench import Settings, _sizes_beside, measure_network
 from caramel.netmodel.file import load, save
-from caramel.timing import ELEMENT_BYTES, AllReduceBench, build_for
 
 v1 = tf.compat.v1
 SIZES = (64, 2**16, 2**23)
@@ -22,9 +22,9 @@ SIZES = (64, 2**16, 2**23)
 def short():
     """Steps are short: that makes times less exact, which no test here looks at, and graphs smaller."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caramel.timing.repetitions", lambda size_bytes: 2)
-        patch.setattr("caramel.contention._MOST_REPEATS", 2)
-        patch.setattr("caramel.contention._MOST_PRODUCTS", 8)
+        patch.setattr("caramel.measure.all_reduce_bench.repetitions", lambda size_bytes: 2)
+        patch.setattr("caramel.measure.contention_bench._MOST_REPEATS", 2)
+        patch.setattr("caramel.measure.contention_bench._MOST_PRODUCTS", 8)
         yield
 
 

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 import caramel
 from caramel.errors import ClusterError, InputError
-from caramel.runtime.cluster import KeptProcesses
-from caramel.runtime.environment import child_environment
+from caramel.runtime.clusters.base import KeptProcesses
 from caramel.runtime.executor import RunOptions
+from caramel.runtime.host.environment import child_environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("namespaces")]
 

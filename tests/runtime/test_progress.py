@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from caramel.runtime.progress import progress_over
+from caramel.util.progress import progress_over
 
 LOOP = """
-from caramel.runtime.progress import progress_over
+from caramel.util.progress import progress_over
 
 with progress_over(3, enabled={enabled}) as report:
     for done in range(1, 4):

@@ -8,8 +8,8 @@ import pytest
 
 import caramel
 from caramel.errors import ClusterError, InputError
-from caramel.netbench import Settings, measure_network
-from caramel.runtime.cluster import Host
+from caramel.measure.netbench import Settings, measure_network
+from caramel.runtime.clusters.base import Host
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASURE_AND_TRAIN = """
 import tensorflow as tf
 import caramel
-from caramel.netbench import Settings, measure_network
+from caramel.measure.netbench import Settings, measure_network
 
 servers = caramel.Servers(["127.0.0.1:2222", "127.0.0.1:2223"])
 settings = Settings(sizes=(64, 2**16), algorithms=("star", "native"), depths=(1,), rounds=2, contention=False)
@@ -129,7 +129,7 @@ for _ in range(2):
     with model.session(cluster) as session, model.session(cluster) as other:
         driver, server = session.executor.pids()
         assert driver == os.getpid() and other.executor.pids() == (driver,)
-        assert b"caramel.runtime.server" in open(f"/proc/{server}/cmdline", "rb").read()
+        assert b"caramel.runtime.host.server" in open(f"/proc/{server}/cmdline", "rb").read()
         print([session.step({"x": np.ones([4, 2])}).loss for _ in range(2)], other.step({"x": np.ones([4, 2])}).loss)
 """
 

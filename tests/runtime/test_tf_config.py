@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import caramel
 from caramel.errors import ClusterError, InputError
-from caramel.runtime.membership import from_jobs, from_tf_config
-from caramel.runtime.own_server import OwnServer
+from caramel.runtime.clusters.driver_server import OwnServer
+from caramel.runtime.host.membership import from_jobs, from_tf_config
 
 resolvers = tf.distribute.cluster_resolver
 

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.testbed import Counters, Testbed, TestbedError, UnavailableError, commands
 from benchmarks.testbed.shaping import shape
 from caramel.errors import InputError
-from caramel.units import parse_rate
+from caramel.util.units import parse_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 MBIT = 1e6 / 8  # bytes per second

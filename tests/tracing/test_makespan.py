@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caramel.errors import InputError
-from caramel.makespan import makespan
+from caramel.measure.makespan import makespan
 
 DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 TIMES = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}

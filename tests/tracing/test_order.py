@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.analyzers.order import makers
+from caramel.analyzers.policies.order import makers
 from caramel.facts import Dependencies
+from caramel.measure.step_stats import ready_orders, traced_step
 from caramel.runtime.executor import RunOptions
-from caramel.stepstats import ready_orders, traced_step
 
 WORKERS, STEPS = 4, 25
 layers = keras.layers

@@ -5,7 +5,7 @@ from tensorflow.core.framework import step_stats_pb2, types_pb2
 from tensorflow.core.protobuf import config_pb2
 
 from caramel.errors import TraceError
-from caramel.stepstats import Row, TracedStep, by_node, parsed, ready_orders
+from caramel.measure.step_stats import Row, TracedStep, by_node, parsed, ready_orders
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from caramel.errors import InputError, TraceError
 from caramel.facts import Trace
-from caramel.tracefile import as_text, as_trace, check_trace, load_trace, save_trace, trace_from_json, trace_to_json
+from caramel.measure.trace_file import (
+    as_text,
+    as_trace,
+    check_trace,
+    load_trace,
+    save_trace,
+    trace_from_json,
+    trace_to_json,
+)
 
 TRACE = Trace(
     model_digest="0123456789abcdef" * 4,

@@ -9,15 +9,15 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.computation import make_computation
+from caramel.compiler.distributed_model import make_computation
 from caramel.facts import Trace
 from caramel.graph.graph import Graph, node_of
-from caramel.runtime.cluster import KeptProcesses
+from caramel.measure.step_stats import Row, TracedStep, ready_orders, traced_step
+from caramel.measure.trace_file import check_trace, load_trace, save_trace
+from caramel.measure.trace_summary import least_s, mean_s, node_times, predicted_step_s, varies, with_orders
+from caramel.runtime.clusters.base import KeptProcesses
 from caramel.runtime.executor import RunOptions
 from caramel.runtime.session import Session
-from caramel.stepstats import Row, TracedStep, ready_orders, traced_step
-from caramel.traced import least_s, mean_s, node_times, predicted_step_s, varies, with_orders
-from caramel.tracefile import check_trace, load_trace, save_trace
 
 v1 = tf.compat.v1
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.op import Op, Rule, names
-from caramel.frontend.batch.values import (
+from caramel.frontend.batch.domain import (
     FREE,
     Examples,
     Free,
@@ -19,6 +18,7 @@ from caramel.frontend.batch.values import (
     Value,
     is_number,
 )
+from caramel.frontend.batch.op import Op, Rule, names
 from caramel.graph.shapes import Shape
 
 Power = Fraction | None

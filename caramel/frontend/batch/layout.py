@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from caramel.frontend.batch.domain import Examples, Free, Size, Statistic, Total, Value, is_number
 from caramel.frontend.batch.moves import MIXES, moved, only_first
 from caramel.frontend.batch.op import Op, Rule
 from caramel.frontend.batch.reshape import reshaped, whole
-from caramel.frontend.batch.values import Examples, Free, Size, Statistic, Total, Value, is_number
 
 
 def _reshape(op: Op) -> Value:

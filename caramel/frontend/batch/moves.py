@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from caramel.frontend.batch.domain import Examples, Free, Statistic, Total, Unknown, Value, is_number
 from caramel.frontend.batch.op import Op
-from caramel.frontend.batch.values import Examples, Free, Statistic, Total, Unknown, Value, is_number
 
 MIXES = "takes some of the examples, or brings them into another order"
 """What is wrong with an op that takes the examples apart."""

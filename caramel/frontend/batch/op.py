@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caramel.frontend.batch.values import Free, Unknown, Value, joined
+from caramel.frontend.batch.domain import Free, Unknown, Value, joined
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef
 from caramel.graph.shapes import Shape

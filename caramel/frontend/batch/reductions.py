@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from caramel.frontend.batch.domain import Examples, Free, Statistic, Total, Value, is_number
 from caramel.frontend.batch.op import Op, Rule
-from caramel.frontend.batch.values import Examples, Free, Statistic, Total, Value, is_number
 
 
 def _axes(op: Op) -> list[int] | None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from caramel.frontend.batch.domain import Examples, Free, Size, Unknown, Value
 from caramel.frontend.batch.op import Op
-from caramel.frontend.batch.values import Examples, Free, Size, Unknown, Value
 from caramel.graph.shapes import Shape
 
 _CANNOT_FOLLOW = "reshapes examples in a way that cannot be followed"

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from caramel.frontend.batch.domain import FREE, Examples, Free, Size, Value, constant, free
 from caramel.frontend.batch.op import Op, Rule
-from caramel.frontend.batch.values import FREE, Examples, Free, Size, Value, constant, free
 from caramel.graph.shapes import Shape
 
 _LONGEST = 16

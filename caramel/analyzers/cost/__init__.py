@@ -1,0 +1,1 @@
+"""What transfers cost on a network, and what a step with them takes."""

@@ -1,0 +1,87 @@
+"""Prediction: what a step will take under a schedule, and what each transfer would cost in its other window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from caramel.analyzers.cost.bounds import lower_bounds
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.cost.simulate import at_least, simulate_on
+from caramel.analyzers.policies.transfers import usual_in_flight
+from caramel.errors import PlanError
+from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Schedule, Scheduled, Trace
+from caramel.plan import Prediction, Transfers
+
+_SAME = 1e-12
+"""Sums of the same numbers in another order differ by less than this part."""
+
+_MOST_SIMULATED = 50_000
+"""Transfers in all schedules that are simulated for the alternatives: some seconds."""
+
+
+def predict(facts: Mapping[type, Any]) -> Prediction | None:
+    """The prediction that facts allow.
+
+    Args:
+        facts: of the analyzers; `Boundaries`, `Schedule`, `Trace`, `Network` and `Transfers` are used.
+
+    Returns:
+        None if times were not measured, or the network is not known.
+    """
+    trace: Trace | None = facts.get(Trace)
+    network: Network = facts[Network]
+    if trace is None or trace.runs == 0 or not network.is_known or not {Boundaries, Schedule} <= facts.keys():
+        return None
+    boundaries: Boundaries = facts[Boundaries]
+    schedule: Schedule = facts[Schedule]
+    made: Transfers | None = facts.get(Transfers)
+    asked = None if made is None or made.in_flight == usual_in_flight(schedule) else made.in_flight
+    timeline = simulate_on(network, boundaries, schedule, asked)
+    line = network.line_below(sum(g.size_bytes for g in boundaries.gradients))
+    bound_s = lower_bounds(at_least(network, boundaries), line).lb2_s
+    if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SAME):
+        bound_s = timeline.iteration_s
+    return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network, asked))
+
+
+def _alternatives(
+    boundaries: Boundaries, schedule: Schedule, network: Network, in_flight: InFlight | None
+) -> tuple[float | None, ...]:
+    """For each transfer the step's time with it at the best place of the other window.
+
+    Of many transfers only some places are tried, those nearest to where its boundaries would put it.
+    """
+    count = len(schedule.transfers)
+    most = max(1, _MOST_SIMULATED // max(count, 1) ** 2)
+    return tuple(_moved_s(boundaries, schedule, network, in_flight, number, most) for number in range(count))
+
+
+def _moved_s(
+    boundaries: Boundaries, schedule: Schedule, network: Network, in_flight: InFlight | None, number: int, most: int
+) -> float | None:
+    found = schedule.transfers[number]
+    others = [t for n, t in enumerate(schedule.transfers) if n != number]
+    window = FORWARD if found.window == BACKWARD else BACKWARD
+    moved = replace(found, window=window)
+    firsts = sum(t.window == FORWARD for t in others)
+    places = range(firsts + 1) if window == FORWARD else range(firsts, len(others) + 1)
+    usual = places[0] + sum(
+        _due_s(boundaries, t, window) <= _due_s(boundaries, moved, window) for t in others if t.window == window
+    )
+    times = []
+    for place in sorted(places, key=lambda place: (abs(place - usual), place))[:most]:
+        candidate = Schedule((*others[:place], moved, *others[place:]), schedule.reason)
+        try:
+            times.append(simulate_on(network, boundaries, candidate, in_flight).iteration_s)
+        except PlanError:
+            return None
+    return min(times)
+
+
+def _due_s(boundaries: Boundaries, transfer: Scheduled, window: str) -> float:
+    """By what a window is in order: when a transfer is first read, or when it is complete."""
+    gradients = [boundaries.by_name[p.gradient] for p in transfer.pieces]
+    return min(g.read_s for g in gradients) if window == FORWARD else max(g.ready_s for g in gradients)

@@ -1,0 +1,173 @@
+"""Whether a plan holds for a Model: what any plan must keep, whoever made or edited it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from caramel.analyzers.step.dependencies import conditions_of
+from caramel.analyzers.step.postponement import is_shared, postponement
+from caramel.analyzers.step.sparse_slices import adds_slices
+from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
+from caramel.collectives.dtypes import NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
+from caramel.errors import InputError, PlanError, listed
+from caramel.facts import BACKWARD, FORWARD, Piece
+from caramel.graph.guards import guards_of
+from caramel.model import Gradient, Model
+from caramel.netmodel.choice import is_in_rank_order
+from caramel.plan import Plan, Transfer
+
+
+def check_applies(plan: Plan, model: Model, workers: int) -> None:
+    """Check that a plan was made for a Model and a number of workers.
+
+    Raises:
+        PlanError: for another one.
+    """
+    if plan.model_digest != model.digest:
+        raise PlanError(
+            f"the plan was made for another program (its digest is {plan.model_digest[:12]}, this one's "
+            f"{model.digest[:12]}): make the plan anew"
+        )
+    if plan.workers != workers:
+        raise PlanError(f"the plan was made for {plan.workers} workers, not for {workers}: make the plan anew")
+    if len(plan.devices) != workers:
+        raise PlanError(f"the plan has {len(plan.devices)} devices for {workers} workers")
+
+
+def check_plan(plan: Plan, model: Model) -> None:
+    """Check the invariants that do not need the emitted graph.
+
+    Gradients are combined as the program wants it. Every element of every gradient travels exactly once; what
+    travels together is of one element type, a sparse gradient alone; the collectives exist and may be used; those of
+    the forward window come first, and what is postponed can be; edges are between ops that exist, and nothing waits
+    for what may not run.
+
+    Raises:
+        PlanError: naming the transfer.
+    """
+    _check_reduction(plan, model)
+    by_name = {g.name: g for g in model.gradients}
+    for number, transfer in enumerate(plan.transfers):
+        _check_transfer(f"transfer {number}", transfer, model, by_name, plan)
+    conditions = conditions_of(model)
+    for number, transfer in enumerate(plan.transfers):
+        found = list(dict.fromkeys(conditions[name] or "always" for name in transfer.gradients))
+        if len(found) > 1:
+            raise PlanError(
+                f"transfer {number} sends gradients together that are there under different conditions "
+                f"({listed(found, 3)}): those that are not would keep back the others"
+            )
+    for name, gradient in by_name.items():
+        _check_pieces(gradient, [piece for piece, _ in plan.pieces.get(name, ())])
+    for number, transfer in enumerate(plan.transfers):
+        sizes = [(p.elements or 0) * by_name[p.gradient].item_bytes for p in transfer.pieces]
+        if transfer.elements is not None and transfer.size_bytes != sum(sizes):
+            raise PlanError(f"transfer {number} says {transfer.size_bytes} bytes, its pieces have {sum(sizes)}")
+    windows = [t.window for t in plan.transfers]
+    if windows != sorted(windows, key=(FORWARD, BACKWARD).index):
+        raise PlanError("a transfer of the forward window comes after one of the backward window: put them first")
+    for most in (plan.in_flight.forward, plan.in_flight.backward):
+        if most is not None and most < 1:
+            raise PlanError(f"{most} transfers may be under way at once: it must be at least 1, or none said")
+    try:
+        later = postponement(model, plan.postponed)
+    except InputError as error:
+        raise PlanError(str(error)) from error
+    if plan.edges:
+        _check_edges(plan.edges, model, set(later.moved))
+
+
+def _check_reduction(plan: Plan, model: Model) -> None:
+    if plan.reduction != model.reduction.kind:
+        raise PlanError(f"the plan combines gradients by {plan.reduction!r}, the program by {model.reduction.kind!r}")
+    # A dataset's last batch may have fewer examples than there are workers: those without any then count 0 in a sum.
+    if plan.weighted and plan.reduction != "mean" and plan.sharding is None:
+        raise PlanError("the plan weights gradients by each worker's share of the examples, which a sum is without")
+    if plan.statistics not in ("local", "mean"):
+        raise PlanError(f"the plan has statistics={plan.statistics!r}: there are 'local' and 'mean'")
+
+
+def _check_edges(edges: Sequence[tuple[str, str]], model: Model, moved: Collection[str]) -> None:
+    """An op that does not run, in a branch or as nothing is pending yet, would take with it what waits for it."""
+    graph, guards = model.graph, guards_of(model.graph).of
+    for edge in edges:
+        for name in edge:
+            if name not in graph:
+                raise PlanError(f"the plan orders {name!r}, which the program does not have")
+        before, after = edge
+        reason = ""
+        if before in moved and after not in moved:
+            reason = "which is postponed to the next step"
+        elif not guards[before] <= guards[after]:
+            reason = "which runs in a branch only"
+        elif is_shared(graph[after]):
+            reason = f"but {graph[after].op} ops serve checkpoints and evaluations, too"
+        if reason:
+            raise PlanError(f"the plan lets {after!r} wait for {before!r}, {reason}: leave that edge out")
+
+
+def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mapping[str, Gradient], plan: Plan) -> None:
+    if not transfer.pieces:
+        raise PlanError(f"{what} is empty")
+    for piece in transfer.pieces:
+        gradient = by_name.get(piece.gradient)
+        if gradient is None:
+            raise PlanError(f"{what} sends {piece.gradient!r}, which the program has no gradient of")
+        if gradient.dtype != transfer.dtype:
+            raise PlanError(f"{what} is of {transfer.dtype}, but {piece.gradient!r} is of {gradient.dtype}")
+        if gradient.is_sparse and (len(transfer.pieces) > 1 or transfer.window == FORWARD):
+            raise PlanError(f"{what} has the sparse gradient {piece.gradient!r}: it travels alone, and at once")
+        if transfer.adds_slices and adds_slices(model, gradient) is None:
+            raise PlanError(
+                f"{what} adds up slices of {piece.gradient!r}, which the program does not do, or not only: leave that "
+                "out"
+            )
+        if transfer.adds_slices and plan.deterministic:
+            raise PlanError(
+                f"{what} adds up slices of {piece.gradient!r} on each worker, and so not in rank order, as the plan "
+                "says: leave that out"
+            )
+        if gradient.is_sparse != (transfer.algorithm == ALL_GATHER):
+            raise PlanError(f"{what} sends {piece.gradient!r} by {transfer.algorithm}: {ALL_GATHER} is for sparse ones")
+    if transfer.window not in (FORWARD, BACKWARD):
+        raise PlanError(f"{what} is in the window {transfer.window!r}: there are {FORWARD!r} and {BACKWARD!r}")
+    if transfer.algorithm != ALL_GATHER:
+        _check_collective(what, transfer, plan)
+
+
+def _check_collective(what: str, transfer: Transfer, plan: Plan) -> None:
+    is_native = transfer.algorithm == NATIVE
+    if not is_native and transfer.algorithm not in ALGORITHMS:
+        raise PlanError(f"{what} is a {transfer.algorithm!r} all-reduce; there are {', '.join([*ALGORITHMS, NATIVE])}")
+    if transfer.depth < 1:
+        raise PlanError(f"{what} has depth {transfer.depth}: it must be at least 1")
+    if is_native and (transfer.dtype not in NATIVE_DTYPES or transfer.wire is not None or transfer.depth > 1):
+        raise PlanError(f"{what} is a native all-reduce, which takes {', '.join(NATIVE_DTYPES)}, uncut, as they are")
+    if transfer.wire is not None and (transfer.wire not in WIRE_DTYPES or transfer.dtype not in NARROWED_DTYPES):
+        raise PlanError(f"{what} sends {transfer.dtype} as {transfer.wire!r}, which is not possible")
+    elements = sum(piece.elements or 0 for piece in transfer.pieces)
+    if transfer.elements != elements:
+        raise PlanError(f"{what} says {transfer.elements} elements, its pieces have {elements}")
+    if plan.deterministic and (transfer.wire or not is_in_rank_order(transfer.algorithm, plan.workers)):
+        raise PlanError(
+            f"{what} is a {transfer.algorithm} all-reduce, which does not add in rank order: the plan says so"
+        )
+
+
+def _check_pieces(gradient: Gradient, pieces: Sequence[Piece]) -> None:
+    if gradient.is_sparse:
+        if len(pieces) != 1 or pieces[0] != Piece(gradient.name, 0, None):
+            raise PlanError(f"the sparse gradient {gradient.name!r} must travel whole, once")
+        return
+    position = 0
+    for piece in pieces:
+        if piece.elements is None or piece.start != position or (piece.elements == 0 and len(pieces) > 1):
+            break
+        position += piece.elements
+    else:
+        if pieces and position == gradient.size:
+            return
+    raise PlanError(
+        f"the pieces of gradient {gradient.name!r} must be its {gradient.size} elements, each once; they are "
+        + (", ".join(f"{p.start}:{p.start + (p.elements or 0)}" for p in pieces) or "not there")
+    )

@@ -1,0 +1,1 @@
+"""Policies: analyzers that decide order, buckets, windows and depths."""

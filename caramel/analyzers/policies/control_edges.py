@@ -1,0 +1,135 @@
+"""Serialization: the control edges that leave a step one order in which to compute its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.policies.order import LIGHT, anchors
+from caramel.errors import InputError
+from caramel.facts import ControlEdges, Dependencies, Trace, UpdateOrder
+from caramel.graph.graph import Graph, node_of
+from caramel.graph.guards import guards_of
+from caramel.model import Model
+
+KINDS = ("total", "updates")
+
+WORTH = 0.01
+"""By how much of a step an order of updates alone must be shorter than a total one to be taken (our choice: less is
+noise, and windows are more certain under a total order)."""
+
+
+def serialization() -> Analyzer:
+    """The order that makes the shorter step, by what the trace has measured; the total one if it has not."""
+
+    def run(model: Model, found: Dependencies, order: UpdateOrder, trace: Trace) -> ControlEdges:
+        measured = trace.ordered_step_s
+        known = all(kind in measured for kind in ("none", *KINDS))
+        kind = "updates" if known and measured["updates"] < (1 - WORTH) * measured["total"] else "total"
+        edges = control_edges(model, found, order, kind)
+        if not known:
+            return edges
+        costs = ", ".join(f"{each} {measured[each] / measured['none'] - 1:+.1%}" for each in KINDS)
+        return replace(edges, reason=f"{edges.reason}; measured cost of an order: {costs} of a step")
+
+    return Analyzer("serialization", (Model, Dependencies, UpdateOrder, Trace), ControlEdges, run)
+
+
+def enforced_order(kind: str) -> Analyzer:
+    """An order of one kind, whatever it costs.
+
+    Args:
+        kind: ``"total"``: an op that only later gradients need waits for the gradient before; ``"updates"``: only
+            what makes a gradient waits for what makes the one before it, so branches still run side by side.
+
+    Raises:
+        InputError: no such kind.
+    """
+    if kind not in KINDS:
+        raise InputError(f"the order can be {' or '.join(map(repr, KINDS))}, got {kind!r}")
+
+    def run(model: Model, found: Dependencies, order: UpdateOrder) -> ControlEdges:
+        return control_edges(model, found, order, kind)
+
+    return Analyzer(f"serialization ({kind})", (Model, Dependencies, UpdateOrder), ControlEdges, run)
+
+
+def no_serialization() -> Analyzer:
+    """No order is enforced."""
+    return Analyzer("no serialization", (), ControlEdges, lambda: ControlEdges((), "none", "switched off"))
+
+
+def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: str) -> ControlEdges:
+    """The fewest edges that enforce an order.
+
+    Args:
+        model: the single-device step.
+        found: its dependencies.
+        order: of the gradients.
+        kind: ``"total"`` or ``"updates"``.
+
+    Returns:
+        From the end set of each gradient (the ops that make it) to the free set of the next (those of its ops
+        that could run at once); none that follows from the others. Edges start and end at ops that compute
+        something, since others may be removed. Between branches there are none.
+
+    Source:
+        Caramel, section 4.1, stage 2.
+    """
+    graph = model.graph
+    makers = {name: anchors(graph, found.producers[name]) for name in order.gradients}
+    reach = _Reach(graph, found.ops, [a for name in order.gradients for a in makers[name]])
+    guards = guards_of(graph).of
+    edges: dict[tuple[str, str], None] = {}
+    ends: list[str] = []
+    computing = {a for of in makers.values() for a in of}
+    for name, stage in zip(order.gradients, order.stages):
+        # What TensorFlow joins is in one stage, so nothing comes between.
+        free = _free(graph, stage) if kind == "total" else [op for op in stage if op in computing]
+        if free:
+            new = [(e, f) for f in free for e in ends if not reach.has(e, f) and guards[e] <= guards[f]]
+            edges.update(dict.fromkeys(new))
+            ends = []
+        # Where a gradient has no ops of its own it is ready with the one before it.
+        ends = _last(reach, [*ends, *makers[name]])
+    count = len(edges)
+    what = "every op waits that only later gradients need" if kind == "total" else "only gradients wait for each other"
+    return ControlEdges(tuple(edges), kind, f"{count} control edges on each worker; {what}")
+
+
+def _free(graph: Graph, stage: Sequence[str]) -> list[str]:
+    """The ops of a stage that compute something and need no other such op of it."""
+    inside = set(stage)
+    waits: dict[str, bool] = {}  # whether an op needs another one that computes something
+    free = []
+    for op in stage:
+        producers = [p for p in (node_of(text) for text in graph[op].input) if p in inside]
+        waits[op] = any(waits[p] or graph[p].op not in LIGHT for p in producers)
+        if not waits[op] and graph[op].op not in LIGHT:
+            free.append(op)
+    return free
+
+
+def _last(reach: _Reach, ends: Sequence[str]) -> list[str]:
+    """The ends without those that come before others of them anyway."""
+    unique = list(dict.fromkeys(ends))
+    return [e for e in unique if not any(reach.has(e, other) for other in unique if other != e)]
+
+
+class _Reach:
+    """Which of some ops come before an op anyway."""
+
+    def __init__(self, graph: Graph, order: Sequence[str], of: Sequence[str]) -> None:
+        self._bits = {name: 1 << number for number, name in enumerate(dict.fromkeys(of))}
+        self._before: dict[str, int] = {}
+        for name in order:
+            mask = 0
+            for text in graph[name].input:
+                producer = node_of(text)
+                mask |= self._before[producer] | self._bits.get(producer, 0)
+            self._before[name] = mask
+
+    def has(self, before: str, after: str) -> bool:
+        """Whether one op follows from another."""
+        return bool(self._before[after] & self._bits[before])

@@ -1,0 +1,119 @@
+"""Analyzers by the names that plans print: for the command, and for whoever writes a list down."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.optimal.search import optimal_buckets, optimal_packing
+from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
+from caramel.analyzers.policies.best_order import best_order
+from caramel.analyzers.policies.best_packing import best_packing
+from caramel.analyzers.policies.control_edges import enforced_order, no_serialization, serialization
+from caramel.analyzers.policies.order import greedy_order
+from caramel.analyzers.policies.packing import backward_only, paper_packing, priority
+from caramel.analyzers.policies.transfers import adaptive_depth, as_they_are
+from caramel.analyzers.step.boundaries import boundaries
+from caramel.analyzers.step.dependencies import dependencies
+from caramel.analyzers.step.op_times import given_trace, unmeasured
+from caramel.errors import InputError, in_one_line
+from caramel.facts import Trace
+
+_FACTORIES: tuple[Callable[[], Analyzer], ...] = (
+    dependencies,
+    unmeasured,
+    greedy_order,
+    best_order,
+    serialization,
+    lambda: enforced_order("total"),
+    lambda: enforced_order("updates"),
+    no_serialization,
+    boundaries,
+    single,
+    fixed,
+    paper_batching,
+    mg_wfbp,
+    optimal_buckets,
+    as_they_are,
+    backward_only,
+    paper_packing,
+    priority,
+    optimal_packing,
+    best_packing,
+    adaptive_depth,
+)
+
+
+def known(trace: Trace | None = None) -> Mapping[str, Analyzer]:
+    """The library's analyzers with their own settings, by name.
+
+    Args:
+        trace: what the analyzer ``"trace"`` provides; without one there is no such analyzer.
+    """
+    made = [factory() for factory in _FACTORIES] + ([] if trace is None else [given_trace(trace)])
+    return {analyzer.name: analyzer for analyzer in made}
+
+
+def listed_analyzers(text: str, trace: Trace | None = None) -> list[Analyzer]:
+    """The analyzers of a list with commas.
+
+    Args:
+        text: names as plans print them; or FILE.py:NAME, an Analyzer, or a function without arguments that
+            makes one, of a Python file.
+        trace: what the analyzer ``"trace"`` provides.
+
+    Raises:
+        InputError: no such analyzer.
+    """
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise InputError("the list of analyzers is empty")
+    by_name = known(trace)
+    modules: dict[Path, ModuleType] = {}  # each file once, or the facts of two of its analyzers are not the same
+    return [_own(name, modules) if _is_file(name) else _known(name, by_name) for name in names]
+
+
+def _known(name: str, by_name: Mapping[str, Analyzer]) -> Analyzer:
+    if name not in by_name:
+        raise InputError(
+            f"there is no analyzer {name!r}; there are {', '.join(by_name)}, and FILE.py:NAME for your own"
+        )
+    return by_name[name]
+
+
+def _is_file(name: str) -> bool:
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def _own(spec: str, modules: dict[Path, ModuleType]) -> Analyzer:
+    """An analyzer of a Python file."""
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise InputError(f"there is no Python file {file!r} with an analyzer")
+    try:
+        made = getattr(_module(path.resolve(), modules), name)
+        analyzer = made if isinstance(made, Analyzer) else made()
+    except Exception as error:  # whatever the user's file raises
+        raise InputError(
+            f"the analyzer {spec!r} cannot be made: {type(error).__name__}: {in_one_line(error)}"
+        ) from error
+    if not isinstance(analyzer, Analyzer):
+        raise InputError(f"{spec!r} is no caramel.Analyzer, but {type(analyzer).__name__}")
+    return analyzer
+
+
+def _module(path: Path, modules: dict[Path, ModuleType]) -> ModuleType:
+    """The module of a file that ends in .py."""
+    if path not in modules:
+        found = importlib.util.spec_from_file_location(f"caramel_own_{path.stem}", path)
+        assert found is not None and found.loader is not None  # the name's end says which
+        made = importlib.util.module_from_spec(found)
+        sys.modules[found.name] = made  # dataclasses look their module up
+        found.loader.exec_module(made)
+        modules[path] = made
+    return modules[path]

@@ -1,0 +1,116 @@
+"""Transfer boundaries: when each gradient is ready, and when its parameter is first read, in an order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.step.sparse_slices import distinct_part
+from caramel.collectives.dtypes import ITEM_BYTES
+from caramel.facts import Boundaries, Boundary, ControlEdges, Dependencies, Trace, UpdateOrder
+from caramel.graph.graph import Graph, node_of
+from caramel.model import Gradient, Model
+
+
+def boundaries() -> Analyzer:
+    """The analyzer that provides `Boundaries`."""
+    return Analyzer(
+        "boundaries", (Model, Dependencies, Trace, UpdateOrder, ControlEdges, Network), Boundaries, find_boundaries
+    )
+
+
+def find_boundaries(
+    model: Model, found: Dependencies, trace: Trace, order: UpdateOrder, enforced: ControlEdges, network: Network
+) -> Boundaries:
+    """Put all ops of a step one after the other and look where gradients and reads are.
+
+    What no gradient needs, and no update is, comes last. Times are scaled so that all ops together take the
+    step that was measured, with this order enforced if that was, and longer by the processor time that one transfer of
+    everything takes from them if they were measured, and the network model says so.
+
+    Args:
+        model: the single-device step.
+        found: its dependencies.
+        trace: measured times.
+        order: in which gradients are computed.
+        enforced: how that is enforced.
+        network: for the element type on the wire, and what transfers take from the computation.
+
+    Source:
+        Caramel, sections 3.3.1 and 4.1.
+    """
+    updating = {node for nodes in found.updates.values() for node in nodes}
+    in_stages = [op for stage in order.stages for op in stage]
+    rest = set(found.ops) - set(in_stages) - updating
+    total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
+    alone_s = _step_s(trace, enforced)
+    sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
+    # Times that were not measured are good for an order only; nothing has to be known of transfers for that.
+    factor = _beside_everything(network, alone_s, sum(sent_bytes.values())) if trace.runs > 0 else 1.0
+    scale = factor * alone_s / total_s if total_s > 0 else 0.0
+    starts, ends, now_s = {}, {}, 0.0
+    for op in [*in_stages, *(op for op in found.ops if op in rest)]:
+        starts[op] = now_s
+        now_s += scale * trace.op_s.get(op, 0.0)
+        ends[op] = now_s
+    compute_s = now_s
+    by_name = {g.name: g for g in model.gradients}
+    made = []
+    for name in order.gradients:
+        gradient = by_name[name]
+        reads = [_used_s(model.graph, user, starts, compute_s) for user in found.reads[name]]
+        blocks = found.levels[name] > 0 or any(level > 0 for level in found.levels.values())
+        made.append(
+            Boundary(
+                name=name,
+                dtype=gradient.dtype,
+                elements=None if gradient.is_sparse else gradient.size,
+                size_bytes=sent_bytes[name],
+                ready_s=max(ends[p] for p in found.producers[name]),
+                read_s=min(reads, default=compute_s),
+                update_s=scale * sum(trace.op_s.get(op, 0.0) for op in found.updates[name]),
+                level=found.levels[name],
+                kept_reason=found.postponable[name],
+                divisible=not gradient.is_sparse and not blocks,
+                condition=found.conditions.get(name, ""),
+            )
+        )
+    beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
+    return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}{beside}", factor)
+
+
+def _beside_everything(network: Network, alone_s: float, total_bytes: float) -> float:
+    """How many times as long computation takes beside one transfer of everything."""
+    if not network.takes_processor:
+        return 1.0
+    return network.compute_factor(alone_s, network.time_s(total_bytes), network.processor_s(total_bytes))
+
+
+def _step_s(trace: Trace, enforced: ControlEdges) -> float:
+    """What a step takes: as measured, and longer by what the order has cost where that was measured."""
+    measured = trace.ordered_step_s
+    free_s = measured.get("none", 0.0)
+    return trace.step_s * (measured.get(enforced.kind, free_s) / free_s if free_s > 0 else 1.0)
+
+
+def _used_s(graph: Graph, user: str, starts: dict[str, float], compute_s: float) -> float:
+    """When something that reads a variable is needed; the end of the step where only updates need it."""
+    if user not in starts:
+        return compute_s
+    waiting: Sequence[str] = [user]
+    if graph[user].op in ("ReadVariableOp", "Identity"):  # they take no time; what waits is what uses the value
+        waiting = [reader for reader, _ in graph.consumers[user] if reader in starts] or [user]
+    return min(starts[name] for name in waiting)
+
+
+def _sent_bytes(model: Model, gradient: Gradient, trace: Trace, network: Network) -> float:
+    """Bytes of an all-reduce that sends as much."""
+    wire = network.options.wire_for(gradient.dtype)
+    if gradient.indices is None:
+        return gradient.size * ITEM_BYTES[wire or gradient.dtype]
+    rows_bytes = trace.op_bytes.get(node_of(gradient.tensor), gradient.size_bytes)
+    rows_bytes += trace.op_bytes.get(node_of(gradient.indices), 0)
+    part = distinct_part(model, gradient, trace, network.options.deterministic)
+    # Everybody gets the rows of all others, N - 1 times their bytes; an all-reduce sends 2 (N - 1) / N.
+    return part * rows_bytes * network.workers / 2

@@ -1,0 +1,59 @@
+"""What ``caramel plan`` does: capture, trace, compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from caramel.analyzers.registry import listed_analyzers
+from caramel.armodel import ARModel
+from caramel.facts import Trace
+from caramel.frontend.program_file import Program, load_program
+from caramel.measure.trace_file import as_trace
+
+
+def planned(
+    program: str,
+    workers: int,
+    devices: Sequence[str],
+    analyzers: str | None,
+    workers_on_host: int,
+    decisions: Mapping[str, Any],
+) -> ARModel:
+    """Compile a program file with a plan from measured times.
+
+    Args:
+        program: FILE.py:ENTRY.
+        workers: number of workers.
+        devices: device of each worker; empty for the default.
+        analyzers: names with commas, or None for the automatic ones.
+        workers_on_host: how many workers compute at once where the program is traced.
+        decisions: further options of `ARModel`.
+
+    Raises:
+        CaramelError: whatever stands in the way.
+    """
+    loaded = load_program(program)
+    options = dict(decisions)
+    trace = as_trace(options.pop("trace"), loaded.context.model)
+    if trace is None:
+        trace = measured(loaded, workers_on_host, workers)
+    if analyzers is None:
+        options["trace"] = trace
+    else:
+        options["analyzers"] = listed_analyzers(analyzers, trace)
+    return ARModel(loaded.context, workers, device_list=list(devices) or None, **options)
+
+
+def measured(loaded: Program, workers_on_host: int, job_workers: int) -> Trace:
+    """Trace a program on its first batch.
+
+    Raises:
+        TraceError: it cannot be traced.
+        ProgramError: it has no data.
+    """
+    from caramel.measure.tracer import trace
+
+    batch = () if loaded.on_workers else next(loaded.batches(1))
+    arrays = batch if isinstance(batch, tuple) else (batch,)
+    return trace(loaded.context, *arrays, workers=workers_on_host, job_workers=job_workers)

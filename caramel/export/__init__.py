@@ -1,0 +1,1 @@
+"""Export: a directory that trains with TensorFlow alone."""

@@ -1,0 +1,166 @@
+"""Layers, random numbers, and ops on images and matrices: each example by itself, in front of what they work on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from caramel.frontend.batch.domain import FREE, Examples, Free, Statistic, Unknown, Value, is_number
+from caramel.frontend.batch.op import Op, Rule, names
+
+_LINEAR = frozenset({"AvgPool", "AvgPool3D", "DepthToSpace", "SpaceToDepth", "MatrixDiag", "MatrixDiagPart"})
+
+FIRST = {
+    **dict.fromkeys(
+        names(
+            "Conv2D Conv3D Conv DepthwiseConv2dNative Dilation2D AvgPool AvgPool3D MaxPool MaxPool3D MaxPoolV2 "
+            "LRN FractionalAvgPool FractionalMaxPool MaxPoolWithArgmax DepthToSpace SpaceToDepth "
+            "ExtractImagePatches ExtractVolumePatches ResizeArea ResizeBicubic ResizeBilinear "
+            "ResizeNearestNeighbor ImageProjectiveTransformV2 ImageProjectiveTransformV3 ScaleAndTranslate "
+            "Multinomial SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits "
+            "InTopK InTopKV2"
+        ),
+        0,
+    ),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), 2),
+    "StatelessMultinomial": 0,
+}
+"""Ops on one example after the other, along axis 0, and the input that has them (others may have them, too)."""
+
+INNER = {
+    **dict.fromkeys(("Softmax", "LogSoftmax", "TopK", "TopKV2", "FFT", "IFFT", "RFFT", "IRFFT", "MatrixDiag"), 1),
+    **dict.fromkeys(("HSVToRGB", "RGBToHSV", "MatrixDiagV2", "MatrixDiagV3"), 1),
+    **dict.fromkeys(
+        names(
+            "FFT2D IFFT2D RFFT2D IRFFT2D MatrixBandPart MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 "
+            "MatrixInverse MatrixDeterminant LogMatrixDeterminant Cholesky CholeskyGrad MatrixSolve "
+            "MatrixTriangularSolve MatrixSolveLs Qr Svd SelfAdjointEigV2 Eig MatrixSetDiag MatrixSetDiagV2 "
+            "MatrixSetDiagV3 MatrixSquareRoot MatrixLogarithm MatrixExponential Lu Cross"
+        ),
+        2,
+    ),
+    **dict.fromkeys(("FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D"), 3),
+    **dict.fromkeys(("AdjustContrastv2", "AdjustHue", "AdjustSaturation"), 3),
+}
+"""Ops on the last axes of their inputs, and how many these are."""
+
+RANDOM = names(
+    "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal StatelessRandomNormal "
+    "StatelessRandomNormalV2 StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomUniformInt "
+    "StatelessRandomUniformIntV2 StatelessTruncatedNormal StatelessTruncatedNormalV2 "
+    "StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 ParameterizedTruncatedNormal "
+    "RandomPoissonV2 RandomGamma"
+)
+"""Ops that make a tensor of random numbers of the shape that is their first input."""
+
+RESOURCE_RANDOM = names("StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform StatefulUniformInt")
+"""The same from a generator's state: the shape is the third input."""
+
+
+def _by_first_axis(op: Op) -> Value:
+    needed = FIRST[op.node.op]
+    examples = [v for v in op.inputs if isinstance(v, Examples)]
+    if not isinstance(op.inputs[needed], Examples):
+        return op.unknown("does not work on one example after the other here")
+    if any(v.axis != 0 for v in examples) or len({(v.before, v.after) for v in examples}) != 1:
+        return op.unknown("brings different examples together")
+    if "ksize" in op.node.attr and list(op.node.attr["ksize"].list.i)[:1] not in ([1], []):
+        return op.unknown("takes several examples together")
+    return _own(op, examples, linear=op.node.op in _LINEAR or op.node.op.startswith(("Conv", "Depthwise")))
+
+
+def _own(op: Op, examples: Sequence[Examples], linear: bool) -> Value:
+    """A function of each example and of what does not depend on the batch."""
+    centred = next((v.centred for v in examples if v.centred), None)
+    if any(not isinstance(v, (Examples, Free)) for v in op.inputs):
+        return op.unknown("puts a sum or mean over the batch into the values of single examples")
+    scaled = [v.power for v in examples if v.power != 0]
+    # Gradients of convolutions have the shape of their result as the first input.
+    sized = op.inputs[1:] if "Backprop" in op.node.op else op.inputs
+    others = [v for v in sized if isinstance(v, Free) and v.power != 0]
+    if others or (scaled and not (linear and len(examples) == 1)):
+        return op.unknown("is not linear in values that are divided by, or multiplied with, the number of examples")
+    return replace(examples[0], same=False, centred=centred, normalised=False)
+
+
+def _space_and_batch(op: Op) -> Value:
+    """Blocks of each image as images of their own, all of one place in the block side by side; and back."""
+    value, blocks = op.inputs[0], op.integers(1)
+    if not isinstance(value, Examples) or value.axis != 0 or blocks is None or value.before is None:
+        return op.unknown("brings different examples together")
+    count = math.prod(blocks)
+    if op.node.op == "SpaceToBatchND":
+        return replace(value, before=value.before * count, same=False)
+    if value.before % count != 0:
+        return op.unknown("brings different examples together")
+    return replace(value, before=value.before // count, same=False)
+
+
+def _by_inner_axes(op: Op) -> Value:
+    inner = INNER[op.node.op]
+    examples = [(p, v) for p, v in enumerate(op.inputs) if isinstance(v, Examples)]
+    places = set()
+    for position, value in examples:
+        rank = op.rank(position)
+        if rank is None:
+            return op.unknown("has a tensor of unknown rank")
+        if position == 0 and value.axis >= rank - inner:
+            return op.unknown("compares the examples with each other")
+        places.add((value.axis, value.before, value.after))
+    if not isinstance(op.inputs[0], Examples) or len(places) != 1:
+        return op.unknown("brings different examples together")
+    return _own(op, [v for _, v in examples], linear=op.node.op in _LINEAR or "FFT" in op.node.op)
+
+
+def _batch_norm(op: Op) -> Value | Sequence[Value]:
+    training = op.node.attr["is_training"].b
+    # In training the others are moving averages: they only go into what becomes of these.
+    value, *others = op.inputs[:3] if training else op.inputs
+    if unknown := next((v for v in (value, *others) if isinstance(v, Unknown)), None):
+        return unknown
+    if any(not is_number(v) for v in others):
+        return op.unknown("has parameters that depend on the batch")
+    if all(is_number(v) for v in op.inputs):
+        return FREE
+    if not isinstance(value, Examples) or value.axis != 0 or value.power != 0:
+        return op.unknown("normalises values that are not those of single examples")
+    if training:
+        op.notes[op.node.name] = None
+    statistic: Value = Statistic() if training else FREE
+    if not all(is_number(v) for v in op.inputs[3:]):
+        statistic = op.unknown("has moving averages that depend on the batch, or differ between workers")
+    return [replace(value, same=False, centred=None, normalised=False), *[statistic] * (op.outputs - 1)]
+
+
+def _random(op: Op) -> Value:
+    place = 2 if op.node.op in RESOURCE_RANDOM else 0
+    shape, others = op.inputs[place], [*op.inputs[:place], *op.inputs[place + 1 :]]
+    if not isinstance(shape, Free) or any(not is_number(v) for v in others):
+        return op.unknown("draws from a distribution that depends on the examples")
+    axes = [a for a, s in enumerate(shape.sizes or ()) if s.power != 0]
+    if shape.power == 0:
+        return FREE
+    if shape.sizes is None or len(axes) != 1 or shape.sizes[axes[0]].power != 1:
+        return op.unknown("makes a tensor whose size does not scale with the number of examples")
+    coefficient = shape.sizes[axes[0]].coefficient
+    if coefficient is not None and coefficient.denominator != 1:
+        return op.unknown("makes a tensor whose size does not scale with the number of examples")
+    return Examples(axes[0], Fraction(0), 1, None if coefficient is None else int(coefficient))
+
+
+def _advanced(op: Op) -> Value:
+    """The state of a generator, which moves by as much as will be drawn."""
+    return FREE if all(isinstance(v, Free) for v in op.inputs) else op.unknown("moves a generator as the examples say")
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("RngReadAndSkip", "RngSkip"), _advanced),
+    **dict.fromkeys(FIRST, _by_first_axis),
+    **dict.fromkeys(INNER, _by_inner_axes),
+    **dict.fromkeys(("SpaceToBatchND", "BatchToSpaceND"), _space_and_batch),
+    **dict.fromkeys(RANDOM | RESOURCE_RANDOM, _random),
+}
+
+PARTLY: dict[str, Rule] = dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), _batch_norm)

@@ -1,0 +1,267 @@
+"""Program files: ``FILE.py:ENTRY`` names a function that builds a training program.
+
+ENTRY takes no arguments and either builds a TF1-style graph or returns the step with its input
+specs. What it may return is a dict with some of these keys:
+
+- ``step``, ``inputs``: the training step and the tf.TensorSpec of each argument (not for graphs);
+- ``data``: the batches. A tf.data.Dataset runs on the workers (so do iterators in a graph, without
+  ``data``); ``inputs`` are then not needed. Or an iterable or a function that makes one; each batch is a
+  tuple of arrays in the order of the inputs, or a dict from placeholders or names to arrays;
+- ``evaluation``: a dict with ``function`` (a step program) or ``outputs`` (tensors of a graph), and
+  ``data``, the arrays to evaluate on; ``inputs`` are the function's tf.TensorSpec;
+- ``loss``, ``train_op``, ``loss_reduction``, ``replicated``, ``checkpoint``: as for `caramel.capture`.
+
+The program's own training loop belongs under ``if __name__ == "__main__":``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caramel.errors import CaramelError, InputError, ProgramError, in_one_line
+
+if TYPE_CHECKING:
+    from caramel.frontend.context import Context
+
+_KEYS = frozenset(
+    {"step", "inputs", "data", "evaluation", "loss", "train_op", "loss_reduction", "replicated", "checkpoint"}
+)
+_EVALUATION_KEYS = frozenset({"function", "outputs", "inputs", "data"})
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured program file.
+
+    Attributes:
+        context: the captured program.
+        data: its batches, or None.
+        evaluation_data: arrays for its evaluation (a tuple or a dict), or None.
+        why_here: why a dataset is read in this process and not by the workers, or None.
+    """
+
+    context: Context
+    data: Iterable[Any] | Callable[[], Iterable[Any]] | None
+    evaluation_data: Any
+    why_here: str | None = None
+
+    @property
+    def on_workers(self) -> bool:
+        """Whether the workers read the data themselves."""
+        return self.context.given is not None
+
+    def batches(self, steps: int | None) -> Iterator[Any]:
+        """The batches of ``steps`` steps, starting the data over as often as needed; one pass if None.
+
+        Raises:
+            ProgramError: there is no data, it is empty, or it ends and cannot be started over.
+        """
+        if self.data is None:
+            raise ProgramError(
+                "the program has no data: let its entry return {'data': batches}, each a tuple of arrays or a feed dict"
+            )
+        done = 0
+        while done != steps:
+            before = done
+            for batch in _guarded_batches(self.data):
+                yield batch
+                done += 1
+                if done == steps:  # before the next batch is made, which nobody needs
+                    return
+            if steps is None:
+                return
+            if done == before:
+                again = " a second time (return a list or a function that makes an iterator)" if done else ""
+                raise ProgramError(f"the program's data gives no batch{again}; {done} of {steps} steps are done")
+
+
+def _guarded_batches(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """One pass over the data; what the user's code raises becomes a ProgramError."""
+    made = _guarded(data, "the program's data") if callable(data) else data
+    if not isinstance(made, Iterable):
+        raise ProgramError(
+            f"the program's data is {type(made).__name__}, not batches: return a list of them, or a function that "
+            "makes an iterator"
+        )
+    iterator = _guarded(lambda: iter(made), "the program's data")
+    while True:
+        batch = _guarded(lambda: next(iterator, iterator), "the program's data")
+        if batch is iterator:
+            return
+        yield batch
+
+
+def load_program(spec: str) -> Program:
+    """Load and capture ``FILE.py:ENTRY``.
+
+    Raises:
+        ProgramError: the file or the entry is not there, raises, or returns something else.
+        CaptureError: the program cannot be captured.
+    """
+    name, colon, entry_name = spec.rpartition(":")
+    if not colon or not name or not entry_name:
+        raise ProgramError(f"{spec!r} is not FILE.py:ENTRY: name the file and the function in it, as in train.py:build")
+    path = Path(name)
+    entry = _entry(_module(path), entry_name, path)
+    return _program(entry, f"{path}:{entry_name}")
+
+
+def _module(path: Path) -> Any:
+    if not path.is_file():
+        raise ProgramError(f"there is no program file {str(path)!r}")
+    directory = str(path.resolve().parent)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)  # as `python FILE.py` does, so that its neighbours can be imported
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if found is None or found.loader is None:
+        raise ProgramError(f"{str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module
+    _guarded(lambda: found.loader.exec_module(module), f"program file {str(path)!r}")  # type: ignore[union-attr]
+    return module
+
+
+def _entry(module: Any, name: str, path: Path) -> Callable[[], Any]:
+    entry = getattr(module, name, None)
+    if not callable(entry):
+        here = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__]
+        raise ProgramError(
+            f"{str(path)!r} has no function {name!r}; it has {', '.join(here) if here else 'no function of its own'}"
+        )
+    return entry  # type: ignore[no-any-return]
+
+
+def _guarded(call: Callable[[], Any], what: str) -> Any:
+    """Call the user's code; what it raises becomes a ProgramError that names the line."""
+    try:
+        return call()
+    except CaramelError:
+        raise
+    except SystemExit as error:
+        raise ProgramError(f"{what} exits: put the part that runs under if __name__ == '__main__':") from error
+    except Exception as error:
+        raise _program_error(what, error) from error
+
+
+def _program_error(what: str, error: Exception) -> ProgramError:
+    """Names the innermost line that is the user's own."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and "<frozen" not in f.filename
+    ]
+    own = [f for f in frames if "site-packages" not in f.filename] or frames
+    where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return ProgramError(f"{what} raises {type(error).__name__}{where}: {in_one_line(error)}")
+
+
+def _program(entry: Callable[[], Any], what: str) -> Program:
+    import tensorflow as tf
+
+    from caramel.frontend.context import capture
+
+    context = capture()
+    if tf.executing_eagerly():
+        try:
+            with context.watching():
+                result = _guarded(entry, what)
+        except ProgramError as error:
+            if not (isinstance(error.__cause__, RuntimeError) and "eager" in str(error.__cause__)):
+                raise
+            context = capture()  # TF1 code that leaves it to its caller to make a graph: give it one below
+        else:
+            is_step = isinstance(result, Mapping) and "step" in result
+            return _step_program(result, what) if is_step else _graph_program(context, result, what)
+    with context:
+        result = _guarded(entry, what)
+    return _graph_program(context, result, what)
+
+
+def _checked(result: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(result, Mapping):  # a graph program may return what it likes to its own main part
+        return {}
+    unknown = sorted(str(key) for key in result if key not in _KEYS)
+    if unknown:
+        raise ProgramError(
+            f"{what} returns the key {unknown[0]!r}, which is not known; known are {', '.join(sorted(_KEYS))}"
+        )
+    evaluation = result.get("evaluation")
+    if evaluation is not None:
+        if not isinstance(evaluation, Mapping):
+            raise ProgramError(f"{what}: 'evaluation' must be a dict with {', '.join(sorted(_EVALUATION_KEYS))}")
+        wrong = sorted(str(key) for key in evaluation if key not in _EVALUATION_KEYS)
+        if wrong:
+            raise ProgramError(
+                f"{what}: 'evaluation' has the key {wrong[0]!r}; known are {', '.join(sorted(_EVALUATION_KEYS))}"
+            )
+    return result
+
+
+def _graph_program(context: Context, result: Any, what: str) -> Program:
+    given = _checked(result, what)
+    if "inputs" in given:
+        raise ProgramError(f"{what} returns 'inputs' without 'step': they go together")
+    for key in ("loss", "train_op", "loss_reduction", "replicated", "checkpoint"):
+        if given.get(key) is not None:
+            setattr(context, key, given[key])
+    evaluation = given.get("evaluation") or {}
+    if "function" in evaluation:
+        raise ProgramError(f"{what} builds a graph: its 'evaluation' takes 'outputs' (tensors), not a 'function'")
+    context.evaluation = evaluation.get("outputs")
+    data, why_here = _for_workers(given.get("data"), what)
+    context.data = data if why_here is None else None
+    return Program(context, given.get("data"), evaluation.get("data"), why_here)
+
+
+def _for_workers(data: Any, what: str) -> tuple[Any, str | None]:
+    """The data, if it is a dataset that the workers can run; otherwise why not.
+
+    Raises:
+        ProgramError: nor can it be read in this process, for it belongs to a graph.
+    """
+    import tensorflow as tf
+
+    from caramel.data.components import is_dataset
+    from caramel.data.dataset import why_not_on_workers
+
+    if not is_dataset(data):
+        return None, None
+    why_here = why_not_on_workers(data)
+    is_eager = isinstance(tf.data.experimental.to_variant(data), tf.__internal__.EagerTensor)
+    if why_here is not None and not is_eager:
+        raise ProgramError(
+            f"{what}: the workers cannot run the dataset 'data': {why_here}. Nor can this process read a dataset that "
+            "was not made eagerly: return a function that makes an iterator of arrays instead"
+        )
+    return data, why_here
+
+
+def _step_program(result: Mapping[str, Any], what: str) -> Program:
+    from caramel.frontend.context import capture
+
+    given = _checked(result, what)
+    if given.get("train_op") is not None:
+        raise ProgramError(f"{what} returns 'train_op' with 'step': the step itself is the training op")
+    evaluation = given.get("evaluation") or {}
+    if "outputs" in evaluation:
+        raise ProgramError(f"{what} returns a step: its 'evaluation' takes a 'function', not 'outputs'")
+    data, why_here = _for_workers(given.get("data"), what)
+    try:
+        context = capture(
+            given["step"],
+            given.get("inputs"),
+            loss=given.get("loss"),
+            loss_reduction=given.get("loss_reduction"),
+            replicated=given.get("replicated") or (),
+            evaluation=evaluation.get("function"),
+            evaluation_inputs=evaluation.get("inputs"),
+            checkpoint=given.get("checkpoint"),
+            data=data if why_here is None else None,
+        )
+    except InputError as error:
+        raise ProgramError(f"{what}: {error}") from error
+    return Program(context, given.get("data"), evaluation.get("data"), why_here)

@@ -1,0 +1,1 @@
+"""The ways in: graphs, step functions and files."""

@@ -1,0 +1,276 @@
+"""Capture of a training step written as a Python function or tf.function, a Keras 3 step for one."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.python.util import nest
+
+from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
+from caramel.frontend.attributes import bare
+from caramel.frontend.captured import RawProgram, RawVariable
+from caramel.frontend.programs.naming import Naming, UsedVariables
+from caramel.frontend.recording.recorded_gradients import marked
+from caramel.frontend.recording.recorder import Recorder, is_library
+from caramel.frontend.rewrites.inline import inline
+from caramel.graph import ops
+from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
+from caramel.graph.shapes import SHAPES, static_shape
+from caramel.model import Evaluation, Input
+from caramel.util.gc_pause import many_objects
+
+_CONSTANT_BYTES = 1024
+"""Captured eager tensors up to this size become constants (shapes, axes); larger ones, variables."""
+
+
+class Traced:
+    """One traced function: nodes with variables in place of captured resources."""
+
+    def __init__(self, function: Callable[..., Any], specs: Sequence[Any], what: str, naming: Naming) -> None:
+        self.specs = tuple(specs)
+        concrete = _trace(function, self.specs, what)
+        self.func_graph = concrete.graph
+        self.structured_outputs = concrete.structured_outputs
+        self.naming = naming
+        captured = {internal.op.name: external for external, internal in self.func_graph.captures}
+        self._arguments = [t for t in self.func_graph.inputs if t.op.name not in captured]
+        graph_def = self.func_graph.as_graph_def(add_shapes=True)
+        variables = UsedVariables(self.func_graph)
+        replacements = {name: self._capture(name, external, variables) for name, external in captured.items()}
+        self._inlined = inline(_with_captures(graph_def, replacements))
+        self.graph = self._inlined.graph
+
+    def _capture(self, name: str, external: Any, variables: UsedVariables) -> list[Any]:
+        """Nodes that stand for a captured value; the last one gives what the placeholder gave."""
+        if external.dtype == tf.resource:
+            return [_handle_node(self.naming.variable(external, variables))]
+        if not isinstance(external, tf.__internal__.EagerTensor):
+            raise UnsupportedError(
+                f"the step captures tensor {external.name!r} of another graph; "
+                "pass it as an argument or make it a variable"
+            )
+        value = external.numpy()
+        if value.nbytes <= _CONSTANT_BYTES or external.dtype == tf.string:
+            return [_constant_node(name, external)]
+        variable = self.naming.constant(external, name)
+        handle = _handle_node(variable)
+        read = node_def_pb2.NodeDef(name=name, op="ReadVariableOp", input=[handle.name])
+        read.attr["dtype"].type = external.dtype.as_datatype_enum
+        read.attr[SHAPES].list.shape.append(external.shape.as_proto())
+        return [handle, read]
+
+    def inputs(self, replicated: Sequence[str]) -> tuple[Input, ...]:
+        """The step's arguments, flattened in the order of the user's specs."""
+        names = {t.op.name for t in self._arguments}
+        unknown = [name for name in replicated if name not in names]
+        if unknown:
+            raise CaptureError(
+                f"replicated input {unknown[0]!r} is not an argument of the step ({', '.join(sorted(names))})"
+            )
+        found = []
+        for tensor in self._arguments:
+            shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+            name = tensor.op.name
+            found.append(Input(name, name, tensor.dtype.name, shape, shape != () and name not in replicated))
+        return tuple(found)
+
+    @property
+    def outputs(self) -> list[tuple[str, str]]:
+        """(name, tensor) of the results, flattened."""
+        flat = nest.flatten_with_joined_string_paths(self.structured_outputs)
+        return [(path or "output", self._inlined.tensor(t.name)) for path, t in flat if tf.is_tensor(t)]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Nodes with effects, in the order of the graph."""
+        wanted = {op.name for op in self.func_graph.control_outputs}
+        return tuple(name for name in self.graph.nodes if name in wanted)
+
+
+@many_objects()
+def capture_step(
+    function: Callable[..., Any],
+    specs: Sequence[Any] | None,
+    recorder: Recorder,
+    naming: Naming,
+    *,
+    loss: Any,
+    loss_reduction: str | None,
+    replicated: Sequence[str],
+) -> RawProgram:
+    """Trace a training step.
+
+    Args:
+        function: a tf.function or a plain Python function.
+        specs: tf.TensorSpec (or nests of them) of its arguments; None to use its input_signature.
+        recorder: the active recorder.
+        naming: names for captured variables, shared with evaluations.
+        loss: name of the output to report, or None.
+        loss_reduction: "mean", "sum" or None to find out.
+        replicated: names of arguments that every worker gets whole.
+
+    Raises:
+        CaptureError: the step cannot be traced, or has no gradient.
+    """
+    traced = Traced(function, _specs(function, specs), "the training step", naming)
+
+    def handle_of(variable: Any) -> str | None:
+        known = naming.of_handle(variable.handle)
+        return None if known is None else known.node
+
+    marks = marked(traced.graph, recorder, handle_of)
+    chosen, others = _choose_loss(traced, loss, [t for t, _ in marks.differentiated])
+    return RawProgram(
+        graph=traced.graph,
+        variables=naming.variables,
+        gradients=marks.gradients,
+        differentiated=marks.differentiated,
+        inputs=traced.inputs(replicated),
+        loss=chosen,
+        outputs=tuple(others),
+        targets=traced.targets,
+        values=naming.snapshot(),
+        reduction=loss_reduction,
+        is_graph=False,
+        loop_marks=marks.loop_marks,
+    )
+
+
+def capture_evaluation(function: Callable[..., Any], specs: Sequence[Any] | None, naming: Naming) -> Evaluation:
+    """Trace a function that uses the model's variables without training them."""
+    traced = Traced(function, _specs(function, specs), "the evaluation", naming)
+    inputs = tuple(Input(i.name, i.node, i.dtype, i.shape, split=False) for i in traced.inputs(()))
+    structure = traced.structured_outputs
+    flat = tf.nest.flatten(structure, expand_composites=False)
+    positions = [position for position, t in enumerate(flat) if tf.is_tensor(t)]
+
+    def pack(arrays: Sequence[Any]) -> Any:
+        filled = list(flat)
+        for position, array in zip(positions, arrays):
+            filled[position] = array
+        return tf.nest.pack_sequence_as(structure, filled)
+
+    return Evaluation(bare(traced.graph), inputs, tuple(traced.outputs), traced.targets, pack)
+
+
+def _specs(function: Any, specs: Sequence[Any] | None) -> Sequence[Any]:
+    if specs is None:
+        specs = getattr(function, "input_signature", None)
+    if specs is None:
+        raise CaptureError(
+            "the step's inputs are not known: pass inputs=[tf.TensorSpec(...), ...], one for each argument "
+            "(or give the tf.function an input_signature)"
+        )
+    if isinstance(specs, (tf.TensorSpec, Mapping)):
+        specs = [specs]
+    for spec in tf.nest.flatten(list(specs)):
+        if not isinstance(spec, tf.TensorSpec):
+            raise InputError(
+                f"inputs must be tf.TensorSpec, got {type(spec).__name__} {spec!r}; "
+                "sparse and ragged inputs are not supported yet"
+            )
+    return specs
+
+
+def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
+    """A concrete function made anew, so that the recorder sees its gradients."""
+    if not callable(function):
+        raise InputError(f"{what} must be a function, got {type(function).__name__}")
+    python_function = getattr(function, "python_function", function)
+    fresh = tf.function(python_function, autograph=getattr(function, "_autograph", True))
+    try:
+        return fresh.get_concrete_function(*specs)
+    except (CaptureError, UnsupportedError) as error:
+        raise _as_raised(error) from None
+    except Exception as error:
+        name = getattr(python_function, "__name__", repr(python_function))
+        raise CaptureError(
+            f"{what} {name!r} cannot be traced with inputs {list(specs)}: "
+            f"{type(error).__name__}{_where(error)}: {in_one_line(error)}"
+        ) from error
+
+
+def _as_raised(error: Exception) -> Exception:
+    """The error as it was before AutoGraph wrapped it in an account of the user's code."""
+    while type(error.__context__) is type(error):
+        error = error.__context__
+    return error
+
+
+def _where(error: Exception) -> str:
+    """`` at FILE:LINE`` of the user's own code, from the frames or from AutoGraph's account of them."""
+    account = re.findall(r'File "([^"]+)", line (\d+), in', str(error))
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    own = [f for f in (account or frames) if not is_library(f[0])]
+    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
+
+
+def _handle_node(variable: RawVariable) -> Any:
+    node = node_def_pb2.NodeDef(name=variable.node, op=ops.VARIABLE)
+    node.attr["dtype"].type = ops.dtype_enum(variable.dtype)
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
+    node.attr["shared_name"].s = variable.name.encode()
+    node.attr["container"].s = b""
+    node.attr[SHAPES].list.shape.append(tf.TensorShape([]).as_proto())
+    return node
+
+
+def _constant_node(name: str, tensor: Any) -> Any:
+    node = node_def_pb2.NodeDef(name=name, op="Const")
+    node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+    node.attr["value"].CopyFrom(
+        attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto(tensor.numpy(), dtype=tensor.dtype))
+    )
+    node.attr[SHAPES].list.shape.append(tensor.shape.as_proto())
+    return node
+
+
+def _with_captures(graph_def: Any, replacements: Mapping[str, list[Any]]) -> Graph:
+    """The traced nodes, with captured placeholders replaced and their readers redirected."""
+    redirect = {name: nodes[-1].name for name, nodes in replacements.items()}
+    nodes: dict[str, Any] = {}
+    for node in graph_def.node:
+        if node.name in replacements:
+            for new in replacements[node.name]:
+                nodes[new.name] = new
+            continue
+        for position, text in enumerate(node.input):
+            name, index = parse_input(text)
+            if name in redirect:
+                node.input[position] = format_input(redirect[name], index)
+        nodes[node.name] = node
+    return Graph(nodes.values(), graph_def.library, graph_def.versions)
+
+
+def _choose_loss(
+    traced: Traced, wanted: Any, differentiated: Sequence[str]
+) -> tuple[str | None, list[tuple[str, str]]]:
+    """The output to report as the loss, and the others."""
+    outputs = traced.outputs
+    if wanted is not None:
+        match = [o for o in outputs if o[0] == str(wanted)]
+        if not match:
+            raise CaptureError(
+                f"loss={wanted!r} is not an output of the step; its outputs are {[n for n, _ in outputs]}"
+            )
+        return match[0][1], [o for o in outputs if o is not match[0]]
+    candidates = [o for o in outputs if _scalar_float(traced, o[1])]
+    sources = {behind_identities(traced.graph, t) for t in differentiated}
+    same = [o for o in candidates if behind_identities(traced.graph, o[1]) in sources]
+    named = [o for o in candidates if o[0].rpartition("/")[2] == "loss"]
+    for group in (named, same, candidates if len(candidates) == 1 else []):
+        if group:
+            return group[0][1], [o for o in outputs if o is not group[0]]
+    return None, list(outputs)
+
+
+def _scalar_float(traced: Traced, tensor: str) -> bool:
+    name, index = parse_input(tensor)
+    node = traced.graph[name]
+    dtype = tf.as_dtype(ops.output_types(node)[index])
+    return dtype.is_floating and static_shape(traced.graph, tensor) == ()

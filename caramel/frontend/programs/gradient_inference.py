@@ -1,0 +1,275 @@
+"""Finding the differentiation in a finished tf.Graph that was built before Caramel could watch.
+
+TensorFlow's gradient code puts all ops of one differentiation under one name scope, and in it those
+that differentiate op X under X_grad. (In the process that made the graph, ops also know what they
+differentiate; a file does not have that.) That gives the region of ops that belong to it; tensors
+that leave the region towards a variable's update are the gradients.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from caramel.errors import CaptureError
+from caramel.frontend.captured import RawGradient, RawVariable
+from caramel.graph import ops
+from caramel.graph.graph import Graph, node_of, parse_input, tensor_name
+from caramel.graph.shapes import Shape, static_shape
+
+_SUFFIX = "_grad/"
+
+
+def infer_differentiation(
+    graph: Any, nodes: Graph, variables: Mapping[str, RawVariable], train_op: str
+) -> tuple[tuple[RawGradient, ...], tuple[tuple[str, int], ...]]:
+    """Gradients and differentiated tensors of a finished graph.
+
+    Args:
+        graph: the tf.Graph (its Python operations know what they differentiate).
+        nodes: its nodes.
+        variables: by handle node.
+        train_op: name of the training op.
+
+    Raises:
+        CaptureError: no differentiation can be found, or a gradient's variable is ambiguous.
+    """
+    forward = _forward_ops(graph)
+    scopes = _scopes(forward)
+    if not scopes:
+        raise CaptureError(
+            "no differentiation was found in the finished graph (nothing was made by tf.gradients): "
+            "build the graph inside 'with caramel.capture()' instead, or name the gradients="
+        )
+    step = nodes.ancestors([train_op])
+    gradients: list[RawGradient] = []
+    differentiated: list[tuple[str, int]] = []
+    for call, scope in enumerate(scopes, start=1):
+        region = {name for name in step if name.startswith(scope)}
+        found = _gradients(nodes, variables, step, region, scope, call)
+        if any(forward.get(name, "").startswith(scope) for name in step if not name.startswith(scope)):
+            # A later differentiation goes through this one. Gradients of examples may look like a variable's.
+            found = [replace(g, passed=True) for g in found if _is_whole(static_shape(nodes, g.tensor))]
+        gradients.extend(found)
+        differentiated.extend((tensor, call) for tensor in _targets(forward, nodes, region, scope))
+    return tuple(gradients), tuple(differentiated)
+
+
+def _forward_ops(graph: Any) -> dict[str, str]:
+    """For each op that differentiates another the name of that."""
+    found: dict[str, str] = {}
+    operations = {op.name: op for op in graph.get_operations()}
+    for name, op in operations.items():
+        forward = getattr(op, "_original_op", None)
+        if forward is not None:
+            found[name] = forward.name
+            continue
+        end = name.rfind(_SUFFIX)
+        start = name.find("/") + 1
+        while 0 < start <= end:
+            if name[start:end] in operations:
+                found[name] = name[start:end]
+                break
+            start = name.find("/", start) + 1
+    return found
+
+
+def _scopes(forward: Mapping[str, str]) -> list[str]:
+    """Name scopes of the differentiations, with a trailing slash, in the order of the graph."""
+    found: dict[str, None] = {}
+    for name, differentiated in forward.items():
+        position = name.rfind(f"/{differentiated}{_SUFFIX}")
+        if position >= 0:
+            found[name[: position + 1]] = None
+    scopes = list(found)
+    return [s for s in scopes if not any(s != other and s.startswith(other) for other in scopes)]
+
+
+def _gradients(
+    nodes: Graph,
+    variables: Mapping[str, RawVariable],
+    step: set[str],
+    region: set[str],
+    scope: str,
+    call: int,
+) -> list[RawGradient]:
+    leaving: dict[str, list[str]] = {}
+    for name in nodes.nodes:
+        if name not in region:
+            continue
+        for reader, position in nodes.consumers[name]:
+            text = nodes[reader].input[position]
+            if reader in step and reader not in region and not text.startswith("^"):
+                leaving.setdefault(tensor_name(text), []).append(reader)
+    found: list[RawGradient] = []
+    rows: dict[str, dict[str, list[str]]] = {}  # integers that leave towards a variable's update, with their readers
+    location = f"scope {scope!r} of the finished graph"
+    for tensor, readers in leaving.items():
+        are_rows = _are_rows(nodes, tensor)
+        shape = None if are_rows else static_shape(nodes, tensor)
+        for variable, of in _by_variable(nodes, variables, tensor, readers, shape, scope).items():
+            if are_rows:
+                rows.setdefault(variable, {})[tensor] = of
+            else:
+                found.append(RawGradient(variable, tensor, tuple(of), call, location))
+    order = {handle: position for position, handle in enumerate(variables)}
+    return sorted((_with_rows(g, rows) for g in _joined(found)), key=lambda g: (order[g.variable], g.tensor))
+
+
+def _by_variable(
+    nodes: Graph,
+    variables: Mapping[str, RawVariable],
+    tensor: str,
+    readers: Sequence[str],
+    shape: Shape | None,
+    scope: str,
+) -> dict[str, list[str]]:
+    """The readers of a tensor by the variable whose gradient it is to them.
+
+    A reader that is as near to several updates (a global norm, where shapes are not known) takes the
+    tensor for what the other readers take it for.
+    """
+    found: dict[str, list[str]] = {}
+    unclear: list[str] = []
+    rivals: list[str] = []
+    for reader in readers:
+        nearest = _nearest_updates(nodes, variables, reader, shape)
+        if len(nearest) == 1:
+            found.setdefault(nearest[0], []).append(reader)
+        elif nearest:
+            unclear.append(reader)
+            rivals = nearest
+    if unclear and not found:
+        raise CaptureError(
+            f"the gradient {tensor!r} (in {scope!r}) updates {variables[rivals[0]].name!r} and "
+            f"{variables[rivals[1]].name!r}: which one it belongs to cannot be told from a "
+            "finished graph; build it inside 'with caramel.capture()', or name the gradients="
+        )
+    if unclear:
+        next(iter(found.values())).extend(unclear)
+    return found
+
+
+def _are_rows(nodes: Graph, tensor: str) -> bool:
+    """Whether a tensor may say which rows of a table a sparse gradient is for."""
+    name, index = parse_input(tensor)
+    dtype = ops.dtype_name(ops.output_types(nodes[name])[index])
+    shape = static_shape(nodes, tensor)
+    return dtype in ("int32", "int64") and (shape is None or len(shape) == 1)
+
+
+def _with_rows(gradient: RawGradient, rows: Mapping[str, Mapping[str, Sequence[str]]]) -> RawGradient:
+    """A gradient with the rows that leave the differentiation together with it: then it is sparse."""
+    own = rows.get(gradient.variable, {})
+    if len(own) > 1:
+        raise CaptureError(
+            f"{gradient.location} has several sparse gradients for {gradient.variable!r}: which rows belong to which "
+            "cannot be told from a finished graph; build it inside 'with caramel.capture()'"
+        )
+    for tensor, readers in own.items():
+        consumers = tuple(dict.fromkeys((*gradient.consumers, *readers)))
+        return replace(gradient, indices=tensor, consumers=consumers)
+    return gradient
+
+
+def differentiation_scopes(graph: Any) -> list[str]:
+    """Name scopes of the differentiations of a tf.Graph, with a trailing slash."""
+    return _scopes(_forward_ops(graph))
+
+
+def readers_outside(nodes: Graph, tensors: Sequence[str], scopes: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that read tensors of a differentiation and do not belong to it; all readers where it has no scope."""
+    found: dict[str, None] = {}
+    for tensor in tensors:
+        inside = tuple(scope for scope in scopes if tensor.startswith(scope))
+        found |= dict.fromkeys(r for r in nodes.readers(tensor) if not (inside and r.startswith(inside)))
+    return tuple(found)
+
+
+def _joined(gradients: list[RawGradient]) -> list[RawGradient]:
+    """One entry for each (variable, tensor)."""
+    merged: dict[tuple[str, str], RawGradient] = {}
+    for g in gradients:
+        known = merged.get((g.variable, g.tensor))
+        readers = (*known.consumers, *g.consumers) if known else g.consumers
+        merged[g.variable, g.tensor] = RawGradient(g.variable, g.tensor, readers, g.call, g.location, g.indices)
+    return list(merged.values())
+
+
+def _nearest_updates(nodes: Graph, variables: Mapping[str, RawVariable], reader: str, shape: Shape | None) -> list[str]:
+    """The variables whose writes are the fewest ops away and that have the gradient's shape.
+
+    Clipping by a global norm links every gradient with every update; the direct way is shorter.
+    """
+    seen = {reader}
+    waiting = deque([reader])
+    while waiting:
+        candidates: list[str] = []
+        for _ in range(len(waiting)):
+            name = waiting.popleft()
+            if ops.is_variable_write(nodes[name]):
+                candidates.extend(h for h in _written(nodes, name) if h in variables and _fits(variables[h], shape))
+            for following, position in nodes.consumers[name]:
+                is_flow = not nodes[following].input[position].startswith("^") or _reads_back(nodes, name, following)
+                if following not in seen and is_flow:
+                    seen.add(following)
+                    waiting.append(following)
+        trainable = list(dict.fromkeys(h for h in candidates if variables[h].trainable))
+        if trainable:
+            return trainable
+    return []
+
+
+def _reads_back(nodes: Graph, write: str, reader: str) -> bool:
+    """Whether a node reads a variable as an op has just written it: a slot, on the way to a sparse update."""
+    return nodes[reader].op == "ReadVariableOp" and node_of(nodes[reader].input[0]) in _written(nodes, write)
+
+
+def _written(nodes: Graph, name: str) -> list[str]:
+    return [p for p, _ in ops.data_inputs(nodes[name]) if nodes[p].op == ops.VARIABLE]
+
+
+def _is_whole(shape: Shape | None) -> bool:
+    """Whether all sizes are known, as those of variables are, and the number of examples is not."""
+    return shape is not None and None not in shape
+
+
+def _fits(variable: RawVariable, shape: Shape | None) -> bool:
+    if shape is None:
+        return True
+    return len(shape) == len(variable.shape) and all(a in (None, b) for a, b in zip(shape, variable.shape))
+
+
+def _targets(forward: Mapping[str, str], nodes: Graph, region: set[str], scope: str) -> list[str]:
+    """The differentiated tensors: what the ops differentiate that take the initial gradient.
+
+    There are none where the program gave that gradient: then it is not these tensors alone that say what is reduced.
+    """
+    found: dict[str, None] = {}
+    if any(nodes[name].op == "Identity" for name in region if name.startswith(scope + "grad_ys_")):
+        return []
+    for name in nodes.nodes:
+        if name not in region or not name.startswith(scope + "grad_ys_"):
+            continue
+        waiting, seen = [name], {name}
+        while waiting:
+            for reader, _ in nodes.consumers[waiting.pop()]:
+                if reader not in region or reader in seen:
+                    continue
+                seen.add(reader)
+                if reader in forward:
+                    found[f"{forward[reader]}:0"] = None
+                elif reader.startswith(scope + "grad_ys_"):
+                    waiting.append(reader)
+    return _last(nodes, list(found))
+
+
+def _last(nodes: Graph, tensors: list[str]) -> list[str]:
+    """Those that no other of the tensors depends on."""
+    names = {node_of(t): t for t in tensors}
+    behind: set[str] = set()
+    for name in names:
+        behind |= nodes.ancestors([name], control=False) - {name}
+    return [t for n, t in names.items() if n not in behind]

@@ -1,0 +1,295 @@
+"""Capture of TF1-style graph code: a tf.Graph with placeholders, variables and a training op."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from caramel.errors import CaptureError, UnsupportedError, listed
+from caramel.frontend.captured import RawGradient, RawProgram, RawVariable
+from caramel.frontend.programs.files import GivenValues
+from caramel.frontend.programs.gradient_inference import differentiation_scopes, infer_differentiation, readers_outside
+from caramel.frontend.programs.handles import direct_handles
+from caramel.frontend.programs.iterators import given_iterator, iterator_inputs, iterator_of, with_placeholders
+from caramel.frontend.recording.recorded_gradients import Marks, marked
+from caramel.frontend.recording.recorder import Recorder
+from caramel.frontend.rewrites.inline import inline
+from caramel.frontend.rewrites.references import replace_references
+from caramel.frontend.roles.refusals import refuse_functions_as_ops
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, node_of
+from caramel.model import Input
+
+v1 = tf.compat.v1
+
+
+@dataclass(frozen=True)
+class GraphInitializers:
+    """Initial values made by the program's own initialisers, in a local session."""
+
+    graph: Any
+    variables: tuple[tuple[str, str, str], ...]
+    """(name, initialiser op, tensor that reads the value)"""
+
+    def load(self) -> Mapping[str, np.ndarray]:
+        """Run the initialisers once, as `global_variables_initializer` would.
+
+        Raises:
+            CaptureError: an initialiser fails.
+        """
+        config = v1.ConfigProto(allow_soft_placement=True)
+        try:
+            with v1.Session(graph=self.graph, config=config) as session:
+                session.run([op for _, op, _ in self.variables])
+                values = session.run([tensor for _, _, tensor in self.variables])
+        except tf.errors.OpError as error:
+            raise CaptureError(f"an initialiser of the program failed: {error.message}") from error
+        return {name: value for (name, _, _), value in zip(self.variables, values)}
+
+
+def capture_graph(
+    graph: Any,
+    recorder: Recorder | None,
+    *,
+    loss: Any,
+    train_op: Any,
+    loss_reduction: str | None,
+    replicated: Sequence[Any],
+    gradients: Mapping[str, Any] | None = None,
+    values: Any = None,
+) -> RawProgram:
+    """Read the roles of a tf.Graph.
+
+    Args:
+        graph: the tf.Graph.
+        recorder: what was seen while it was built; None for a finished graph.
+        loss: tensor or name to report; None to take the tensor that was differentiated.
+        train_op: operation or name; None to take the one that an optimizer registered.
+        loss_reduction: "mean", "sum" or None to find out.
+        replicated: placeholders (or names) that every worker gets whole.
+        gradients: for the name of each parameter the tensor that is its gradient, or (values, rows); None to
+            find them.
+        values: initial values by variable name, or a checkpoint with them; None to run the initialisers.
+
+    Raises:
+        CaptureError: a role is missing or ambiguous.
+    """
+    objects = _variables(graph)
+    variables = tuple(_raw_variable(v, graph) for v in objects)
+    nodes, fetched = nodes_of(graph, [] if loss is None else [_tensor_name(graph, loss, "loss")])
+    target = _train_op(graph, nodes, train_op)
+    refuse_functions_as_ops(nodes.pruned([target]), Library(nodes))
+    if gradients is not None:
+        named = _named_gradients(graph, nodes, variables, gradients, target)
+        marks = Marks(named, tuple((tensor, 1) for tensor in fetched))
+    elif recorder is None:
+        inferred = infer_differentiation(graph, nodes, {v.node: v for v in variables}, target)
+        marks = Marks(*inferred)
+    else:
+        handles = {v.node for v in variables}
+        marks = marked(nodes, recorder, lambda v: _handle_of(v, handles))
+    reported = next(iter(fetched), None)
+    iterator = iterator_of(nodes, [target] if reported is None else [target, node_of(reported)])
+    whole = {_tensor_name(graph, tensor, "replicated input") for tensor in replicated}
+    inputs = _inputs(graph, whole)
+    if iterator is not None:
+        inputs += iterator_inputs(nodes, iterator, whole)
+    return RawProgram(
+        graph=with_placeholders(nodes, iterator),
+        variables=variables,
+        gradients=marks.gradients,
+        differentiated=marks.differentiated,
+        inputs=inputs,
+        loss=reported,
+        outputs=(),
+        targets=(target,),
+        values=GraphInitializers(
+            graph, tuple((r.name, v.initializer.name, _read_tensor(v)) for r, v in zip(variables, objects))
+        )
+        if values is None
+        else GivenValues(values, tuple(r.name for r in variables)),
+        reduction=loss_reduction,
+        is_graph=True,
+        notes=_unreached_updates(graph, nodes, target),
+        loop_marks=marks.loop_marks,
+        given=None if iterator is None else given_iterator(nodes, iterator),
+        iterator=iterator,
+    )
+
+
+def _named_gradients(
+    graph: Any, nodes: Graph, variables: Sequence[RawVariable], gradients: Mapping[str, Any], train_op: str
+) -> tuple[RawGradient, ...]:
+    """The gradients that the caller names."""
+    by_name = {v.name: v for v in variables}
+    step = nodes.ancestors([train_op])
+    scopes = differentiation_scopes(graph)
+    found = []
+    for name, given in gradients.items():
+        if name not in by_name:
+            raise CaptureError(f"gradients= names {name!r}, which is no variable; there are {listed(list(by_name))}")
+        tensors = given if isinstance(given, (tuple, list)) else (given,)
+        if len(tensors) not in (1, 2):
+            raise CaptureError(f"the gradient of {name!r} must be a tensor, or (values, rows), got {given!r}")
+        checked = [_tensor_name(graph, t, f"the gradient of {name!r}") for t in tensors]
+        if node_of(checked[0]) not in step:
+            raise CaptureError(f"the gradient of {name!r}, {checked[0]!r}, is not used by the training op {train_op!r}")
+        indices = checked[1] if len(checked) == 2 else None
+        readers = readers_outside(nodes, checked, scopes)
+        found.append(RawGradient(by_name[name].node, checked[0], readers, 1, "gradients=", indices))
+    if not found:
+        raise CaptureError("gradients= is empty: name the gradient of every parameter, or leave it out")
+    return tuple(found)
+
+
+def nodes_of(graph: Any, fetches: Sequence[str] = ()) -> tuple[Graph, tuple[str, ...]]:
+    """A graph's nodes, with no variables but resources and no calls that can be inlined.
+
+    Args:
+        graph: the tf.Graph.
+        fetches: tensors of it.
+
+    Returns:
+        The nodes, with ``_output_shapes`` attributes, and for each of the fetches the tensor that has its value.
+    """
+    nodes, values = replace_references(Graph.from_graph_def(graph.as_graph_def(add_shapes=True)), fetches)
+    flat = inline(direct_handles(nodes))
+    return flat.graph, tuple(flat.tensor(value) for value in values)
+
+
+def _variables(graph: Any) -> list[Any]:
+    keys = v1.GraphKeys
+    found: dict[str, Any] = {}
+    for key in (keys.GLOBAL_VARIABLES, keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.LOCAL_VARIABLES):
+        for variable in graph.get_collection(key):
+            if getattr(variable, "_save_slice_info", None) is not None:
+                raise UnsupportedError(
+                    f"variable {variable.op.name!r} is one part of a partitioned variable, which cannot be replicated "
+                    "yet. Create it without a partitioner"
+                )
+            found.setdefault(variable.op.name, variable)
+    return list(found.values())
+
+
+def _raw_variable(variable: Any, graph: Any) -> RawVariable:
+    keys = v1.GraphKeys
+    shape = tuple(variable.shape.as_list()) if variable.shape.rank is not None else None
+    if shape is None or None in shape:
+        raise UnsupportedError(
+            f"variable {variable.op.name!r} has no static shape; create it with a shape (validate_shape=True)"
+        )
+    return RawVariable(
+        name=variable.op.name,
+        node=variable.op.name,
+        dtype=variable.dtype.base_dtype.name,
+        shape=shape,
+        trainable=any(variable is v for v in graph.get_collection(keys.TRAINABLE_VARIABLES)),
+        saved=any(variable is v for v in graph.get_collection(keys.GLOBAL_VARIABLES)),
+    )
+
+
+def _read_tensor(variable: Any) -> str:
+    with variable.graph.as_default():  # to_proto refuses to run eagerly
+        return str(variable.to_proto().snapshot_name)
+
+
+def _handle_of(variable: Any, handles: Collection[str]) -> str | None:
+    name = getattr(variable, "handle", variable).op.name  # a reference variable has the name of its node
+    return name if name in handles else None
+
+
+def _train_op(graph: Any, nodes: Graph, train_op: Any) -> str:
+    if train_op is not None:
+        try:
+            element = graph.as_graph_element(train_op, allow_tensor=True, allow_operation=True)
+        except (KeyError, ValueError, TypeError) as error:
+            raise CaptureError(f"train_op {train_op!r} is not in the captured graph: {error}") from error
+        return element.op.name if hasattr(element, "op") else element.name
+    registered = graph.get_collection(v1.GraphKeys.TRAIN_OP)
+    for op in registered:
+        if op.graph is not graph:
+            raise CaptureError(
+                f"training op {_operation_name(op)!r} is inside a branch or function of the graph: "
+                "pass the op of the graph that is one step as train_op="
+            )
+    found = list(dict.fromkeys(_operation_name(op) for op in registered))
+    if not found:
+        raise CaptureError(
+            "no training op was found: no optimizer applied gradients in the captured code. Call "
+            "optimizer.minimize (or apply_gradients), or pass the op that does the update as train_op="
+        )
+    if len(found) > 1:
+        raise CaptureError(
+            f"{'two' if len(found) == 2 else len(found)} training ops were found ({', '.join(found)}): "
+            "say with train_op= which one is the step"
+        )
+    _refuse_later_updates(nodes, found[0])
+    return found[0]
+
+
+def _refuse_later_updates(nodes: Graph, train_op: str) -> None:
+    """What is made to run after the training op and writes variables may well be the real step."""
+    seen, waiting = {train_op}, [train_op]
+    while waiting:
+        for reader in sorted({name for name, _ in nodes.consumers[waiting.pop()]} - seen):
+            if ops.is_variable_write(nodes[reader]):
+                raise CaptureError(
+                    f"op {reader!r} runs after the training op {train_op!r} and writes a variable (an "
+                    "average of the weights, for one): say with train_op= which op is the step"
+                )
+            seen.add(reader)
+            waiting.append(reader)
+
+
+def _operation_name(element: Any) -> str:
+    return element.op.name if isinstance(element, (tf.Tensor, tf.Variable)) else element.name
+
+
+def _tensor_name(graph: Any, tensor: Any, what: str) -> str:
+    try:
+        element = graph.as_graph_element(tensor, allow_tensor=True, allow_operation=True)
+    except (KeyError, ValueError, TypeError) as error:
+        raise CaptureError(f"{what} {tensor!r} is not in the captured graph: {error}") from error
+    if isinstance(element, tf.Tensor):
+        return element.name
+    if not element.outputs:
+        raise CaptureError(f"{what} {element.name!r} is an op without a result: name the op that computes it")
+    return element.outputs[0].name
+
+
+def _inputs(graph: Any, whole: Collection[str]) -> tuple[Input, ...]:
+    found = []
+    for op in graph.get_operations():
+        if op.type not in ops.PLACEHOLDERS:
+            continue
+        tensor = op.outputs[0]
+        shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+        found.append(
+            Input(
+                name=op.name,
+                node=op.name,
+                dtype=tensor.dtype.name,
+                shape=shape,
+                split=shape != () and tensor.name not in whole,
+                optional=op.type == "PlaceholderWithDefault",
+            )
+        )
+    return tuple(found)
+
+
+def _unreached_updates(graph: Any, nodes: Graph, target: str) -> tuple[str, ...]:
+    """Say which registered updates the training op does not run, as on one device."""
+    reached = nodes.ancestors([target])
+    names = [_operation_name(op) for op in graph.get_collection(v1.GraphKeys.UPDATE_OPS)]
+    left = sorted(name for name in names if name not in reached)
+    if not left:
+        return ()
+    return (
+        f"the UPDATE_OPS {listed(left, 3)} are not part of the training op, so a step does not "
+        "run them (as on one device); add them with tf.control_dependencies if they should run",
+    )

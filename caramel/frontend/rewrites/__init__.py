@@ -1,0 +1,1 @@
+"""Rewrites of the captured graph into the plain form that the rest reads."""

@@ -1,0 +1,315 @@
+"""Accumulation: gradients that a program adds up before it uses them are aggregated once, as their sum.
+
+A program adds up the gradients of micro-batches within a step, or over several steps in variables that
+it empties when it has applied them. The sum of the workers' means is the mean of the workers' sums, so
+each worker adds up its own, and what is aggregated is what the rest of the program uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tensorflow.python.framework import tensor_util
+
+from caramel.frontend.captured import RawVariable
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef, behind_identities, data_texts, node_of, tensor_name
+from caramel.model import Gradient
+
+_SUMS = frozenset({"Add", "AddV2", "AddN"})
+_SCALINGS = frozenset({"Mul", "RealDiv"})
+
+_ADDING = {"AssignAddVariableOp": 0, "AssignVariableOp": 1}
+"""How often the value that is written has to read the variable for the op to add to it."""
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """Result of the analysis.
+
+    Attributes:
+        gradients: what to aggregate, in order.
+        accumulators: handle nodes of the variables in which each worker adds up its own gradients.
+    """
+
+    gradients: tuple[Gradient, ...]
+    accumulators: frozenset[str]
+
+
+def accumulated(
+    step: Graph, library: Library, gradients: Sequence[Gradient], variables: Sequence[RawVariable]
+) -> Accumulation:
+    """Find the sums of gradients.
+
+    Args:
+        step: the step's nodes.
+        library: the functions that they call.
+        gradients: as they leave the differentiation.
+        variables: the program's variables.
+    """
+    analysis = _Analysis(step, library, variables)
+    found: list[Gradient] = []
+    accumulators: set[str] = set()
+    by_parameter: dict[str, list[Gradient]] = {}
+    for gradient in gradients:
+        by_parameter.setdefault(gradient.parameter, []).append(gradient)
+    for same in by_parameter.values():
+        if any(g.is_sparse for g in same):
+            found += same
+            continue
+        joined, used = analysis.joined(same)
+        found += joined
+        accumulators |= used
+    order = {g.parameter: position for position, g in reversed(list(enumerate(gradients)))}
+    found.sort(key=lambda g: order[g.parameter])
+    return Accumulation(_in_order(step, found), frozenset(accumulators))
+
+
+def _in_order(step: Graph, gradients: Sequence[Gradient]) -> tuple[Gradient, ...]:
+    """The gradients, each after those that it depends on: all workers aggregate in this order."""
+    bits: dict[str, int] = {}
+    for number, gradient in enumerate(gradients):
+        name = node_of(gradient.tensor)
+        bits[name] = bits.get(name, 0) | 1 << number
+    behind: dict[str, int] = {}
+    for name in step.order:
+        behind[name] = 0
+        for text in step[name].input:
+            behind[name] |= behind[node_of(text)] | bits.get(node_of(text), 0)
+
+    def place(number: int) -> tuple[int, int]:
+        """What a gradient depends on depends on less than the gradient does."""
+        return behind[node_of(gradients[number].tensor)].bit_count(), number
+
+    return tuple(gradients[number] for number in sorted(range(len(gradients)), key=place))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a sum is made of.
+
+    Attributes:
+        gradients: the gradients in it, scaled by constants or not.
+        bases: how often what they are added to is in it, never scaled.
+        way: the nodes that add and scale.
+    """
+
+    gradients: frozenset[str]
+    bases: int
+    way: frozenset[str]
+
+
+class Sums:
+    """Finds sums in a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._step = graph
+
+    def terms(self, text: str, markers: Collection[str], is_base: Callable[[str], bool]) -> Terms | None:
+        """What a tensor is the sum of.
+
+        Args:
+            text: the tensor.
+            markers: the gradients.
+            is_base: whether a tensor is what the gradients are added to.
+
+        Returns:
+            None if it is anything else than a sum of these.
+        """
+        if tensor_name(text) in markers:
+            return Terms(frozenset([tensor_name(text)]), 0, frozenset())
+        if is_base(text):
+            return Terms(frozenset(), 1, frozenset())
+        node = self._step[node_of(text)]
+        inputs = data_texts(node)
+        if node.op in _SUMS:
+            parts = [self.terms(i, markers, is_base) for i in inputs if not self.is_zero(i)]
+        elif node.op == "Identity":
+            parts = [self.terms(inputs[0], markers, is_base)]
+        elif (scaled := self.scaled(node)) is not None:
+            parts = [self.terms(scaled, markers, is_base)]
+            if parts[0] is not None and parts[0].bases:
+                return None  # a running average, not a sum
+        else:
+            return None
+        if any(part is None for part in parts):
+            return None
+        found = [part for part in parts if part is not None]
+        return Terms(
+            frozenset().union(*(part.gradients for part in found)),
+            sum(part.bases for part in found),
+            frozenset([node.name]).union(*(part.way for part in found)),
+        )
+
+    def scaled(self, node: NodeDef) -> str | None:
+        """What a node multiplies or divides by a constant number."""
+        if node.op not in _SCALINGS:
+            return None
+        first, second = data_texts(node)
+        if self._is_constant_number(second):
+            return first
+        return second if node.op == "Mul" and self._is_constant_number(first) else None
+
+    def _is_constant_number(self, text: str) -> bool:
+        node = self._behind_identities(text)
+        if node.op == "Cast":
+            return self._is_constant_number(node.input[0])
+        return node.op == "Const" and not node.attr["value"].tensor.tensor_shape.dim
+
+    def is_zero(self, text: str) -> bool:
+        """Whether a tensor is made of zeros."""
+        node = self._behind_identities(text)
+        if node.op == "ZerosLike":
+            return True
+        if node.op == "Fill":
+            return self.is_zero(node.input[1])
+        if node.op != "Const" or ops.dtype_name(node.attr["dtype"].type) == "string":
+            return False
+        return not np.any(tensor_util.MakeNdarray(node.attr["value"].tensor))
+
+    def _behind_identities(self, text: str) -> NodeDef:
+        return self._step[node_of(behind_identities(self._step, text))]
+
+
+class _Analysis:
+    def __init__(self, step: Graph, library: Library, variables: Sequence[RawVariable]) -> None:
+        self._step = step
+        self._sums = Sums(step)
+        self._candidates = {v.node: v for v in variables if v.node in step and not v.trainable}
+        self._writers: dict[str, list[str]] = {}
+        self._readers: dict[str, list[str]] = {}
+        for node in step:
+            written = library.written(node)
+            for handle, _ in ops.data_inputs(node):
+                if handle in self._candidates:
+                    (self._writers if handle in written else self._readers).setdefault(handle, []).append(node.name)
+
+    def joined(self, gradients: Sequence[Gradient]) -> tuple[list[Gradient], set[str]]:
+        """One parameter's gradients with those that are added up replaced by their sums."""
+        markers = {g.tensor: self._uses(g.tensor, g.consumers) for g in gradients}
+        leaves: dict[str, frozenset[str]] = dict(markers)
+        accumulators: set[str] = set()
+        for handle, variable in self._candidates.items():
+            if variable.dtype == gradients[0].dtype and variable.shape == gradients[0].shape:
+                kept = self._without(handle, leaves, markers)
+                if kept is not None:
+                    leaves = kept
+                    accumulators.add(handle)
+        leaves = self._summed(leaves)
+        if leaves == markers:
+            return list(gradients), set()
+        sources = self._into_sums(markers, leaves)
+        made = []
+        for number, (tensor, uses) in enumerate(leaves.items()):
+            name = gradients[0].parameter + ("" if number == 0 else f"#{number + 1}")
+            behind = () if tensor in markers else sources
+            made.append(
+                replace(gradients[0], name=name, tensor=tensor, consumers=self._consumers(tensor, uses), sources=behind)
+            )
+        return made, accumulators
+
+    def _into_sums(
+        self, markers: Mapping[str, frozenset[str]], leaves: Mapping[str, frozenset[str]]
+    ) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The gradients that are added up, with the readers that do so: a gradient may be used by itself, too."""
+        adding = {tensor: uses - leaves.get(tensor, frozenset()) for tensor, uses in markers.items()}
+        return tuple((tensor, self._consumers(tensor, uses)) for tensor, uses in adding.items() if uses)
+
+    def _consumers(self, tensor: str, uses: frozenset[str]) -> tuple[str, ...]:
+        """Some readers of a tensor, as a Gradient has them: none for all of them."""
+        return () if uses == self._uses(tensor, ()) else tuple(sorted(uses))
+
+    def _uses(self, tensor: str, consumers: Sequence[str]) -> frozenset[str]:
+        """The readers of a tensor, or those given."""
+        return frozenset(consumers or self._step.readers(tensor))
+
+    # -- accumulators ------------------------------------------------------------------------
+
+    def _without(
+        self, handle: str, leaves: Mapping[str, frozenset[str]], markers: Iterable[str]
+    ) -> dict[str, frozenset[str]] | None:
+        """The leaves if a variable is an accumulator of these gradients, else None.
+
+        It is emptied somewhere, and otherwise only ever added to. Then what goes into it is no use of
+        a gradient, and what is read from it, other than to add to it, is one.
+        """
+        adding: set[str] = set()  # nodes on the way into the variable
+        is_emptied = False
+        for writer in self._writers.get(handle, ()):
+            node = self._step[writer]
+            if node.op not in _ADDING:
+                return None
+            if node.op == "AssignVariableOp" and self._sums.is_zero(node.input[1]):
+                is_emptied = True
+            elif self._way(node.input[1], markers, handle, adding, _ADDING[node.op]):
+                adding.add(writer)
+            else:
+                return None
+        if not is_emptied or not adding:
+            return None
+        for name in adding:  # nothing on the way is used otherwise
+            if not adding.issuperset(self._data_readers(name)):
+                return None
+        kept = {tensor: uses - adding for tensor, uses in leaves.items()}
+        for reader in self._readers.get(handle, ()):
+            if self._step[reader].op != "ReadVariableOp":
+                return None
+            tensor = tensor_name(reader)
+            kept[tensor] = self._uses(tensor, ()) - adding
+        return {tensor: uses for tensor, uses in kept.items() if uses and any(self._is_data(tensor, u) for u in uses)}
+
+    def _data_readers(self, name: str) -> list[str]:
+        return [r for r, position in self._step.consumers[name] if not self._step[r].input[position].startswith("^")]
+
+    def _is_data(self, tensor: str, reader: str) -> bool:
+        return any(tensor_name(text) == tensor for text in data_texts(self._step[reader]))
+
+    def _way(self, text: str, markers: Iterable[str], handle: str, adding: set[str], reads: int) -> bool:
+        """Whether a tensor is a sum of gradients, scaled or not, and of so many reads of the variable."""
+
+        def is_read(text: str) -> bool:
+            node = self._step[node_of(text)]
+            return node.op == "ReadVariableOp" and node_of(node.input[0]) == handle
+
+        found = self._sums.terms(text, set(markers), is_read)
+        if found is None or found.bases != reads or not found.gradients:
+            return False
+        adding.update(found.way)
+        return True
+
+    # -- sums --------------------------------------------------------------------------------
+
+    def _summed(self, leaves: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+        """The leaves with those that are only added up replaced by their sum, if that leaves fewer."""
+        best = current = dict(leaves)
+        while len(best) > 1:
+            moved = self._moved(current)
+            if moved is None:
+                break
+            current = moved
+            if len(current) < len(best):
+                best = current
+        return best
+
+    def _moved(self, leaves: dict[str, frozenset[str]]) -> dict[str, frozenset[str]] | None:
+        """The leaves with some replaced by the one node that reads them, in a linear way."""
+        for tensor, uses in leaves.items():
+            if len(uses) != 1:
+                continue
+            (reader,) = uses
+            node = self._step[reader]
+            inputs = data_texts(node)
+            if node.op in _SUMS:
+                into = [tensor_name(i) for i in inputs if not self._sums.is_zero(i)]
+            elif node.op == "Identity" or tensor_name(self._sums.scaled(node) or "") == tensor:
+                into = [tensor]
+            else:
+                continue
+            if all(leaves.get(i) == frozenset([reader]) for i in into):
+                made = f"{reader}:0"
+                rest = {t: u for t, u in leaves.items() if t not in into}
+                return {**rest, made: self._uses(made, ())}
+        return None

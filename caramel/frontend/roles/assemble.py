@@ -1,0 +1,214 @@
+"""From a captured program to a Model: prune to one step, check what cannot be replicated, give roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from caramel.errors import CaptureError, UnsupportedError, listed
+from caramel.frontend.attributes import bare
+from caramel.frontend.captured import RawGradient, RawProgram
+from caramel.frontend.roles import nested_gradients, variable_classes
+from caramel.frontend.roles.accumulation import accumulated
+from caramel.frontend.roles.loss_reduction import Reductions, reduce_program
+from caramel.frontend.roles.output_reductions import Reports, untold
+from caramel.frontend.roles.refusals import (
+    refuse_functions_as_ops,
+    refuse_in_loops,
+    refuse_irreplicable,
+    refuse_uneven_rounds,
+)
+from caramel.graph import ops
+from caramel.graph.graph import Graph, behind_identities, node_of, parse_input, tensor_name
+from caramel.model import Gradient, Input, Model, Variable
+from caramel.util.gc_pause import many_objects
+
+_STEP_COUNTERS = ("global_step", "iteration", "iterations")
+
+
+@many_objects()
+def assemble(raw: RawProgram) -> Model:
+    """Work out the roles of a captured program.
+
+    Raises:
+        CaptureError: a role is missing or ambiguous.
+        UnsupportedError: the step uses something that cannot be replicated.
+    """
+    refuse_in_loops(raw)
+    sorted_out = _sorted_out(raw)
+    loss = _loss(raw, sorted_out.outer)
+    step, used = _step(raw, loss, sorted_out.outer)
+    refuse_irreplicable(step, raw.library, raw)
+    if not used:
+        raise _nothing_learned(raw)
+    inputs = tuple(i for i in raw.inputs if i.node in step)
+    _check_inputs(inputs)
+    sums = accumulated(step, raw.library, _gradients(used, raw, step), raw.variables)
+    roles = variable_classes.classify(step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
+    graph = _with_losses(raw, step, used, sorted_out.inside)
+    reduction, reductions = reduce_program(replace(raw, graph=graph), used, sorted_out.inside, inputs, roles.kinds)
+    local = [v for v, kind in roles.kinds.items() if kind.is_local]
+    refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
+    losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
+    batch_wide = _batch_wide(reductions, losses)
+    reports = Reports(graph, roles.origins, reductions)
+    is_differentiated = behind_identities(graph, loss) in {behind_identities(graph, t) for t in losses}
+    reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
+    variables = tuple(
+        Variable(v.name, v.node, v.dtype, v.shape, roles.kinds[v.node], ops.item_bytes(v.dtype), v.saved)
+        for v in raw.variables
+    )
+    by_node = {v.node: v.name for v in raw.variables}
+    return Model(
+        graph=bare(step),
+        inputs=inputs,
+        loss=tensor_name(loss),
+        outputs=raw.outputs,
+        targets=raw.targets,
+        variables=variables,
+        gradients=sums.gradients,
+        updates=tuple((by_node[node], writers) for node, writers in roles.writes.items()),
+        reduction=reduction,
+        values=raw.values,
+        notes=(
+            *raw.notes,
+            *_without_gradient(raw, sums.gradients),
+            *batch_wide,
+            *roles.notes,
+            *untold(loss, reported, reduction.kind),
+        ),
+        step_counter=_step_counter(variables, dict(roles.writes)),
+        unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
+        input_order=tuple(i.name for i in raw.inputs),
+        reported=reported,
+        combinations=tuple(reports.combination_of(tensor) for _, tensor in raw.outputs),
+    )
+
+
+def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple[Graph, list[RawGradient]]:
+    """What a step needs, and those of the gradients that it uses."""
+    roots = [*raw.targets, node_of(loss), *(node_of(t) for _, t in raw.outputs)]
+    step = raw.graph.pruned(roots)
+    used = [g for g in gradients if _is_used(step, g)]
+    # Only the values of a sparse gradient may be used (for a norm); its rows travel with them all the same.
+    return raw.graph.pruned([*roots, *(node_of(g.indices) for g in used if g.indices is not None)]), used
+
+
+def _with_losses(raw: RawProgram, step: Graph, used: Sequence[RawGradient], inside: Mapping[str, int]) -> Graph:
+    """A step and what it differentiates, which need not be part of it; the rest of the program may be of any kind."""
+    calls = sorted({*(g.call for g in used), *inside.values()})
+    losses = [node_of(tensor) for call in calls for tensor in raw.targets_of(call)]
+    graph = raw.graph.pruned([*step.nodes, *losses, *(node_of(tensor) for tensor in inside)])
+    refuse_functions_as_ops(graph, raw.library)
+    return graph
+
+
+def _nothing_learned(raw: RawProgram) -> CaptureError:
+    what, advice = (
+        ("training op", "Pass the op that applies the gradients as train_op=")
+        if raw.is_graph
+        else ("step", "Apply them in it (optimizer.apply_gradients, or assign to the variables)")
+    )
+    return CaptureError(f"the {what} uses no gradient of the loss: nothing would be learned in common. {advice}")
+
+
+def _sorted_out(raw: RawProgram) -> nested_gradients.Sorted:
+    """Which gradients are aggregated, and which stay as they are inside a loss."""
+    if not raw.gradients:
+        raise CaptureError(
+            "no gradient of a variable was computed: there is no loss to train on. Build the loss and call "
+            "optimizer.minimize, tf.gradients or GradientTape.gradient in the captured code"
+        )
+    return nested_gradients.sort_out(raw)
+
+
+def _loss(raw: RawProgram, gradients: Sequence[RawGradient]) -> str:
+    if raw.loss is not None:
+        if node_of(raw.loss) not in raw.graph:
+            raise CaptureError(f"loss {raw.loss!r} is not a tensor of the captured graph")
+        return raw.loss
+    calls = {g.call for g in gradients}
+    losses = list(dict.fromkeys(tensor for tensor, call in raw.differentiated if call in calls))
+    if not losses:
+        raise CaptureError("the loss cannot be found in the graph: pass it as loss=")
+    if len(losses) > 1:
+        raise CaptureError(f"several tensors are differentiated ({listed(losses)}): say with loss= which one to report")
+    return losses[0]
+
+
+def _is_used(step: Graph, gradient: RawGradient) -> bool:
+    if node_of(gradient.tensor) not in step:
+        return False
+    readers = step.readers(gradient.tensor)
+    return any(r in gradient.consumers for r in readers) if gradient.consumers else bool(readers)
+
+
+def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tuple[Gradient, ...]:
+    by_node = {v.node: v for v in raw.variables}
+    found: list[Gradient] = []
+    names: dict[str, int] = {}
+    for gradient in used:
+        variable = by_node[gradient.variable]
+        names[variable.name] = names.get(variable.name, 0) + 1
+        suffix = "" if names[variable.name] == 1 else f"#{names[variable.name]}"
+        dtype = _dtype(step, gradient.tensor)
+        if None in variable.shape:
+            raise UnsupportedError(
+                f"parameter {variable.name!r} has unknown shape {variable.shape}; give it a static shape"
+            )
+        found.append(
+            Gradient(
+                variable.name + suffix,
+                variable.name,
+                gradient.tensor,
+                tuple(c for c in gradient.consumers if c in step),
+                dtype,
+                variable.shape,
+                ops.item_bytes(dtype),
+                gradient.indices,
+                None if gradient.indices is None else _dtype(step, gradient.indices),
+            )
+        )
+    return tuple(found)
+
+
+def _dtype(step: Graph, tensor: str) -> str:
+    name, index = parse_input(tensor)
+    return ops.dtype_name(ops.output_types(step[name])[index])
+
+
+def _check_inputs(inputs: Sequence[Input]) -> None:
+    for item in inputs:
+        if item.dtype in ("resource", "variant"):
+            raise UnsupportedError(f"input {item.name!r} has dtype {item.dtype}, which cannot be fed to workers")
+        if item.split and item.shape is None:
+            raise CaptureError(
+                f"input {item.name!r} has unknown rank, so it cannot be split over the workers. Give its placeholder "
+                f"a shape such as [None, ...], or list it in replicated= if every worker gets the whole array"
+            )
+
+
+def _batch_wide(reductions: Reductions, losses: Sequence[str]) -> list[str]:
+    """Say where the losses use a value of the whole batch."""
+    found = reductions.batch_wide_values(losses)
+    if not found:
+        return []
+    return [
+        f"the loss uses values over the whole batch ({listed(found, 3)}): each worker computes them over its own part, "
+        "as batch normalisation does"
+    ]
+
+
+def _without_gradient(raw: RawProgram, gradients: Sequence[Gradient]) -> list[str]:
+    """Say which trainable variables no gradient reaches."""
+    with_gradient = {g.parameter for g in gradients}
+    without = [v.name for v in raw.variables if v.trainable and v.name not in with_gradient]
+    return [f"no gradient reaches {listed(without)}: left as it is"] if without else []
+
+
+def _step_counter(variables: Sequence[Variable], writes: dict[str, tuple[str, ...]]) -> str | None:
+    for variable in variables:
+        is_integer = variable.dtype.startswith(("int", "uint")) and variable.shape == ()
+        if is_integer and variable.node in writes and variable.name.rpartition("/")[2] in _STEP_COUNTERS:
+            return variable.name
+    return None

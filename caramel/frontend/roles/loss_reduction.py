@@ -1,0 +1,147 @@
+"""How a loss reduces over the batch: is it a mean over the examples, or a sum?
+
+`caramel.frontend.batch` follows the examples from the inputs to the loss. What it does not know how
+to follow is unknown, with the op that made it so, and then the caller has to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from caramel.errors import CaptureError
+from caramel.frontend.batch.domain import FREE, Examples, Free, Statistic, Total, Unknown, Value
+from caramel.frontend.batch.interpreter import Analysis, Bodies
+from caramel.frontend.captured import RawGradient, RawProgram
+from caramel.graph import ops
+from caramel.graph.graph import Graph, node_of
+from caramel.model import Input, Reduction, VariableClass
+
+_GRADIENTS: Mapping[str, Value] = {"equal": FREE, "mean": Total(Fraction(-1)), "sum": Total()}
+
+_OF_EACH_WORKER = (VariableClass.STATISTICS, VariableClass.ACCUMULATOR)
+
+
+class Reductions:
+    """How the tensors of a program reduce over the batch.
+
+    Args:
+        graph: nodes with ``_output_shapes`` attributes.
+        inputs: the program's inputs; the split ones carry the batch along axis 0.
+        local: names of the variables that have a value of their own on each worker, by their handle nodes.
+    """
+
+    def __init__(self, graph: Graph, inputs: Sequence[Input], local: Mapping[str, str] | None = None) -> None:
+        self._graph = graph
+        given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
+        for node, name in (local or {}).items():
+            given[node] = Unknown(f"variable {name!r} has a value of its own on each worker", unheard=True)
+        self._analysis = Analysis(graph, Bodies(graph), given)
+
+    def learn(self, gradient: str, kind: str) -> None:
+        """Take a gradient for a ``"mean"`` or a ``"sum"``, or for ``"equal"``: the same on all workers."""
+        if len(ops.output_types(self._graph[node_of(gradient)])) == 1:
+            self._analysis.learn(node_of(gradient), _GRADIENTS[kind])
+
+    def value_of(self, tensor: str) -> Value:
+        """How a tensor depends on the examples."""
+        return self._analysis.value_of(tensor)
+
+    def of(self, loss: str) -> tuple[str | None, str]:
+        """``("mean" | "sum" | None, reason)`` for a tensor that is differentiated; None where it cannot be told."""
+        value = self._analysis.value_of(loss)
+        if isinstance(value, Unknown):
+            return None, value.why
+        if isinstance(value, Free) or (isinstance(value, Examples) and value.same):
+            return None, f"the loss {loss!r} does not depend on any input that is split over the workers"
+        if isinstance(value, (Examples, Total)) and value.centred:
+            return None, (
+                f"{value.centred!r} puts a mean over the batch into the values of single examples of the loss "
+                f"{loss!r}, and each worker would take the mean of its own part"
+            )
+        if isinstance(value, Total) and value.power == -1:
+            return "mean", f"the loss {loss!r} averages over the batch"
+        if isinstance(value, Total) and value.power == 0:
+            return "sum", f"the loss {loss!r} adds up the examples of the batch without dividing by their number"
+        if isinstance(value, Examples) and value.power == 0:
+            return "sum", f"the loss {loss!r} has one value for each example; differentiation adds them"
+        if isinstance(value, Examples) and value.power == -1:
+            return "mean", f"the loss {loss!r} has one value for each example, divided by their number"
+        if isinstance(value, Statistic):
+            return None, f"the loss {loss!r} is not linear in a mean or a sum over the batch"
+        return None, f"the loss {loss!r} is neither a mean nor a sum over the batch"
+
+    def batch_wide_values(self, losses: Sequence[str]) -> tuple[str, ...]:
+        """Ops on the way to losses that put a value over the whole batch into the values of single examples.
+
+        Batch normalisation's mean and variance are such. Each worker computes them over its own part.
+        """
+        return self._analysis.notes_behind(losses)
+
+
+def reduce_program(
+    raw: RawProgram,
+    used: Sequence[RawGradient],
+    inside: Mapping[str, int],
+    inputs: Sequence[Input],
+    kinds: Mapping[str, VariableClass],
+) -> tuple[Reduction, Reductions]:
+    """Find how a program's gradients are reduced.
+
+    Args:
+        raw: the program.
+        used: the gradients that are aggregated.
+        inside: tensors of the gradients that stay as they are inside a later loss, with their calls.
+        inputs: the inputs that the step needs.
+        kinds: class of each variable, by its handle node.
+
+    Returns:
+        How, and what tells it of other tensors of the program.
+
+    Raises:
+        CaptureError: it cannot be told, or what the caller said does not hold.
+    """
+    given = raw.reduction
+    if given not in (None, "mean", "sum"):
+        raise CaptureError(f"loss_reduction must be 'mean' or 'sum', got {given!r}")
+    # A generator's state differs, too, but what is drawn counts as the same noise wherever it is drawn.
+    local = {v.node: v.name for v in raw.variables if kinds[v.node] in _OF_EACH_WORKER}
+    reductions = Reductions(raw.graph, inputs, local)
+    for gradient in used:  # those that are aggregated before they get into a loss
+        for tensor in (gradient.tensor, gradient.indices):
+            if tensor is not None and gradient.tensor not in inside:
+                reductions.learn(tensor, "equal")
+    inner_calls = set(inside.values())
+    found: dict[str, str] = {}
+    for call in sorted(inner_calls if given else {g.call for g in used} | inner_calls):
+        for loss in raw.targets_of(call):
+            kind, reason = reductions.of(loss)
+            kind = kind or given
+            if kind is None:
+                raise _untold(reason)
+            found[kind] = reason
+            for tensor, number in inside.items():
+                if number == call:
+                    reductions.learn(tensor, kind)
+    if given is not None:
+        if found.keys() - {given}:
+            raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(found.values())}")
+        return Reduction(given, "given by the caller"), reductions
+    if not found:
+        raise _untold("it is computed inside a loop, or the program gave the gradient to start from (grad_ys)")
+    if len(found) != 1:
+        raise CaptureError(
+            "some losses are means over the batch and some are sums "
+            f"({'; '.join(found.values())}): say loss_reduction='mean' or 'sum'"
+        )
+    ((kind, reason),) = found.items()
+    return Reduction(kind, reason), reductions
+
+
+def _untold(reason: str) -> CaptureError:
+    error = CaptureError(
+        f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
+        "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
+    )
+    error.wants_reduction = True
+    return error

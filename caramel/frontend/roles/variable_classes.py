@@ -1,0 +1,282 @@
+"""Which values differ between workers, and so what each variable is.
+
+A forward pass over the step's graph marks every node whose value differs between workers: it comes
+from a split input, from a random op, or from a variable that is itself different on each worker.
+Aggregated gradients are equal everywhere, so the mark ends there. A parameter whose update still
+carries the mark would drift apart on the workers; such a program is refused. What a loop or function
+gives is taken to depend on all that it gets. A node in a branch (between Switch and Merge) that writes
+also depends on the condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from caramel.errors import UnsupportedError, listed
+from caramel.frontend.captured import RawVariable
+from caramel.frontend.roles.divergence import draws
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, node_of, parse_input
+from caramel.graph.guards import Guards, guards_of
+from caramel.model import Gradient, Input, VariableClass
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Result of the analysis.
+
+    Attributes:
+        kinds: class of each variable, by its handle node.
+        writes: ops that write each variable, by its handle node, in graph order.
+        notes: what the caller should know.
+        origins: for each node where its difference between workers comes from; None where there is none.
+    """
+
+    kinds: Mapping[str, VariableClass]
+    writes: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+    origins: Mapping[str, str | None]
+
+
+class _State:
+    """What is known of each node in one pass."""
+
+    def __init__(self, guards: Guards) -> None:
+        self.origin: dict[str, str | None] = {}  # where its difference comes from, None if equal
+        self.gradients: dict[str, int] = {}  # bit set of the gradients that it depends on
+        self._guards = guards
+
+    def condition_origin(self, name: str) -> str | None:
+        """Where a difference comes from in whether a node runs."""
+        return next((o for c, _ in sorted(self._guards.of[name]) if (o := self.origin[c]) is not None), None)
+
+
+def classify(
+    graph: Graph,
+    library: Library,
+    variables: Sequence[RawVariable],
+    gradients: Sequence[Gradient],
+    inputs: Sequence[Input],
+    accumulators: frozenset[str] = frozenset(),
+) -> Roles:
+    """Give every variable its class.
+
+    Args:
+        graph: the step's nodes.
+        library: the functions that they call.
+        variables: the program's variables.
+        gradients: the gradients that will be aggregated; ``parameter`` is the variable's name.
+        inputs: the program's inputs.
+        accumulators: handle nodes of the variables in which each worker adds up its own gradients.
+
+    Raises:
+        UnsupportedError: a parameter's update uses a value that differs between workers.
+    """
+    handles = {v.node: v for v in variables if v.node in graph}
+    writes = _writes(graph, handles, library)
+    differentiated = {g.parameter for g in gradients}
+    random_state = _random_states(graph, handles, writes, library)
+    drawn = draws(graph, library)
+    guards = guards_of(graph)
+    local: dict[str, str] = {node: f"random state {handles[node].name!r}" for node in sorted(random_state)}
+    bits: dict[str, int] = {}
+    while True:
+        state = _propagate(graph, handles, gradients, inputs, local, bits, drawn, guards)
+        before = (dict(local), dict(bits))
+        for node, writers in writes.items():
+            for writer in writers:
+                bits[node] = bits.get(node, 0) | state.gradients[writer]
+                origin = state.origin[writer] or state.condition_origin(writer)
+                if origin is not None and node not in local and handles[node].name not in differentiated:
+                    local[node] = f"variable {handles[node].name!r}, written from {origin}"
+        if before == (local, bits):
+            break
+    kinds = {
+        v.node: VariableClass.ACCUMULATOR
+        if v.node in accumulators
+        else _kind(v, writes, differentiated, random_state, local, bits, handles)
+        for v in variables
+    }
+    _refuse_local_branches(gradients, state)
+    _refuse_local_accumulation(handles, writes, accumulators, state)
+    _refuse_divergence(graph, handles, writes, kinds, state)
+    return Roles(kinds, writes, _same_draws(graph, state), state.origin)
+
+
+def _same_draws(graph: Graph, state: _State) -> tuple[str, ...]:
+    """Say which random ops draw the same numbers on every worker, because their seed is the same."""
+    found = []
+    for node in graph:
+        if ops.is_stateless_random(node):
+            names = [name for name, _ in ops.input_types(node)]
+            seeds = [p for name, (p, _) in zip(names, ops.data_inputs(node)) if name == "seed"]
+            if seeds and all(state.origin[p] is None for p in seeds):
+                found.append(node.name)
+    if not found:
+        return ()
+    return (f"random ops draw the same numbers on every worker, because their seed is the same ({listed(found, 3)})",)
+
+
+def _writes(graph: Graph, handles: Mapping[str, RawVariable], library: Library) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for node in graph:
+        for producer in library.written(node):
+            if producer in handles:
+                found.setdefault(producer, []).append(node.name)
+    return {handle: tuple(found[handle]) for handle in handles if handle in found}
+
+
+def _random_states(
+    graph: Graph, handles: Mapping[str, RawVariable], writes: Mapping[str, tuple[str, ...]], library: Library
+) -> set[str]:
+    """Variables of `tf.random.Generator`, and seeds of stateless random ops that the step advances."""
+    states: set[str] = set()
+    seeds: list[str] = []
+    for node in graph:
+        producers = [p for p, _ in ops.data_inputs(node)]
+        if ops.is_generator_op(node):
+            states.update(p for p in producers if p in handles)
+        elif ops.is_stateless_random(node):
+            names = [name for name, _ in ops.input_types(node)]
+            seeds.extend(p for name, p in zip(names, producers) if name in ("seed", "key", "counter"))
+        for _, inner in library.inner_nodes(node):
+            if ops.is_generator_op(inner) or ops.is_stateless_random(inner):
+                seeds.extend(p for p in producers if p in handles)
+    behind = graph.ancestors(seeds, control=False)
+    for handle, variable in handles.items():
+        is_seed = variable.shape in ((2,), (3,)) and variable.dtype.startswith(("int", "uint"))
+        if is_seed and handle in behind and handle in writes:
+            states.add(handle)
+    return states
+
+
+def _propagate(
+    graph: Graph,
+    handles: Mapping[str, RawVariable],
+    gradients: Sequence[Gradient],
+    inputs: Sequence[Input],
+    local: Mapping[str, str],
+    bits: Mapping[str, int],
+    drawn: Mapping[str, str],
+    guards: Guards,
+) -> _State:
+    split = {i.node for i in inputs if i.split}
+    results: dict[tuple[str, int], list[tuple[int, Gradient]]] = {}
+    for number, gradient in enumerate(gradients):
+        for tensor in (gradient.tensor, gradient.indices):
+            if tensor is not None:
+                results.setdefault(parse_input(tensor), []).append((number, gradient))
+    state = _State(guards)
+    for name in graph.order:
+        node = graph[name]
+        origin = f"input {name!r}" if name in split else drawn.get(name)
+        mask = 0
+        for producer, index in ops.data_inputs(node):
+            aggregated = [n for n, g in results.get((producer, index), ()) if not g.consumers or name in g.consumers]
+            if aggregated:
+                mask |= sum(1 << n for n in aggregated)
+            elif producer in handles:
+                origin = origin or local.get(producer)
+                mask |= bits.get(producer, 0)
+            else:
+                origin = origin or state.origin[producer]
+                mask |= state.gradients[producer]
+        state.gradients[name] = mask
+        state.origin[name] = origin or next(
+            (o for c in guards.decided[name] if (o := state.origin[c]) is not None), None
+        )
+    return state
+
+
+def _kind(
+    variable: RawVariable,
+    writes: Mapping[str, Sequence[str]],
+    differentiated: set[str],
+    random_state: set[str],
+    local: Mapping[str, str],
+    bits: Mapping[str, int],
+    handles: Mapping[str, RawVariable],
+) -> VariableClass:
+    if variable.node in random_state:
+        return VariableClass.RANDOM_STATE
+    if variable.name in differentiated:
+        return VariableClass.PARAMETER
+    floating = variable.dtype.startswith(("float", "bfloat", "complex"))
+    follows_gradient = bits.get(variable.node, 0) != 0
+    if variable.trainable and floating and (follows_gradient or variable.node not in writes):
+        return VariableClass.PARAMETER
+    if variable.node in local:
+        return VariableClass.STATISTICS
+    if _shares_update(variable.node, writes, differentiated, handles):
+        return VariableClass.SLOT
+    if follows_gradient and (variable.shape != () or bits[variable.node].bit_count() == 1):
+        return VariableClass.SLOT
+    return VariableClass.HYPERPARAMETER
+
+
+def _shares_update(
+    handle: str, writes: Mapping[str, Sequence[str]], differentiated: set[str], handles: Mapping[str, RawVariable]
+) -> bool:
+    """Whether one op writes this variable and a parameter (the Apply ops of TF1 optimizers)."""
+    own = set(writes.get(handle, ()))
+    return any(
+        other != handle and handles[other].name in differentiated and not own.isdisjoint(writers)
+        for other, writers in writes.items()
+    )
+
+
+def _refuse_divergence(
+    graph: Graph,
+    handles: Mapping[str, RawVariable],
+    writes: Mapping[str, tuple[str, ...]],
+    kinds: Mapping[str, VariableClass],
+    state: _State,
+) -> None:
+    for handle, writers in writes.items():
+        if kinds[handle] is not VariableClass.PARAMETER:
+            continue
+        for writer in writers:
+            origin = state.origin[writer] or state.condition_origin(writer)
+            if origin is not None:
+                raise UnsupportedError(
+                    f"op {writer!r} updates parameter {handles[handle].name!r} with a value that differs between "
+                    f"workers: it comes from {origin} and does not pass through a gradient of the "
+                    "loss, so the replicas would drift apart. Compute it from the gradients (tf.gradients, "
+                    "GradientTape.gradient), from other variables, or from an input listed in replicated=. "
+                    "(Statistics, of which each worker may have its own, are variables with trainable=False)"
+                )
+
+
+def _refuse_local_branches(gradients: Sequence[Gradient], state: _State) -> None:
+    """A gradient that exists on some workers only cannot be aggregated."""
+    for gradient in gradients:
+        names = [node_of(tensor) for tensor in (gradient.tensor, *(source for source, _ in gradient.sources))]
+        origin = next((o for name in names if (o := state.condition_origin(name)) is not None), None)
+        if origin is not None:
+            raise UnsupportedError(
+                f"the gradient of {gradient.parameter!r} is computed in a branch whose condition differs between "
+                f"workers: it comes from {origin}. Differentiate outside the branch, and choose between values there"
+            )
+
+
+def _refuse_local_accumulation(
+    handles: Mapping[str, RawVariable],
+    writes: Mapping[str, tuple[str, ...]],
+    accumulators: frozenset[str],
+    state: _State,
+) -> None:
+    """Workers that add up their own gradients must do so in the same steps: the sum is aggregated as one of all."""
+    for handle in handles:
+        if handle not in accumulators:
+            continue
+        for writer in writes[handle]:
+            origin = state.condition_origin(writer)
+            if origin is not None:
+                raise UnsupportedError(
+                    f"op {writer!r} adds to, or empties, the gradient accumulator {handles[handle].name!r} in a branch "
+                    f"whose condition differs between workers: it comes from {origin}. One device decides for the "
+                    "whole batch; decide from variables (the step count, for one), from the gradients, or from an "
+                    "input listed in replicated="
+                )

@@ -1,0 +1,60 @@
+"""Weights of classes, as weights of examples in the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.data.components import is_dataset
+from caramel.data.dataset import sample
+from caramel.errors import InputError
+from caramel.util.arguments import whole_number
+
+
+def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
+    """A dataset of batches ``(x, y)`` with the weight of each example, by its class.
+
+    Args:
+        dataset: a tf.data.Dataset, or a function that makes each worker's own.
+        class_weight: weight of each class by its number; 1 for those that are left out, and for negative targets.
+
+    Raises:
+        InputError: a class is no number, or the elements are no ``(x, y)`` with one tensor of classes.
+    """
+    if not class_weight or not isinstance(class_weight, Mapping):
+        raise InputError(
+            f"class_weight must give the weight of each class by its number (0, 1, ...), got {class_weight!r}"
+        )
+    by_class = {whole_number(number, "a class in class_weight", 0): weight for number, weight in class_weight.items()}
+    if is_dataset(dataset):
+        return _weighted(dataset, by_class)
+    return lambda workers, rank: _weighted(sample(dataset, workers, rank), by_class)
+
+
+def _weighted(dataset: Any, by_class: Mapping[int, float]) -> Any:
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2 or not isinstance(spec[1], tf.TensorSpec):
+        raise InputError(
+            "class_weight goes with a dataset of batches (x, y) with one tensor y of classes, and without sample "
+            f"weights; its elements are {spec}"
+        )
+    known = max(by_class) + 1
+    weights = [float(by_class.get(number, 1.0)) for number in range(known + 1)]  # the last for all others
+
+    def with_weights(x: Any, y: Any) -> Any:
+        classes = _classes(y)
+        others = tf.constant(known, tf.int64)
+        return x, y, tf.gather(tf.constant(weights), tf.where((classes < 0) | (classes > others), others, classes))
+
+    return dataset.map(with_weights)
+
+
+def _classes(targets: Any) -> Any:
+    """The class of each example, from its number, or from a one-hot vector."""
+    if targets.shape.rank is not None and targets.shape.rank >= 2:
+        if targets.shape[-1] != 1:
+            return tf.argmax(targets, -1)
+        targets = tf.squeeze(targets, -1)
+    return tf.cast(tf.round(targets) if targets.dtype.is_floating else targets, tf.int64)

@@ -1,0 +1,159 @@
+"""The steps of epochs, in the order of Keras' own `fit`, and the way of values between workers and model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from caramel.errors import EndOfData
+from caramel.keras.metrics import Counts
+from caramel.runtime.session import Session
+
+
+@dataclass
+class Values:
+    """The variables of a Keras model, and the workers' values of them.
+
+    Attributes:
+        session: runs the workers.
+        live: the model's tf.Variables by name, without those of metrics.
+        known: what the workers have, to begin with.
+    """
+
+    session: Session
+    live: Mapping[str, Any]
+    known: InitVar[Mapping[str, np.ndarray]]
+    _known: dict[str, np.ndarray] = field(init=False)
+    _in_model: bool = field(init=False, default=True)
+
+    def __post_init__(self, known: Mapping[str, np.ndarray]) -> None:
+        self._known = {name: known[name] for name in self.live}
+
+    def trained(self) -> None:
+        """Note that the workers have gone on."""
+        self._in_model = False
+
+    def bring_back(self) -> None:
+        """Give the model what the workers have, if they have gone on since then."""
+        if self._in_model:
+            return
+        values = self.session.values()
+        for name, variable in self.live.items():
+            variable.assign(values[name])
+            self._known[name] = values[name]
+        self._in_model = True
+
+    def take_changes(self) -> None:
+        """Give the workers what callbacks have changed in the model."""
+        now = {name: v.numpy() for name, v in self.live.items()}
+        changed = {n: value for n, value in now.items() if not np.array_equal(value, self._known[n], equal_nan=True)}
+        self.session.assign(changed)
+        self._known.update(changed)
+
+
+@dataclass
+class Epochs:
+    """Runs the epochs of a training.
+
+    A dataset whose length is known ends where Keras takes it to end. Of others the end is only seen by
+    asking for more, after the callbacks were told that a batch begins.
+
+    Attributes:
+        model: the Keras model.
+        session: runs the workers.
+        hooks: the CallbackList.
+        counts: the metrics.
+        values: the variables.
+        looks_at_values: whether a callback wants the values around batches, or may change them there.
+        length: number of batches in the dataset, if it is known.
+    """
+
+    model: Any
+    session: Session
+    hooks: Any
+    counts: Counts
+    values: Values
+    looks_at_values: bool
+    length: int | None
+    _taken: int = field(init=False, default=0)  # of the present pass
+    _ended: bool = field(init=False, default=False)
+
+    def run(self, epoch: int, steps: int | None) -> dict[str, Any]:
+        """Train for an epoch, without its validation.
+
+        Args:
+            epoch: its number.
+            steps: how many steps; None for a pass over the dataset.
+
+        Returns:
+            Its logs.
+        """
+        self.model.reset_metrics()
+        self.counts.reset(self.session)
+        self.hooks.on_epoch_begin(epoch)
+        self.values.take_changes()  # a learning rate; what was put back at the end of the epoch before
+        logs: Any = {}
+        number, wanted = 0, self.length if steps is None else steps
+        while wanted is None or number < wanted:
+            done, logs = self._between_calls(number, logs)
+            if not done:
+                self._begin_again()
+                if steps is not None:
+                    warnings.warn(
+                        f"the data ended before the {steps} steps of an epoch: the epoch ends there, and the next one "
+                        "begins the data again. Repeat the dataset (dataset.repeat()) if it should go on",
+                        stacklevel=4,  # whoever calls `fit`
+                    )
+                break
+            if self.model.stop_training:
+                break
+            number += self.model.steps_per_execution
+        if self._taken == self.length:
+            self._begin_again()
+        self.values.bring_back()
+        return self.counts.logs(logs)
+
+    def _begin_again(self) -> None:
+        self._taken, self._ended = 0, False
+
+    def _between_calls(self, number: int, logs: Any) -> tuple[int, Any]:
+        """The steps between two calls of callbacks, as `_some_steps`; none if the data has ended."""
+        if self._taken == self.length:
+            return 0, logs
+        self._before(number)
+        done, logs = self._some_steps(logs)
+        if done:
+            self._after(number, logs)
+        return done, logs
+
+    def _before(self, number: int) -> None:
+        self.hooks.on_train_batch_begin(number)
+        if self.looks_at_values:
+            self.counts.changed()
+            self.values.take_changes()
+
+    def _some_steps(self, logs: Any) -> tuple[int, Any]:
+        """As many steps as are made at once: how many there were, and the logs of the last."""
+        done = 0
+        while done < self.model.steps_per_execution and not self._ended:
+            try:
+                result = self.session.step()
+            except EndOfData:
+                if self._taken == 0 and done == 0:
+                    continue  # the end of the pass before; the next step begins another
+                self._ended = True
+                break
+            done += 1
+            self._taken += 1
+            self.values.trained()
+            logs = self.counts.after(result)
+        return done, logs
+
+    def _after(self, first: int, logs: Any) -> None:
+        if self.looks_at_values:
+            self.values.bring_back()
+        self.hooks.on_train_batch_end(first + self.model.steps_per_execution - 1, logs)

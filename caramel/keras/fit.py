@@ -1,0 +1,264 @@
+"""`fit`: train a compiled Keras model on N workers, as its own `fit` does on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from caramel.armodel import ARModel
+from caramel.data.components import arguments_of
+from caramel.data.dataset import sample
+from caramel.errors import CaptureError, DataError, InputError, in_one_line
+from caramel.frontend.context import Context, capture
+from caramel.keras.callbacks import check_monitors, may_look_at_values
+from caramel.keras.class_weights import weighted
+from caramel.keras.epochs import Epochs, Values
+from caramel.keras.metrics import Counts
+from caramel.keras.train_step import Watched, said_reduction, watched_step
+from caramel.runtime.clusters.base import Cluster, InProcess
+from caramel.util.arguments import whole_number
+
+
+def fit(
+    model: Any,
+    dataset: Any,
+    *,
+    workers: int,
+    epochs: int = 1,
+    steps_per_epoch: int | None = None,
+    validation_data: Any = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Collection[int] = 1,
+    class_weight: Mapping[int, float] | None = None,
+    callbacks: Sequence[Any] = (),
+    initial_epoch: int = 0,
+    verbose: int | str = "auto",
+    cluster: Cluster | None = None,
+    step_timeout_s: float = 600.0,
+    **options: Any,
+) -> Any:
+    """Train a compiled Keras 3 model on N workers.
+
+    The model's own ``train_step`` is what every worker runs, on its part of every batch. The dataset's
+    pipeline runs on the workers, too. At the end of each epoch the trained values are in the model, so
+    that validation and callbacks find them there; what callbacks change then goes to the workers.
+
+    Args:
+        model: a compiled model.
+        dataset: a tf.data.Dataset of batches ``(x, y)`` or ``(x, y, sample_weight)``: the batch of all
+            workers together. Or a function ``(workers, rank) -> dataset`` that makes each worker's own.
+        workers: number of workers, at least 1.
+        epochs: number of the epoch at which to stop.
+        steps_per_epoch: steps in an epoch; default: a pass over the dataset. With a number, the dataset
+            goes on from one epoch to the next; an epoch in which it ends is shorter.
+        validation_data: what the model's ``fit`` takes as such; it runs in this process.
+        validation_steps: steps of a validation.
+        validation_batch_size: examples in a step of it, for arrays.
+        validation_freq: epochs from one validation to the next, or the numbers (from 1) of those with one.
+        class_weight: weight of each class by its number, for targets that are classes or one-hot.
+        callbacks: Keras callbacks. Their hooks around batches get the logs; values are in the model
+            there only for callbacks that may look at them, which costs a transfer of all variables.
+        initial_epoch: number of the epoch at which to begin.
+        verbose: as in Keras.
+        cluster: where to run; default: `caramel.InProcess()`.
+        step_timeout_s: how long a step may take.
+        options: of `caramel.ARModel`, such as ``network`` or ``statistics``; and ``loss_reduction`` of
+            `caramel.capture`, where the loss does not say whether it is a mean or a sum.
+
+    Returns:
+        The keras.callbacks.History.
+
+    Raises:
+        InputError: the model is not compiled or not as said, an argument does not fit, or the dataset is empty.
+        CaptureError: the model's training step cannot be captured or replicated.
+        DataError: the dataset fails.
+    """
+    _check(model, dataset, epochs, initial_epoch, steps_per_epoch, validation_freq)
+    number = whole_number(workers, "workers")
+    if class_weight is not None:
+        dataset = weighted(dataset, class_weight)
+    _build(model, dataset)
+    context, counts = _captured(model, dataset, options.pop("loss_reduction", None))
+    check_monitors(counts.names, callbacks, validation_data is not None)
+    armodel = ARModel(context, number, **options)
+    validation = _Validation(validation_data, validation_batch_size, validation_steps, validation_freq)
+    length = _length(dataset)
+    hooks = _hooks(model, callbacks, epochs, steps_per_epoch or length, verbose)
+    model.stop_training = False
+    hooks.on_train_begin()  # may load values, and say at which epoch they were
+    first = getattr(model, "_initial_epoch", None) or initial_epoch
+    with armodel.session(cluster or InProcess(), step_timeout_s=step_timeout_s) as session:
+        values = Values(session, _without_metrics(model, context.live_variables), context.model.values.load())
+        looks = any(may_look_at_values(c) for c in hooks.callbacks)
+        training = Epochs(model, session, hooks, counts, values, looks, length)
+        logs = _trained(training, validation, range(first, epochs), steps_per_epoch)
+    if epochs > 0:
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+    hooks.on_train_end(logs)
+    return model.history
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """What a model is validated on, and when.
+
+    Attributes:
+        data: what the model's ``fit`` takes as ``validation_data``; None for no validation.
+        batch_size: examples in a step, for arrays.
+        steps: how many steps.
+        frequency: epochs from one validation to the next, or the numbers (from 1) of those with one.
+    """
+
+    data: Any
+    batch_size: int | None
+    steps: int | None
+    frequency: int | Collection[int]
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether there is one after the epoch of this number (from 0)."""
+        if self.data is None:
+            return False
+        if isinstance(self.frequency, Collection):
+            return epoch + 1 in self.frequency
+        return (epoch + 1) % self.frequency == 0
+
+    def logs(self, model: Any, hooks: Any) -> dict[str, Any]:
+        """Validate the model as it is now; gives what is added to the logs of the epoch."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(self.data)
+        found = model.evaluate(
+            x, y, self.batch_size, "auto", weights, steps=self.steps, callbacks=hooks, return_dict=True
+        )
+        return {f"val_{name}": value for name, value in found.items()}
+
+
+def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None, verbose: int | str) -> Any:
+    """The keras.callbacks.CallbackList of a training."""
+    return keras.callbacks.CallbackList(
+        list(callbacks),
+        add_history=True,
+        add_progbar=verbose != 0,
+        model=model,
+        epochs=epochs,
+        steps=steps,
+        verbose=verbose,
+    )
+
+
+def _trained(
+    training: Epochs, validation: _Validation, epochs: Iterable[int], steps: int | None
+) -> dict[str, Any] | None:
+    """Train and validate epoch by epoch, until a callback ends it; gives the logs of the last one."""
+    model, hooks = training.model, training.hooks
+    logs = None
+    for epoch in epochs:
+        logs = training.run(epoch, steps)
+        if validation.is_due(epoch):
+            logs.update(validation.logs(model, hooks))
+        hooks.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
+    return logs
+
+
+def _check(
+    model: Any, dataset: Any, epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any
+) -> None:
+    if not isinstance(model, keras.Model):
+        raise InputError(f"fit takes a compiled keras.Model, got {type(model).__name__}")
+    if not model.compiled:
+        raise InputError(f"model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first")
+    if model.run_eagerly:
+        raise InputError(
+            f"model {model.name!r} is to run eagerly, which workers cannot: compile it without run_eagerly"
+        )
+    whole_number(epochs, "epochs", 0)
+    whole_number(initial_epoch, "initial_epoch", 0)
+    if not isinstance(validation_freq, Collection) or isinstance(validation_freq, str):
+        whole_number(validation_freq, "validation_freq")
+    if steps_per_epoch is not None:
+        whole_number(steps_per_epoch, "steps_per_epoch")
+    if not isinstance(dataset, tf.data.Dataset):
+        if callable(dataset):
+            return
+        raise InputError(
+            f"fit takes a tf.data.Dataset of batches, got {type(dataset).__name__}; arrays become one by "
+            "tf.data.Dataset.from_tensor_slices((x, y)).batch(size)"
+        )
+    cardinality = int(dataset.cardinality())
+    if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
+        raise InputError("the dataset has no end: say how long an epoch is, steps_per_epoch=")
+    if cardinality == 0:
+        raise InputError("the dataset is empty: it has no batch to train on")
+
+
+def _length(dataset: Any) -> int | None:
+    """Number of batches, if it is known."""
+    cardinality = int(dataset.cardinality()) if isinstance(dataset, tf.data.Dataset) else -1
+    return cardinality if cardinality >= 0 else None
+
+
+def _build(model: Any, dataset: Any) -> None:
+    """Make what is only made at the first batch: the model's, its metrics' and its optimizer's variables."""
+    first = sample(dataset)
+    try:
+        batch = next(iter(first.take(1)), None)
+    except tf.errors.OpError as error:
+        raise DataError(f"the dataset fails at its first batch: {in_one_line(error)}. No step has run") from error
+    if batch is None:
+        raise InputError("the dataset is empty: it has no batch to train on")
+    if isinstance(batch, tuple) and len(batch) > 3:
+        raise InputError(f"the dataset's elements have {len(batch)} parts: give (x, y) or (x, y, sample_weight)")
+    try:
+        if type(model).train_step is keras.Model.train_step:
+            model.test_on_batch(*(batch if isinstance(batch, tuple) else (batch,)))
+            if not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+        else:
+            _trace(model, arguments_of(first.element_spec))
+    except Exception as error:  # Keras and the user's layers raise what they like
+        raise InputError(
+            f"model {model.name!r} cannot take the dataset's elements {first.element_spec}: "
+            f"{type(error).__name__}: {in_one_line(error)}"
+        ) from error
+    model.reset_metrics()
+
+
+def _trace(model: Any, arguments: Sequence[Any]) -> None:
+    """Trace a training step of the user's own, which makes the variables that it needs; nothing of it runs."""
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def step(*parts: Any) -> None:
+        model.train_step(parts if len(parts) > 1 else parts[0])
+
+    step.get_concrete_function(*arguments)
+
+
+def _without_metrics(model: Any, live: Mapping[str, Any]) -> dict[str, Any]:
+    """The step's variables without those of metrics, which are counted in another way."""
+    of_metrics = {id(variable.value) for metric in model.metrics for variable in metric.variables}
+    return {name: variable for name, variable in live.items() if id(variable) not in of_metrics}
+
+
+def _captured(model: Any, dataset: Any, said: str | None) -> tuple[Context, Counts]:
+    """The training step, and its metrics.
+
+    What the compiled losses say counts where the graph does not tell, and where they leave no doubt.
+    """
+    watched = Watched()
+    context = capture(watched_step(model, watched), data=dataset, loss_reduction=said)
+    try:
+        context.model  # noqa: B018 - made when first used
+    except CaptureError as error:
+        said = said_reduction(model, watched) if error.wants_reduction else None
+        if said is None:
+            raise
+        watched = Watched()
+        context = capture(watched_step(model, watched), data=dataset, loss_reduction=said)
+        context.model  # noqa: B018
+    names = {id(variable): name for name, variable in context.live_variables.items()}
+    return context, Counts(model, context.model, watched, names, said)

@@ -1,0 +1,1 @@
+"""Measurements: of a program, and of a network."""

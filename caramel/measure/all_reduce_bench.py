@@ -1,0 +1,355 @@
+"""Timing all-reduces on a cluster, one after the other.
+
+An all-reduce is timed as a training step uses it: it reads a tensor on every worker and its result
+is assigned to a variable there. Several follow each other within a step, each beginning on a worker
+when the one before has ended there, and the time of an empty step is taken off. (Chaining result to
+input instead would let TensorFlow's optimizers see through a reduction whose result only travels.)
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+
+import numpy as np
+
+from caramel.collectives.algorithms import NATIVE, Schedules
+from caramel.collectives.dtypes import ITEM_BYTES
+from caramel.collectives.emit import emit_all_reduce
+from caramel.collectives.lower import Lowered, Request
+from caramel.errors import InputError, InvariantError
+from caramel.graph.devices import default_devices
+from caramel.graph.graph import Graph, NodeDef
+from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.executor import Executor
+
+_DTYPE = "float32"
+
+ELEMENT_BYTES = ITEM_BYTES[_DTYPE]
+"""Of the tensors that are reduced."""
+
+HOPELESS = 3.0
+"""What takes so many times as long as the fastest of a size is timed twice only at that size."""
+
+_CLOSE = 1.15
+"""What is within this of the fastest is timed as often again: the fastest of many noisy medians is often not the
+fastest."""
+
+_PATTERN = 1009
+"""Values of neighbouring elements differ, modulo this, so that misplaced shards are noticed."""
+
+Build = Callable[[int, str, Sequence[str]], Lowered]
+"""(number of the repetition, scope, local tensor of each rank) -> nodes and results."""
+
+
+def elements_of(size_bytes: int) -> int:
+    """How many elements a tensor of so many bytes has, at least one."""
+    return max(size_bytes // ELEMENT_BYTES, 1)
+
+
+def repetitions(size_bytes: int) -> int:
+    """How many all-reduces follow each other in a step: the shorter, the more."""
+    return next((count for most, count in ((2**16, 8), (2**20, 4), (2**24, 2)) if size_bytes <= most), 1)
+
+
+def per_all_reduce(steps_s: Sequence[float], empty_s: Sequence[float], repeats: int) -> list[float]:
+    """Seconds of one all-reduce: the median of the empty steps is taken off, as long as a thousandth is left.
+
+    Args:
+        steps_s: of each step.
+        empty_s: of the empty steps that were timed in turn with them.
+        repeats: all-reduces in a step.
+
+    >>> per_all_reduce([5.0, 3.0, 1.0], [1.0, 2.0, 0.5], 2)
+    [2.0, 1.0, 0.0005]
+    """
+    base = statistics.median(empty_s)
+    return [max(t - base, 1e-3 * t) / repeats for t in steps_s]
+
+
+class AllReduceBench:
+    """A cluster on which all-reduces of different kinds are timed in turn.
+
+    Args:
+        cluster: where.
+        workers: number of workers, at least 2.
+        timeout_s: of one step.
+        uses_native: whether TensorFlow's own collective ops will be among them.
+
+    Attributes:
+        workers: number of workers.
+        devices: the device of each.
+        instances: gives each all-reduce its number.
+    """
+
+    def __init__(self, cluster: Cluster, workers: int, timeout_s: float = 300.0, uses_native: bool = False) -> None:
+        if workers < 2:
+            raise InputError(f"all-reduces are measured on at least 2 workers, got {workers}")
+        self.workers = workers
+        self.devices = tuple(f"{text}/device:CPU:0" for text in default_devices(workers))
+        self._timeout_s = timeout_s
+        self._targets: dict[str, tuple[list[str], int]] = {}
+        self._generation = 0
+        self.instances = count(1)
+        empty = [node(f"empty_{rank}", "NoOp", (), device) for rank, device in enumerate(self.devices)]
+        self._empty = [n.name for n in empty]
+        if uses_native:  # the cluster sees by this that it needs a group leader
+            sources = [filled(empty, f"probe_{rank}", 0.0, (1,), device) for rank, device in enumerate(self.devices)]
+            probe = build_for(Schedules(), self, NATIVE, 1, ELEMENT_BYTES)(0, "native_probe", sources)
+            empty += [made for made, _ in probe.nodes]
+        graph_def = Graph(empty).to_graph_def()
+        self._executor: Executor = cluster.start(graph_def, default_devices(workers), timeout_s)
+
+    def __enter__(self) -> AllReduceBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.close()
+
+    # -- one size at a time ----------------------------------------------------------------------
+
+    def load(
+        self, size_bytes: int, builds: Mapping[str, Build], repeats: int | None = None, at_once: bool = False
+    ) -> None:
+        """Make the tensors of a size and the graphs of what is to be measured with it.
+
+        Args:
+            size_bytes: bytes of the tensor on each worker.
+            builds: by name.
+            repeats: how many all-reduces are in a step; default: by their size.
+            at_once: whether all begin with the step, instead of one after the other. Then they have the same roots.
+        """
+        self._generation += 1
+        scope = f"size_{self._generation}"
+        nodes: list[NodeDef] = []
+        elements = elements_of(size_bytes)
+        for rank, device in enumerate(self.devices):
+            for kind in ("given", "reduced"):
+                nodes.append(variable(f"{scope}/{kind}_{rank}", _DTYPE, (elements,), device))
+            value = filled(nodes, f"{scope}/initial_{rank}", rank + 1.0, (elements,), device)
+            pattern = _pattern(nodes, f"{scope}/pattern_{rank}", elements, device)
+            nodes.append(_binary("AddV2", f"{scope}/patterned_{rank}", value, pattern, device))
+            nodes.append(assign(f"{scope}/initialise_{rank}", f"{scope}/given_{rank}", nodes[-1].name, _DTYPE, device))
+            nodes += _extremes(f"{scope}/check_{rank}", f"{scope}/reduced_{rank}", pattern, device)
+            destroyed = [
+                node(
+                    f"{scope}/drop_{k}_{rank}",
+                    "DestroyResourceOp",
+                    [f"{scope}/{k}_{rank}"],
+                    device,
+                    ignore_lookup_error=True,
+                )
+                for k in ("given", "reduced")
+            ]
+            nodes += [*destroyed, group(f"{scope}/drop_{rank}", [n.name for n in destroyed], device)]
+        self._targets = {}
+        repeats = repeats or repetitions(size_bytes)
+        for name, build in builds.items():
+            ends = self._repeated(nodes, scope, f"{scope}/{name}", build, repeats, at_once)
+            for rank, device in enumerate(self.devices):
+                clock(nodes, f"{scope}/{name}/ended_{rank}", ends[rank], device)
+            self._targets[name] = ([each for done in ends for each in done], repeats)
+        self._executor.extend(Graph(nodes).to_bytes())
+        self._run([f"{scope}/initialise_{rank}" for rank in range(self.workers)])
+
+    def _repeated(
+        self, nodes: list[NodeDef], scope: str, name: str, build: Build, repeats: int, at_once: bool
+    ) -> list[list[str]]:
+        """All-reduces; for each rank the names of the ops after which all have ended there."""
+        ends: list[list[str]] = [[] for _ in self.devices]
+        for repetition in range(repeats):
+            sources = []
+            for rank, device in enumerate(self.devices):
+                given, after = f"{scope}/given_{rank}", [] if at_once else ends[rank]
+                nodes.append(read(f"{name}/read_{repetition}_{rank}", given, _DTYPE, device, after))
+                sources.append(nodes[-1].name)
+            lowered = build(0 if at_once else repetition, f"{name}/reduce_{repetition}", sources)
+            nodes += [made for made, _ in lowered.nodes]
+            for rank, device in enumerate(self.devices):
+                reduced, result = f"{scope}/reduced_{rank}", lowered.results[rank]
+                nodes.append(assign(f"{name}/done_{repetition}_{rank}", reduced, result, _DTYPE, device))
+                ends[rank] = [*(ends[rank] if at_once else ()), nodes[-1].name]
+        return ends
+
+    def ends(self, name: str) -> list[str]:
+        """For each rank the tensor that says when the last all-reduce of a step has ended there, by its own clock."""
+        return [f"size_{self._generation}/{name}/ended_{rank}:0" for rank in range(self.workers)]
+
+    def extend(self, nodes: Sequence[NodeDef]) -> None:
+        """Add other nodes to the graph."""
+        self._executor.extend(Graph(nodes).to_bytes())
+
+    def fetch(self, fetches: Sequence[str], targets: Sequence[str]) -> list[np.ndarray]:
+        """Run a step of one's own.
+
+        Args:
+            fetches: tensors.
+            targets: ops.
+
+        Raises:
+            ClusterError: a worker cannot be reached.
+        """
+        return self._executor.run(fetches, targets, {}, self._timeout_s)
+
+    def unload(self) -> None:
+        """Free the tensors of the size."""
+        self._run([f"size_{self._generation}/drop_{rank}" for rank in range(self.workers)])
+
+    def measure(
+        self, rounds: int, on_round: Callable[[int], None] = lambda done: None, prune: bool = True
+    ) -> dict[str, list[float]]:
+        """Time everything in turn, several times, after a round to warm up.
+
+        Args:
+            rounds: how often, at least 1.
+            on_round: called after each round with the number done.
+            prune: whether to give up, after two rounds, what takes several times as long as the best, and
+                to time as often again what is close to it, if anything is.
+
+        Returns:
+            Seconds per all-reduce, by name, in the order of the rounds.
+
+        Raises:
+            InvariantError: a result is wrong.
+            ClusterError: a worker cannot be reached.
+        """
+        for name, (targets, _) in self._targets.items():
+            self._run(targets)
+            self._check(name)
+        steps: dict[str, list[float]] = {name: [] for name in self._targets}
+        empty: list[float] = []
+        self._run(self._empty)
+        active = list(self._targets)
+        for done in range(2 * rounds if prune else rounds):
+            if done == rounds:
+                active = _within(_CLOSE, statistics.median, steps, active) or active
+                if len(active) == 1:
+                    break  # nothing to tell apart
+            empty.append(self._timed(self._empty))
+            first = done % len(active)  # nobody is always the first, or always after the same one
+            for name in [*active[first:], *active[:first]]:
+                steps[name].append(self._timed(self._targets[name][0]))
+            if done < rounds:
+                on_round(done + 1)
+            if prune and done == 1:
+                active = _within(HOPELESS, min, steps, active) or active
+        return {name: per_all_reduce(times, empty, self._targets[name][1]) for name, times in steps.items()}
+
+    def _check(self, name: str) -> None:
+        """Every element of every worker's result, its pattern taken off, is the mean of 1, 2, ..., N."""
+        wanted = (self.workers + 1) / 2
+        scope = f"size_{self._generation}"
+        fetches = [f"{scope}/check_{rank}/{kind}:0" for rank in range(self.workers) for kind in ("least", "most")]
+        got = self._executor.run(fetches, [], {}, self._timeout_s)
+        if not np.allclose(got, wanted, rtol=0, atol=_PATTERN * 1e-6):
+            raise InvariantError(f"{name} gave {sorted({float(g) for g in got})} instead of {wanted}")
+
+    def additions_s_per_byte(self, size_bytes: int = 2**22, rounds: int = 7) -> float:
+        """Seconds to add a byte to another on the first worker, as a collective does."""
+        self._generation += 1
+        scope = f"size_{self._generation}"
+        device = self.devices[0]
+        repeats = 16
+        elements = elements_of(size_bytes)
+        nodes = [variable(f"{scope}/{k}", _DTYPE, (elements,), device) for k in "abc"]
+        for k, initial in (("a", 1.0), ("b", 2.0)):
+            value = filled(nodes, f"{scope}/initial_{k}", initial, (elements,), device)
+            nodes.append(assign(f"{scope}/initialise_{k}", f"{scope}/{k}", value, _DTYPE, device))
+        nodes.append(group(f"{scope}/initialise", [f"{scope}/initialise_{k}" for k in "ab"], device))
+        target = ""
+        for number in range(repeats):
+            for k in "ab":
+                after = [target] if target else []
+                nodes.append(read(f"{scope}/read_{k}_{number}", f"{scope}/{k}", _DTYPE, device, after))
+            nodes.append(_binary("AddV2", f"{scope}/add_{number}", nodes[-2].name, nodes[-1].name, device))
+            target = f"{scope}/done_{number}"
+            nodes.append(assign(target, f"{scope}/c", nodes[-1].name, _DTYPE, device))
+        self._executor.extend(Graph(nodes).to_bytes())
+        self._run([f"{scope}/initialise"])
+        self._run([target])
+        times = []
+        for _ in range(rounds):
+            times.append(self._timed([target]) - self._timed(self._empty))
+        return max(statistics.median(times), 0.0) / repeats / size_bytes
+
+    def _run(self, targets: Sequence[str]) -> None:
+        self._executor.run([], targets, {}, self._timeout_s)
+
+    def _timed(self, targets: Sequence[str]) -> float:
+        start = time.perf_counter()
+        self._run(targets)
+        return time.perf_counter() - start
+
+
+def build_for(schedules: Schedules, bench: AllReduceBench, algorithm: str, depth: int, size_bytes: int) -> Build:
+    """An all-reduce of this library as a `Build`."""
+
+    def build(repetition: int, scope: str, sources: Sequence[str]) -> Lowered:
+        return emit_all_reduce(
+            schedules,
+            algorithm,
+            depth,
+            Request(scope, sources, bench.devices, _DTYPE, elements_of(size_bytes), mean=True),
+            turn=repetition,
+            instance=next(bench.instances),
+        )
+
+    return build
+
+
+def _within(
+    factor: float, score: Callable[[list[float]], float], steps: Mapping[str, list[float]], active: Sequence[str]
+) -> list[str]:
+    """Those of the active ones whose score is at most so many times the least of all."""
+    best = min(score(times) for times in steps.values())
+    return [name for name in active if score(steps[name]) <= factor * best]
+
+
+def filled(nodes: list[NodeDef], name: str, value: float, shape: Sequence[int], device: str) -> str:
+    """Add a tensor of one value; its name."""
+    dims = constant(f"{name}/dims", np.array(shape, np.int32), "int32", device)
+    scalar = constant(f"{name}/value", value, _DTYPE, device)
+    fill = node(
+        name, "Fill", [dims.name, scalar.name], device, T=dtype_attribute(_DTYPE), index_type=dtype_attribute("int32")
+    )
+    nodes += [dims, scalar, fill]
+    return name
+
+
+def clock(nodes: list[NodeDef], name: str, after: Sequence[str], device: str) -> str:
+    """Add an op that says when others have ended, by the clock of its device's host; its tensor."""
+    nodes.append(node(name, "Timestamp", [f"^{each}" for each in after], device))
+    return f"{name}:0"
+
+
+def _binary(op: str, name: str, left: str, right: str, device: str) -> NodeDef:
+    return node(name, op, [left, right], device, T=dtype_attribute(_DTYPE))
+
+
+def _pattern(nodes: list[NodeDef], name: str, elements: int, device: str) -> str:
+    """The position of each element, modulo `_PATTERN`."""
+    numbers = {"start": 0, "limit": elements, "delta": 1, "modulus": _PATTERN}
+    nodes += [constant(f"{name}/{key}", np.int32(value), "int32", device) for key, value in numbers.items()]
+    int32 = dtype_attribute("int32")
+    nodes += [
+        node(f"{name}/range", "Range", [f"{name}/{k}" for k in ("start", "limit", "delta")], device, Tidx=int32),
+        node(f"{name}/mod", "FloorMod", [f"{name}/range", f"{name}/modulus"], device, T=int32),
+        node(name, "Cast", [f"{name}/mod"], device, SrcT=int32, DstT=dtype_attribute(_DTYPE)),
+    ]
+    return name
+
+
+def _extremes(name: str, handle: str, pattern: str, device: str) -> list[NodeDef]:
+    """The least and the largest of the variable's elements, the pattern taken off."""
+    value = read(f"{name}/read", handle, _DTYPE, device)
+    plain = _binary("Sub", f"{name}/plain", value.name, pattern, device)
+    axis = constant(f"{name}/axis", np.array([0], np.int32), "int32", device)
+    attributes = {"T": dtype_attribute(_DTYPE), "Tidx": dtype_attribute("int32")}
+    found = [
+        node(f"{name}/{kind}", op, [plain.name, axis.name], device, **attributes)
+        for kind, op in (("least", "Min"), ("most", "Max"))
+    ]
+    return [value, plain, axis, *found]

@@ -1,0 +1,253 @@
+"""What TensorFlow's step statistics say of a step: which op ran when, on which worker."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from caramel.errors import InputError, TraceError
+from caramel.graph.devices import Device
+from caramel.modifiers.distributed_graph import replica_name
+
+if TYPE_CHECKING:
+    from caramel.runtime.session import Session, StepResult
+
+
+_MESSAGE = re.compile(r"\[[^]]*\] \[[^]]*b/s\] ")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run of one node. An op in a loop has several in a step.
+
+    Attributes:
+        node: its name in the distributed graph.
+        device: where it ran.
+        start_ns: when a thread took it, in nanoseconds of that device's clock.
+        ready_ns: when its outputs were there.
+        end_ns: when the thread was free again.
+        output_bytes: of its first output; None where that is no tensor of numbers.
+    """
+
+    node: str
+    device: str
+    start_ns: int
+    ready_ns: int
+    end_ns: int
+    output_bytes: int | None
+
+    @property
+    def time_s(self) -> float:
+        """Seconds that it took the thread."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step and what ran in it.
+
+    Attributes:
+        rows: in the order in which they started, ties by name.
+        result: of the step.
+    """
+
+    rows: tuple[Row, ...]
+    result: StepResult | None = None
+
+
+def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
+    """Run one step of a session with full tracing.
+
+    Where the session's cluster has graph optimizers on (the default), ops that they have joined, replaced or
+    removed are missing or have other names: use ``InProcess(RunOptions(optimize_graph=False))`` or the like.
+
+    Args:
+        session: of an ARModel, or without communication.
+        args: see `Session.step`.
+        kwargs: likewise.
+    """
+    found: list[bytes] = []
+
+    def run(*call: Any) -> Any:
+        values, metadata = session.executor.run_traced(*call)
+        found.append(metadata)
+        return values
+
+    result = session.step_by(run, *args, **kwargs)
+    return TracedStep(parsed(found[0]), result)
+
+
+def parsed(metadata: bytes) -> tuple[Row, ...]:
+    """The rows of a serialized RunMetadata.
+
+    Rows of messages between devices and of GPU streams are left out.
+
+    Raises:
+        TraceError: it is damaged.
+    """
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.protobuf import config_pb2
+
+    try:
+        stats = config_pb2.RunMetadata.FromString(metadata).step_stats
+    except DecodeError as error:
+        raise TraceError(f"what TensorFlow says of the step cannot be read: {error}; trace anew") from error
+    rows = [
+        _row(device.device, node)
+        for device in stats.dev_stats
+        if _is_device(device.device)
+        for node in device.node_stats
+        if not _is_message(node)
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.start_ns, row.node, row.end_ns)))
+
+
+def _is_device(text: str) -> bool:
+    """Whether ops run there; a stream of a GPU, or its copies, are entries of their own."""
+    if "/stream:" in text:
+        return False
+    try:
+        return Device.parse(text).type is not None
+    except InputError:
+        return False
+
+
+def _is_message(node: Any) -> bool:
+    """Whether a row is a tensor on its way; its label has size and speed, ``[2.7MB] [2.4Gb/s] edge from A to B``."""
+    return node.node_name == "RecvTensor" or _MESSAGE.match(node.timeline_label) is not None
+
+
+def _row(device: str, node: Any) -> Row:
+    if node.all_start_nanos:
+        start, ready, end = node.all_start_nanos, node.op_end_rel_nanos, node.all_end_rel_nanos
+    else:
+        start, ready, end = (
+            1000 * number for number in (node.all_start_micros, node.op_end_rel_micros, node.all_end_rel_micros)
+        )
+    return Row(
+        sys.intern(node.node_name),
+        sys.intern(device),
+        start,
+        start + ready,
+        start + max(end, ready),
+        _output_bytes(node),
+    )
+
+
+def _output_bytes(node: Any) -> int | None:
+    import tensorflow as tf
+
+    for output in node.output:
+        if output.slot == 0:
+            described = output.tensor_description
+            dims = [d.size for d in described.shape.dim]
+            dtype = tf.as_dtype(described.dtype).base_dtype if described.dtype else None
+            if dtype is None or dtype in (tf.string, tf.resource, tf.variant) or described.shape.unknown_rank:
+                return None
+            return math.prod(dims) * dtype.size if all(d >= 0 for d in dims) else None
+    return None
+
+
+# -- by worker and node of the Model -----------------------------------------------------------
+
+_REPLICA = re.compile(r"worker_(\d+)/(.+)")
+
+
+def by_node(rows: Iterable[Row], nodes: Mapping[str, bool]) -> Mapping[tuple[int, str], Sequence[Row]]:
+    """Rows by worker and node of the Model.
+
+    Args:
+        rows: of a step.
+        nodes: the Model's nodes, and whether each calls a function. TensorFlow may put the function's ops in
+            its place, with its name as their scope; they belong to it.
+
+    Returns:
+        The rows of each (rank, node); what is no node of a replica is left out.
+    """
+    found: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
+        match = _REPLICA.fullmatch(row.node)
+        name = None if match is None else _node_of(match.group(2), nodes)
+        if match is not None and name is not None:
+            found.setdefault((int(match.group(1)), name), []).append(row)
+    return found
+
+
+def _node_of(name: str, nodes: Mapping[str, bool]) -> str | None:
+    """The node that an op is, or the call that it is a part of."""
+    if name in nodes:
+        return name
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        if nodes.get(name):
+            return name
+    return None
+
+
+# -- orders ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Orders:
+    """In which order gradients were ready.
+
+    Attributes:
+        orders: for each worker, for each step, the names; first the one that was ready first.
+        missing: for each worker the names that no step, or not every step, says anything of.
+    """
+
+    orders: tuple[tuple[tuple[str, ...], ...], ...]
+    missing: tuple[tuple[str, ...], ...]
+
+    @property
+    def distinct(self) -> tuple[int, ...]:
+        """Number of different orders on each worker; 0 where no gradient is in all steps."""
+        return tuple(len(set(each) - {()}) for each in self.orders)
+
+    @property
+    def common(self) -> tuple[str, ...] | None:
+        """The order, if it is one and the same in all steps on all workers."""
+        found = {order for each in self.orders for order in each}
+        return (found.pop() or None) if len(found) == 1 else None
+
+
+def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[str]], workers: int) -> Orders:
+    """The orders in which gradients were ready, on each worker and in each step.
+
+    Args:
+        steps: traced steps; as a generator, only one is kept at a time.
+        producers: for each gradient the nodes that compute it (`caramel.analyzers.policies.order.makers`), by names of
+            the Model. It is ready when the last of them is that is there.
+        workers: number of workers.
+
+    Returns:
+        The orders, of the gradients of which producers are in all steps of a worker; and the others. Gradients
+        that are ready at the same time keep the order of ``producers``.
+    """
+    ready = [_ready_ns(step, producers) for step in steps]
+    orders, missing = [], []
+    for rank in range(workers):
+        there = [name for name in producers if all((rank, name) in found for found in ready)]
+        missing.append(tuple(name for name in producers if name not in there))
+        orders.append(tuple(tuple(sorted(there, key=lambda g, f=found: f[rank, g])) for found in ready))  # type: ignore[misc]
+    return Orders(tuple(orders), tuple(missing))
+
+
+def _ready_ns(step: TracedStep, producers: Mapping[str, Sequence[str]]) -> Mapping[tuple[int, str], int]:
+    """When each gradient was ready on each worker, where the step says so."""
+    ended: dict[str, int] = {}
+    for row in step.rows:
+        ended[row.node] = max(ended.get(row.node, 0), row.ready_ns)
+    ranks = {int(m.group(1)) for name in ended if (m := _REPLICA.fullmatch(name)) is not None}
+    found = {}
+    for rank in ranks:
+        for gradient, nodes in producers.items():
+            times = [ended.get(replica_name(rank, node)) for node in nodes]
+            known = [time for time in times if time is not None]
+            if known:  # of ops that TensorFlow joins only one has a row
+                found[rank, gradient] = max(known)
+    return found

@@ -1,0 +1,185 @@
+"""A trace as one JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from caramel.errors import InputError, TraceError
+from caramel.facts import Trace
+from caramel.model import Model
+from caramel.util.tables import aligned
+from caramel.util.text_files import read_text, write_text
+from caramel.util.units import format_time
+
+TRACE_VERSION = 2
+_KIND = "caramel trace"
+_ANEW = "trace anew (caramel trace)"
+
+
+def trace_to_json(trace: Trace) -> str:
+    """The trace as JSON; the same trace always gives the same text."""
+    data = {"kind": _KIND, "version": TRACE_VERSION, **asdict(trace)}
+    return json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def trace_from_json(text: str, name: str = "this") -> Trace:
+    """Read what `trace_to_json` wrote.
+
+    Args:
+        text: the JSON.
+        name: what to call it in errors.
+
+    Raises:
+        TraceError: it is damaged, something else, or of another version.
+    """
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{name} is damaged or no trace: {error}; {_ANEW}") from error
+    if not isinstance(data, dict) or data.get("kind") != _KIND:
+        raise TraceError(f"{name} is not a trace; caramel trace makes one")
+    if data.get("version") != TRACE_VERSION:
+        raise TraceError(
+            f"{name} has version {data.get('version')!r}, this library reads version {TRACE_VERSION}: {_ANEW}"
+        )
+    try:
+        examples = data["examples"]
+        return Trace(
+            model_digest=_text(data["model_digest"]),
+            op_s=_mapping(data["op_s"], _seconds),
+            op_bytes=_mapping(data["op_bytes"], lambda value: _whole(value, 0)),
+            step_s=_seconds(data["step_s"]),
+            predicted_s=_seconds(data["predicted_s"]),
+            runs=_whole(data["runs"], 1),
+            workers=_whole(data["workers"], 1),
+            examples=None if examples is None else _whole(examples, 0),
+            description=_text(data["description"]),
+            warnings=tuple(_text(each) for each in _list(data["warnings"])),
+            ordered_step_s=_mapping(data["ordered_step_s"], _seconds),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise TraceError(f"{name} is damaged: {said}; {_ANEW}") from error
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{str(value)[:20]!r} should be a number of at least 0")
+    return float(value)
+
+
+def _whole(value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{str(value)[:20]!r} should be a whole number of at least {least}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:20]!r} should be a text")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{str(value)[:20]!r} should be a list")
+    return value
+
+
+def _mapping(value: Any, each: Callable[[Any], Any]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(value)[:20]!r} should map names of ops to numbers")
+    return {name: each(number) for name, number in value.items()}
+
+
+def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace to a file; what was there is replaced only once all is written.
+
+    Raises:
+        TraceError: it cannot be written; what was there is untouched.
+    """
+    write_text(path, trace_to_json(trace), "the trace", TraceError)
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace from a file; it may have been measured on another machine.
+
+    Raises:
+        TraceError: no such file, or it is damaged, something else, or of another version.
+    """
+    return trace_from_json(read_text(path, "the trace", TraceError), f"the trace {path}")
+
+
+def as_text(trace: Trace, most: int = 10) -> str:
+    """A trace for people to read.
+
+    Args:
+        trace: the trace.
+        most: how many of the most expensive ops to show.
+    """
+    workers = "1 worker" if trace.workers == 1 else f"{trace.workers} workers at once"
+    share = "" if trace.examples is None else f" on {trace.examples} examples{' each' if trace.workers > 1 else ''}"
+    off = f" ({trace.predicted_s / trace.step_s - 1:+.0%})" if trace.step_s > 0 else ""
+    total = sum(trace.op_s.values())
+    rows = [("op", "time", "share")]
+    for name, time_s in sorted(trace.op_s.items(), key=lambda item: (-item[1], item[0]))[:most]:
+        rows.append((name, format_time(time_s), f"{time_s / total:.1%}" if total > 0 else "-"))
+    blocks = [
+        f"trace: {trace.description}",
+        f"{workers}{share}: a step takes {format_time(trace.step_s)}\n"
+        f"its {len(trace.op_s)} ops take {format_time(total)} one after the other, and together predict "
+        f"{format_time(trace.predicted_s)}{off}",
+        *_orders(trace),
+        aligned(rows, right={1, 2}),
+        *(f"warning: {warning}" for warning in trace.warnings),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _orders(trace: Trace) -> list[str]:
+    free_s = trace.ordered_step_s.get("none", 0.0)
+    costs = [
+        f"{kind} {format_time(time_s)} ({time_s / free_s - 1:+.1%})"
+        for kind, time_s in trace.ordered_step_s.items()
+        if free_s > 0 and kind != "none"
+    ]
+    return [f"with an order of gradients enforced a step takes: {', '.join(costs)}"] if costs else []
+
+
+def check_trace(trace: Trace, model: Model) -> None:
+    """Refuse a trace of another program.
+
+    Args:
+        trace: the trace.
+        model: what it is to be used for.
+
+    Raises:
+        InputError: it is no trace.
+        TraceError: it is of another graph.
+    """
+    if not isinstance(trace, Trace):
+        raise InputError(f"a trace is what caramel.trace returns or load_trace reads, got {type(trace).__name__}")
+    if trace.model_digest != model.digest:
+        raise TraceError(
+            f"the trace ({trace.description}) is of another program, or the program was changed since then "
+            f"(digest {trace.model_digest[:12]}, this one has {model.digest[:12]}): {_ANEW}"
+        )
+
+
+def as_trace(trace: Trace | str | os.PathLike[str] | None, model: Model) -> Trace | None:
+    """What a caller gave as a trace: one, or the file of one, which is read; it must be of this program.
+
+    Raises:
+        InputError: it is something else.
+        TraceError: no such file, or it is damaged, of another version or of another program.
+    """
+    if trace is None:
+        return None
+    found = load_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace
+    check_trace(found, model)
+    return found

@@ -1,0 +1,233 @@
+"""Tracing: measured times of a step's ops, and of the step, on a host where nothing is communicated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import is_dataclass, replace
+from functools import partial
+from typing import Any
+
+from caramel.analyzers.policies.control_edges import control_edges
+from caramel.analyzers.policies.order import order_by_cost
+from caramel.analyzers.step.dependencies import find_dependencies
+from caramel.collectives.schedule import balanced
+from caramel.compiler.distributed_model import Computation, make_computation
+from caramel.errors import EndOfData, InputError
+from caramel.facts import Trace
+from caramel.frontend.context import Context
+from caramel.measure.step_stats import TracedStep, traced_step
+from caramel.measure.trace_summary import STATISTICS, per_process, summary, with_orders
+from caramel.runtime.clusters.base import Cluster, InProcess, KeptProcesses, LocalProcesses
+from caramel.runtime.clusters.existing import kept_servers
+from caramel.runtime.feeds import bind
+from caramel.runtime.session import DEFAULT_STEP_TIMEOUT_S, Session
+from caramel.util.arguments import whole_number
+from caramel.util.progress import progress_over
+
+DEFAULT_RUNS = 10
+"""Caramel, section 4.1."""
+
+DEFAULT_STEPS = 30
+_WARM_UP = 3
+"""Steps before any counts: the first ones prune and place the graph, allocate, and fill caches."""
+
+
+def trace(
+    context: Context,
+    *batch: Any,
+    workers: int = 1,
+    job_workers: int | None = None,
+    cluster: Cluster | None = None,
+    runs: int = DEFAULT_RUNS,
+    steps: int = DEFAULT_STEPS,
+    orders: bool = True,
+    statistic: str = "mean",
+    device_list: Sequence[str] | None = None,
+    sharding: str | None = None,
+    step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+    description: str = "",
+    progress: bool = True,
+) -> Trace:
+    """Measure the ops of a captured step on one host, without communication.
+
+    As many workers as share the host compute at the same time, each with its own gradients, on copies of the
+    variables. Traced steps (graph optimizers off, so that ops have the names of the Model; one op at a time on each
+    worker, but for servers that run already, which keep their threads) and plain steps (as in training) take turns,
+    so that a host that grows slower meanwhile changes both. Plain steps run once more in turn with those in which an
+    order of the gradients is enforced; the less of both medians counts, as all else on a host makes steps longer.
+
+    Args:
+        context: what `caramel.capture` returned.
+        batch: arrays of a step of the whole job, as for `Session.step`; nothing where a dataset was given at
+            capture.
+        workers: how many workers there are on the host.
+        job_workers: how many there are on all hosts; a worker gets as much of the batch as in that job.
+            Default: there is only this host.
+        cluster: where to run them; default `caramel.InProcess()`.
+        runs: number of traced steps.
+        steps: number of plain steps.
+        orders: whether to measure also what it costs to enforce an order of the gradients (`ControlEdges`): as
+            many plain steps again without one, with a total one, and with one of updates alone.
+        statistic: ``"mean"`` takes for an op the mean of the runs, ``"least"`` the least of them, as the paper
+            does. Where ops share cores, an op's time depends on what runs beside it, and the least is that of
+            the run in which it was alone; where one op runs at a time, the least leaves out disturbances.
+        device_list: see `caramel.ARModel`.
+        sharding: likewise.
+        step_timeout_s: how long a step may take.
+        description: where this is, for the reader of the file; default: the host.
+        progress: whether to show a progress bar (on a terminal only).
+
+    Returns:
+        The trace.
+
+    Raises:
+        InputError: an argument does not fit.
+        CaptureError: the program cannot be captured or replicated.
+        ClusterError: a worker cannot be started or reached.
+        TraceError: TensorFlow said nothing of the step's ops.
+
+    Source:
+        Caramel, section 4.1.
+    """
+    runs, steps = whole_number(runs, "runs"), whole_number(steps, "steps")
+    if statistic not in STATISTICS:
+        raise InputError(f"statistic must be 'mean' or 'least', got {statistic!r}")
+    computation = make_computation(context, workers, device_list, sharding, job_workers)
+    _check_batch(computation, batch)
+    place = InProcess() if cluster is None else cluster
+    if not (is_dataclass(place) and hasattr(place, "options")):  # of which there can be one with other options
+        raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {place!r}")
+    share = _share(computation, batch)
+    with _as_in_training(place, workers, step_timeout_s) as opened:
+        plain = opened(computation)
+        traced, plain_s = _measured(computation, share, place, plain, runs, steps, step_timeout_s, progress)
+        found = summary(computation, place, traced, plain_s, statistic, description)
+        if not orders:
+            return found
+        return with_orders(found, plain_s, _ordered(computation, found, share, plain, opened, steps, progress))
+
+
+def _check_batch(computation: Computation, batch: Sequence[Any]) -> None:
+    needed = [f for f in computation.signature.feeds if not f.optional]
+    if needed and not batch:
+        inputs = ", ".join(f"{f.name} ({f.dtype}{'' if f.shape is None else list(f.shape)})" for f in needed)
+        raise InputError(
+            f"tracing runs steps, which need a batch: pass the arrays of one step after the context, for the inputs "
+            f"{inputs}; or capture the program with data="
+        )
+
+
+def _share(computation: Computation, batch: Sequence[Any]) -> Sequence[Any]:
+    """What these workers take of the batch of the whole job."""
+    workers, job = computation.plan.workers, computation.job_workers
+    if job == workers or not batch:
+        return batch
+    feeds, model = computation.signature.feeds, computation.model
+    order = () if computation.pipeline is not None else model.input_order
+    arrays = bind(feeds, batch, {}, model.unused_inputs, order)
+    for feed in feeds:
+        if feed.split and feed.name in arrays:
+            parts = balanced(len(arrays[feed.name]), job)[:workers]
+            arrays[feed.name] = arrays[feed.name][: sum(size for _, size in parts)]
+    return (arrays,)
+
+
+# -- running -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _as_in_training(cluster: Any, workers: int, timeout_s: float) -> Iterator[Callable[[Computation], Session]]:
+    """What opens sessions that run as in training, all on the same servers and until the end."""
+    with ExitStack() as stack:
+        stack.enter_context(kept_servers(cluster, workers))
+        sessions = stack.enter_context(ExitStack())
+        if isinstance(cluster, LocalProcesses):
+            cluster = KeptProcesses(cluster)
+            stack.callback(cluster.close)  # before the sessions, which servers take long to forget one by one
+        yield lambda made: sessions.enter_context(Session(made, cluster, step_timeout_s=timeout_s))
+
+
+def _measured(
+    computation: Computation,
+    batch: Sequence[Any],
+    cluster: Any,
+    plain: Session,
+    runs: int,
+    steps: int,
+    timeout_s: float,
+    progress: bool,
+) -> tuple[list[TracedStep], list[float]]:
+    """The traced steps, and seconds of the plain ones."""
+    # One op at a time on each worker: of two that share a core, each would seem to take twice as long.
+    lanes = per_process(computation, cluster)
+    options = replace(cluster.options, optimize_graph=False, inter_op_threads=lanes, transfer_threads=0)
+    names_kept = replace(cluster, options=options)
+    if isinstance(cluster, LocalProcesses):
+        names_kept = replace(names_kept, base_port=None)  # the plain session has these ports
+    traced: list[TracedStep] = []
+    plain_s: list[float] = []
+    with (
+        Session(computation, names_kept, step_timeout_s=timeout_s) as named,
+        progress_over(runs + steps, progress) as show,
+    ):
+        for _ in range(_WARM_UP):
+            _again_at_end(lambda: timed_step(plain, *batch))
+            _again_at_end(lambda: traced_step(named, *batch))
+        for done in range(runs):
+            for _ in range(steps * done // runs, steps * (done + 1) // runs):
+                plain_s.append(_again_at_end(lambda: timed_step(plain, *batch)))
+            traced.append(_again_at_end(lambda: traced_step(named, *batch)))
+            show(len(plain_s) + len(traced), f"step {plain_s[-1] * 1e3:.4g} ms" if plain_s else "")
+    return traced, plain_s
+
+
+def _ordered(
+    computation: Computation,
+    found: Trace,
+    batch: Sequence[Any],
+    plain: Session,
+    opened: Callable[[Computation], Session],
+    steps: int,
+    progress: bool,
+) -> Mapping[str, Sequence[float]]:
+    """Seconds of steps by how their gradients are ordered; the kinds take turns. The plain one has no order."""
+    needs = find_dependencies(computation.model)
+    order = order_by_cost(computation.model, needs, found.op_s, "")
+    kinds = {kind: control_edges(computation.model, needs, order, kind).edges for kind in ("total", "updates")}
+    if not any(kinds.values()):
+        return {}
+    sessions = {"none": plain}
+    for kind, edges in kinds.items():
+        sessions[kind] = opened(replace(computation, plan=replace(computation.plan, edges=edges)))
+    seconds: dict[str, list[float]] = {kind: [] for kind in sessions}
+    with progress_over(steps + _WARM_UP, progress) as show:
+        for done in range(steps + _WARM_UP):
+            for kind, session in sessions.items():
+                step_s = _again_at_end(partial(timed_step, session, *batch))
+                seconds[kind] += [step_s] if done >= _WARM_UP else []
+            show(done + 1, "orders")
+    return seconds
+
+
+def timed_step(session: Session, *args: Any, **kwargs: Any) -> float:
+    """Run one step of a session; seconds of the step itself, without taking a batch from a dataset."""
+    found: list[float] = []
+
+    def run(*call: Any) -> Any:
+        start = time.perf_counter()
+        values = session.executor.run(*call)
+        found.append(time.perf_counter() - start)
+        return values
+
+    session.step_by(run, *args, **kwargs)
+    return found[0]
+
+
+def _again_at_end(step: Callable[[], Any]) -> Any:
+    """Run a step; where the dataset has ended, the first one of the next pass."""
+    try:
+        return step()
+    except EndOfData:
+        return step()

@@ -1,0 +1,332 @@
+"""State: restore, broadcast and save, as nodes that run between steps.
+
+Values never enter the graph: they travel in a checkpoint that worker 0 reads, and from there to the
+other workers. A checkpoint holds the single-device program's own names, from worker 0; what is
+local to the other workers (statistics, random states) is kept under names of its own beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from caramel.graph.devices import Device, host_of
+from caramel.graph.graph import NodeDef, format_input
+from caramel.graph.nodes import assign, constant, dtype_attribute, dtypes_attribute, group, node, read, shape_attribute
+from caramel.model import Model, Variable, VariableClass
+from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, replica_name
+from caramel.modifiers.seeds import GOLDEN_RATIO_32
+from caramel.plan import Plan
+
+RESTORE_PREFIX = "caramel/restore/prefix"
+SAVE_PREFIX = "caramel/save/prefix"
+RESTORE_SAVED = "caramel/restore/saved"
+RESTORE_UNSAVED = "caramel/restore/unsaved"
+RESTORE_LOCAL = "caramel/restore/local"
+BROADCAST = "caramel/broadcast/done"
+SAVE = "caramel/save/done"
+SAVE_STEPS = "caramel/save/steps"
+COMBINED = "caramel/combined"
+
+STEPS_KEY = "caramel/steps"
+"""Checkpoint key of the number of steps, for programs that do not count them."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Something besides variables that a checkpoint keeps: a tensor, under a key."""
+
+    key: str
+    tensor: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Collects state nodes."""
+
+    nodes: list[tuple[NodeDef, Role]]
+
+    def add(self, made: NodeDef, rank: int) -> str:
+        self.nodes.append((made, Role(Purpose.STATE, rank)))
+        return made.name
+
+
+def read_checkpoint(builder: Builder, scope: str, dtypes: Mapping[str, str], host: str) -> dict[str, str]:
+    """Read the checkpoint that is fed to `RESTORE_PREFIX`.
+
+    Args:
+        builder: gets the nodes.
+        scope: prefix of their names.
+        dtypes: dtype of each key.
+        host: device of worker 0's host.
+
+    Returns:
+        The tensor of each key.
+    """
+    if not dtypes:
+        return {}
+    keys = _strings(builder, f"{scope}/keys", dtypes, host)
+    slices = _strings(builder, f"{scope}/slices", ["" for _ in dtypes], host)
+    types = dtypes_attribute(dtypes.values())
+    read = builder.add(node(f"{scope}/read", "RestoreV2", [RESTORE_PREFIX, keys, slices], host, dtypes=types), 0)
+    return {key: format_input(read, position) for position, key in enumerate(dtypes)}
+
+
+def local_key(rank: int, name: str) -> str:
+    """Checkpoint key of a local variable of a worker other than worker 0."""
+    return f"caramel/worker_{rank}/{name}"
+
+
+def random_state_offset(variable: Variable, rank: int) -> np.ndarray:
+    """What is added to worker 0's random state to get another worker's.
+
+    A seed of two elements is (seed, counter): the seed moves. The state of a `tf.random.Generator`
+    is (counter, ..., key): the key moves. Multiples of an odd constant near 2**32 / golden ratio keep
+    the streams of different ranks and of user seeds that are close together apart.
+
+    Args:
+        variable: a variable of the class random state, of rank 1.
+        rank: the worker.
+
+    Returns:
+        An array of the variable's shape and dtype.
+    """
+    offset = np.zeros(variable.shape, dtype=np.dtype(variable.dtype))
+    position = 0 if variable.size <= 2 else variable.size - 1
+    step = (rank * GOLDEN_RATIO_32) % (1 << 32)
+    if offset.dtype.kind == "i" and offset.dtype.itemsize == 4:
+        step -= (1 << 32) if step >= (1 << 31) else 0
+    offset.reshape(-1)[position] = step
+    return offset
+
+
+def on_worker(model: Model, rank: int) -> tuple[Variable, ...]:
+    """The variables that a worker holds: worker 0 all of them, the others those of the step."""
+    return tuple(v for v in model.variables if rank == 0 or v.node in model.graph)
+
+
+def combined(model: Model, plan: Plan) -> dict[str, str]:
+    """Local variables of which checkpoints see what all workers have together.
+
+    Gradient accumulators, whose workers' mean (or sum, for a loss that is one) is what one device would
+    have; and statistics, where the plan says that they are averaged.
+
+    Returns:
+        For the handle node of each variable the node with that value, on worker 0.
+    """
+    found = {}
+    for number, variable in enumerate(model.variables):
+        averaged = variable.kind is VariableClass.STATISTICS and plan.statistics == "mean" and _is_floating(variable)
+        if (
+            plan.workers > 1
+            and variable.node in model.graph
+            and (averaged or variable.kind is VariableClass.ACCUMULATOR)
+        ):
+            found[variable.node] = f"{COMBINED}/{number}"
+    return found
+
+
+def _is_floating(variable: Variable) -> bool:
+    return variable.dtype.startswith(("float", "bfloat", "complex"))
+
+
+def kept_apart(model: Model, plan: Plan) -> list[tuple[int, Variable, str]]:
+    """(rank, variable, checkpoint key) of the values that a checkpoint does not have under the program's own names."""
+    together = combined(model, plan)
+    return [
+        (rank, v, local_key(rank, v.name))
+        for rank in range(plan.workers)
+        for v in on_worker(model, rank)
+        if v.kind.is_local and (rank > 0 or v.node in together)
+    ]
+
+
+def add_state(
+    distributed: DistributedGraph, model: Model, plan: Plan, further: Sequence[Saved] = ()
+) -> DistributedGraph:
+    """Add restore, broadcast and save.
+
+    Args:
+        distributed: the replicas.
+        model: the single-device step.
+        plan: the plan.
+        further: what else is saved.
+
+    Returns:
+        The graph with the ops named by the constants of this module.
+    """
+    builder = Builder([])
+    parsed = [Device.parse(d) for d in plan.devices]
+    host = str(host_of(parsed[0]))
+    builder.add(_string_placeholder(RESTORE_PREFIX, host), 0)
+    saved = [v for v in model.variables if v.saved]
+    unsaved = [v for v in model.variables if not v.saved]
+    for done, chosen in ((RESTORE_SAVED, saved), (RESTORE_UNSAVED, unsaved)):
+        items = [(0, v, v.name) for v in chosen]
+        _restore(builder, done, items, host, parsed)
+    local = kept_apart(model, plan)
+    _restore(builder, RESTORE_LOCAL, local, host, parsed)
+    _broadcast(builder, model, plan, parsed)
+    together = _combine(builder, model, plan, parsed)
+    _save(builder, [(0, v, v.name) for v in saved], local, together, further, host, parsed)
+    return distributed.extended(builder.nodes)
+
+
+def _string_placeholder(name: str, device: str) -> NodeDef:
+    return node(name, "Placeholder", (), device, dtype=dtype_attribute("string"), shape=shape_attribute(()))
+
+
+def _handle(rank: int, variable: Variable) -> str:
+    return replica_name(rank, variable.node)
+
+
+def _strings(builder: Builder, name: str, values: Iterable[str], device: str) -> str:
+    array = np.array([v.encode() for v in values], dtype=object)
+    return builder.add(constant(name, array, "string", device), 0)
+
+
+def _restore(
+    builder: Builder,
+    done: str,
+    items: Sequence[tuple[int, Variable, str]],
+    host: str,
+    devices: Sequence[Device],
+) -> None:
+    scope = done + "_ops"
+    assigned: list[str] = []
+    restored = read_checkpoint(builder, scope, {key: v.dtype for _, v, key in items}, host)
+    for position, (rank, variable, key) in enumerate(items):
+        made = _assign(f"{scope}/assign_{position}", rank, variable, restored[key], devices)
+        assigned.append(builder.add(made, rank))
+    builder.add(group(done, assigned, host), 0)
+
+
+def _assign(name: str, rank: int, variable: Variable, value: str, devices: Sequence[Device]) -> NodeDef:
+    return assign(name, _handle(rank, variable), value, variable.dtype, str(devices[rank]))
+
+
+def _combine(builder: Builder, model: Model, plan: Plan, devices: Sequence[Device]) -> dict[str, str]:
+    """The values that all workers have together; see `combined`."""
+    together = combined(model, plan)
+    for variable in model.variables:
+        if variable.node not in together:
+            continue
+        name, host = together[variable.node], str(devices[0])
+        dtype = dtype_attribute(variable.dtype)
+        reads = [
+            builder.add(_read(f"{name}/read_{rank}", rank, variable, devices), rank) for rank in range(plan.workers)
+        ]
+        if variable.kind is VariableClass.ACCUMULATOR and plan.reduction == "sum":
+            builder.add(node(name, "AddN", reads, host, T=dtype, N=len(reads)), 0)
+            continue
+        total = builder.add(node(f"{name}/sum", "AddN", reads, host, T=dtype, N=len(reads)), 0)
+        workers = builder.add(constant(f"{name}/workers", plan.workers, variable.dtype, host), 0)
+        builder.add(node(name, "RealDiv", [total, workers], host, T=dtype), 0)
+    return together
+
+
+def _broadcast(builder: Builder, model: Model, plan: Plan, devices: Sequence[Device]) -> None:
+    """Worker 0's values to all."""
+    scope = "caramel/broadcast"
+    assigned: list[str] = []
+    for number, variable in enumerate(v for v in model.variables if v.node in model.graph):
+        value = builder.add(_read(f"{scope}/read_{number}", 0, variable, devices), 0)
+        assigned += _to_others(builder, scope, number, variable, value, plan, devices)
+    builder.add(group(BROADCAST, assigned, str(devices[0])), 0)
+
+
+def _to_others(
+    builder: Builder,
+    scope: str,
+    number: int,
+    variable: Variable,
+    value: str,
+    plan: Plan,
+    devices: Sequence[Device],
+) -> list[str]:
+    """Worker 0's value to the others: random states offset by rank, a sum that is still growing stays with worker 0.
+
+    Each worker passes on what it gets to the next one, so that nobody sends it more than once: with one sender, the
+    link of worker 0 would carry the whole model as often as there are others.
+    """
+    assigned = []
+    dtype = dtype_attribute(variable.dtype)
+    for rank in range(1, len(devices)):
+        device = str(devices[rank])
+        if rank > 1:
+            passed = node(f"{scope}/pass_{number}_{rank - 1}", "Identity", [value], str(devices[rank - 1]), T=dtype)
+            value = builder.add(passed, rank - 1)
+        source = value
+        if variable.kind is VariableClass.RANDOM_STATE:
+            name = f"{scope}/offset_{number}_{rank}"
+            offset = builder.add(
+                constant(f"{name}/by", random_state_offset(variable, rank), variable.dtype, device), rank
+            )
+            source = builder.add(node(name, "AddV2", [value, offset], device, T=dtype), rank)
+        elif variable.kind is VariableClass.ACCUMULATOR and plan.reduction == "sum":
+            source = builder.add(node(f"{scope}/zeros_{number}_{rank}", "ZerosLike", [value], device, T=dtype), rank)
+        made = _assign(f"{scope}/assign_{number}_{rank}", rank, variable, source, devices)
+        assigned.append(builder.add(made, rank))
+    return assigned
+
+
+def assignment_nodes(model: Model, plan: Plan, names: Sequence[str], scope: str) -> list[NodeDef]:
+    """Nodes that give all workers values of some variables, out of a checkpoint.
+
+    Args:
+        model: the single-device step.
+        plan: the plan.
+        names: of the variables; also their keys in the checkpoint.
+        scope: name of the op that does it.
+    """
+    builder = Builder([])
+    devices = [Device.parse(d) for d in plan.devices]
+    host = str(host_of(devices[0]))
+    variables = [model.variable_by_name[name] for name in names]
+    inside = f"{scope}_ops"
+    restored = read_checkpoint(builder, inside, {v.name: v.dtype for v in variables}, host)
+    assigned = []
+    for number, variable in enumerate(variables):
+        value = restored[variable.name]
+        assigned.append(builder.add(_assign(f"{inside}/assign_{number}_0", 0, variable, value, devices), 0))
+        if variable.node in model.graph:
+            assigned += _to_others(builder, inside, number, variable, value, plan, devices)
+    builder.add(group(scope, assigned, host), 0)
+    return [made for made, _ in builder.nodes]
+
+
+def _read(name: str, rank: int, variable: Variable, devices: Sequence[Device]) -> NodeDef:
+    return read(name, _handle(rank, variable), variable.dtype, str(devices[rank]))
+
+
+def _save(
+    builder: Builder,
+    shared: Sequence[tuple[int, Variable, str]],
+    local: Sequence[tuple[int, Variable, str]],
+    together: Mapping[str, str],
+    further: Sequence[Saved],
+    host: str,
+    devices: Sequence[Device],
+) -> None:
+    scope = SAVE + "_ops"
+    prefix = builder.add(_string_placeholder(SAVE_PREFIX, host), 0)
+    zero = builder.add(constant(f"{scope}/zero", 0, "int64", host), 0)
+    attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute(())}
+    steps = builder.add(node(SAVE_STEPS, "PlaceholderWithDefault", [zero], host, **attributes), 0)
+    items = [*shared, *local]
+    reads = []
+    for number, (rank, variable, _) in enumerate(items):
+        if number < len(shared) and variable.node in together:
+            reads.append(together[variable.node])
+        else:
+            reads.append(builder.add(_read(f"{scope}/read_{number}", rank, variable, devices), rank))
+    others = [*further, Saved(STEPS_KEY, steps, "int64")]
+    keys = _strings(builder, f"{scope}/keys", [*(key for _, _, key in items), *(s.key for s in others)], host)
+    slices = _strings(builder, f"{scope}/slices", [""] * (len(items) + len(others)), host)
+    types = dtypes_attribute([*(v.dtype for _, v, _ in items), *(s.dtype for s in others)])
+    tensors = [prefix, keys, slices, *reads, *(s.tensor for s in others)]
+    written = node(f"{scope}/write", "SaveV2", tensors, host, dtypes=types)
+    builder.add(group(SAVE, [builder.add(written, 0)], host), 0)

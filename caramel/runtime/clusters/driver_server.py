@@ -1,0 +1,139 @@
+"""The driver's own server: that of task 0, in a process beside the driver, for as long as it needs it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from typing import IO, Any
+
+from caramel.errors import ClusterError
+from caramel.runtime.executor import Executor
+from caramel.runtime.host.environment import server_environment
+from caramel.runtime.host.server import READY
+
+START_TIMEOUT_S = 120.0
+"""It loads TensorFlow first, which no step does: `LocalProcesses` gives its servers as long."""
+
+_POLL_S = 0.05
+_CONNECT_S = 2.0
+
+
+def is_listening(address: str) -> bool:
+    """Whether anything accepts connections at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
+            return True
+    except OSError:
+        return False
+
+
+class OwnServer:
+    """A process with the server of task 0; use it in a ``with`` statement, or stop it.
+
+    It also ends by itself when this process does, in whatever way.
+
+    Args:
+        addresses: ``host:port`` of each worker, in order.
+        config: the server's ConfigProto.
+        timeout_s: how long it may take to listen.
+
+    Attributes:
+        pid: its process id.
+
+    Raises:
+        ClusterError: it does not start.
+    """
+
+    def __init__(self, addresses: Sequence[str], config: Any, timeout_s: float = START_TIMEOUT_S) -> None:
+        settings = {"addresses": list(addresses), "config": config.SerializeToString(), "parent": os.getpid()}
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the server is stopped
+        # In a session of its own: Ctrl-C reaches the driver alone, which then closes in order.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "caramel.runtime.host.server"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=server_environment(),
+            start_new_session=True,
+        )
+        self.pid = process.pid
+        self._finalizer = weakref.finalize(self, _stop, process, log)
+        try:
+            self._await(process, pickle.dumps(settings), log, addresses[0], timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    @staticmethod
+    def _await(
+        process: subprocess.Popen[bytes], settings: bytes, log: IO[bytes], address: str, timeout_s: float
+    ) -> None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(settings)
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it has ended; what it said is in the log
+        deadline = time.monotonic() + timeout_s
+        while READY not in (said := _text(log)):
+            lines = " | ".join(said.strip().splitlines()[-3:])
+            if process.poll() is not None:
+                raise ClusterError(
+                    f"the server of task 0, {address}, did not start beside this process "
+                    f"(exit code {process.returncode}): {lines}"
+                )
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the server of task 0, {address}, did not start within {timeout_s:g} s: {lines}")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End the server; safe to call twice."""
+        self._finalizer()
+
+    def __enter__(self) -> OwnServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _text(log: IO[bytes]) -> str:
+    # The server writes at the file's one position, which reading must not move.
+    return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
+
+
+def _stop(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    process.kill()  # nothing there needs an orderly end
+    process.wait()
+    log.close()
+
+
+class OwnServerExecutor:
+    """An Executor that stops the driver's own server when it is closed."""
+
+    def __init__(self, inner: Executor, server: OwnServer) -> None:
+        self.run = inner.run
+        self.run_traced = inner.run_traced
+        self.run_each = inner.run_each
+        self.extend = inner.extend
+        self._inner = inner
+        self._server = server
+
+    def pids(self) -> tuple[int, ...]:
+        """The driver's process and its own server's; the other servers are elsewhere."""
+        return (*self._inner.pids(), self._server.pid)
+
+    def close(self) -> None:
+        """Close the session, so that the other servers free what it has there; then stop the server."""
+        try:
+            self._inner.close()
+        finally:
+            self._server.stop()

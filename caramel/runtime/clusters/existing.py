@@ -1,0 +1,160 @@
+"""Existing clusters: TensorFlow servers on the machines of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from caramel.errors import ClusterError, InputError, listed
+from caramel.graph.devices import Device, cpu_count, default_devices
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.driver_server import OwnServer, OwnServerExecutor, is_listening
+from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
+from caramel.runtime.host.membership import JOB, Membership, checked_addresses, from_resolver, from_tf_config
+from caramel.runtime.host.server import GROUP_LEADER, serve_forever
+from caramel.util.arguments import whole_number
+
+
+@dataclass(frozen=True)
+class Servers:
+    """TensorFlow servers on machines of a network: ``caramel worker`` starts one.
+
+    Servers run any graph for anyone who reaches them: use a network that only you can reach.
+
+    Attributes:
+        addresses: ``host:port`` of each server, in order.
+        options: how TensorFlow runs the graph.
+        task: which of the servers is this process's own, if any. Task 0 drives: if nothing listens
+            at its address, a session starts that server beside this process and stops it at the end.
+            The others `serve`.
+        notes: what was left out of the cluster's description.
+    """
+
+    addresses: tuple[str, ...]
+    options: RunOptions = field(default_factory=RunOptions)
+    task: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "addresses", checked_addresses(self.addresses))
+        if self.task is not None and not 0 <= self.task < len(self.addresses):
+            raise InputError(f"task must be between 0 and {len(self.addresses) - 1}, got {self.task}")
+
+    @classmethod
+    def from_tf_config(cls, text: str | None = None, *, options: RunOptions | None = None) -> Servers:
+        """The cluster that TF_CONFIG describes; a chief is task 0, in front of the workers.
+
+        Args:
+            text: its JSON text; None reads the environment variable.
+            options: how TensorFlow runs the graph.
+
+        Raises:
+            InputError: it is not set, damaged, or describes no cluster of workers.
+        """
+        return cls._of(from_tf_config(text), options)
+
+    @classmethod
+    def from_resolver(cls, resolver: Any, *, options: RunOptions | None = None) -> Servers:
+        """The cluster that a resolver finds; a chief is task 0, in front of the workers.
+
+        Args:
+            resolver: one of ``tf.distribute.cluster_resolver``, or anything with ``cluster_spec()``. Its
+                ``task_type`` and ``task_id``, where it has them, say which task this process is.
+            options: how TensorFlow runs the graph.
+
+        Raises:
+            InputError: it finds none, or none of workers.
+        """
+        return cls._of(from_resolver(resolver), options)
+
+    @classmethod
+    def _of(cls, found: Membership, options: RunOptions | None) -> Servers:
+        return cls(found.addresses, options or RunOptions(), found.task, found.notes)
+
+    def serve(self, devices: int = 1) -> NoReturn:
+        """Run this process's own server until the process is ended, as ``caramel worker`` does.
+
+        Args:
+            devices: number of virtual CPU devices, for as many replicas in this process.
+
+        Raises:
+            InputError: none of the servers is this process's own, or there is no such number of devices.
+            ClusterError: the port cannot be used.
+        """
+        if self.task is None:
+            raise InputError("which server to run is not known: make the cluster with a task")
+        serve_forever(self.addresses, self.task, whole_number(devices, "devices"))
+
+    def check_drives(self) -> None:
+        """Refuse where this process should serve.
+
+        Raises:
+            InputError: this process is another task than task 0.
+        """
+        if self.task:
+            raise InputError(
+                f"this process is task {self.task} of the cluster ({self.addresses[self.task]}), and task 0 "
+                f"({self.addresses[0]}) drives it: run `caramel worker` here, and the program on task 0 alone"
+            )
+
+    def own_server(self, devices: Sequence[str]) -> OwnServer | None:
+        """Start the server of task 0 if it is this process's own and nothing listens at its address.
+
+        Args:
+            devices: device string of each worker.
+
+        Raises:
+            ClusterError: it does not start.
+        """
+        if self.task != 0 or is_listening(self.addresses[0]):
+            return None
+        config = self.options.server_config(cpu_count(devices, (JOB, 0)), GROUP_LEADER)
+        return OwnServer(self.addresses, config)
+
+    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
+        """Open a session; the first worker coordinates the steps."""
+        self.check_drives()
+        there = {(JOB, task) for task in range(len(self.addresses))}
+        missing = [repr(text) for text in devices if Device.parse(text).worker not in there]
+        if missing:
+            raise InputError(
+                f"no server for {listed(missing)}, there are {len(self.addresses)} servers: "
+                f"give an address for each, and use devices /job:{JOB}/task:0 and so on"
+            )
+        own = self.own_server(devices)
+        try:
+            session = self._session(graph_def, devices, timeout_s)
+        except BaseException:
+            if own is not None:
+                own.stop()
+            raise
+        return session if own is None else OwnServerExecutor(session, own)
+
+    def _session(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> SessionExecutor:
+        config = self.options.config(group_leader=GROUP_LEADER if has_native_collectives(graph_def) else "")
+        try:
+            return SessionExecutor.on_servers(graph_def, f"grpc://{self.addresses[0]}", config, devices, timeout_s)
+        except ClusterError as error:
+            silent = [address for address in self.addresses if not is_listening(address)]
+            where = f". From here nothing listens at {listed(silent)}" if silent else ""
+            raise ClusterError(f"{error}{where}") from error
+
+
+@contextmanager
+def kept_servers(cluster: Cluster, workers: int) -> Iterator[None]:
+    """Several sessions one after the other on one cluster; what the driver starts of `Servers` stays for all.
+
+    TensorFlow's own collective ops do not survive the restart of one server among others.
+
+    Args:
+        cluster: any; only `Servers` has something to keep.
+        workers: how many workers the sessions have at most.
+    """
+    own = cluster.own_server(default_devices(workers)) if isinstance(cluster, Servers) else None
+    try:
+        yield
+    finally:
+        if own is not None:
+            own.stop()

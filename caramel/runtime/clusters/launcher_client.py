@@ -1,0 +1,269 @@
+"""The user's side of local server processes: start the launcher, talk to it, leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caramel import errors
+from caramel.errors import CaramelError, ClusterError, StepError
+from caramel.runtime.executor import Run
+from caramel.runtime.host.environment import server_environment
+
+if TYPE_CHECKING:
+    from caramel.runtime.clusters.base import LocalProcesses
+
+_CLOSE_TIMEOUT_S = 10.0
+_UNLOAD_TIMEOUT_S = 120.0
+"""How long servers may take to forget a large session: more than ten seconds were seen."""
+
+_GRACE_S = 30.0
+"""How much longer than its own timeout an answer of the driver process may take."""
+
+_PROXIES = [case(name) for name in ("grpc_proxy", "https_proxy", "http_proxy") for case in (str.lower, str.upper)]
+"""gRPC would look for the workers behind a proxy."""
+
+
+def start_servers(configs: Sequence[bytes], tasks: Sequence[tuple[str, int]], cluster: LocalProcesses) -> Launched:
+    """Start servers.
+
+    Args:
+        configs: a serialized ConfigProto for each.
+        tasks: job and task of each.
+        cluster: how and where.
+
+    Raises:
+        ClusterError: they cannot be started, safely or at all.
+    """
+    settings = {
+        "configs": list(configs),
+        "tasks": list(tasks),
+        "hosts": None if cluster.hosts is None else [(h.namespace, h.address) for h in cluster.hosts],
+        "allow_open_ports": cluster.allow_open_ports,
+        "base_port": cluster.base_port,
+        "start_timeout_s": cluster.start_timeout_s,
+    }
+    launched = Launched()
+    try:
+        launched.request("start", settings, timeout_s=cluster.start_timeout_s + _GRACE_S)
+    except BaseException:
+        launched.close()
+        raise
+    return launched
+
+
+class Launched:
+    """Talks to a launcher over a private pipe; the launcher owns servers, and sessions on them."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="caramel-cluster-")
+        self._log = Path(self._directory.name) / "launcher.log"
+        self._lock = threading.Lock()
+        ours, theirs = Pipe()
+        environment = server_environment()
+        for name in _PROXIES:
+            environment.pop(name, None)
+        environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # keeps the launcher single-threaded, so that it can fork servers
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "caramel.runtime.clusters.launcher",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    self._directory.name,
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the user's process, which then closes in order
+            )
+        theirs.close()
+        self._connection = ours
+        self._finalizer = weakref.finalize(self, _stop, self._process, ours, self._directory)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the launcher."""
+        return self._process.pid
+
+    def request(self, kind: str, *arguments: Any, timeout_s: float) -> Any:
+        """Ask the launcher for something and wait for its answer.
+
+        Raises:
+            CaramelError: what the launcher answers, or that it is gone or silent.
+        """
+        with self._lock:
+            if self.is_closed:
+                raise ClusterError("the cluster is closed: start a new session")
+            try:
+                self._connection.send((kind, arguments))
+                if not self._connection.poll(timeout_s):
+                    raise ClusterError(
+                        f"the local cluster did not answer {kind!r} within {timeout_s:g} s; it was stopped"
+                    )
+                status, answer = self._connection.recv()
+            except (EOFError, OSError, ClusterError) as error:
+                self.close()
+                if isinstance(error, ClusterError):
+                    raise
+                raise ClusterError(f"the local cluster's driver process ended unexpectedly{self._tail()}") from error
+            except BaseException:
+                # Interrupted between question and answer: the next answer would be to the wrong question, and
+                # the launcher may be in the middle of a long step.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self.close()
+                raise
+        if status == "ok":
+            return answer
+        name, message = answer
+        raise getattr(errors, name, CaramelError)(message)
+
+    def _tail(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return ": " + " | ".join(lines[-3:]) if lines else ""
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the servers, by task."""
+        return list(self.request("pids", timeout_s=_GRACE_S))
+
+    def is_well(self) -> bool:
+        """Whether the launcher and all servers run."""
+        if self.is_closed or self._process.poll() is not None:
+            return False
+        try:
+            return not self.request("ended", timeout_s=_GRACE_S)
+        except ClusterError:
+            return False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether everything has been stopped."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Stop the servers and the launcher; safe to call twice."""
+        self._finalizer()
+
+
+class ProcessExecutor:
+    """A session in a launcher.
+
+    Args:
+        launched: the launcher, with its servers.
+        graph_def: the graph.
+        config: a serialized ConfigProto.
+        devices: device string of each worker, with job and task.
+        timeout_s: how long an operation may take.
+        is_alone: whether everything is stopped with this session.
+
+    Raises:
+        ClusterError: the servers do not answer.
+    """
+
+    def __init__(
+        self,
+        launched: Launched,
+        graph_def: Any,
+        config: bytes,
+        devices: Sequence[str],
+        timeout_s: float,
+        is_alone: bool = True,
+    ) -> None:
+        self._launched = launched
+        self._is_alone = is_alone
+        try:
+            graph = graph_def.SerializeToString()
+            self._number = launched.request(
+                "load", graph, config, list(devices), timeout_s, timeout_s=timeout_s + _GRACE_S
+            )
+        except BaseException:
+            if is_alone:
+                launched.close()
+            raise
+        self._is_open = True
+
+    @property
+    def launcher_pid(self) -> int:
+        """Process id of the launcher."""
+        return self._launched.pid
+
+    def _request(self, kind: str, payload: Any, timeout_s: float) -> Any:
+        return self._launched.request(kind, self._number, payload, timeout_s=timeout_s + _GRACE_S)
+
+    def run(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
+    ) -> list[np.ndarray]:
+        """Run once; see `Executor.run`."""
+        payload = (list(fetches), list(targets), dict(feeds), timeout_s)
+        return list(self._request("run", payload, timeout_s))
+
+    def run_traced(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
+    ) -> tuple[list[np.ndarray], bytes]:
+        """Run once with full tracing; see `Executor.run_traced`."""
+        payload = (list(fetches), list(targets), dict(feeds), timeout_s)
+        values, metadata = self._request("run_traced", payload, timeout_s)
+        return list(values), metadata
+
+    def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
+        """Run several times at once; see `Executor.run_each`."""
+        payload = [(list(fetches), list(targets), dict(feeds)) for fetches, targets, feeds in runs]
+        return list(self._request("run_each", (payload, timeout_s), timeout_s))
+
+    def extend(self, graph_def: bytes) -> None:
+        """Add nodes; see `Executor.extend`."""
+        self._request("extend", graph_def, 0.0)
+
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the launcher, which drives, and of the servers, by task."""
+        return (self.launcher_pid, *self.worker_pids())
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the servers, by task."""
+        return self._launched.worker_pids()
+
+    def close(self) -> None:
+        """Close the session, and stop what was started for it alone; safe to call twice."""
+        if self._is_alone:
+            self._launched.close()
+        elif self._is_open and not self._launched.is_closed:
+            self._is_open = False
+            with contextlib.suppress(CaramelError):  # everything was stopped then
+                self._launched.request("unload", self._number, timeout_s=_UNLOAD_TIMEOUT_S)
+
+
+def _stop(
+    process: subprocess.Popen[bytes], connection: Connection, directory: tempfile.TemporaryDirectory[str]
+) -> None:
+    """Let the launcher stop its servers; then make sure."""
+    with contextlib.suppress(OSError, ValueError):  # it is gone already
+        connection.send(("close", ()))
+    connection.close()
+    try:
+        process.wait(_CLOSE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    directory.cleanup()

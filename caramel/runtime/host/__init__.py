@@ -1,0 +1,1 @@
+"""The machine, and processes of this library's own on it."""

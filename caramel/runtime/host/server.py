@@ -1,0 +1,103 @@
+"""One worker: a TensorFlow server, run by hand or for as long as the process that started it lives."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from caramel.errors import ClusterError
+from caramel.graph.devices import task_name
+from caramel.runtime.host.environment import load_tensorflow, prepare_server
+from caramel.runtime.host.membership import JOB
+from caramel.runtime.host.namespaces import die_with_parent, join_network_namespace
+
+READY = "caramel server ready"
+GROUP_LEADER = task_name(JOB, 0)
+"""Who coordinates TensorFlow's own collective ops; a server knows it even if no graph has any yet."""
+
+
+def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoReturn:
+    """Run one of several servers until the process is ended.
+
+    Args:
+        addresses: ``host:port`` of each worker, in order.
+        task: which of them this is.
+        devices: number of virtual CPU devices, for as many replicas in this process.
+
+    Raises:
+        ClusterError: the port cannot be used.
+    """
+    prepare_server()
+    load_tensorflow()
+    from caramel.runtime.executor import RunOptions
+
+    _start({JOB: dict(enumerate(addresses))}, JOB, task, RunOptions().server_config(devices, GROUP_LEADER))
+    while True:
+        time.sleep(3600)
+
+
+def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: Any) -> None:
+    """Start a server and say so; it lives as long as the process.
+
+    Raises:
+        ClusterError: the port cannot be used.
+    """
+    import tensorflow as tf
+
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec({name: dict(tasks) for name, tasks in jobs.items()}),
+            job_name=job,
+            task_index=task,
+            config=config,
+            protocol="grpc",
+        )
+    except tf.errors.OpError as error:
+        raise ClusterError(f"the server cannot listen at {jobs[job][task]}: {error.message}") from error
+    sys.stdout.write(f"{READY} at {server.target}\n")
+    sys.stdout.flush()
+
+
+def _serve_until_left(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: bytes, parent: int) -> None:
+    tf = load_tensorflow()
+    _start(jobs, job, task, tf.compat.v1.ConfigProto.FromString(config))
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
+
+
+def serve_worker(settings: dict[str, Any], log: str) -> None:
+    """Run a server until the launcher is gone; the body of a process of its own.
+
+    Args:
+        settings: job, task, jobs (addresses by job and task), config (a serialized ConfigProto),
+            the launcher's process id, and the path of the network namespace to join, if any.
+        log: file for the output; a line with `READY` says that the server listens.
+    """
+    die_with_parent()
+    with open(log, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if settings["namespace"] is not None:
+        join_network_namespace(settings["namespace"])
+    _serve_until_left(settings["jobs"], settings["job"], settings["task"], settings["config"], settings["parent"])
+
+
+def main() -> None:
+    """``python -m caramel.runtime.host.server``: the server of task 0, until its driver is gone.
+
+    Settings come over standard input: addresses, config and the driver's process id.
+    """
+    settings = pickle.load(sys.stdin.buffer)
+    try:
+        _serve_until_left({JOB: dict(enumerate(settings["addresses"]))}, JOB, 0, settings["config"], settings["parent"])
+    except ClusterError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

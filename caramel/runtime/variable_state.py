@@ -1,0 +1,272 @@
+"""The values of a running model: given to the workers, read from them, saved and restored."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caramel.errors import CheckpointError, InputError, StepError, listed
+from caramel.graph.graph import NodeDef
+from caramel.model import Model
+from caramel.modifiers.save_restore import assignment_nodes, kept_apart, local_key
+from caramel.runtime import checkpoint
+from caramel.runtime.feeds import converted
+
+if TYPE_CHECKING:
+    from caramel.armodel import ARModel
+    from caramel.compiler.distributed_model import Computation
+
+Run = Callable[[str, Mapping[str, np.ndarray]], None]
+"""Runs one op of the distributed graph, with feeds."""
+
+
+class State:
+    """Moves values between the workers, checkpoints and the user's own variables.
+
+    Args:
+        armodel: the model.
+        run: runs an op of its graph on the cluster.
+    """
+
+    def __init__(self, armodel: ARModel | Computation, run: Run) -> None:
+        self._context = armodel.context
+        self._model = armodel.model
+        self._plan = armodel.plan
+        self._assignments: dict[tuple[str, ...], str] = {}  # op that assigns the variables of these names
+        self._signature = armodel.signature
+        self._run = run
+        self._pipeline = armodel.pipeline
+        self.last_read: str | None = None
+        """Checkpoint of this library's that `restore` read; None after one that only holds the program's objects."""
+
+    # -- to the workers ----------------------------------------------------------------------
+
+    def initialise(self) -> int:
+        """Give every worker the program's initial values; returns the number of steps in them."""
+        values = self._model.values.load()
+        if self._pipeline is None:
+            return self._push(values)
+        assert self._signature.data is not None
+        return self._push({**values, **self._pipeline.values}, self._signature.data.load)
+
+    def restore(self, path: str | os.PathLike[str]) -> int:
+        """Restore a checkpoint, named or object-based; returns the number of steps in it.
+
+        Raises:
+            InputError: the path is no prefix.
+            CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
+        """
+        prefix = _prefix(path)
+        reader = checkpoint.open_checkpoint(prefix)
+        if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
+            return self._restore_objects(prefix)
+        checkpoint.check_fits(prefix, reader, [v for v in self._model.variables if v.saved])
+        steps, local = self._steps(prefix), self._local_targets(prefix)
+        self._read(prefix, [*self._signature.restore, *local])
+        self.last_read = prefix
+        return steps
+
+    def _restore_objects(self, prefix: str) -> int:
+        """Restore the user's own objects, and from them the workers; on failure the objects are as before."""
+        objects = self._context.checkpoint
+        if objects is None:
+            raise CheckpointError(
+                f"checkpoint {prefix!r} was written by tf.train.Checkpoint: pass "
+                "checkpoint=tf.train.Checkpoint(...) with the same objects to caramel.capture"
+            )
+        live = self._context.live_variables
+        before = {name: v.numpy().copy() for name, v in live.items()}
+        try:
+            try:
+                objects.read(prefix).assert_existing_objects_matched()
+            except Exception as error:  # TensorFlow raises anything from AssertionError to ValueError here
+                raise CheckpointError(f"checkpoint {prefix!r} does not fit the program's objects: {error}") from error
+            return self._restore_from_objects(prefix)
+        except BaseException:
+            for name, value in before.items():
+                live[name].assign(value)
+            raise
+
+    def _restore_from_objects(self, prefix: str) -> int:
+        """Give the workers what the user's objects have, and what `save` wrote beside them."""
+        values = {**self._model.values.load(), **{n: v.numpy() for n, v in self._context.live_variables.items()}}
+        beside = checkpoint.beside(prefix)
+        local = self._local_beside(beside, values)
+        if local is None:
+            steps = self._push(values)
+            self.last_read = None
+            return steps
+        steps, targets = self._steps(beside), self._local_targets(beside)
+        # The objects need not hold all: Keras leaves the state of its random generators out.
+        self._push({**values, **local})
+        self._read(beside, targets)
+        self.last_read = beside
+        return steps
+
+    def _local_beside(self, beside: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+        """Worker 0's local variables as `save` wrote them beside the objects, if both are of the same state.
+
+        The single-device program may have written the objects again since then.
+        """
+        if not os.path.exists(f"{beside}.index"):
+            return None
+        saved = [v for v in self._model.variables if v.saved]
+        checkpoint.check_fits(beside, checkpoint.open_checkpoint(beside), saved)
+        written = checkpoint.read_values(beside, [v.name for v in saved])
+        shared = [v.name for v in saved if not v.kind.is_local]
+        if not all(np.array_equal(written[name], values[name], equal_nan=True) for name in shared):
+            return None
+        return {v.name: written[v.name] for v in saved if v.kind.is_local}
+
+    def _local_targets(self, prefix: str) -> list[str]:
+        """What restores the other workers' local values, if the checkpoint has them for this number of workers.
+
+        Raises:
+            CheckpointError: they are damaged.
+        """
+        shapes = checkpoint.open_checkpoint(prefix).get_variable_to_shape_map()
+        wanted = {key: v.shape for _, v, key in kept_apart(self._model, self._plan)}
+        names = [v.name for v in self._model.variables if v.kind.is_local]
+        kept = {key for r in (0, self._plan.workers) for n in names if (key := local_key(r, n)) in shapes}
+        # Of more workers, or of a plan that averaged what this one does not: then all go on with what is shared.
+        if not kept <= wanted.keys():
+            return []
+        if not wanted or any(tuple(shapes.get(key, (-1,))) != shape for key, shape in wanted.items()):
+            return []
+        checkpoint.read_values(prefix, wanted)  # they are read last, when damage would come too late
+        return [self._signature.restore_local]
+
+    def _push(self, values: Mapping[str, np.ndarray], *further: str) -> int:
+        """Give every worker these values, through a checkpoint that only exists meanwhile.
+
+        Args:
+            values: by key.
+            further: other ops that read it.
+        """
+        with _temporary_prefix() as prefix:
+            checkpoint.write_values(prefix, values)
+            first, *others = self._signature.restore
+            self._read(prefix, [first, self._signature.restore_unsaved, *others, *further])
+            return self._steps(prefix)
+
+    def assign(self, values: Mapping[str, np.ndarray], extend: Callable[[list[NodeDef]], None]) -> None:
+        """Give every worker new values of some variables.
+
+        Args:
+            values: by the user's names.
+            extend: adds nodes to the distributed graph.
+
+        Raises:
+            InputError: there is no such variable, or a value does not fit it.
+        """
+        arrays = {name: _fitting(self._model, name, value) for name, value in values.items()}
+        names = tuple(arrays)
+        if not names:
+            return
+        if names not in self._assignments:
+            scope = f"caramel/assign_{len(self._assignments) + 1}"
+            extend(assignment_nodes(self._model, self._plan, names, scope))
+            self._assignments[names] = scope
+        with _temporary_prefix() as prefix:
+            checkpoint.write_values(prefix, arrays)
+            self._read(prefix, [self._assignments[names]])
+
+    def _read(self, prefix: str, targets: Sequence[str]) -> None:
+        """Run ops that read a checkpoint, one after the other."""
+        for target in targets:
+            try:
+                self._run(target, {self._signature.restore_prefix: checkpoint.fed_path(prefix)})
+            except StepError as error:
+                raise CheckpointError(
+                    f"worker 0 cannot read checkpoint {prefix!r}: {error}. It is damaged, or worker 0 does not see the "
+                    "files of this process: run on worker 0's machine, or set TMPDIR to a directory that both see and "
+                    "keep checkpoints in such a one"
+                ) from error
+
+    def _steps(self, prefix: str) -> int:
+        key = self._signature.steps_key
+        if not checkpoint.open_checkpoint(prefix).has_tensor(key):
+            return 0
+        return int(checkpoint.read_values(prefix, [key])[key])
+
+    # -- from the workers --------------------------------------------------------------------
+
+    def values(self, steps: int) -> dict[str, np.ndarray]:
+        """The value of every saved variable on worker 0."""
+        with _temporary_prefix() as prefix:
+            self._write(prefix, steps)
+            return checkpoint.read_values(prefix, self._signature.checkpoint_names)
+
+    def write_back(self, steps: int) -> None:
+        """Give worker 0's values to the user's own variables.
+
+        Raises:
+            InputError: the program is a graph.
+        """
+        live = self._context.live_variables
+        if not live:
+            raise InputError(
+                "only a captured step function has variables to write to; for a graph use values() or save()"
+            )
+        values = self.values(steps)
+        for name, variable in live.items():
+            variable.assign(values[name])
+
+    def save(self, path: str | os.PathLike[str], steps: int, position: Mapping[str, np.ndarray] | None = None) -> None:
+        """Write a checkpoint, in the format of the user's tf.train.Checkpoint if there is one.
+
+        Args:
+            path: its prefix.
+            steps: number of steps so far.
+            position: what to feed about the position in the data.
+
+        Raises:
+            InputError: the path is no prefix.
+            CheckpointError: it cannot be written; what was there is untouched.
+        """
+        prefix = _prefix(path)
+        objects = self._context.checkpoint
+        writers: dict[str, Callable[[str], object]] = {}
+        if objects is None:
+            writers[prefix] = lambda temporary: self._write(temporary, steps, position)
+        else:
+            self.write_back(steps)
+            writers[checkpoint.beside(prefix)] = lambda temporary: self._write(temporary, steps, position)
+            writers[prefix] = objects.write
+        checkpoint.write_atomically(writers)
+
+    def _write(self, prefix: str, steps: int, position: Mapping[str, np.ndarray] | None = None) -> None:
+        feeds = {self._signature.save_prefix: checkpoint.fed_path(prefix), self._signature.save_steps: np.int64(steps)}
+        feeds.update(position or {})
+        try:
+            self._run(self._signature.save, feeds)
+        except StepError as error:
+            raise CheckpointError(f"worker 0 cannot write checkpoint {prefix!r}: {error}") from error
+
+
+@contextmanager
+def _temporary_prefix() -> Iterator[str]:
+    """Prefix of a checkpoint that only exists meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
+        yield os.path.join(directory, "values")
+
+
+def _prefix(path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)) or not os.path.basename(os.fspath(path)):
+        raise InputError(f"a checkpoint's path must be a file name prefix, got {path!r}")
+    return os.fspath(path)
+
+
+def _fitting(model: Model, name: str, value: Any) -> np.ndarray:
+    variable = model.variable_by_name.get(name)
+    if variable is None:
+        raise InputError(f"there is no variable {name!r}; there are {listed([v.name for v in model.variables])}")
+    array = converted(value, variable.dtype, f"variable {name!r}")
+    if array.shape != variable.shape:
+        raise InputError(f"variable {name!r} takes an array of shape {list(variable.shape)}, got {list(array.shape)}")
+    return array
