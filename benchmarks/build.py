@@ -137,7 +137,7 @@ def measure(workers: int, algorithm: str, runs: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"workers": workers, "nodes": len(graph_def.node), "build_s": build_s}
     row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if runs:
-        from caramel.runtime.clusters.base import LocalProcesses
+        from caramel.runtime.clusters.local_processes import LocalProcesses
 
         tasks = tuple(d.removesuffix("/device:CPU:0") for d in devices)
         start = time.perf_counter()

@@ -113,7 +113,7 @@ def measure(
 
 def cluster(workers: int, testbed: Testbed | None) -> Any:
     """Server processes: on this machine's loopback device, or one on each host of a testbed."""
-    from caramel.runtime.clusters.base import Host, LocalProcesses
+    from caramel.runtime.clusters.local_processes import Host, LocalProcesses
 
     if testbed is None:
         return LocalProcesses()

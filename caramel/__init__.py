@@ -33,8 +33,8 @@ _LAZY = {
     "ARModel": "caramel.armodel",
     "Analyzer": "caramel.analyzers.analyzer",
     "Context": "caramel.frontend.context",
-    "InProcess": "caramel.runtime.clusters.base",
-    "LocalProcesses": "caramel.runtime.clusters.base",
+    "InProcess": "caramel.runtime.clusters.in_process",
+    "LocalProcesses": "caramel.runtime.clusters.local_processes",
     "NetworkModel": "caramel.netmodel.model",
     "Plan": "caramel.plan",
     "Servers": "caramel.runtime.clusters.existing",
@@ -55,8 +55,9 @@ if TYPE_CHECKING:
     from caramel.measure.tracer import trace
     from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
-    from caramel.runtime.clusters.base import InProcess, LocalProcesses
     from caramel.runtime.clusters.existing import Servers
+    from caramel.runtime.clusters.in_process import InProcess
+    from caramel.runtime.clusters.local_processes import LocalProcesses
     from caramel.runtime.session import Session, StepResult
 
 __all__ = [

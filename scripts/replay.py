@@ -28,13 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 ROOT = Path.cwd()
-sys.path[:0] = [
-    str(ROOT),
-    str(ROOT / "tests"),
-    str(ROOT / "tests" / "exact"),
-    str(ROOT / "tests" / "fit"),
-    str(ROOT / "examples"),
-]
+sys.path[:0] = [str(ROOT / place) for place in ("", "tests", "tests/exact", "tests/fit", "tests/keras", "examples")]
 
 WORKERS = (1, 2, 3, 8)
 TWO_OF_MATRIX = ("sgd", "adam")
@@ -54,11 +48,12 @@ def number_of(text: str, below: int) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % below
 
 
-def defined(name: str) -> Any:
-    """What the library defines under a name, in whichever of its modules."""
-    definition = re.compile(rf"^(def|class) {name}\b", re.MULTILINE)
-    (file,) = [f for f in sorted((ROOT / "caramel").rglob("*.py")) if definition.search(f.read_text())]
-    return getattr(importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts)), name)
+def defined(*names: str) -> Any:
+    """What the library defines under one of these names, in whichever of its modules."""
+    definition = re.compile(rf"^(?:def|class) ({'|'.join(names)})\b", re.MULTILINE)
+    places = [(file, definition.search(file.read_text())) for file in sorted((ROOT / "caramel").rglob("*.py"))]
+    ((file, match),) = [(file, match) for file, match in places if match is not None]
+    return getattr(importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts)), match.group(1))
 
 
 # -- what is compiled ------------------------------------------------------------------------------
@@ -275,7 +270,9 @@ def outcome(context: Any, workers: int, options: dict[str, Any], export: bool) -
 
 def computation(context: Any, workers: int, sharding: str | None) -> dict[str, str]:
     """Digests of a host's computation alone."""
-    alone = defined("make_computation")(context, workers, sharding=sharding, job_workers=2 * workers)
+    alone = defined("computation_alone", "make_computation")(
+        context, workers, sharding=sharding, job_workers=2 * workers
+    )
     return {
         "signature": sha(alone.signature.to_json()),
         "graph": sha(alone.graph_def.SerializeToString(deterministic=True)),
@@ -322,11 +319,9 @@ def compare(before: list[str], after: list[str]) -> int:
         return {name: found for file in files for name, found in json.loads(Path(file).read_text()).items()}
 
     old, new = merged(before), merged(after)
-    different = {
-        name: [old.get(name), new.get(name)] for name in old.keys() | new.keys() if old.get(name) != new.get(name)
-    }
-    for name in sorted(different)[:20]:
-        print(f"{name}\n  {different[name][0]}\n  {different[name][1]}")
+    different = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    for name in different[:20]:
+        print(f"{name}\n  {old.get(name)}\n  {new.get(name)}")
     print(f"{len(old)} and {len(new)} cases, {len(different)} differ")
     return len(different)
 

@@ -18,8 +18,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-sys.path.append(str(Path(__file__).parent))  # `variants`, for tests in all directories
-
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # TensorFlow uses oneDNN, which joins ops, only on some processors; tests shall mean the same on all.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")

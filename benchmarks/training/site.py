@@ -29,7 +29,7 @@ from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.measure.netbench import measure_network
 from caramel.netmodel.model import NetworkModel
-from caramel.runtime.clusters.base import KeptProcesses
+from caramel.runtime.clusters.local_processes import KeptProcesses
 from caramel.runtime.executor import RunOptions
 
 _BURST_BYTES = 32 * 1024

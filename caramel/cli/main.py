@@ -482,8 +482,9 @@ def _cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluste
     from caramel.runtime.host.environment import load_tensorflow
 
     load_tensorflow()  # the program imports Keras if it needs it
-    from caramel.runtime.clusters.base import InProcess, LocalProcesses
     from caramel.runtime.clusters.existing import Servers
+    from caramel.runtime.clusters.in_process import InProcess
+    from caramel.runtime.clusters.local_processes import LocalProcesses
 
     if kind == "in-process":
         return InProcess()
@@ -510,9 +511,9 @@ def _from_tf_config() -> Membership:
 def _train(
     session: Session, program: Program, steps: int | None, checkpoint: str | None, save_every: int | None
 ) -> None:
-    from caramel.runtime.checkpoint import Directory
+    from caramel.runtime.checkpoint_directory import CheckpointDirectory
 
-    directory = Directory(checkpoint) if checkpoint is not None else None
+    directory = CheckpointDirectory(checkpoint) if checkpoint is not None else None
     if directory is not None and (latest := directory.latest()) is not None:
         session.restore(latest)
         click.echo(f"restored {latest} (step {session.step_count})")

@@ -1,4 +1,4 @@
-"""Decide: a plan from facts and options, or a finished one that fits; nothing is rewritten here."""
+"""Assemble a plan from facts and options, or check a finished one; nothing is rewritten here."""
 
 from __future__ import annotations
 
@@ -7,36 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from caramel.analyzers.analyzer import Analyzer, ordered
-from caramel.analyzers.automatic import WANTED
+from caramel.analyzers.analyzer import Analyzer, analyse, ordered
+from caramel.analyzers.automatic import WANTED, automatic
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.prediction import predict
-from caramel.analyzers.plan_checks import check_applies
+from caramel.analyzers.plan_checks import check_applies, check_plan
 from caramel.analyzers.step.sparse_slices import with_sums
+from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import ControlEdges, Trace, UpdateOrder
 from caramel.frontend.context import Context
+from caramel.graph.devices import default_devices
 from caramel.model import Model, VariableClass
 from caramel.modifiers.replicate import parse_devices
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.plan import Plan, Transfer, Transfers
-
-
-def refuse_options(given: str, others: Mapping[str, Any], why: str) -> None:
-    """Refuse options that would have no effect beside another one.
-
-    Args:
-        given: the name of that one.
-        others: whether each of the others was asked for, by name.
-        why: and what to do.
-
-    Raises:
-        InputError: one was.
-    """
-    asked = [f"{name}=" for name, value in others.items() if value]
-    if asked:
-        raise InputError(f"with {given}= leave out {listed(asked)}: {why}")
 
 
 def input_pipeline(context: Context, model: Model, workers: int, sharding: str | None) -> Pipeline | None:
@@ -52,25 +38,67 @@ def input_pipeline(context: Context, model: Model, workers: int, sharding: str |
     return None
 
 
-def given_plan(
-    plan: Plan | str | os.PathLike[str],
-    model: Model,
-    workers: int,
-    device_list: Sequence[str] | None,
-    pipeline: Pipeline | None,
-) -> Plan:
-    """A finished plan, or that of a file, for the devices of a list.
+def assemble_plan(
+    model: Model, pipeline: Pipeline | None, options: CompileOptions, trace: Trace | None
+) -> tuple[Plan, Mapping[type, Any]]:
+    """The plan that options ask for, checked: a finished one for these devices, or one made from facts.
+
+    Args:
+        model: the single-device step.
+        pipeline: the workers' input pipelines, if they read a dataset.
+        options: what is asked for.
+        trace: measured times of the program's ops, if there are any; that of the options, read.
+
+    Returns:
+        The plan, and what the analyzers found, by type; nothing if the plan was given.
 
     Raises:
-        PlanError: it cannot be read, or was made for something else.
+        InputError: the list of devices or of analyzers does not fit.
+        AnalysisError: an analyzer failed.
+        PlanError: a given plan cannot be read or was made for something else, or the plan breaks an invariant.
     """
-    found = plan if isinstance(plan, Plan) else Plan.load(plan)
-    check_applies(found, model, workers)
-    devices = parse_devices(found.devices if device_list is None else device_list, workers)
+    facts: Mapping[type, Any] = {}
+    if options.plan is not None:
+        plan = _given_plan(options.plan, model, pipeline, options)
+    else:
+        workers = options.workers
+        devices = parse_devices(
+            default_devices(workers) if options.device_list is None else options.device_list, workers
+        )
+        network = Network(options.collectives, workers)
+        analyzers, notes = _analyzers(network, trace, options)
+        facts = analyse(analyzers, [model, network], WANTED)
+        plan = make_plan(model, devices, facts, analyzers, notes, options.uneven_batches, options.statistics, pipeline)
+    check_plan(plan, model)
+    return plan, facts
+
+
+def _analyzers(network: Network, trace: Trace | None, options: CompileOptions) -> tuple[list[Analyzer], list[str]]:
+    """Those that the caller has listed, or those that the options need, with notes about what they leave out."""
+    if options.analyzers is not None:
+        return list(options.analyzers), []
+    return automatic(
+        network,
+        trace,
+        serialize=options.serialization,
+        batching=options.batching,
+        scheduling=options.scheduling,
+        policy=options.policy,
+        postponed=options.postponed,
+    )
+
+
+def _given_plan(
+    given: Plan | str | os.PathLike[str], model: Model, pipeline: Pipeline | None, options: CompileOptions
+) -> Plan:
+    """A finished plan, or that of a file, for the devices of the options."""
+    plan = given if isinstance(given, Plan) else Plan.load(given)
+    check_applies(plan, model, options.workers)
+    devices = parse_devices(plan.devices if options.device_list is None else options.device_list, options.workers)
     sharding = None if pipeline is None else pipeline.sharding.value
-    if found.sharding != sharding:
-        raise PlanError(f"the plan was made for sharding={found.sharding!r}, here it is {sharding!r}")
-    return replace(found, devices=devices, proof=())
+    if plan.sharding != sharding:
+        raise PlanError(f"the plan was made for sharding={plan.sharding!r}, here it is {sharding!r}")
+    return replace(plan, devices=devices, proof=())
 
 
 def make_plan(
@@ -83,7 +111,18 @@ def make_plan(
     statistics: str,
     pipeline: Pipeline | None,
 ) -> Plan:
-    """Put what was found together; nothing is rewritten here."""
+    """Put what analyzers found together; nothing is rewritten here.
+
+    Args:
+        model: the single-device step.
+        devices: device string of each worker.
+        facts: what the analyzers found, by type.
+        analyzers: the list of them.
+        notes: what had to be left out.
+        uneven_batches: see `caramel.ARModel`.
+        statistics: likewise.
+        pipeline: the workers' input pipelines, if they read a dataset.
+    """
     network: Network = facts[Network]
     transfers: Transfers = facts[Transfers]
     trace: Trace | None = facts.get(Trace)

@@ -1,67 +1,137 @@
-"""What a host computes in a step: some workers of a captured program, without communication."""
+"""From a captured program to the graph of N workers, with all that it takes to run it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from caramel.armodel import make_signature
-from caramel.compiler.assemble_plan import input_pipeline
+from caramel.compiler.assemble_plan import assemble_plan, input_pipeline
+from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline
-from caramel.errors import InputError
+from caramel.errors import InputError, InvariantError, PlanError
+from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.graph.devices import default_devices
-from caramel.graph.verify import verify_structure
 from caramel.model import Evaluation, Model
-from caramel.modifiers import save_restore
-from caramel.modifiers.distributed_graph import DistributedGraph
-from caramel.modifiers.place_input import add_input_state, place_input, saved_position
-from caramel.modifiers.replicate import parse_devices, replicate
-from caramel.modifiers.serialize import serialize
+from caramel.modifiers.emission import Emission, Role
+from caramel.modifiers.passes import ALL_REDUCE, COMPUTATION_ALONE, Target, emit
+from caramel.modifiers.proof import prove
+from caramel.modifiers.replicate import parse_devices
+from caramel.modifiers.signatures import make_signature
 from caramel.plan import Plan
 from caramel.signature import Signature
 from caramel.util.arguments import whole_number
-from caramel.util.gc_pause import many_objects
 
 
 @dataclass(frozen=True)
-class Computation:
-    """A captured program on workers each of which applies its own gradients. A `caramel.Session` runs it.
+class DistributedModel:
+    """An emitted graph with its signature: all that a session, a checkpoint or an export needs.
 
     Attributes:
         context: the captured program.
-        model: its Model.
-        plan: one without transfers.
-        pipeline: the workers' input pipelines, if a dataset was given at capture.
+        target: what was emitted.
+        emission: the finished emission.
         signature: names of what to feed, fetch and call.
-        job_workers: between how many workers the batches of a dataset are divided.
-        evaluation: none.
     """
 
     context: Context
-    model: Model
-    plan: Plan
-    pipeline: Pipeline | None
+    target: Target
+    emission: Emission
     signature: Signature
-    job_workers: int
-    evaluation: Evaluation | None = None
+
+    @property
+    def model(self) -> Model:
+        """The single-device step."""
+        return self.emission.model
+
+    @property
+    def plan(self) -> Plan:
+        """What was decided."""
+        return self.emission.plan
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The workers' input pipelines, if they read a dataset."""
+        return self.emission.pipeline
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The declared evaluation, if there is one."""
+        return self.emission.evaluation
+
+    @property
+    def job_workers(self) -> int:
+        """Between how many workers the batches of a dataset are divided."""
+        return self.emission.job_workers
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """For each node of the graph what it is for and whose it is."""
+        return self.emission.roles
 
     @cached_property
     def graph_def(self) -> Any:
         """The GraphDef. It holds no values; do not modify it."""
-        return _emit(self.model, self.plan, self.pipeline, self.job_workers).graph.to_graph_def()
+        return self.emission.graph.to_graph_def()
 
 
-def make_computation(
+def distribute(target: Target, context: Context, start: Emission) -> DistributedModel:
+    """Emit a target.
+
+    Args:
+        target: what to emit.
+        context: the captured program.
+        start: an emission of which no modifier has run.
+
+    Raises:
+        CaptureError: the program cannot be replicated.
+        InvariantError: a modifier broke one.
+    """
+    emission = emit(target, start)
+    return DistributedModel(context, target, emission, make_signature(emission))
+
+
+def compile_model(
+    context: Context, options: CompileOptions, trace: Trace | None = None
+) -> tuple[DistributedModel, Mapping[type, Any]]:
+    """Decide and emit data-parallel training.
+
+    Args:
+        context: the captured program.
+        options: what is asked for.
+        trace: measured times of the program's ops, if there are any; that of the options, read.
+
+    Returns:
+        The distributed model, and what the analyzers found, by type; nothing if the plan was given.
+
+    Raises:
+        CaramelError: see `caramel.ARModel`.
+    """
+    model = context.model
+    pipeline = input_pipeline(context, model, options.workers, options.sharding)
+    plan, facts = assemble_plan(model, pipeline, options, trace)
+    evaluation = context.evaluation_for() if context.evaluation is not None else None
+    try:
+        made = distribute(ALL_REDUCE, context, Emission.begun(model, plan, evaluation, pipeline))
+    except InvariantError as error:
+        if options.plan is None and options.analyzers is None:
+            raise
+        advice = "make the plan anew" if options.plan is not None else "its analyzers were given by the caller"
+        raise PlanError(f"the plan breaks an invariant, {error}; {advice}") from error
+    proved = replace(plan, proof=prove(made.emission))
+    return replace(made, emission=replace(made.emission, plan=proved)), facts
+
+
+def computation_alone(
     context: Context,
     workers: int,
     device_list: Sequence[str] | None = None,
     sharding: str | None = None,
     job_workers: int | None = None,
-) -> Computation:
-    """Replicate a captured program without connecting the replicas.
+) -> DistributedModel:
+    """Replicate a captured program without connecting the replicas: each worker applies its own gradients.
 
     Args:
         context: what `caramel.capture` returned.
@@ -85,13 +155,29 @@ def make_computation(
     if sharding == "batches":
         job = number  # everybody takes whole batches, however many there are
     pipeline = input_pipeline(context, model, job, sharding)
-    plan = _plan(model, devices, pipeline)
+    start = Emission.begun(model, _without_transfers(model, devices, pipeline), None, pipeline, job)
+    return _alone(context, start)
+
+
+def with_edges(alone: DistributedModel, edges: Sequence[tuple[str, str]]) -> DistributedModel:
+    """A computation alone with other control edges.
+
+    Args:
+        alone: what `computation_alone` gave.
+        edges: (before, after), by names of the Model's graph.
+    """
+    old = alone.emission
+    plan = replace(old.plan, edges=tuple(edges))
+    return _alone(alone.context, Emission.begun(old.model, plan, None, old.pipeline, old.job_workers))
+
+
+def _alone(context: Context, start: Emission) -> DistributedModel:
+    made = distribute(COMPUTATION_ALONE, context, start)
     # As nothing is combined, a batch may be uneven although no gradient is weighted.
-    signature = replace(make_signature(model, plan, None, pipeline), reduction="sum")
-    return Computation(context, model, plan, pipeline, signature, job)
+    return replace(made, signature=replace(made.signature, reduction="sum"))
 
 
-def _plan(model: Model, devices: tuple[str, ...], pipeline: Pipeline | None) -> Plan:
+def _without_transfers(model: Model, devices: tuple[str, ...], pipeline: Pipeline | None) -> Plan:
     return Plan(
         model_digest=model.digest,
         workers=len(devices),
@@ -107,20 +193,3 @@ def _plan(model: Model, devices: tuple[str, ...], pipeline: Pipeline | None) -> 
         notes=("nothing is sent between workers",),
         sharding=None if pipeline is None else pipeline.sharding.value,
     )
-
-
-@many_objects()
-def _emit(model: Model, plan: Plan, pipeline: Pipeline | None, job_workers: int) -> DistributedGraph:
-    distributed = replicate(model, plan.devices)
-    if plan.edges:
-        distributed = serialize(distributed, model, plan)
-    saved: Sequence[save_restore.Saved] = ()
-    if pipeline is not None:
-        distributed = place_input(distributed, pipeline, plan.devices, job_workers)
-        position, saved = saved_position(pipeline, plan.devices)
-        distributed = distributed.extended(position)
-    distributed = save_restore.add_state(distributed, model, plan, saved)
-    if pipeline is not None:
-        distributed = add_input_state(distributed, pipeline, plan.devices)
-    verify_structure(distributed.graph, "computation")
-    return distributed

@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import ExportError
 from caramel.graph.devices import Device
 from caramel.runtime import checkpoint
-
-if TYPE_CHECKING:
-    from caramel.armodel import ARModel
 
 GRAPH, VALUES, SIGNATURE, PLAN, README, RUNNER = (
     "graph.pb",
@@ -30,11 +27,11 @@ GRAPH, VALUES, SIGNATURE, PLAN, README, RUNNER = (
 )
 
 
-def export(armodel: ARModel, path: str | os.PathLike[str]) -> None:
+def export(distributed: DistributedModel, path: str | os.PathLike[str]) -> None:
     """Write everything to a new directory, then put it in the place of the old one.
 
     Args:
-        armodel: the model.
+        distributed: the model.
         path: the directory; an earlier export there is replaced.
 
     Raises:
@@ -48,7 +45,7 @@ def export(armodel: ARModel, path: str | os.PathLike[str]) -> None:
     old = target.with_name(f"{target.name}.old-{tag}")
     try:
         temporary.mkdir(parents=True)
-        _write(armodel, temporary)
+        _write(distributed, temporary)
         if target.exists():
             target.rename(old)
         try:
@@ -71,15 +68,15 @@ def _processes(devices: Sequence[str]) -> int:
     return len({text if device.task is None else device.worker for text, device in parsed.items()})
 
 
-def _write(armodel: ARModel, directory: Path) -> None:
-    (directory / GRAPH).write_bytes(armodel.graph_def.SerializeToString(deterministic=True))
-    arrays = {} if armodel.pipeline is None else armodel.pipeline.values
-    checkpoint.write_values(directory / VALUES, {**armodel.model.values.load(), **arrays})
-    (directory / SIGNATURE).write_text(armodel.signature.to_json() + "\n")
-    (directory / PLAN).write_text(armodel.plan.to_json() + "\n")
+def _write(distributed: DistributedModel, directory: Path) -> None:
+    (directory / GRAPH).write_bytes(distributed.graph_def.SerializeToString(deterministic=True))
+    arrays = {} if distributed.pipeline is None else distributed.pipeline.values
+    checkpoint.write_values(directory / VALUES, {**distributed.model.values.load(), **arrays})
+    (directory / SIGNATURE).write_text(distributed.signature.to_json() + "\n")
+    (directory / PLAN).write_text(distributed.plan.to_json() + "\n")
     templates = resources.files("caramel.export") / "templates"
     (directory / RUNNER).write_text((templates / "run.py").read_text())
-    signature = armodel.signature
+    signature = distributed.signature
     inputs = "" if signature.data is None else f"The workers read {', '.join(signature.data.inputs)} from datasets.\n\n"
     inputs += "\n".join(
         f"- `{f.name}`: {f.dtype} {'of any rank' if f.shape is None else list(f.shape)}"
@@ -93,7 +90,7 @@ def _write(armodel: ARModel, directory: Path) -> None:
         data="" if signature.data is not None else " --data batch.npz",
         reduction={"mean": "the mean", "sum": "the sum"}[signature.reported],
         weight={"mean": "`N * b / B`", "sum": "1, or 0 if b is 0,"}[signature.reduction],
-        plan=armodel.plan.table(),
+        plan=distributed.plan.table(),
         version=tf.__version__,
         cluster=",".join(f"HOST{number}:2222" for number in range(_processes(signature.devices))),
     )

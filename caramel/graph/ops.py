@@ -27,6 +27,17 @@ READS = frozenset(
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
 
+LIGHT = frozenset(
+    {
+        *("Const", "Identity", "IdentityN", "NoOp", "PreventGradient", "Snapshot", "StopGradient", "ReadVariableOp"),
+        *("Shape", "ShapeN", "Size", "Rank", "Reshape", "ExpandDims", "Squeeze", "FloorMod", "Range"),
+        *("BroadcastGradientArgs", "ConcatOffset"),
+        VARIABLE,
+        *PLACEHOLDERS,
+    }
+)
+"""Ops that take no time; TensorFlow's graph optimizers remove many of them, together with their control edges."""
+
 LEGACY_LOOPS = frozenset({"Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration", "LoopCond"})
 
 INLINED_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})

@@ -19,7 +19,8 @@ from caramel.keras.class_weights import weighted
 from caramel.keras.epochs import Epochs, Values
 from caramel.keras.metrics import Counts
 from caramel.keras.train_step import Watched, said_reduction, watched_step
-from caramel.runtime.clusters.base import Cluster, InProcess
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.in_process import InProcess
 from caramel.util.arguments import whole_number
 
 

@@ -14,7 +14,6 @@ from caramel.netmodel.contention import Contention
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import LARGE_BYTES, MEASURED_DEPTHS, NetworkModel
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.clusters.existing import kept_servers
 from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
 
@@ -112,7 +111,7 @@ def measure_network(
     contentions: list[Contention] = []
     each = (len(set(settings.sizes)) + len(_sizes_beside(settings))) * settings.rounds
     total = len(numbers) * each
-    with kept_servers(cluster, numbers[-1]), progress_over(total) as show:
+    with cluster.held(numbers[-1]), progress_over(total) as show:
         for position, number in enumerate(numbers):
             done = position * each
 

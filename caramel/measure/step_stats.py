@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from caramel.errors import InputError, TraceError
 from caramel.graph.devices import Device
-from caramel.modifiers.distributed_graph import replica_name
+from caramel.modifiers.emission import replica_name
 
 if TYPE_CHECKING:
     from caramel.runtime.session import Session, StepResult

@@ -5,26 +5,22 @@ from __future__ import annotations
 import datetime
 import platform
 import statistics
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from caramel.compiler.distributed_model import Computation
+from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import TraceError, listed
 from caramel.facts import Trace
-from caramel.graph.devices import Device
 from caramel.graph.dynamic import dynamic_nodes
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
 from caramel.measure.makespan import makespan
 from caramel.measure.step_stats import Row, TracedStep, by_node
-from caramel.modifiers.distributed_graph import replica_name
-from caramel.runtime.clusters.base import InProcess
-from caramel.runtime.clusters.existing import Servers
+from caramel.modifiers.emission import replica_name
+from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.host.environment import usable_cores
 from caramel.util.units import format_time
 
@@ -42,8 +38,8 @@ _SHARE = 0.01
 
 
 def summary(
-    computation: Computation,
-    cluster: Any,
+    computation: DistributedModel,
+    cluster: Cluster,
     traced: Sequence[TracedStep],
     plain_s: Sequence[float],
     statistic: str,
@@ -163,22 +159,15 @@ def _forward_inputs(graph: Graph) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def per_process(computation: Computation, cluster: Any) -> int:
-    """How many workers the fullest process has."""
-    if isinstance(cluster, InProcess):
-        return computation.plan.workers
-    return max(Counter(Device.parse(text).worker for text in computation.plan.devices).values())
-
-
-def _lanes(computation: Computation, cluster: Any) -> tuple[int, int]:
+def _lanes(computation: DistributedModel, cluster: Cluster) -> tuple[int, int]:
     """How many workers share a process, and how many ops it runs at once without one being slower than as traced."""
-    together = per_process(computation, cluster)
+    together = cluster.most_in_a_process(computation.plan.devices)
     processes = max(computation.plan.workers // together, 1)
     threads: int = cluster.options.inter_op_threads or usable_cores()
     return together, max(together, min(threads, usable_cores() // processes))
 
 
-def _host(cluster: Any) -> str:
+def _host(cluster: Cluster) -> str:
     today = datetime.date.today().isoformat()
     where = f"{platform.node()}, {usable_cores()} cores, {type(cluster).__name__}"
     return f"{where}, TensorFlow {tf.__version__}, {today}"
@@ -188,7 +177,7 @@ def _host(cluster: Any) -> str:
 
 
 def _warnings(
-    graph: Graph, times: Mapping[str, np.ndarray], step_s: float, traced: Sequence[TracedStep], cluster: Any
+    graph: Graph, times: Mapping[str, np.ndarray], step_s: float, traced: Sequence[TracedStep], cluster: Cluster
 ) -> tuple[str, ...]:
     found = []
     dynamic = dynamic_nodes(graph)
@@ -202,11 +191,8 @@ def _warnings(
         found.append(f"in loops or branches, the times of {listed(varying, 8)} vary much between runs")
     if any("/device:GPU:" in row.device for row in traced[-1].rows):
         found.append("times of ops on GPUs are those of launching them, not of the GPU")
-    if isinstance(cluster, Servers):
-        found.append(
-            "ops ran as many at a time as these servers run, not one on each worker: those that shared a core seem to "
-            "take longer"
-        )
+    if cluster.tracing_warning:
+        found.append(cluster.tracing_warning)
     return tuple(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,14 @@ from caramel.analyzers.policies.control_edges import control_edges
 from caramel.analyzers.policies.order import order_by_cost
 from caramel.analyzers.step.dependencies import find_dependencies
 from caramel.collectives.schedule import balanced
-from caramel.compiler.distributed_model import Computation, make_computation
+from caramel.compiler.distributed_model import DistributedModel, computation_alone, with_edges
 from caramel.errors import EndOfData, InputError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.measure.step_stats import TracedStep, traced_step
-from caramel.measure.trace_summary import STATISTICS, per_process, summary, with_orders
-from caramel.runtime.clusters.base import Cluster, InProcess, KeptProcesses, LocalProcesses
-from caramel.runtime.clusters.existing import kept_servers
+from caramel.measure.trace_summary import STATISTICS, summary, with_orders
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.in_process import InProcess
 from caramel.runtime.feeds import bind
 from caramel.runtime.session import DEFAULT_STEP_TIMEOUT_S, Session
 from caramel.util.arguments import whole_number
@@ -94,22 +94,26 @@ def trace(
     runs, steps = whole_number(runs, "runs"), whole_number(steps, "steps")
     if statistic not in STATISTICS:
         raise InputError(f"statistic must be 'mean' or 'least', got {statistic!r}")
-    computation = make_computation(context, workers, device_list, sharding, job_workers)
+    computation = computation_alone(context, workers, device_list, sharding, job_workers)
     _check_batch(computation, batch)
     place = InProcess() if cluster is None else cluster
-    if not (is_dataclass(place) and hasattr(place, "options")):  # of which there can be one with other options
+    if not isinstance(place, Cluster):
         raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {place!r}")
+    # One op at a time on each worker: of two that share a core, each would seem to take twice as long.
+    lanes = place.most_in_a_process(computation.plan.devices)
+    one_at_a_time = replace(place.options, optimize_graph=False, inter_op_threads=lanes, transfer_threads=0)
+    names_kept = place.with_options(one_at_a_time)
     share = _share(computation, batch)
     with _as_in_training(place, workers, step_timeout_s) as opened:
         plain = opened(computation)
-        traced, plain_s = _measured(computation, share, place, plain, runs, steps, step_timeout_s, progress)
+        traced, plain_s = _measured(computation, share, names_kept, plain, runs, steps, step_timeout_s, progress)
         found = summary(computation, place, traced, plain_s, statistic, description)
         if not orders:
             return found
         return with_orders(found, plain_s, _ordered(computation, found, share, plain, opened, steps, progress))
 
 
-def _check_batch(computation: Computation, batch: Sequence[Any]) -> None:
+def _check_batch(computation: DistributedModel, batch: Sequence[Any]) -> None:
     needed = [f for f in computation.signature.feeds if not f.optional]
     if needed and not batch:
         inputs = ", ".join(f"{f.name} ({f.dtype}{'' if f.shape is None else list(f.shape)})" for f in needed)
@@ -119,7 +123,7 @@ def _check_batch(computation: Computation, batch: Sequence[Any]) -> None:
         )
 
 
-def _share(computation: Computation, batch: Sequence[Any]) -> Sequence[Any]:
+def _share(computation: DistributedModel, batch: Sequence[Any]) -> Sequence[Any]:
     """What these workers take of the batch of the whole job."""
     workers, job = computation.plan.workers, computation.job_workers
     if job == workers or not batch:
@@ -138,21 +142,21 @@ def _share(computation: Computation, batch: Sequence[Any]) -> Sequence[Any]:
 
 
 @contextmanager
-def _as_in_training(cluster: Any, workers: int, timeout_s: float) -> Iterator[Callable[[Computation], Session]]:
+def _as_in_training(
+    cluster: Cluster, workers: int, timeout_s: float
+) -> Iterator[Callable[[DistributedModel], Session]]:
     """What opens sessions that run as in training, all on the same servers and until the end."""
     with ExitStack() as stack:
-        stack.enter_context(kept_servers(cluster, workers))
+        stack.enter_context(cluster.held(workers))
         sessions = stack.enter_context(ExitStack())
-        if isinstance(cluster, LocalProcesses):
-            cluster = KeptProcesses(cluster)
-            stack.callback(cluster.close)  # before the sessions, which servers take long to forget one by one
-        yield lambda made: sessions.enter_context(Session(made, cluster, step_timeout_s=timeout_s))
+        shared = stack.enter_context(cluster.shared())  # ends before the sessions: servers take long to forget each
+        yield lambda made: sessions.enter_context(Session(made, shared, step_timeout_s=timeout_s))
 
 
 def _measured(
-    computation: Computation,
+    computation: DistributedModel,
     batch: Sequence[Any],
-    cluster: Any,
+    names_kept: Cluster,
     plain: Session,
     runs: int,
     steps: int,
@@ -160,12 +164,6 @@ def _measured(
     progress: bool,
 ) -> tuple[list[TracedStep], list[float]]:
     """The traced steps, and seconds of the plain ones."""
-    # One op at a time on each worker: of two that share a core, each would seem to take twice as long.
-    lanes = per_process(computation, cluster)
-    options = replace(cluster.options, optimize_graph=False, inter_op_threads=lanes, transfer_threads=0)
-    names_kept = replace(cluster, options=options)
-    if isinstance(cluster, LocalProcesses):
-        names_kept = replace(names_kept, base_port=None)  # the plain session has these ports
     traced: list[TracedStep] = []
     plain_s: list[float] = []
     with (
@@ -184,11 +182,11 @@ def _measured(
 
 
 def _ordered(
-    computation: Computation,
+    computation: DistributedModel,
     found: Trace,
     batch: Sequence[Any],
     plain: Session,
-    opened: Callable[[Computation], Session],
+    opened: Callable[[DistributedModel], Session],
     steps: int,
     progress: bool,
 ) -> Mapping[str, Sequence[float]]:
@@ -200,7 +198,7 @@ def _ordered(
         return {}
     sessions = {"none": plain}
     for kind, edges in kinds.items():
-        sessions[kind] = opened(replace(computation, plan=replace(computation.plan, edges=edges)))
+        sessions[kind] = opened(with_edges(computation, edges))
     seconds: dict[str, list[float]] = {kind: [] for kind in sessions}
     with progress_over(steps + _WARM_UP, progress) as show:
         for done in range(steps + _WARM_UP):

@@ -15,31 +15,24 @@ from caramel.facts import FORWARD, Piece
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input
 from caramel.model import Gradient, Model
-from caramel.modifiers.cut import Pieces, piece_shape
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.cut import piece_shape
+from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.postpone import live
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan
 
 
-def aggregate(
-    distributed: DistributedGraph,
-    model: Model,
-    plan: Plan,
-    pieces: Pieces,
-) -> DistributedGraph:
+def aggregate(emission: Emission) -> Emission:
     """All-reduce every gradient and let the rest of the program read the result.
 
     Args:
-        distributed: the replicas.
-        model: the single-device step.
-        plan: its transfers, in order.
-        pieces: the local tensor for each (rank, piece); of the forward window, what was kept of it.
+        emission: one with the pieces of gradients; the transfers are those of its plan, in order.
 
     Returns:
-        The graph in which every reader of a gradient, outside the differentiation, reads the mean
+        The emission in which every reader of a gradient, outside the differentiation, reads the mean
         (or sum) over the workers.
     """
+    model, plan, pieces = emission.model, emission.plan, emission.pieces
     by_name = {g.name: g for g in model.gradients}
     schedules = Schedules()
     added: list[tuple[NodeDef, Role]] = []
@@ -49,7 +42,7 @@ def aggregate(
     for number, transfer in enumerate(plan.transfers):
         if transfer.algorithm == ALL_GATHER:
             (piece,) = transfer.pieces
-            nodes = _gathered(distributed, plan, number, by_name[piece.gradient], pieces, changed)
+            nodes = _gathered(emission, number, by_name[piece.gradient], changed)
         else:
             emitter = Emitter(f"caramel/transfer_{number}", plan.devices, transfer.dtype)
             shapes = [piece_shape(piece, by_name[piece.gradient]) for piece in transfer.pieces]
@@ -62,10 +55,10 @@ def aggregate(
                 after = _live(plan, lowered.results, added) if _is_last_native(plan, number) else lowered.results
             for rank, result in enumerate(lowered.results):
                 for piece, tensor in zip(transfer.pieces, _unpacked(emitter, rank, result, shapes)):
-                    _redirect_piece(distributed, plan, by_name[piece.gradient], piece, rank, pieces, tensor, changed)
+                    _redirect_piece(emission, by_name[piece.gradient], piece, rank, tensor, changed)
             nodes = [*emitter.out.nodes, *in_order.waiting(number, transfer.window, sources, lowered, emitter)]
         added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
-    return distributed.extended(added, changed)
+    return emission.extended(added, changed)
 
 
 def _all_reduced(
@@ -154,14 +147,10 @@ class _InOrder:
 
 
 def _gathered(
-    distributed: DistributedGraph,
-    plan: Plan,
-    number: int,
-    gradient: Gradient,
-    pieces: Pieces,
-    changed: dict[str, NodeDef],
+    emission: Emission, number: int, gradient: Gradient, changed: dict[str, NodeDef]
 ) -> Sequence[tuple[NodeDef, int]]:
     """Give everybody everybody's slices of a sparse gradient."""
+    plan, pieces = emission.plan, emission.pieces
     assert gradient.indices is not None and gradient.index_dtype is not None
     ranks = range(plan.workers)
     lowered = lower_all_gather(
@@ -176,8 +165,8 @@ def _gathered(
         adds=plan.transfers[number].adds_slices,
     )
     for rank in ranks:
-        _redirect(distributed, gradient, rank, gradient.tensor, lowered.values[rank], changed)
-        _redirect(distributed, gradient, rank, gradient.indices, lowered.indices[rank], changed)
+        _redirect(emission, gradient, rank, gradient.tensor, lowered.values[rank], changed)
+        _redirect(emission, gradient, rank, gradient.indices, lowered.indices[rank], changed)
     return lowered.nodes
 
 
@@ -207,53 +196,41 @@ def _shaped(
 
 
 def _redirect_piece(
-    distributed: DistributedGraph,
-    plan: Plan,
-    gradient: Gradient,
-    piece: Piece,
-    rank: int,
-    pieces: Pieces,
-    result: str,
-    changed: dict[str, NodeDef],
+    emission: Emission, gradient: Gradient, piece: Piece, rank: int, result: str, changed: dict[str, NodeDef]
 ) -> None:
     """Make what reads a piece read the aggregated one."""
-    if len(plan.pieces[gradient.name]) == 1 and gradient.name not in plan.postponed:
-        _redirect(distributed, gradient, rank, gradient.tensor, result, changed)
+    if len(emission.plan.pieces[gradient.name]) == 1 and gradient.name not in emission.plan.postponed:
+        _redirect(emission, gradient, rank, gradient.tensor, result, changed)
         return
     # A piece, and what was kept of one, is read by what joins the pieces, keeps it, or uses it; nothing else.
-    if not redirect(distributed, pieces[rank, piece], (), result, changed):
+    if not redirect(emission, emission.pieces[rank, piece], (), result, changed):
         raise InvariantError(f"aggregate: a piece of gradient {gradient.name!r} of worker {rank} has no reader")
 
 
 def _redirect(
-    distributed: DistributedGraph, gradient: Gradient, rank: int, tensor: str, result: str, changed: dict[str, NodeDef]
+    emission: Emission, gradient: Gradient, rank: int, tensor: str, result: str, changed: dict[str, NodeDef]
 ) -> None:
     """Make the readers of a tensor of the local gradient read the aggregated one."""
     consumers = {replica_name(rank, c) for c in gradient.consumers}
     # The weight of this worker goes on reading the local gradient.
-    found = redirect(distributed, replica_tensor(rank, tensor), consumers, result, changed, own_name(rank, ""))
+    found = redirect(emission, replica_tensor(rank, tensor), consumers, result, changed, own_name(rank, ""))
     if not found and tensor == gradient.tensor:
         raise InvariantError(f"aggregate: gradient {gradient.name!r} of worker {rank} has no reader")
 
 
-def verify_aggregated(
-    distributed: DistributedGraph,
-    model: Model,
-    plan: Plan,
-    pieces: Pieces,
-) -> None:
+def verify_aggregated(emission: Emission) -> Emission:
     """Every update that uses gradients uses only aggregated ones; no edge crosses workers elsewhere.
 
     Args:
-        distributed: the graph.
-        model: the single-device step.
-        plan: the plan.
-        pieces: what was aggregated for each (rank, piece).
+        emission: one with aggregated gradients.
+
+    Returns:
+        The same.
 
     Raises:
         InvariantError: naming the node.
     """
-    graph, roles, ranks = distributed.graph, distributed.roles, range(plan.workers)
+    model, graph, roles, ranks = emission.model, emission.graph, emission.roles, range(emission.plan.workers)
     for current in graph:
         role, sources = roles[current.name], graph.sources(current.name)
         if all(roles[source].rank == role.rank for source in sources):
@@ -276,22 +253,23 @@ def verify_aggregated(
         for rank in ranks
     }
     by_name = {g.name: g for g in model.gradients}
-    local |= {parse_input(tensor): by_name[piece.gradient] for (_, piece), tensor in pieces.items()}
-    _verify_pieces(distributed, model, plan, pieces)
+    local |= {parse_input(tensor): by_name[piece.gradient] for (_, piece), tensor in emission.pieces.items()}
+    _verify_pieces(emission)
     updates = {
         replica_name(rank, writer): name for rank in ranks for name, writers in model.updates for writer in writers
     }
     for writer, variable in updates.items():
         if not model.variable_by_name[variable].kind.is_local:
-            _verify_update(distributed, writer, variable, local)
+            _verify_update(emission, writer, variable, local)
+    return emission
 
 
-def _verify_pieces(distributed: DistributedGraph, model: Model, plan: Plan, pieces: Pieces) -> None:
+def _verify_pieces(emission: Emission) -> None:
     """Nothing but collectives reads a piece of a gradient, or what was kept of one."""
-    graph, roles = distributed.graph, distributed.roles
-    sizes = {g.name: g.size for g in model.gradients}
-    for (rank, piece), tensor in pieces.items():
-        if piece.elements in (None, sizes[piece.gradient]) and piece.gradient not in plan.postponed:
+    graph, roles = emission.graph, emission.roles
+    sizes = {g.name: g.size for g in emission.model.gradients}
+    for (rank, piece), tensor in emission.pieces.items():
+        if piece.elements in (None, sizes[piece.gradient]) and piece.gradient not in emission.plan.postponed:
             continue  # the differentiation may go on with it
         for reader in graph.readers(tensor):
             if roles[reader].purpose is not Purpose.COLLECTIVE:
@@ -301,10 +279,8 @@ def _verify_pieces(distributed: DistributedGraph, model: Model, plan: Plan, piec
                 )
 
 
-def _verify_update(
-    distributed: DistributedGraph, writer: str, variable: str, local: Mapping[tuple[str, int], Gradient]
-) -> None:
-    graph, roles = distributed.graph, distributed.roles
+def _verify_update(emission: Emission, writer: str, variable: str, local: Mapping[tuple[str, int], Gradient]) -> None:
+    graph, roles = emission.graph, emission.roles
     seen, stack = set(), [writer]
     while stack:
         name = stack.pop()

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from caramel.collectives.lower import Emitter
 from caramel.facts import Piece
 from caramel.graph.graph import NodeDef
-from caramel.model import Gradient, Model
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.model import Gradient
+from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.weigh import redirect, replica_tensor
-from caramel.plan import Plan
-
-Pieces = Mapping[tuple[int, Piece], str]
-"""The local tensor of each (rank, piece): in the gradient's shape if the piece is all of it, else flat."""
 
 
-def cut(
-    distributed: DistributedGraph, model: Model, plan: Plan, tensors: Mapping[tuple[int, str], str]
-) -> tuple[DistributedGraph, dict[tuple[int, Piece], str]]:
+def cut(emission: Emission) -> Emission:
     """Take gradients apart where the plan sends them in pieces.
 
     Args:
-        distributed: the replicas; nothing is aggregated yet.
-        model: the single-device step.
-        plan: the plan.
-        tensors: the local tensor for each (rank, gradient name).
+        emission: one with weighed gradients; nothing is aggregated yet.
 
     Returns:
-        The graph, in which the readers of such a gradient read its pieces, joined; and the pieces. Those of
-        postponed gradients are joined by `postpone`.
+        The emission with the pieces, and a graph in which the readers of such a gradient read its pieces, joined.
+        Those of postponed gradients are joined by `postpone`.
     """
+    plan, tensors = emission.plan, emission.gradients
     pieces: dict[tuple[int, Piece], str] = {}
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
     postponed = set(plan.postponed)
-    for number, gradient in enumerate(model.gradients):
+    for number, gradient in enumerate(emission.model.gradients):
         parts = [piece for piece, _ in plan.pieces[gradient.name]]
         if len(parts) == 1:
             pieces.update(((rank, parts[0]), tensors[rank, gradient.name]) for rank in range(plan.workers))
@@ -48,9 +40,9 @@ def cut(
                 joined = joined_pieces(emitter, rank, local, gradient)
                 readers = [replica_name(rank, name) for name in gradient.consumers]
                 tensor = replica_tensor(rank, gradient.tensor)
-                redirect(distributed, tensor, readers, joined, changed, own_name(rank, ""))
+                redirect(emission, tensor, readers, joined, changed, own_name(rank, ""))
         added += [(made, Role(Purpose.REPLICA, rank)) for made, rank in emitter.out.nodes]
-    return distributed.extended(added, changed), pieces
+    return emission.extended(added, changed, pieces=pieces)
 
 
 def _taken_apart(emitter: Emitter, rank: int, tensor: str, gradient: Gradient, parts: Sequence[Piece]) -> Sequence[str]:

@@ -13,10 +13,13 @@ from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, control_texts, format_input, node_of, parse_input
 from caramel.graph.nodes import assign, node, variable
 from caramel.model import Evaluation, Model
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role
+from caramel.modifiers.emission import Emission, Purpose, Role
 from caramel.modifiers.replicate import copy_node
 from caramel.modifiers.save_restore import combined
 from caramel.plan import Plan
+
+EVALUATION_SCOPE = "caramel/evaluation/"
+"""Prefix of the nodes of the evaluation that was declared at capture."""
 
 
 def evaluation_graph(evaluation: Evaluation, model: Model, plan: Plan, scope: str) -> Graph:
@@ -115,10 +118,10 @@ class _Holders:
         return self._made[name]
 
 
-def add_evaluation(
-    distributed: DistributedGraph, evaluation: Evaluation, model: Model, plan: Plan, scope: str
-) -> DistributedGraph:
-    """Add an evaluation, and its functions, to the distributed graph; see `evaluation_graph`."""
+def add_evaluation(emission: Emission) -> Emission:
+    """Add the declared evaluation, if there is one, and its functions; see `evaluation_graph`."""
+    if emission.evaluation is None:
+        return emission
     role = Role(Purpose.EVALUATION, 0)
-    added = evaluation_graph(evaluation, model, plan, scope)
-    return distributed.extended([(n, role) for n in added], libraries=[added.library])
+    added = evaluation_graph(emission.evaluation, emission.model, emission.plan, EVALUATION_SCOPE)
+    return emission.extended([(n, role) for n in added], libraries=[added.library])

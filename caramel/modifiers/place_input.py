@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from caramel.data import template as names
 from caramel.data.pipeline import Pipeline
 from caramel.data.source import SEED
@@ -11,8 +9,8 @@ from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
-from caramel.modifiers.save_restore import Builder, Saved, read_checkpoint
+from caramel.modifiers.emission import Emission, Purpose, Role, Saved, own_name, replica_name
+from caramel.modifiers.save_restore import Builder, read_checkpoint
 from caramel.signature import DataSignature
 
 LOAD = "caramel/input/load"
@@ -34,33 +32,31 @@ def state_key(rank: int) -> str:
     return own_name(rank, "input")
 
 
-def place_input(
-    distributed: DistributedGraph, pipeline: Pipeline, devices: Sequence[str], workers: int | None = None
-) -> DistributedGraph:
+def place_input(emission: Emission) -> Emission:
     """Copy the pipelines to the workers' hosts and let the steps' inputs read what they keep.
 
     Args:
-        distributed: the replicas, with placeholders.
-        pipeline: the pipelines.
-        devices: device of each rank.
-        workers: between how many the data is divided, if more than are here.
+        emission: one with the replicas, which have placeholders.
 
     Returns:
-        The graph in which no placeholder is left for what comes from the dataset.
+        The emission without a placeholder for what comes from the dataset; unchanged where the driver feeds all.
     """
+    pipeline, workers = emission.pipeline, emission.job_workers
+    if pipeline is None:
+        return emission
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
-    for rank, text in enumerate(devices):
+    for rank, text in enumerate(emission.plan.devices):
         template = pipeline.template(rank)
         host = str(host_of(Device.parse(text)))
         role = Role(Purpose.INPUT, rank)
-        added += [(_copy(n, rank, workers or len(devices), host), role) for n in template.graph]
+        added += [(_copy(n, rank, workers, host), role) for n in template.graph]
         for position, item in enumerate(template.order):
             name = replica_name(rank, item.node)
             source = format_input(input_name(rank, names.ELEMENT), position)
-            device = distributed.graph[name].device
+            device = emission.graph[name].device
             changed[name] = node(name, "Identity", [source], device, T=dtype_attribute(item.dtype))
-    return distributed.extended(added, changed, [t.graph.library for t in pipeline.templates])
+    return emission.extended(added, changed, [t.graph.library for t in pipeline.templates])
 
 
 def _copy(original: NodeDef, rank: int, workers: int, host: str) -> NodeDef:
@@ -78,8 +74,11 @@ def _copy(original: NodeDef, rank: int, workers: int, host: str) -> NodeDef:
     return made
 
 
-def saved_position(pipeline: Pipeline, devices: Sequence[str]) -> tuple[Sequence[tuple[NodeDef, Role]], list[Saved]]:
-    """What a checkpoint keeps of the position in the data: nodes to add, and what to save under which key."""
+def save_position(emission: Emission) -> Emission:
+    """Add what a checkpoint keeps of the position in the data; nothing where the driver feeds all inputs."""
+    pipeline, devices = emission.pipeline, emission.plan.devices
+    if pipeline is None:
+        return emission
     host = str(host_of(Device.parse(devices[0])))
     zeros = constant(f"{POSITION}/none", [0] * POSITION_SIZE, "int64", host)
     attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute([POSITION_SIZE])}
@@ -88,17 +87,19 @@ def saved_position(pipeline: Pipeline, devices: Sequence[str]) -> tuple[Sequence
     saved = [Saved(POSITION, position.name, "int64"), Saved(DIGEST, digest.name, "string")]
     ranks = pipeline.saved_ranks(len(devices))
     saved += [Saved(state_key(rank), input_name(rank, f"{names.STATE}/read"), "variant") for rank in ranks]
-    return [(made, Role(Purpose.STATE, 0)) for made in (zeros, position, digest)], saved
+    role = Role(Purpose.STATE, 0)
+    return emission.extended([(made, role) for made in (zeros, position, digest)], saved=(*emission.saved, *saved))
 
 
-def add_input_state(distributed: DistributedGraph, pipeline: Pipeline, devices: Sequence[str]) -> DistributedGraph:
+def add_input_state(emission: Emission) -> Emission:
     """Add the ops that load the pipelines' constants and that put iterators where a checkpoint says.
 
     Args:
-        distributed: the graph with pipelines and state.
-        pipeline: the pipelines.
-        devices: device of each rank.
+        emission: one with pipelines and state; unchanged without pipelines.
     """
+    pipeline, devices = emission.pipeline, emission.plan.devices
+    if pipeline is None:
+        return emission
     hosts = [str(host_of(Device.parse(d))) for d in devices]
     builder = Builder([])
     wanted = [(rank, c) for rank in range(len(devices)) for c in pipeline.source(rank).constants]
@@ -117,7 +118,7 @@ def add_input_state(distributed: DistributedGraph, pipeline: Pipeline, devices: 
         inputs = [input_name(rank, names.ITERATOR), state]
         done.append(builder.add(node(f"{RESTORE}_ops/iterator_{rank}", "DeserializeIterator", inputs, host), rank))
     builder.add(group(RESTORE, done, hosts[0]), 0)
-    return distributed.extended(builder.nodes)
+    return emission.extended(builder.nodes)
 
 
 def data_signature(pipeline: Pipeline, workers: int) -> DataSignature:

@@ -11,60 +11,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from caramel.analyzers.step.postponement import Postponement, is_shared
+from caramel.analyzers.step.postponement import is_shared
 from caramel.collectives.lower import Emitter
 from caramel.errors import InvariantError
-from caramel.facts import FORWARD, Piece
+from caramel.facts import FORWARD
 from caramel.graph import ops
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, node_of, parse_input, tensor_name
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
-from caramel.model import Model
-from caramel.modifiers.cut import Pieces, joined_pieces, piece_shape
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
-from caramel.plan import Plan
+from caramel.modifiers.cut import joined_pieces, piece_shape
+from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 
 FLUSH = "caramel/flush"
 FORGET = "caramel/postponed/forget"
 
 
-def postpone(
-    distributed: DistributedGraph,
-    model: Model,
-    plan: Plan,
-    pieces: Pieces,
-    found: Postponement,
-) -> tuple[DistributedGraph, dict[tuple[int, Piece], str]]:
+def postpone(emission: Emission) -> Emission:
     """Move the updates of postponed gradients to the start of the next step.
 
     Args:
-        distributed: the replicas; nothing is aggregated yet.
-        model: the single-device step.
-        plan: the plan.
-        pieces: the tensor to aggregate for each (rank, piece).
-        found: what moves.
+        emission: one with the pieces of gradients; nothing is aggregated yet. Its postponement says what moves.
 
     Returns:
-        The graph, and the tensors to aggregate: those of the forward window are what was kept. Pieces of the
-        same gradients in the backward window are aggregated in their own step, and then kept.
+        The emission, of whose pieces those of the forward window are what was kept. Pieces of the same gradients in
+        the backward window are aggregated in their own step, and then kept.
 
     Source:
         Caramel, section 4.3.
     """
-    sources = dict(pieces)
+    model, plan, found = emission.model, emission.plan, emission.postponement
     if not found.gradients:
-        return distributed, sources
+        return emission
+    pieces = dict(emission.pieces)
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
     gradients = {g.name: g for g in model.gradients}
     for rank, device in enumerate(plan.devices):
-        worker = _Worker(distributed, model, found, rank, str(Device.parse(device)))
+        worker = _Worker(emission, rank, str(Device.parse(device)))
         for number, name in enumerate(found.gradients):
             gradient, parts = gradients[name], []
             for piece, window in plan.pieces[name]:
-                parts.append(worker.keep(pieces[rank, piece], gradient.dtype, piece_shape(piece, gradient)))
+                parts.append(worker.keep(emission.pieces[rank, piece], gradient.dtype, piece_shape(piece, gradient)))
                 if window == FORWARD:
-                    sources[rank, piece] = parts[-1]
+                    pieces[rank, piece] = parts[-1]
             kept = parts[0]
             if len(parts) > 1:
                 emitter = Emitter(own_name(rank, f"postponed/gradient_{number}"), plan.devices, gradient.dtype)
@@ -78,7 +67,7 @@ def postpone(
     for done in (FLUSH, FORGET):
         each = [own_name(rank, done.removeprefix("caramel/")) for rank in range(plan.workers)]
         added.append((group(done, each, host), Role(Purpose.STATE, 0)))
-    return distributed.extended(added, changed), sources
+    return emission.extended(added, changed, pieces=pieces)
 
 
 def live(rank: int, device: str, name: str, after: Sequence[str]) -> tuple[NodeDef, NodeDef]:
@@ -103,13 +92,13 @@ def live(rank: int, device: str, name: str, after: Sequence[str]) -> tuple[NodeD
 class _Worker:
     """What changes on one worker."""
 
-    def __init__(self, distributed: DistributedGraph, model: Model, found: Postponement, rank: int, device: str):
-        self._distributed = distributed
-        self._graph = model.graph
-        self._targets = model.targets
-        self._found = found
-        self._moved = set(found.moved)
-        self._repeated = set(found.repeated)
+    def __init__(self, emission: Emission, rank: int, device: str):
+        self._emission = emission
+        self._graph = emission.model.graph
+        self._targets = emission.model.targets
+        self._found = emission.postponement
+        self._moved = set(self._found.moved)
+        self._repeated = set(self._found.repeated)
         self._rank = rank
         self._device = device
         self._kept: dict[str, str] = {}
@@ -191,14 +180,14 @@ class _Worker:
     def _repeat(self, name: str) -> None:
         """A node that is computed again."""
         inputs = [self._inner_input(name, text) for text in self._graph[name].input if not text.startswith("^")]
-        made = copied(self._distributed.graph[self._replica(name)], [text for text in inputs if text is not None])
+        made = copied(self._emission.graph[self._replica(name)], [text for text in inputs if text is not None])
         made.name = self._own(f"again/{name}")
         made.attr.pop("_class", None)
         self._add(made)
 
     def _move(self, name: str) -> None:
         """A node that runs on what was kept."""
-        current = self._distributed.graph[self._replica(name)]
+        current = self._emission.graph[self._replica(name)]
         inputs = [self._inner_input(name, text) for text in self._graph[name].input]
         # What is read again for other nodes is what the variable has before the update.
         own = [handle for handle, writers in self._found.written.items() if name in writers]
@@ -209,7 +198,7 @@ class _Worker:
 
     def _release(self, name: str) -> None:
         """A node that passes on what the step gives back, without what has moved."""
-        current = self._distributed.graph[self._replica(name)]
+        current = self._emission.graph[self._replica(name)]
         texts = zip(self._graph[name].input, current.input)
         self.changed[current.name] = copied(current, [own for text, own in texts if node_of(text) not in self._moved])
 
@@ -249,7 +238,7 @@ class _Worker:
         return self._own(f"again/{name}") if name in self._repeated else self._replica(name)
 
     def _wait(self, name: str, after: Sequence[str]) -> None:
-        current = self._distributed.graph[self._replica(name)]
+        current = self._emission.graph[self._replica(name)]
         self.changed[current.name] = copied(current, _once(current.input, ["^" + n for n in after]))
 
     def _step(self, more: Sequence[str]) -> None:
@@ -257,7 +246,7 @@ class _Worker:
         name = own_name(self._rank, "step")
         stay = [t for t in [*self._targets, *self._found.remaining] if t not in self._moved]
         inputs = ["^" + self._replica(n) for n in stay] + ["^" + n for n in more]
-        self.changed[name] = copied(self._distributed.graph[name], _once(inputs, []))
+        self.changed[name] = copied(self._emission.graph[name], _once(inputs, []))
 
     def _joined(self, name: str, after: Iterable[str]) -> str:
         """A node that is done when others are, or at once if nothing is pending."""
@@ -286,16 +275,23 @@ def _only_reads(current: NodeDef) -> bool:
     return current.op in ops.READS
 
 
-def verify_postponed(distributed: DistributedGraph, model: Model, plan: Plan, found: Postponement) -> None:
+def verify_postponed(emission: Emission) -> Emission:
     """What moved uses nothing of its own step but what was kept of the one before.
+
+    Args:
+        emission: one with aggregated gradients.
+
+    Returns:
+        The same.
 
     Raises:
         InvariantError: naming the node.
     """
-    graph = distributed.graph
-    moved = {replica_name(rank, name) for rank in range(plan.workers) for name in found.moved}
+    graph = emission.graph
+    ranks = range(emission.plan.workers)
+    moved = {replica_name(rank, name) for rank in ranks for name in emission.postponement.moved}
     for name in sorted(graph.ancestors(moved)):
-        role = distributed.roles[name]
+        role = emission.roles[name]
         own = own_name(role.rank, "postponed/")
         if name in moved or role.purpose is Purpose.COLLECTIVE or name.startswith(own) or is_shared(graph[name]):
             continue
@@ -306,3 +302,4 @@ def verify_postponed(distributed: DistributedGraph, model: Model, plan: Plan, fo
         for text in graph[name].input:
             if node_of(text) not in graph:
                 raise InvariantError(f"after postpone: {name!r} reads {text!r}, which does not exist")
+    return emission

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from caramel.errors import PlanError
-from caramel.model import Model
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose
-from caramel.plan import Plan
+from caramel.modifiers.emission import Emission, Purpose
 
 
-def prove(distributed: DistributedGraph, model: Model, plan: Plan) -> tuple[str, ...]:
+def prove(emission: Emission) -> tuple[str, ...]:
     """Check what no single modifier can answer for.
 
     Args:
-        distributed: the finished graph, which every modifier's own verifier has passed.
-        model: the single-device step.
-        plan: its plan.
+        emission: a finished one, which has passed the verifier after each modifier.
 
     Returns:
         What holds, in words.
@@ -22,8 +18,9 @@ def prove(distributed: DistributedGraph, model: Model, plan: Plan) -> tuple[str,
     Raises:
         PlanError: the transfers have no common order.
     """
-    edges = _agreed_order(distributed, plan)
-    nodes = len(distributed.graph)
+    plan = emission.plan
+    edges = _agreed_order(emission)
+    nodes = len(emission.graph)
     gradients = len(plan.pieces)
     postponed = plan.postponed
     found = [
@@ -39,13 +36,13 @@ def prove(distributed: DistributedGraph, model: Model, plan: Plan) -> tuple[str,
     return tuple(found)
 
 
-def _agreed_order(distributed: DistributedGraph, plan: Plan) -> int:
+def _agreed_order(emission: Emission) -> int:
     """Check that the plan's order of transfers is one that every worker can keep; the number of ordered pairs.
 
     Each transfer is taken for one thing that begins when all of its workers can begin it. If a transfer follows
     only from ones with smaller numbers, by whatever way and on whatever worker, they can be done in that order.
     """
-    graph, roles = distributed.graph, distributed.roles
+    plan, graph, roles = emission.plan, emission.graph, emission.roles
     before: dict[str, int] = {}
     follows = [0] * len(plan.transfers)
     for name in graph.order:

@@ -11,26 +11,26 @@ from caramel.graph.devices import Device, merge
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import colocate, group, variable
 from caramel.model import Model
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
+from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.seeds import DrawingFunctions, offset_seed
 
 
-def replicate(model: Model, devices: Sequence[str]) -> DistributedGraph:
+def replicate(emission: Emission) -> Emission:
     """Copy the step once for each device.
 
     Worker r's copy of node ``x`` is ``worker_r/x``; the node ``caramel/worker_r/step`` is done when
     that worker's step is. Seeds of stateful random ops are offset by rank, rank 0's excepted.
 
     Args:
-        model: the single-device step.
-        devices: a device string for each rank.
+        emission: one of which no modifier has run.
 
     Returns:
-        The replicas, not yet connected.
+        The emission with the replicas, not yet connected.
 
     Raises:
         UnsupportedError: an op is pinned to another job or task.
     """
+    model, devices = emission.model, emission.plan.devices
     nodes: list[NodeDef] = []
     roles: dict[str, Role] = {}
     names = {v.node: v.name for v in model.variables}
@@ -43,7 +43,8 @@ def replicate(model: Model, devices: Sequence[str]) -> DistributedGraph:
         copies.append(group(own_name(rank, "step"), [replica_name(rank, t) for t in model.targets], str(device)))
         nodes += copies
         roles.update((n.name, role) for n in copies)
-    return DistributedGraph(Graph(nodes, drawing.library(len(devices)), model.graph.versions), roles)
+    graph = Graph(nodes, drawing.library(len(devices)), model.graph.versions)
+    return replace(emission, graph=graph, roles=roles)
 
 
 def copy_node(

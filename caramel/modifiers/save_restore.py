@@ -16,7 +16,7 @@ from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, dtypes_attribute, group, node, read, shape_attribute
 from caramel.model import Model, Variable, VariableClass
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, replica_name
+from caramel.modifiers.emission import Emission, Purpose, Role, Saved, replica_name
 from caramel.modifiers.seeds import GOLDEN_RATIO_32
 from caramel.plan import Plan
 
@@ -32,15 +32,6 @@ COMBINED = "caramel/combined"
 
 STEPS_KEY = "caramel/steps"
 """Checkpoint key of the number of steps, for programs that do not count them."""
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Something besides variables that a checkpoint keeps: a tensor, under a key."""
-
-    key: str
-    tensor: str
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -144,20 +135,16 @@ def kept_apart(model: Model, plan: Plan) -> list[tuple[int, Variable, str]]:
     ]
 
 
-def add_state(
-    distributed: DistributedGraph, model: Model, plan: Plan, further: Sequence[Saved] = ()
-) -> DistributedGraph:
+def add_state(emission: Emission) -> Emission:
     """Add restore, broadcast and save.
 
     Args:
-        distributed: the replicas.
-        model: the single-device step.
-        plan: the plan.
-        further: what else is saved.
+        emission: one with the replicas, and with what is saved besides variables.
 
     Returns:
-        The graph with the ops named by the constants of this module.
+        The emission with the ops named by the constants of this module.
     """
+    model, plan = emission.model, emission.plan
     builder = Builder([])
     parsed = [Device.parse(d) for d in plan.devices]
     host = str(host_of(parsed[0]))
@@ -171,8 +158,8 @@ def add_state(
     _restore(builder, RESTORE_LOCAL, local, host, parsed)
     _broadcast(builder, model, plan, parsed)
     together = _combine(builder, model, plan, parsed)
-    _save(builder, [(0, v, v.name) for v in saved], local, together, further, host, parsed)
-    return distributed.extended(builder.nodes)
+    _save(builder, [(0, v, v.name) for v in saved], local, together, emission.saved, host, parsed)
+    return emission.extended(builder.nodes)
 
 
 def _string_placeholder(name: str, device: str) -> NodeDef:

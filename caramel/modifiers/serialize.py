@@ -5,21 +5,17 @@ from __future__ import annotations
 from caramel.errors import InvariantError
 from caramel.graph.fusion import verify_joinable
 from caramel.graph.graph import copied
-from caramel.model import Model
-from caramel.modifiers.distributed_graph import DistributedGraph, replica_name
-from caramel.plan import Plan
+from caramel.modifiers.emission import Emission, replica_name
 
 
-def serialize(distributed: DistributedGraph, model: Model, plan: Plan) -> DistributedGraph:
+def serialize(emission: Emission) -> Emission:
     """Add the plan's control edges to each worker.
 
     Args:
-        distributed: the replicas.
-        model: the single-device step.
-        plan: its edges, by names of the Model's graph.
+        emission: one with the replicas; its plan has the edges, by names of the Model's graph.
 
     Returns:
-        The graph with the same ops, in an order that the graph without the edges could have, too.
+        The emission with the same ops, in an order that the graph without the edges could have, too.
 
     Raises:
         InvariantError: an edge of the plan is between nodes that do not exist, or orders what TensorFlow joins.
@@ -27,6 +23,9 @@ def serialize(distributed: DistributedGraph, model: Model, plan: Plan) -> Distri
     Source:
         Caramel, section 4.1, stage 2.
     """
+    plan = emission.plan
+    if not plan.edges:
+        return emission
     after: dict[str, list[str]] = {}
     for before, target in plan.edges:
         after.setdefault(target, []).append(before)
@@ -35,10 +34,10 @@ def serialize(distributed: DistributedGraph, model: Model, plan: Plan) -> Distri
         for target, sources in after.items():
             name = replica_name(rank, target)
             texts = ["^" + replica_name(rank, before) for before in sources]
-            missing = [text for text in [name, *(t[1:] for t in texts)] if text not in distributed.graph]
+            missing = [text for text in [name, *(t[1:] for t in texts)] if text not in emission.graph]
             if missing:
                 raise InvariantError(f"serialize: the plan orders {missing[0]!r}, which does not exist")
-            there = distributed.graph[name]
+            there = emission.graph[name]
             changed[name] = copied(there, [*there.input, *(t for t in texts if t not in there.input)])
-    verify_joinable(model.graph, plan.edges, "serialize")
-    return distributed.extended([], changed)
+    verify_joinable(emission.model.graph, plan.edges, "serialize")
+    return emission.extended([], changed)

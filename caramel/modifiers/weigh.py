@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
-from caramel.model import Model
-from caramel.modifiers.distributed_graph import DistributedGraph, Purpose, Role, own_name, replica_name
-from caramel.plan import Plan
+from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 
 
-def weigh(
-    distributed: DistributedGraph, model: Model, plan: Plan
-) -> tuple[DistributedGraph, dict[tuple[int, str], str]]:
+def weigh(emission: Emission) -> Emission:
     """Multiply each worker's gradients by its share of the examples.
 
     The weight of worker r is N * b_r / B for b_r of the B examples of a step: 1 for an even split,
     and then nothing changes, not even a bit.
 
     Args:
-        distributed: the replicas.
-        model: the single-device step.
-        plan: says whether weights are wanted at all.
+        emission: one with the replicas; its plan says whether weights are wanted at all.
 
     Returns:
-        The graph, and the tensor to aggregate for each (rank, gradient name).
+        The emission with the tensor to aggregate for each (rank, gradient's name).
     """
+    model, plan = emission.model, emission.plan
     tensors = {
         (rank, gradient.name): replica_tensor(rank, gradient.tensor)
         for rank in range(plan.workers)
         for gradient in model.gradients
     }
     if not plan.weighted:
-        return distributed, tensors
+        return replace(emission, gradients=tensors)
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
     for rank, device in enumerate(plan.devices):
@@ -43,9 +39,9 @@ def weigh(
                 tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)
             for tensor, consumers in gradient.sources:
                 result = weights.weighted(tensor, gradient.dtype)
-                redirect(distributed, replica_tensor(rank, tensor), _on(rank, consumers), result, changed)
+                redirect(emission, replica_tensor(rank, tensor), _on(rank, consumers), result, changed)
         added += [(made, Role(Purpose.REPLICA, rank)) for made in weights.nodes]
-    return distributed.extended(added, changed), tensors
+    return emission.extended(added, changed, gradients=tensors)
 
 
 def _on(rank: int, consumers: Sequence[str]) -> list[str]:
@@ -53,7 +49,7 @@ def _on(rank: int, consumers: Sequence[str]) -> list[str]:
 
 
 def redirect(
-    distributed: DistributedGraph,
+    emission: Emission,
     tensor: str,
     consumers: Collection[str],
     result: str,
@@ -63,7 +59,7 @@ def redirect(
     """Make readers of a tensor read another one.
 
     Args:
-        distributed: the graph.
+        emission: one with the graph; it is not changed.
         tensor: what they read.
         consumers: names of the readers; empty for all.
         result: what they are to read.
@@ -75,13 +71,13 @@ def redirect(
     """
     producer, index = parse_input(tensor)
     found = False
-    for reader, position in distributed.graph.consumers[producer]:
-        if parse_input(distributed.graph[reader].input[position])[1] != index:
+    for reader, position in emission.graph.consumers[producer]:
+        if parse_input(emission.graph[reader].input[position])[1] != index:
             continue
         if (own and reader.startswith(own)) or (consumers and reader not in consumers):
             continue
         if reader not in changed:
-            changed[reader] = copied(distributed.graph[reader])
+            changed[reader] = copied(emission.graph[reader])
         changed[reader].input[position] = result
         found = True
     return found

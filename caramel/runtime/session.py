@@ -6,14 +6,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from caramel.armodel import evaluation_signature
+from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import CheckpointError, ClusterError, EndOfData, InputError, StepError, listed
 from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
+from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.executor import Executor, Run
 from caramel.runtime.feeds import Batch, bind, combined, split
@@ -21,10 +22,6 @@ from caramel.runtime.variable_state import State
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
-
-if TYPE_CHECKING:
-    from caramel.armodel import ARModel
-    from caramel.compiler.distributed_model import Computation
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
 
@@ -63,7 +60,7 @@ class Session:
     """A distributed model on a running cluster. Use it in a ``with`` statement.
 
     Args:
-        armodel: the model.
+        distributed: what to run; `caramel.ARModel.session` gives its own.
         cluster: where to run it.
         step_timeout_s: how long a step may take before its workers count as lost.
 
@@ -72,24 +69,24 @@ class Session:
     """
 
     def __init__(
-        self, armodel: ARModel | Computation, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
+        self, distributed: DistributedModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     ) -> None:
         if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
             raise InputError(f"a session runs on a cluster such as caramel.InProcess(), got {cluster!r}")
         if step_timeout_s <= 0:
             raise InputError(f"step_timeout_s must be positive, got {step_timeout_s}")
-        self._armodel = armodel
-        self._model = armodel.model
-        self._signature = armodel.signature
+        self._distributed = distributed
+        self._model = distributed.model
+        self._signature = distributed.signature
         self._timeout_s = step_timeout_s
         self._failure: str | None = None  # why no step may be taken
         self._is_pending = False
         self._closed = False
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
-        self._executor = cluster.start(armodel.graph_def, armodel.signature.devices, step_timeout_s)
+        self._executor = cluster.start(distributed.graph_def, distributed.signature.devices, step_timeout_s)
         try:
-            self._state = State(armodel, self._run_op)
+            self._state = State(distributed, self._run_op)
             self._step_count = self._state.initialise()
             self._data = None if self._signature.data is None else WorkerData(self._signature, self._run_each)
         except BaseException:
@@ -324,13 +321,13 @@ class Session:
         return evaluation.pack(values) if evaluation.pack is not None else values
 
     def _evaluation(self, fetches: Any) -> tuple[Any, Any]:
-        if fetches is None and self._armodel.evaluation is not None:
-            return self._armodel.evaluation, self._signature.evaluation
+        if fetches is None and self._distributed.evaluation is not None:
+            return self._distributed.evaluation, self._signature.evaluation
         key = _hashable(fetches)
         if key not in self._evaluations:
-            evaluation = self._armodel.context.evaluation_for(fetches)
+            evaluation = self._distributed.context.evaluation_for(fetches)
             scope = f"caramel/evaluation_{len(self._evaluations) + 1}/"
-            added = evaluation_graph(evaluation, self._model, self._armodel.plan, scope)
+            added = evaluation_graph(evaluation, self._model, self._distributed.plan, scope)
             self._executor.extend(added.to_bytes())
             self._evaluations[key] = (evaluation, evaluation_signature(evaluation, scope), fetches)
         return self._evaluations[key][:2]

@@ -6,20 +6,17 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import CheckpointError, InputError, StepError, listed
 from caramel.graph.graph import NodeDef
 from caramel.model import Model
 from caramel.modifiers.save_restore import assignment_nodes, kept_apart, local_key
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted
-
-if TYPE_CHECKING:
-    from caramel.armodel import ARModel
-    from caramel.compiler.distributed_model import Computation
 
 Run = Callable[[str, Mapping[str, np.ndarray]], None]
 """Runs one op of the distributed graph, with feeds."""
@@ -29,18 +26,18 @@ class State:
     """Moves values between the workers, checkpoints and the user's own variables.
 
     Args:
-        armodel: the model.
+        distributed: the model that runs.
         run: runs an op of its graph on the cluster.
     """
 
-    def __init__(self, armodel: ARModel | Computation, run: Run) -> None:
-        self._context = armodel.context
-        self._model = armodel.model
-        self._plan = armodel.plan
+    def __init__(self, distributed: DistributedModel, run: Run) -> None:
+        self._context = distributed.context
+        self._model = distributed.model
+        self._plan = distributed.plan
         self._assignments: dict[tuple[str, ...], str] = {}  # op that assigns the variables of these names
-        self._signature = armodel.signature
+        self._signature = distributed.signature
         self._run = run
-        self._pipeline = armodel.pipeline
+        self._pipeline = distributed.pipeline
         self.last_read: str | None = None
         """Checkpoint of this library's that `restore` read; None after one that only holds the program's objects."""
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.runtime.checkpoint import Directory
+from caramel.runtime.checkpoint_directory import CheckpointDirectory
 
 v1 = tf.compat.v1
 
@@ -228,7 +228,7 @@ def test_a_failed_save_does_not_stop_training(session, refused, tmp_path):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_save_to_a_directory_with_a_failing_rename(session, refused, tmp_path, files, failing_rename, number):
     """A checkpoint is two files, and the list of checkpoints a third."""
-    directory = Directory(tmp_path / "saved")
+    directory = CheckpointDirectory(tmp_path / "saved")
     first = directory.save(session)
     before = files(directory.path)
     session.step(X, Y)
@@ -243,7 +243,7 @@ def test_save_to_a_directory_with_a_failing_rename(session, refused, tmp_path, f
 
 def test_save_to_a_directory_on_a_full_disk(session, refused, small_disk, files):
     place, fill = small_disk
-    directory = Directory(place)
+    directory = CheckpointDirectory(place)
     first = directory.save(session)
     before = files(place)
     session.step(X, Y)
@@ -256,7 +256,7 @@ def test_save_to_a_directory_on_a_full_disk(session, refused, small_disk, files)
 
 def test_a_directory_whose_checkpoint_is_gone(session, refused, tmp_path):
     """The list says there is one: going on from nothing would train a new model over the old one."""
-    directory = Directory(tmp_path)
+    directory = CheckpointDirectory(tmp_path)
     prefix = directory.save(session)
     for path in tmp_path.glob("checkpoint-*"):
         path.unlink()
@@ -265,12 +265,12 @@ def test_a_directory_whose_checkpoint_is_gone(session, refused, tmp_path):
 
 
 def test_an_empty_directory_and_none_at_all(tmp_path):
-    assert Directory(tmp_path).latest() is None
-    assert Directory(tmp_path / "nothing").latest() is None
+    assert CheckpointDirectory(tmp_path).latest() is None
+    assert CheckpointDirectory(tmp_path / "nothing").latest() is None
 
 
 def test_a_list_of_checkpoints_that_is_damaged(session, refused, tmp_path):
-    directory = Directory(tmp_path)
+    directory = CheckpointDirectory(tmp_path)
     directory.save(session)
     (tmp_path / "checkpoint").write_text("model_checkpoint_path: ")
     with refused(caramel.CheckpointError, str(tmp_path / "checkpoint")):
@@ -280,7 +280,7 @@ def test_a_list_of_checkpoints_that_is_damaged(session, refused, tmp_path):
 @pytest.mark.parametrize("relative", [False, True])
 def test_a_directory_keeps_the_newest(session, tmp_path, monkeypatch, relative):
     monkeypatch.chdir(tmp_path)
-    directory = Directory("saved" if relative else tmp_path / "saved", keep=2)
+    directory = CheckpointDirectory("saved" if relative else tmp_path / "saved", keep=2)
     for _ in range(4):
         session.step(X, Y)
         directory.save(session)
@@ -299,7 +299,7 @@ def test_a_directory_keeps_what_the_single_device_program_saved(session, tmp_pat
         variable = v1.Variable(1.0, name="precious")
         single.run(variable.initializer)
         v1.train.Saver([variable]).save(single, str(tmp_path / "model"), global_step=100)
-    directory = Directory(tmp_path, keep=2)
+    directory = CheckpointDirectory(tmp_path, keep=2)
     for _ in range(3):
         session.step(X, Y)
         directory.save(session)

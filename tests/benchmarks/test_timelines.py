@@ -147,7 +147,7 @@ def test_traced_steps_have_all_that_workers_send():
     from benchmarks.training.workloads import BY_NAME
     from caramel import ARModel
     from caramel.netmodel.model import NetworkModel
-    from caramel.runtime.clusters.base import LocalProcesses
+    from caramel.runtime.clusters.local_processes import LocalProcesses
 
     workers = 2
     workload = dataclasses.replace(BY_NAME["mlp"], examples=16)

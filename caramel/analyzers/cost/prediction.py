@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from caramel.analyzers.cost.bounds import lower_bounds
+from caramel.analyzers.cost.in_flight import usual_in_flight
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import at_least, simulate_on
-from caramel.analyzers.policies.transfers import usual_in_flight
 from caramel.errors import PlanError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Schedule, Scheduled, Trace
 from caramel.plan import Prediction, Transfers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from caramel.analyzers.cost.in_flight import usual_in_flight
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.policies.transfers import usual_in_flight
 from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Schedule, Timeline
 from caramel.simulator import simulate, validate_schedule, wire_bytes
 

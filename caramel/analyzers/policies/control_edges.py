@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from caramel.analyzers.analyzer import Analyzer
-from caramel.analyzers.policies.order import LIGHT, anchors
+from caramel.analyzers.policies.order import anchors
 from caramel.errors import InputError
 from caramel.facts import ControlEdges, Dependencies, Trace, UpdateOrder
+from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of
 from caramel.graph.guards import guards_of
 from caramel.model import Model
@@ -105,8 +106,8 @@ def _free(graph: Graph, stage: Sequence[str]) -> list[str]:
     free = []
     for op in stage:
         producers = [p for p in (node_of(text) for text in graph[op].input) if p in inside]
-        waits[op] = any(waits[p] or graph[p].op not in LIGHT for p in producers)
-        if not waits[op] and graph[op].op not in LIGHT:
+        waits[op] = any(waits[p] or graph[p].op not in ops.LIGHT for p in producers)
+        if not waits[op] and graph[op].op not in ops.LIGHT:
             free.append(op)
     return free
 

@@ -15,17 +15,6 @@ from caramel.graph.fusion import joined_ops
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Model
 
-LIGHT = frozenset(
-    {
-        *("Const", "Identity", "IdentityN", "NoOp", "PreventGradient", "Snapshot", "StopGradient", "ReadVariableOp"),
-        *("Shape", "ShapeN", "Size", "Rank", "Reshape", "ExpandDims", "Squeeze", "FloorMod", "Range"),
-        *("BroadcastGradientArgs", "ConcatOffset"),
-        ops.VARIABLE,
-        *ops.PLACEHOLDERS,
-    }
-)
-"""Ops that take no time; TensorFlow's graph optimizers remove many of them, together with their control edges."""
-
 TICK_S = 1e-9
 """Times are added up as whole nanoseconds, so that what has been taken off is exactly gone."""
 
@@ -155,7 +144,7 @@ def anchors(graph: Graph, producers: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for name in producers:
-        while graph[name].op in LIGHT and any(not text.startswith("^") for text in graph[name].input):
+        while graph[name].op in ops.LIGHT and any(not text.startswith("^") for text in graph[name].input):
             name = node_of(graph[name].input[0])
         found[name] = None
     return list(found)

@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.cost.in_flight import usual_in_flight
 from caramel.analyzers.cost.network import Network
 from caramel.collectives.algorithms import ALL_GATHER
 from caramel.errors import InputError, PlanError, listed
-from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, Buckets, Dependencies, InFlight, Piece, Schedule, Scheduled
+from caramel.facts import BACKWARD, FORWARD, Buckets, Dependencies, InFlight, Piece, Schedule, Scheduled
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.plan import Transfer, Transfers
-
-ORDERED_IN_FLIGHT = InFlight(forward=1, backward=2)
-"""Transfers of a window that may be under way at once where their order matters (our choice).
-
-In the forward window a second one would take its share of the links from the first, which is read first: on four hosts
-with links of 50 Mbit/s a step of an MLP took 1.24 s with two and 1.16 s with one. In the backward window nobody waits
-for the first of two, and one is sent while the other is added up: there a step of a ResNet took 0.82 s with two, 0.87 s
-with one and 0.88 s with three, and one with many small variables 0.88 s, 0.93 s and 0.91 s."""
-
-
-def usual_in_flight(schedule: Schedule) -> InFlight:
-    """How many transfers may be under way at once if the caller does not say it.
-
-    Args:
-        schedule: all transfers.
-    """
-    return ORDERED_IN_FLIGHT if any(t.window == FORWARD for t in schedule.transfers) else NO_LIMIT
 
 
 def adaptive_depth(in_flight: int | None = None) -> Analyzer:

@@ -1,22 +1,30 @@
-"""Clusters: where a distributed graph runs. Two of them, behind one interface; `Servers` is the third."""
+"""What every kind of cluster does: where a distributed graph runs, behind one interface."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-import tensorflow as tf
-
-from caramel.errors import ClusterError, InputError, listed
-from caramel.graph.devices import Device, InProcessPlacement, cpu_count, in_process_mapping, task_name
-from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
-from caramel.runtime.host.membership import LAST_PORT
+from caramel.errors import InputError
+from caramel.graph.devices import Device
+from caramel.runtime.executor import Executor, RunOptions
 
 
-class Cluster(Protocol):
-    """Starts what a distributed graph needs and gives an Executor for it."""
+class Cluster(ABC):
+    """Starts what a distributed graph needs and gives an Executor for it. A new kind of cluster is a subclass.
 
+    Attributes:
+        options: how TensorFlow runs the graph.
+        tracing_warning: what makes times doubtful that are traced there; "" if nothing does.
+    """
+
+    options: RunOptions
+    tracing_warning: str = ""
+
+    @abstractmethod
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """Start the workers and load the graph.
 
@@ -29,201 +37,32 @@ class Cluster(Protocol):
             ClusterError: a worker cannot be started or reached.
         """
 
+    def with_options(self, options: RunOptions) -> Cluster:
+        """The same cluster for a session with other options, beside those that are open.
 
-@dataclass(frozen=True)
-class InProcess:
-    """All workers are virtual devices of this process: no socket, no other process.
+        Raises:
+            InputError: there is no such thing.
+        """
+        raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {self!r}")
 
-    Attributes:
-        options: how TensorFlow runs the graph.
-    """
+    def shared(self) -> AbstractContextManager[Cluster]:
+        """A cluster whose sessions, at once or one after the other, run on the same servers until the end."""
+        return nullcontext(self)
 
-    options: RunOptions = field(default_factory=RunOptions)
+    def held(self, workers: int) -> AbstractContextManager[None]:
+        """Keep the server that the driver starts beside servers that run already, for several sessions.
 
-    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
-        """Place each worker on a virtual CPU device of its own (or a GPU that is here)."""
-        placement = in_process_mapping(devices, len(tf.config.list_physical_devices("GPU")))
-        is_native = has_native_collectives(graph_def)
-        if is_native and len({placement.place(text) for text in devices}) < len(devices):
-            raise InputError(
-                f"{len(devices)} workers take turns on the GPUs that are here, and TensorFlow's own all-reduce "
-                "('native') waits for ever unless each has a device of its own: use another algorithm"
-            )
-        config = self.options.config(placement.cpu_count, task_name("localhost", 0) if is_native else "")
-        return InProcessExecutor(graph_def, placement, config)
+        TensorFlow's own collective ops do not survive the restart of one server among others.
 
+        Args:
+            workers: how many workers the sessions have at most.
+        """
+        return nullcontext()
 
-class InProcessExecutor(SessionExecutor):
-    """A session on virtual devices of this process.
-
-    Args:
-        graph_def: the graph, with the workers' own devices.
-        placement: where they are here.
-        config: a ConfigProto.
-    """
-
-    def __init__(self, graph_def: Any, placement: InProcessPlacement, config: Any) -> None:
-        self._placement = placement
-        # Otherwise the process's first session decides how many ops run at once; servers have threads of their own.
-        config.use_per_session_threads = config.inter_op_parallelism_threads > 0
-        super().__init__(self._placed(graph_def), "", config)
-
-    def extend(self, graph_def: bytes) -> None:
-        """Place and add nodes."""
-        super().extend(self._placed(tf.compat.v1.GraphDef.FromString(graph_def)).SerializeToString())
-
-    def _placed(self, graph_def: Any) -> Any:
-        """A copy with devices of this process."""
-        placed = type(graph_def)()
-        placed.CopyFrom(graph_def)
-        devices = {"": ""}
-        for node in placed.node:
-            if node.device not in devices:
-                devices[node.device] = self._placement.place(node.device)
-            node.device = devices[node.device]
-        return placed
-
-
-@dataclass(frozen=True)
-class Host:
-    """A network namespace of this machine that stands for a machine of its own.
-
-    Attributes:
-        namespace: path of the namespace, such as ``/proc/PID/ns/net``.
-        address: its address, by which the others reach it.
-    """
-
-    namespace: str
-    address: str
-
-
-@dataclass(frozen=True)
-class LocalProcesses:
-    """Each task is a TensorFlow server in a process of its own on this machine, over gRPC.
-
-    A task's process has as many virtual CPU devices as the workers' device strings name: with
-    ``/job:worker/task:0/device:CPU:0`` and ``/job:worker/task:0/device:CPU:1``, two workers share it.
-
-    TensorFlow servers listen on every interface and run any graph for anyone who reaches them, so
-    the processes live in a network namespace of their own, which nothing else can reach.
-
-    Attributes:
-        allow_open_ports: start without a namespace where the kernel allows none.
-        base_port: the first task listens on it, the next on ``base_port + 1``; default: free ports.
-        hosts: namespaces that exist already, one for each task, to emulate a network between
-            them; needs root. The driver runs beside the first.
-        start_timeout_s: how long the servers may take to start.
-        options: how TensorFlow runs the graph.
-    """
-
-    allow_open_ports: bool = False
-    base_port: int | None = None
-    start_timeout_s: float = 120.0
-    hosts: tuple[Host, ...] | None = None
-    options: RunOptions = field(default_factory=RunOptions)
-
-    def __post_init__(self) -> None:
-        if self.base_port is not None and not 1 <= self.base_port <= LAST_PORT:
-            raise InputError(f"base_port must be between 1 and {LAST_PORT}, got {self.base_port}")
-        if self.start_timeout_s <= 0:
-            raise InputError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
-
-    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
-        """Start the servers and a driver beside them."""
-        from caramel.runtime.clusters.launcher_client import ProcessExecutor, start_servers
-
-        tasks = self.tasks(devices)
-        leader = task_name(*tasks[0]) if has_native_collectives(graph_def) else ""
-        configs = self.configs(devices, leader)
-        return ProcessExecutor(start_servers(configs, tasks, self), graph_def, configs[0], devices, timeout_s)
-
-    def configs(self, devices: Sequence[str], leader: str) -> list[bytes]:
-        """A serialized ConfigProto for each task.
+    def most_in_a_process(self, devices: Sequence[str]) -> int:
+        """How many workers the fullest process has.
 
         Args:
             devices: device string of each worker.
-            leader: name of the task that leads TensorFlow's own collectives; empty without any.
         """
-        tasks = self.tasks(devices)
-        return [self.options.server_config(cpu_count(devices, task), leader).SerializeToString() for task in tasks]
-
-    def tasks(self, devices: Sequence[str]) -> list[tuple[str, int]]:
-        """Job and task of each server, in the order of the workers.
-
-        Args:
-            devices: device string of each worker.
-
-        Raises:
-            ClusterError: one names no job or task.
-            InputError: there are no such ports, or not as many hosts.
-        """
-        tasks: list[tuple[str, int]] = []
-        for text in devices:
-            device = Device.parse(text)
-            if device.job is None or device.task is None:
-                raise ClusterError(
-                    f"device {text!r} names no job and task, so it cannot be a process of its own: "
-                    "use a device such as /job:worker/task:0, or the cluster InProcess()"
-                )
-            if (device.job, device.task) not in tasks:
-                tasks.append((device.job, device.task))
-        if self.base_port is not None and self.base_port + len(tasks) - 1 > LAST_PORT:
-            first = LAST_PORT + 1 - self.base_port
-            raise InputError(
-                f"port {LAST_PORT + 1} for worker {first} does not exist: choose a base_port of at most "
-                f"{LAST_PORT + 1 - len(tasks)} for {len(tasks)} workers"
-            )
-        if self.hosts is not None and len(self.hosts) != len(tasks):
-            raise InputError(f"there are {len(self.hosts)} hosts for {len(tasks)} workers: give one for each")
-        return tasks
-
-
-class KeptProcesses:
-    """Servers of `LocalProcesses` for several sessions, at once or one after the other; started with the first one.
-
-    Sessions have variables of their own. If the launcher or a server ends, all of them are lost, and the next session
-    starts everything again. A session with TensorFlow's own collective ops has servers of its own: those of two
-    sessions are in each other's way.
-
-    Args:
-        cluster: how and where.
-
-    Attributes:
-        options: how TensorFlow runs the graphs.
-    """
-
-    def __init__(self, cluster: LocalProcesses) -> None:
-        self.options = cluster.options
-        self._cluster = cluster
-        self._launched: Any = None
-        self._tasks: list[tuple[str, int]] = []
-        self._configs: list[bytes] = []
-
-    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
-        """Open a session; see `Cluster.start`.
-
-        Raises:
-            InputError: the servers that were started first are not those of these devices.
-            ClusterError: a worker cannot be started or reached.
-        """
-        from caramel.runtime.clusters.launcher_client import ProcessExecutor, start_servers
-
-        if has_native_collectives(graph_def):
-            # The servers that are kept have the ports that were asked for.
-            return replace(self._cluster, base_port=None).start(graph_def, devices, timeout_s)
-        tasks, configs = self._cluster.tasks(devices), self._cluster.configs(devices, "")
-        if self._launched is None or not self._launched.is_well():
-            self.close()  # what is left of them
-            self._launched = start_servers(configs, tasks, self._cluster)
-            self._tasks, self._configs = tasks, configs
-        elif (self._tasks, self._configs) != (tasks, configs):
-            raise InputError(
-                f"the servers that are kept are those of {listed(task_name(*task) for task in self._tasks)}, each "
-                f"with as many devices as the first session had; {listed(devices)} need others"
-            )
-        return ProcessExecutor(self._launched, graph_def, configs[0], devices, timeout_s, is_alone=False)
-
-    def close(self) -> None:
-        """Stop the servers; nothing happens the second time."""
-        if self._launched is not None:
-            self._launched.close()
+        return max(Counter(Device.parse(text).worker for text in devices).values())

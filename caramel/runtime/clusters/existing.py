@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from caramel.errors import ClusterError, InputError, listed
@@ -18,7 +18,7 @@ from caramel.util.arguments import whole_number
 
 
 @dataclass(frozen=True)
-class Servers:
+class Servers(Cluster):
     """TensorFlow servers on machines of a network: ``caramel worker`` starts one.
 
     Servers run any graph for anyone who reaches them: use a network that only you can reach.
@@ -36,6 +36,11 @@ class Servers:
     options: RunOptions = field(default_factory=RunOptions)
     task: int | None = None
     notes: tuple[str, ...] = ()
+
+    tracing_warning = (  # their threads are as many as they were started with
+        "ops ran as many at a time as these servers run, not one on each worker: those that shared a core seem to "
+        "take longer"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "addresses", checked_addresses(self.addresses))
@@ -113,6 +118,20 @@ class Servers:
         config = self.options.server_config(cpu_count(devices, (JOB, 0)), GROUP_LEADER)
         return OwnServer(self.addresses, config)
 
+    def with_options(self, options: RunOptions) -> Servers:
+        """The same servers with other options of the session."""
+        return replace(self, options=options)
+
+    @contextmanager
+    def held(self, workers: int) -> Iterator[None]:
+        """Keep the driver's own server, if it starts one; see `Cluster.held`."""
+        own = self.own_server(default_devices(workers))
+        try:
+            yield
+        finally:
+            if own is not None:
+                own.stop()
+
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """Open a session; the first worker coordinates the steps."""
         self.check_drives()
@@ -140,21 +159,3 @@ class Servers:
             silent = [address for address in self.addresses if not is_listening(address)]
             where = f". From here nothing listens at {listed(silent)}" if silent else ""
             raise ClusterError(f"{error}{where}") from error
-
-
-@contextmanager
-def kept_servers(cluster: Cluster, workers: int) -> Iterator[None]:
-    """Several sessions one after the other on one cluster; what the driver starts of `Servers` stays for all.
-
-    TensorFlow's own collective ops do not survive the restart of one server among others.
-
-    Args:
-        cluster: any; only `Servers` has something to keep.
-        workers: how many workers the sessions have at most.
-    """
-    own = cluster.own_server(default_devices(workers)) if isinstance(cluster, Servers) else None
-    try:
-        yield
-    finally:
-        if own is not None:
-            own.stop()

@@ -11,9 +11,10 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,6 @@ from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
 from caramel.runtime.executor import Run
 from caramel.runtime.host.environment import server_environment
-
-if TYPE_CHECKING:
-    from caramel.runtime.clusters.base import LocalProcesses
 
 _CLOSE_TIMEOUT_S = 10.0
 _UNLOAD_TIMEOUT_S = 120.0
@@ -36,28 +34,36 @@ _PROXIES = [case(name) for name in ("grpc_proxy", "https_proxy", "http_proxy") f
 """gRPC would look for the workers behind a proxy."""
 
 
-def start_servers(configs: Sequence[bytes], tasks: Sequence[tuple[str, int]], cluster: LocalProcesses) -> Launched:
-    """Start servers.
+@dataclass(frozen=True)
+class LaunchSettings:
+    """What a launcher is told of the servers to start.
 
-    Args:
+    Attributes:
         configs: a serialized ConfigProto for each.
         tasks: job and task of each.
-        cluster: how and where.
+        hosts: path of the network namespace and address of each; None for one namespace for all.
+        allow_open_ports: start without a namespace where the kernel allows none.
+        base_port: the first server listens on it, the next on ``base_port + 1``; None for free ports.
+        start_timeout_s: how long they may take to start.
+    """
+
+    configs: tuple[bytes, ...]
+    tasks: tuple[tuple[str, int], ...]
+    hosts: tuple[tuple[str, str], ...] | None
+    allow_open_ports: bool
+    base_port: int | None
+    start_timeout_s: float
+
+
+def start_servers(settings: LaunchSettings) -> Launched:
+    """Start servers, and a launcher that owns them.
 
     Raises:
         ClusterError: they cannot be started, safely or at all.
     """
-    settings = {
-        "configs": list(configs),
-        "tasks": list(tasks),
-        "hosts": None if cluster.hosts is None else [(h.namespace, h.address) for h in cluster.hosts],
-        "allow_open_ports": cluster.allow_open_ports,
-        "base_port": cluster.base_port,
-        "start_timeout_s": cluster.start_timeout_s,
-    }
     launched = Launched()
     try:
-        launched.request("start", settings, timeout_s=cluster.start_timeout_s + _GRACE_S)
+        launched.request("start", vars(settings), timeout_s=settings.start_timeout_s + _GRACE_S)
     except BaseException:
         launched.close()
         raise

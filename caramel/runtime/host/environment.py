@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import caramel
-
 _FRAME_BYTES = 64 * 1024
 """Of HTTP/2, in which gRPC sends tensors: 16 KiB by default.
 
@@ -38,7 +36,7 @@ def usable_cores() -> int:
 
 def child_environment() -> dict[str, str]:
     """This process's environment, and this very package found by ``python -m``."""
-    root = str(Path(caramel.__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
     return {**os.environ, "PYTHONPATH": path}
 

@@ -9,9 +9,9 @@ import pytest
 import caramel
 from caramel.errors import ClusterError, InputError
 from caramel.measure.netbench import Settings, measure_network
-from caramel.runtime.clusters.base import Host
+from caramel.runtime.clusters.local_processes import Host
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 MEASURE_AND_TRAIN = """

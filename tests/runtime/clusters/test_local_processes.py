@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.errors import ClusterError, InputError
-from caramel.runtime.clusters.base import KeptProcesses
+from caramel.runtime.clusters.local_processes import KeptProcesses
 from caramel.runtime.executor import RunOptions
 from caramel.runtime.host.environment import child_environment
 

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.compiler.distributed_model import make_computation
+from caramel.compiler.distributed_model import computation_alone
 from caramel.facts import Trace
 from caramel.graph.graph import Graph, node_of
 from caramel.measure.step_stats import Row, TracedStep, ready_orders, traced_step
 from caramel.measure.trace_file import check_trace, load_trace, save_trace
 from caramel.measure.trace_summary import least_s, mean_s, node_times, predicted_step_s, varies, with_orders
-from caramel.runtime.clusters.base import KeptProcesses
+from caramel.runtime.clusters.local_processes import KeptProcesses
 from caramel.runtime.executor import RunOptions
 from caramel.runtime.session import Session
 
@@ -142,7 +142,7 @@ def test_a_part_of_the_job_with_a_dataset(sharding, examples):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_nothing_is_sent(mlp, workers):
-    computation = make_computation(mlp, workers)
+    computation = computation_alone(mlp, workers)
     graph = Graph.from_graph_def(computation.graph_def)
     for rank in range(workers):
         loss = node_of(computation.signature.losses[rank])
@@ -156,7 +156,7 @@ def test_each_worker_applies_its_own_gradient(batch):
         x = v1.placeholder(tf.float32, [None, 4], "x")
         w = v1.get_variable("w", [4], initializer=v1.zeros_initializer())
         v1.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_mean(tf.linalg.matvec(x, w)))
-    computation = make_computation(context, 2)
+    computation = computation_alone(context, 2)
     (read,) = [n.name for n in computation.model.graph if n.op == "ReadVariableOp"][:1]
     with Session(computation, caramel.InProcess()) as session:
         session.step(batch[0])
@@ -171,7 +171,7 @@ def test_a_loop_has_the_time_of_all_ops_of_all_rounds(looping, batch):
     context = looping()
     graph = context.model.graph
     (loop,) = [n.name for n in graph if n.op in ("While", "StatelessWhile") and "gradients" not in n.name]
-    with Session(make_computation(context, 2), NAMED) as session:
+    with Session(computation_alone(context, 2), NAMED) as session:
         step = traced_step(session, batch[0])
     names = {f"worker_1/{n.name}" for n in graph} - {f"worker_1/{loop}"}
     rows = [row for row in step.rows if row.node.startswith(f"worker_1/{loop}/") and row.node not in names]

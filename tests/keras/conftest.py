@@ -1,12 +1,8 @@
-"""For the tests of `caramel.fit`: what they share is importable, and Keras' iterators end with their test."""
+"""For the tests of `caramel.fit`: Keras' iterators end with their test."""
 
 import gc
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # under --import-mode=importlib no directory is on the path
 
 
 @pytest.fixture(autouse=True)

@@ -26,16 +26,6 @@ def test_quiet_where_there_is_no_terminal(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_training_is_quiet_where_there_is_no_terminal(compiled, batch, capfd):
-    with compiled().session() as session:
-        capfd.readouterr()
-        seen = []
-        results = session.run([batch] * 3, on_step=seen.append)
-    assert capfd.readouterr() == ("", "")
-    assert [r.step for r in results] == [1, 2, 3]
-    assert seen == results
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_bar_on_a_terminal_if_wanted(enabled):
     ours, theirs = pty.openpty()

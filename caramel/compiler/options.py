@@ -1,0 +1,93 @@
+"""What a caller asks of the compiler, checked before anything is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from caramel.errors import InputError, listed
+from caramel.facts import Trace
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.file import as_network
+from caramel.netmodel.model import NetworkModel
+from caramel.plan import Plan
+from caramel.util.arguments import whole_number
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """The options of `caramel.ARModel`, which says what each does.
+
+    Raises:
+        InputError: one does not fit, alone or beside the others.
+    """
+
+    workers: int
+    serialization: bool = True
+    batching: bool = True
+    scheduling: bool = True
+    analyzers: Sequence[Any] | None = None
+    device_list: Sequence[str] | None = None
+    sharding: str | None = None
+    uneven_batches: str = "weight"
+    statistics: str = "local"
+    network: NetworkModel | str | os.PathLike[str] | None = None
+    algorithm: str | None = None
+    depth: int | None = None
+    deterministic: bool = False
+    wire: str | None = None
+    postponed: Sequence[str] = ()
+    trace: Trace | str | os.PathLike[str] | None = None
+    policy: str = "optimal"
+    plan: Plan | str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "workers", whole_number(self.workers, "number_of_workers"))
+        if self.uneven_batches not in ("weight", "refuse"):
+            raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {self.uneven_batches!r}")
+        if self.statistics not in ("local", "mean"):
+            raise InputError(f"statistics must be 'local' or 'mean', got {self.statistics!r}")
+        self.collectives.check_workers(self.workers)
+        self._refuse_what_has_no_effect()
+
+    @cached_property
+    def collectives(self) -> CollectiveOptions:
+        """How all-reduces are chosen; a file of a network model is read once."""
+        return CollectiveOptions(self.algorithm, self.depth, self.deterministic, self.wire, as_network(self.network))
+
+    def _refuse_what_has_no_effect(self) -> None:
+        switches = {name: not getattr(self, name) for name in ("serialization", "batching", "scheduling")}
+        decided = {
+            **switches,
+            "policy": self.policy != "optimal",
+            "postponed": self.postponed,
+            "trace": self.trace is not None,
+        }
+        if self.analyzers is not None:
+            refuse_options("analyzers", decided, "put analyzers that do it into the list")
+        if self.plan is not None:
+            collective = {
+                name: getattr(self, name) for name in ("network", "algorithm", "depth", "deterministic", "wire")
+            }
+            weighting = {"uneven_batches": self.uneven_batches != "weight", "statistics": self.statistics != "local"}
+            others = {"analyzers": self.analyzers is not None, **collective, **weighting}
+            refuse_options("plan", {**decided, **others}, "all of it is decided by the plan")
+
+
+def refuse_options(given: str, others: Mapping[str, Any], why: str) -> None:
+    """Refuse options that would have no effect beside another one.
+
+    Args:
+        given: name of that option.
+        others: whether each of the others was asked for, by name.
+        why: why they would have none, and what to do.
+
+    Raises:
+        InputError: one was.
+    """
+    asked = [f"{name}=" for name, value in others.items() if value]
+    if asked:
+        raise InputError(f"with {given}= leave out {listed(asked)}: {why}")

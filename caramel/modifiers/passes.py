@@ -1,0 +1,77 @@
+"""Targets: what can be emitted, each a name and the modifiers that make it, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caramel.graph.verify import verify_structure
+from caramel.modifiers.aggregate import aggregate, verify_aggregated
+from caramel.modifiers.cut import cut
+from caramel.modifiers.emission import Emission, Modifier
+from caramel.modifiers.evaluate import add_evaluation
+from caramel.modifiers.place_input import add_input_state, place_input, save_position
+from caramel.modifiers.postpone import postpone, verify_postponed
+from caramel.modifiers.replicate import replicate
+from caramel.modifiers.save_restore import add_state
+from caramel.modifiers.serialize import serialize
+from caramel.modifiers.weigh import weigh
+from caramel.util.gc_pause import many_objects
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is emitted. A new one is a new tuple; it needs no edit of the others.
+
+    Attributes:
+        name: for people.
+        modifiers: in the order in which they run. Those whose names begin with ``verify_`` change nothing.
+    """
+
+    name: str
+    modifiers: tuple[Modifier, ...]
+
+
+ALL_REDUCE = Target(
+    "all-reduce",
+    (
+        replicate,
+        serialize,
+        place_input,
+        weigh,
+        cut,
+        postpone,
+        aggregate,
+        verify_aggregated,
+        verify_postponed,
+        save_position,
+        add_state,
+        add_input_state,
+        add_evaluation,
+    ),
+)
+"""Data-parallel training: every worker has all parameters, gradients are all-reduced."""
+
+COMPUTATION_ALONE = Target(
+    "computation alone", (replicate, serialize, place_input, save_position, add_state, add_input_state)
+)
+"""What a host computes in a step: replicas that apply their own gradients, without communication."""
+
+
+@many_objects()
+def emit(target: Target, emission: Emission) -> Emission:
+    """Run a target's modifiers, and the verifier after each.
+
+    Args:
+        target: what to emit.
+        emission: one of which no modifier has run; see `Emission.begun`.
+
+    Returns:
+        The finished emission.
+
+    Raises:
+        InvariantError: a modifier broke one; with the names of modifier and node.
+    """
+    for modifier in target.modifiers:
+        before, emission = emission, modifier(emission)
+        verify_structure(emission.graph, modifier.__name__, before.graph)
+    return emission

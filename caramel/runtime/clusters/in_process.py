@@ -1,0 +1,76 @@
+"""Workers as virtual devices of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.errors import InputError
+from caramel.graph.devices import InProcessPlacement, in_process_mapping, task_name
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
+
+
+@dataclass(frozen=True)
+class InProcess(Cluster):
+    """All workers are virtual devices of this process: no socket, no other process.
+
+    Attributes:
+        options: how TensorFlow runs the graph.
+    """
+
+    options: RunOptions = field(default_factory=RunOptions)
+
+    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
+        """Place each worker on a virtual CPU device of its own (or a GPU that is here)."""
+        placement = in_process_mapping(devices, len(tf.config.list_physical_devices("GPU")))
+        is_native = has_native_collectives(graph_def)
+        if is_native and len({placement.place(text) for text in devices}) < len(devices):
+            raise InputError(
+                f"{len(devices)} workers take turns on the GPUs that are here, and TensorFlow's own all-reduce "
+                "('native') waits for ever unless each has a device of its own: use another algorithm"
+            )
+        config = self.options.config(placement.cpu_count, task_name("localhost", 0) if is_native else "")
+        return InProcessExecutor(graph_def, placement, config)
+
+    def with_options(self, options: RunOptions) -> InProcess:
+        """The same with other options."""
+        return replace(self, options=options)
+
+    def most_in_a_process(self, devices: Sequence[str]) -> int:
+        """All of them."""
+        return len(devices)
+
+
+class InProcessExecutor(SessionExecutor):
+    """A session on virtual devices of this process.
+
+    Args:
+        graph_def: the graph, with the workers' own devices.
+        placement: where they are here.
+        config: a ConfigProto.
+    """
+
+    def __init__(self, graph_def: Any, placement: InProcessPlacement, config: Any) -> None:
+        self._placement = placement
+        # Otherwise the process's first session decides how many ops run at once; servers have threads of their own.
+        config.use_per_session_threads = config.inter_op_parallelism_threads > 0
+        super().__init__(self._placed(graph_def), "", config)
+
+    def extend(self, graph_def: bytes) -> None:
+        """Place and add nodes."""
+        super().extend(self._placed(tf.compat.v1.GraphDef.FromString(graph_def)).SerializeToString())
+
+    def _placed(self, graph_def: Any) -> Any:
+        """A copy with devices of this process."""
+        placed = type(graph_def)()
+        placed.CopyFrom(graph_def)
+        devices = {"": ""}
+        for node in placed.node:
+            if node.device not in devices:
+                devices[node.device] = self._placement.place(node.device)
+            node.device = devices[node.device]
+        return placed

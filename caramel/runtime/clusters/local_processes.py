@@ -1,0 +1,186 @@
+"""Workers as TensorFlow servers in processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from caramel.errors import ClusterError, InputError, listed
+from caramel.graph.devices import Device, cpu_count, task_name
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.launcher_client import Launched, LaunchSettings, ProcessExecutor, start_servers
+from caramel.runtime.executor import Executor, RunOptions, has_native_collectives
+from caramel.runtime.host.membership import LAST_PORT
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace of this machine that stands for a machine of its own.
+
+    Attributes:
+        namespace: path of the namespace, such as ``/proc/PID/ns/net``.
+        address: its address, by which the others reach it.
+    """
+
+    namespace: str
+    address: str
+
+
+@dataclass(frozen=True)
+class LocalProcesses(Cluster):
+    """Each task is a TensorFlow server in a process of its own on this machine, over gRPC.
+
+    A task's process has as many virtual CPU devices as the workers' device strings name: with
+    ``/job:worker/task:0/device:CPU:0`` and ``/job:worker/task:0/device:CPU:1``, two workers share it.
+
+    TensorFlow servers listen on every interface and run any graph for anyone who reaches them, so
+    the processes live in a network namespace of their own, which nothing else can reach.
+
+    Attributes:
+        allow_open_ports: start without a namespace where the kernel allows none.
+        base_port: the first task listens on it, the next on ``base_port + 1``; default: free ports.
+        hosts: namespaces that exist already, one for each task, to emulate a network between
+            them; needs root. The driver runs beside the first.
+        start_timeout_s: how long the servers may take to start.
+        options: how TensorFlow runs the graph.
+    """
+
+    allow_open_ports: bool = False
+    base_port: int | None = None
+    start_timeout_s: float = 120.0
+    hosts: tuple[Host, ...] | None = None
+    options: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        if self.base_port is not None and not 1 <= self.base_port <= LAST_PORT:
+            raise InputError(f"base_port must be between 1 and {LAST_PORT}, got {self.base_port}")
+        if self.start_timeout_s <= 0:
+            raise InputError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
+
+    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
+        """Start the servers and a driver beside them."""
+        tasks = self.tasks(devices)
+        leader = task_name(*tasks[0]) if has_native_collectives(graph_def) else ""
+        configs = self.configs(devices, leader)
+        launched = start_servers(self.launch_settings(configs, tasks))
+        return ProcessExecutor(launched, graph_def, configs[0], devices, timeout_s)
+
+    def with_options(self, options: RunOptions) -> LocalProcesses:
+        """Other servers with other options; ports that were asked for are those of the servers that run."""
+        return replace(self, options=options, base_port=None)
+
+    @contextmanager
+    def shared(self) -> Iterator[Cluster]:
+        """Servers for several sessions; they are stopped at the end."""
+        kept = KeptProcesses(self)
+        try:
+            yield kept
+        finally:
+            kept.close()
+
+    def launch_settings(self, configs: Sequence[bytes], tasks: Sequence[tuple[str, int]]) -> LaunchSettings:
+        """What a launcher is told.
+
+        Args:
+            configs: a serialized ConfigProto for each task.
+            tasks: job and task of each server.
+        """
+        return LaunchSettings(
+            tuple(configs),
+            tuple(tasks),
+            None if self.hosts is None else tuple((h.namespace, h.address) for h in self.hosts),
+            self.allow_open_ports,
+            self.base_port,
+            self.start_timeout_s,
+        )
+
+    def configs(self, devices: Sequence[str], leader: str) -> list[bytes]:
+        """A serialized ConfigProto for each task.
+
+        Args:
+            devices: device string of each worker.
+            leader: name of the task that leads TensorFlow's own collectives; empty without any.
+        """
+        tasks = self.tasks(devices)
+        return [self.options.server_config(cpu_count(devices, task), leader).SerializeToString() for task in tasks]
+
+    def tasks(self, devices: Sequence[str]) -> list[tuple[str, int]]:
+        """Job and task of each server, in the order of the workers.
+
+        Args:
+            devices: device string of each worker.
+
+        Raises:
+            ClusterError: one names no job or task.
+            InputError: there are no such ports, or not as many hosts.
+        """
+        tasks: list[tuple[str, int]] = []
+        for text in devices:
+            device = Device.parse(text)
+            if device.job is None or device.task is None:
+                raise ClusterError(
+                    f"device {text!r} names no job and task, so it cannot be a process of its own: "
+                    "use a device such as /job:worker/task:0, or the cluster InProcess()"
+                )
+            if (device.job, device.task) not in tasks:
+                tasks.append((device.job, device.task))
+        if self.base_port is not None and self.base_port + len(tasks) - 1 > LAST_PORT:
+            first = LAST_PORT + 1 - self.base_port
+            raise InputError(
+                f"port {LAST_PORT + 1} for worker {first} does not exist: choose a base_port of at most "
+                f"{LAST_PORT + 1 - len(tasks)} for {len(tasks)} workers"
+            )
+        if self.hosts is not None and len(self.hosts) != len(tasks):
+            raise InputError(f"there are {len(self.hosts)} hosts for {len(tasks)} workers: give one for each")
+        return tasks
+
+
+class KeptProcesses(Cluster):
+    """Servers of `LocalProcesses` for several sessions, at once or one after the other; started with the first one.
+
+    Sessions have variables of their own. If the launcher or a server ends, all of them are lost, and the next session
+    starts everything again. A session with TensorFlow's own collective ops has servers of its own: those of two
+    sessions are in each other's way.
+
+    Args:
+        cluster: how and where.
+
+    Attributes:
+        options: how TensorFlow runs the graphs.
+    """
+
+    def __init__(self, cluster: LocalProcesses) -> None:
+        self.options = cluster.options
+        self._cluster = cluster
+        self._launched: Launched | None = None
+        self._tasks: list[tuple[str, int]] = []
+        self._configs: list[bytes] = []
+
+    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
+        """Open a session; see `Cluster.start`.
+
+        Raises:
+            InputError: the servers that were started first are not those of these devices.
+            ClusterError: a worker cannot be started or reached.
+        """
+        if has_native_collectives(graph_def):
+            # The servers that are kept have the ports that were asked for.
+            return replace(self._cluster, base_port=None).start(graph_def, devices, timeout_s)
+        tasks, configs = self._cluster.tasks(devices), self._cluster.configs(devices, "")
+        if self._launched is None or not self._launched.is_well():
+            self.close()  # what is left of them
+            self._launched = start_servers(self._cluster.launch_settings(configs, tasks))
+            self._tasks, self._configs = tasks, configs
+        elif (self._tasks, self._configs) != (tasks, configs):
+            raise InputError(
+                f"the servers that are kept are those of {listed(task_name(*task) for task in self._tasks)}, each "
+                f"with as many devices as the first session had; {listed(devices)} need others"
+            )
+        return ProcessExecutor(self._launched, graph_def, configs[0], devices, timeout_s, is_alone=False)
+
+    def close(self) -> None:
+        """Stop the servers; nothing happens the second time."""
+        if self._launched is not None:
+            self._launched.close()

@@ -1,6 +1,0 @@
-"""Makes the oracles beside the tests importable: under --import-mode=importlib no directory is on the path."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
