@@ -14,10 +14,11 @@ demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the resu
 test: $(VENV)/.dev  ## all tests, doctests included; a file's tests stay in one process
 	$(BIN)/python -m pytest $(PARALLEL)
 
-lint: $(VENV)/.dev  ## style and types
+lint: $(VENV)/.dev  ## style, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 check: lint test  ## the whole gate
 

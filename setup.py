@@ -3,7 +3,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 TEST = ["pytest>=8,<10", "pytest-xdist>=3.5,<4", "hypothesis>=6.100,<7"]
-CHECK = ["ruff>=0.12,<0.18", "mypy>=1.11,<3"]
+CHECK = ["ruff>=0.12,<0.18", "mypy>=1.11,<3", "import-linter>=2.5,<3"]
 
 setup(
     name="caramel",

@@ -176,7 +176,7 @@ def main(
 
     import caramel
     from caramel.measure.netbench import Settings, measure_network
-    from caramel.runtime.executor import RunOptions
+    from caramel.runtime.host.run_options import RunOptions
 
     found = []
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ from caramel.frontend.context import Context
 from caramel.measure.netbench import measure_network
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.clusters.local_processes import KeptProcesses
-from caramel.runtime.executor import RunOptions
+from caramel.runtime.host.run_options import RunOptions
 
 _BURST_BYTES = 32 * 1024
 """Of the links: the kernel passes packets on in bundles of three quarters of it, and the fewer, the less processor time

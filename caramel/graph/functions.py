@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tensorflow.core.framework import attr_value_pb2
-
 from caramel.errors import InvariantError
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, behind_identities, copied, format_input, node_of
-from caramel.graph.nodes import node
 
 
 @dataclass(frozen=True)
@@ -158,6 +155,10 @@ def _body(definition: Any) -> Body:
 
 
 def _argument(argument: Any) -> NodeDef:
+    from tensorflow.core.framework import attr_value_pb2  # here, so that analysis is imported without TensorFlow
+
+    from caramel.graph.nodes import node
+
     return node(argument.name, "Placeholder", dtype=attr_value_pb2.AttrValue(type=argument.type))
 
 

@@ -1,4 +1,4 @@
-"""What Caramel knows about TensorFlow's ops; everything else comes from their OpDefs."""
+"""What Caramel knows about TensorFlow's ops; everything else comes from their OpDefs, which TensorFlow has."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import op_def_registry
-
 from caramel.errors import InvariantError
 from caramel.graph.graph import NodeDef, parse_input
 
-DT_RESOURCE = types_pb2.DT_RESOURCE
-DT_VARIANT = types_pb2.DT_VARIANT
+DT_RESOURCE, DT_VARIANT = 20, 21
+"""Numbers of types in a GraphDef (types.proto of TensorFlow)."""
 
 VARIABLE = "VarHandleOp"
 
@@ -106,7 +103,7 @@ def op_def(op: str) -> Any:
     Raises:
         InvariantError: this TensorFlow has no such op.
     """
-    found = op_def_registry.get(op)
+    found = _registered(op)
     if found is None:
         raise InvariantError(f"op type {op!r} is not part of this TensorFlow")
     return found
@@ -114,7 +111,14 @@ def op_def(op: str) -> Any:
 
 def is_known(op: str) -> bool:
     """Whether this TensorFlow has an op of that name."""
-    return op_def_registry.get(op) is not None
+    return _registered(op) is not None
+
+
+def _registered(op: str) -> Any:
+    """The OpDef of an op; None where there is no such op. TensorFlow is imported by whoever asks first."""
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(op)
 
 
 def is_stateful(node: NodeDef) -> bool:

@@ -14,27 +14,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caramel.collectives.algorithms import core_size
+from caramel.collectives.algorithms import ALL_REDUCES
+from caramel.collectives.all_reduce import Factors
 from caramel.errors import FitError, InputError
 from caramel.netmodel.line import Curve
 
 _MOST_S_PER_BYTE = 1e9
 
 
-@dataclass(frozen=True)
-class Factors:
-    """What alpha, beta * bytes and gamma * bytes are multiplied with."""
-
-    messages: float
-    volume: float
-    added: float
-
-
 def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
     """The factors of one algorithm; `docs/algorithms.md` explains them.
 
     Args:
-        algorithm: ``"shuffle"``, ``"star"``, ``"ring"``, ``"halving_doubling"``, ``"chain"`` or ``"native"``.
+        algorithm: name of an all-reduce.
         workers: N, at least 1.
         depth: number of chunks. It matters for the chain, which becomes a pipeline, and for the star,
             whose chunks have different roots; for the others chunks overlap and change nothing here.
@@ -44,24 +36,11 @@ def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
     """
     if workers < 1 or depth < 1:
         raise InputError(f"costs need at least 1 worker and depth 1, got {workers} workers and depth {depth}")
-    n = workers
-    if n == 1:
+    if workers == 1:
         return Factors(0, 0, 0)
-    others = n - 1
-    if algorithm in ("shuffle", "ring", "native"):
-        return Factors(2 * others, 2 * others / n, others / n)
-    if algorithm == "star":
-        owners = min(depth, n)  # chunks have different roots, which work at the same time
-        return Factors(2 * others, 2 * others / owners, others / owners)
-    if algorithm == "halving_doubling":
-        core, parts = core_size(n)
-        others = core - 1 + (n - core)  # shards that a core rank receives, and later sends
-        return Factors(2 * (sum(f - 1 for f in parts) + n - core), 2 * others / core, others / core)
-    if algorithm == "chain":
-        # Chunks follow each other; an inner rank sends each of them twice, up and down.
-        slots = 2 * others + (depth - 1) * min(others, 2)
-        return Factors(slots, slots / depth, (others + depth - 1) / depth)
-    raise InputError(f"there are no costs for the algorithm {algorithm!r}")
+    if algorithm not in ALL_REDUCES:
+        raise InputError(f"there are no costs for the algorithm {algorithm!r}")
+    return ALL_REDUCES[algorithm].factors(workers, depth)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE
+from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCES, CHOICES, NATIVE
 from caramel.errors import InputError
 from caramel.netmodel.contention import Beside, Contention
 from caramel.netmodel.costs import Cost, fit_cost
@@ -25,8 +25,6 @@ LARGE_BYTES = 4 * 2**20
 
 MESSAGE_LATENCY_S = 100e-6
 """What one message between two TensorFlow servers took on the loopback device (`docs/benchmarks.md`)."""
-
-_PIPELINED = ("star", "chain")  # whose costs depend on the depth, also where only alpha and beta are known
 
 
 def default_depth(size_bytes: float, threshold: float) -> int:
@@ -394,7 +392,7 @@ class NetworkModel:
         for name in CHOICES:
             if depth is not None or name == NATIVE:
                 depths: Sequence[int] = (depth or 1,)
-            elif name in _PIPELINED:
+            elif ALL_REDUCES[name].is_pipelined:
                 depths = MEASURED_DEPTHS
             else:
                 depths = (default_depth(size_bytes, self._threshold(name, workers)) if workers > 1 else 1,)

@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from caramel.collectives.algorithms import FEW_ROUNDS, NATIVE, ONE_SENDER
+from caramel.collectives.algorithms import ALL_REDUCES, NATIVE
+
+_WITH_ONE_SENDER = frozenset(name for name, row in ALL_REDUCES.items() if row.has_one_sender)
+_WITH_TWO_ROUNDS = frozenset(name for name, row in ALL_REDUCES.items() if row.has_two_rounds)
 
 _NATIVE_GAIN = 1.5
 """See `best_of` (our choice: TensorFlow's own ring on processors was never so much faster)."""
@@ -133,8 +136,8 @@ def best_of(
             Of those that delay up to 3 % longer than the fastest it is then the one with the least share, or with fewer
             chunks and a share that is at most 5 percentage points above it.
         meet: whether several all-reduces meet on links, beside computation. Of those that delay up to 25 % longer than
-            the fastest it is one of `ONE_SENDER` that takes at most a quarter of the processors' time; if there is
-            none, one of `FEW_ROUNDS` that takes more.
+            the fastest it is one with one sender (see `AllReduce`) that takes at most a quarter of the processors'
+            time; if there is none, one with two rounds that takes more.
     """
     others_s = min((c.delay_s for c in candidates if c.algorithm != NATIVE), default=math.inf)
     kept = (c for c in candidates if c.algorithm != NATIVE or _NATIVE_GAIN * c.delay_s <= others_s)
@@ -161,9 +164,9 @@ def best_of(
 def _suiting(ranked: Sequence[Candidate], share: Callable[[Candidate], float]) -> tuple[Sequence[Candidate], str]:
     """Those that suit a step in which several meet, and why; all of them where none does."""
     near = [c for c in ranked if c.delay_s <= _NEAR * ranked[0].delay_s]
-    if one_sender := [c for c in near if c.algorithm in ONE_SENDER and share(c) <= _MOST_SHARE]:
+    if one_sender := [c for c in near if c.algorithm in _WITH_ONE_SENDER and share(c) <= _MOST_SHARE]:
         return one_sender, "in which a worker receives from one other only, so that several do not meet"
-    few_rounds = [c for c in near if c.algorithm in FEW_ROUNDS and share(c) > _MOST_SHARE]
+    few_rounds = [c for c in near if c.algorithm in _WITH_TWO_ROUNDS and share(c) > _MOST_SHARE]
     return few_rounds or ranked, "with few rounds, each of which waits for processors"
 
 

@@ -19,7 +19,7 @@ from benchmarks.training.replicas import StepGraph
 from benchmarks.training.workloads import BY_NAME, Workload
 from caramel.errors import ClusterError, InputError
 from caramel.graph.graph import node_of
-from caramel.runtime.executor import RunOptions
+from caramel.runtime.host.run_options import RunOptions
 
 v1 = tf.compat.v1
 

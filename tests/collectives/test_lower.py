@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from caramel.collectives.algorithms import ALGORITHMS, core_size
+from caramel.collectives.algorithms import ALGORITHMS
+from caramel.collectives.halving_doubling import core_size
 from caramel.collectives.lower import Request, lower
 from caramel.collectives.schedule import check, in_chunks
 from caramel.collectives.sparse import lower_all_gather

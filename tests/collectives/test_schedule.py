@@ -7,17 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caramel.collectives.algorithms import (
-    ALGORITHMS,
-    Schedules,
-    chain,
-    core_size,
-    halving_doubling,
-    ring,
-    shuffle,
-    star,
-)
+from caramel.collectives.algorithms import ALGORITHMS, Schedules
+from caramel.collectives.chain import chain
+from caramel.collectives.halving_doubling import core_size, halving_doubling
+from caramel.collectives.ring import ring
 from caramel.collectives.schedule import CUT_ELEMENTS, Builder, balanced, check, cuts, in_chunks
+from caramel.collectives.shuffle import shuffle
+from caramel.collectives.star import star
 from caramel.errors import InputError, InvariantError
 
 WORKERS = [*range(1, 18), 32, 64]

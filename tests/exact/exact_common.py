@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import caramel
-from caramel.runtime.executor import RunOptions
+from caramel.runtime.host.run_options import RunOptions
 
 STEPS = 20
 BATCH = 12  # divisible by every number of workers that divides it evenly in a test: 1, 2, 3, 4

@@ -115,7 +115,7 @@ import exact_tf1 as v1
 from exact_common import BATCH, LOCAL, SAME, SERIAL, Case, batches
 import caramel
 from caramel.runtime.clusters import existing as servers_module
-from caramel.runtime.executor import RunOptions
+from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.feeds import bind, split
 
 addresses, devices = json.loads(sys.argv[2]), json.loads(sys.argv[3])

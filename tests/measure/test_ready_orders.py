@@ -9,7 +9,7 @@ import caramel
 from caramel.analyzers.policies.order import makers
 from caramel.facts import Dependencies
 from caramel.measure.step_stats import ready_orders, traced_step
-from caramel.runtime.executor import RunOptions
+from caramel.runtime.host.run_options import RunOptions
 
 WORKERS, STEPS = 4, 25
 layers = keras.layers

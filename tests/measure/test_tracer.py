@@ -16,7 +16,7 @@ from caramel.measure.step_stats import Row, TracedStep, ready_orders, traced_ste
 from caramel.measure.trace_file import check_trace, load_trace, save_trace
 from caramel.measure.trace_summary import least_s, mean_s, node_times, predicted_step_s, varies, with_orders
 from caramel.runtime.clusters.local_processes import KeptProcesses
-from caramel.runtime.executor import RunOptions
+from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.session import Session
 
 v1 = tf.compat.v1

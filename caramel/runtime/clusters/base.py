@@ -10,7 +10,8 @@ from typing import Any
 
 from caramel.errors import InputError
 from caramel.graph.devices import Device
-from caramel.runtime.executor import Executor, RunOptions
+from caramel.runtime.executor import Executor
+from caramel.runtime.host.run_options import RunOptions
 
 
 class Cluster(ABC):

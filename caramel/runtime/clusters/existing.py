@@ -11,8 +11,9 @@ from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import Device, cpu_count, default_devices
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.driver_server import OwnServer, OwnServerExecutor, is_listening
-from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
+from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
 from caramel.runtime.host.membership import JOB, Membership, checked_addresses, from_resolver, from_tf_config
+from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import GROUP_LEADER, serve_forever
 from caramel.util.arguments import whole_number
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 from caramel.errors import InputError
 from caramel.graph.devices import InProcessPlacement, in_process_mapping, task_name
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.executor import Executor, RunOptions, SessionExecutor, has_native_collectives
+from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
+from caramel.runtime.host.run_options import RunOptions
 
 
 @dataclass(frozen=True)

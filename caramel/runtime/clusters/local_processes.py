@@ -11,8 +11,9 @@ from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import Device, cpu_count, task_name
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.launcher_client import Launched, LaunchSettings, ProcessExecutor, start_servers
-from caramel.runtime.executor import Executor, RunOptions, has_native_collectives
+from caramel.runtime.executor import Executor, has_native_collectives
 from caramel.runtime.host.membership import LAST_PORT
+from caramel.runtime.host.run_options import RunOptions
 
 
 @dataclass(frozen=True)

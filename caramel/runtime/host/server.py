@@ -33,7 +33,7 @@ def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoRe
     """
     prepare_server()
     load_tensorflow()
-    from caramel.runtime.executor import RunOptions
+    from caramel.runtime.host.run_options import RunOptions
 
     _start({JOB: dict(enumerate(addresses))}, JOB, task, RunOptions().server_config(devices, GROUP_LEADER))
     while True:

@@ -11,8 +11,8 @@ import tensorflow as tf
 import caramel
 from caramel.graph.devices import in_process_mapping
 from caramel.runtime.clusters import base as cluster_module
-from caramel.runtime.executor import RunOptions
 from caramel.runtime.feeds import bind, split
+from caramel.runtime.host.run_options import RunOptions
 
 v1 = tf.compat.v1
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 import caramel
 from caramel.errors import ClusterError, InputError
 from caramel.runtime.clusters.local_processes import KeptProcesses
-from caramel.runtime.executor import RunOptions
 from caramel.runtime.host.environment import child_environment
+from caramel.runtime.host.run_options import RunOptions
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("namespaces")]
 
