@@ -66,8 +66,9 @@ def compile_model(name: str, workers: int, trace_file: str | None) -> dict[str, 
 
     import caramel
     from caramel.analyzers.analyzer import analyse
-    from caramel.analyzers.automatic import WANTED, automatic
+    from caramel.analyzers.automatic import WANTED
     from caramel.analyzers.cost.network import Network
+    from caramel.analyzers.registry import automatic_analyzers
     from caramel.compiler.assemble_plan import make_plan
     from caramel.graph.devices import default_devices
     from caramel.measure.trace_file import as_trace
@@ -87,7 +88,7 @@ def compile_model(name: str, workers: int, trace_file: str | None) -> dict[str, 
         return context
 
     def plan() -> Any:
-        chosen, notes = automatic(known, trace)
+        chosen, notes = automatic_analyzers(known, trace)
         facts = analyse(chosen, [context.model, known], WANTED)
         return make_plan(context.model, default_devices(workers), facts, chosen, notes, "weight", "local", None)
 

@@ -19,13 +19,13 @@ from benchmarks.models import trace_to_file
 from benchmarks.networks import NAMES, VGG_LIKE, make
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from caramel.analyzers.analyzer import Analyzer, analyse
-from caramel.analyzers.automatic import automatic
 from caramel.analyzers.cost.bounds import lower_bounds
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.search import optimal_buckets
 from caramel.analyzers.policies.batching import paper_batching, single
 from caramel.analyzers.policies.best_packing import best_packing
 from caramel.analyzers.policies.packing import backward_only, paper_packing
+from caramel.analyzers.registry import automatic_analyzers
 from caramel.facts import Boundaries, Schedule
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
@@ -144,7 +144,7 @@ def traced_boundaries(name: str, trace_file: Path) -> Boundaries:
     network = make(name)
     model = caramel.capture(network.step, network.inputs).model
     anything = _network(1e9, 2)  # boundaries do not depend on it
-    chosen, _ = automatic(anything, as_trace(trace_file, model))
+    chosen, _ = automatic_analyzers(anything, as_trace(trace_file, model))
     return analyse(chosen, [model, anything], [Boundaries])[Boundaries]
 
 

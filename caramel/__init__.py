@@ -5,8 +5,7 @@ Importing this package is cheap; TensorFlow is imported when something first nee
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from caramel.errors import (
     AnalysisError,
@@ -26,24 +25,31 @@ from caramel.errors import (
     TraceError,
     UnsupportedError,
 )
+from caramel.util.lazy_names import lazy_names
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "ARModel": "caramel.armodel",
-    "Analyzer": "caramel.analyzers.analyzer",
-    "Context": "caramel.frontend.context",
-    "InProcess": "caramel.runtime.clusters.in_process",
-    "LocalProcesses": "caramel.runtime.clusters.local_processes",
-    "NetworkModel": "caramel.netmodel.model",
-    "Plan": "caramel.plan",
-    "Servers": "caramel.runtime.clusters.existing",
-    "Session": "caramel.runtime.session",
-    "StepResult": "caramel.runtime.session",
-    "all_reduce": "caramel.allreduce",
-    "capture": "caramel.frontend.context",
-    "fit": "caramel.keras.fit",
-    "trace": "caramel.measure.tracer",
+_PLACES = {
+    "all_reduce": "allreduce",
+    "Analyzer": "analyzers.analyzer",
+    "ARModel": "armodel",
+    "capture": "frontend.context",
+    "Cluster": "runtime.clusters.base",
+    "Context": "frontend.context",
+    "fit": "keras.fit",
+    "InProcess": "runtime.clusters.in_process",
+    "load_trace": "measure.trace_file",
+    "LocalProcesses": "runtime.clusters.local_processes",
+    "NetworkModel": "netmodel.model",
+    "Plan": "plan",
+    "ready_orders": "measure.step_stats",
+    "RunOptions": "runtime.host.run_options",
+    "save_trace": "measure.trace_file",
+    "Servers": "runtime.clusters.existing",
+    "Session": "runtime.session",
+    "StepResult": "runtime.session",
+    "trace": "measure.tracer",
+    "traced_step": "measure.step_stats",
 }
 
 if TYPE_CHECKING:
@@ -52,55 +58,55 @@ if TYPE_CHECKING:
     from caramel.armodel import ARModel
     from caramel.frontend.context import Context, capture
     from caramel.keras.fit import fit
+    from caramel.measure.step_stats import ready_orders, traced_step
+    from caramel.measure.trace_file import load_trace, save_trace
     from caramel.measure.tracer import trace
     from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
+    from caramel.runtime.clusters.base import Cluster
     from caramel.runtime.clusters.existing import Servers
     from caramel.runtime.clusters.in_process import InProcess
     from caramel.runtime.clusters.local_processes import LocalProcesses
+    from caramel.runtime.host.run_options import RunOptions
     from caramel.runtime.session import Session, StepResult
 
 __all__ = [
+    "all_reduce",
     "AnalysisError",
     "Analyzer",
     "ARModel",
+    "capture",
     "CaptureError",
     "CaramelError",
     "CheckpointError",
+    "Cluster",
     "ClusterError",
     "Context",
     "DataError",
     "EndOfData",
     "ExportError",
+    "fit",
     "FitError",
     "InProcess",
     "InputError",
     "InvariantError",
+    "load_trace",
     "LocalProcesses",
     "NetworkModel",
     "Plan",
     "PlanError",
     "ProgramError",
+    "ready_orders",
+    "RunOptions",
+    "save_trace",
     "Servers",
     "Session",
     "StepError",
     "StepResult",
+    "trace",
+    "traced_step",
     "TraceError",
     "UnsupportedError",
-    "all_reduce",
-    "capture",
-    "fit",
-    "trace",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'caramel' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _PLACES)

@@ -34,7 +34,7 @@ class ARModel:
         batching: send small gradients together.
         scheduling: send part of the gradients in the next forward pass; needs a trace and a network model.
         analyzers: a list of `caramel.Analyzer` to use instead of the automatic ones
-            (`caramel.analyzers.automatic.automatic` returns those).
+            (`caramel.analyzers.automatic_analyzers` returns those).
         device_list: a device string for each worker; default ``/job:worker/task:r``. Parts such as
             ``/GPU:0`` are kept.
         sharding: how a dataset given at capture is divided. ``"slice"``: every batch is split over the

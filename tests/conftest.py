@@ -151,7 +151,7 @@ class Network:
 
     def serve(self, *arguments, **options):
         """Start `caramel worker` and wait until it listens."""
-        process = self.start("-m", "caramel.cli.main", "worker", *arguments, **options)
+        process = self.start("-m", "caramel", "worker", *arguments, **options)
         line = self.line_of(process)
         assert "caramel server ready" in line, (line, *self.end(process))
         return process

@@ -1,14 +1,16 @@
-"""Analyzers by the names that plans print: for the command, and for whoever writes a list down."""
+"""Analyzers and policies by the names that plans print and options take."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.automatic import Policy, choose_analyzers
+from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.search import optimal_buckets, optimal_packing
 from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
 from caramel.analyzers.policies.best_order import best_order
@@ -23,7 +25,16 @@ from caramel.analyzers.step.op_times import given_trace, unmeasured
 from caramel.errors import InputError, in_one_line
 from caramel.facts import Trace
 
-_FACTORIES: tuple[Callable[[], Analyzer], ...] = (
+POLICIES: Mapping[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Policy("optimal", "as well as can be", optimal_buckets, paper_packing, best_order, best_packing),
+        Policy("paper", "by Caramel's own rules", paper_batching, paper_packing),
+    )
+}
+"""What ``policy=`` and ``--policy`` take; the first is the default."""
+
+_ANALYZERS: tuple[Callable[[], Analyzer], ...] = (
     dependencies,
     unmeasured,
     greedy_order,
@@ -46,6 +57,47 @@ _FACTORIES: tuple[Callable[[], Analyzer], ...] = (
     best_packing,
     adaptive_depth,
 )
+"""What ``--analyzers`` takes."""
+
+
+def automatic_analyzers(
+    network: Network,
+    trace: Trace | None = None,
+    *,
+    serialize: bool = True,
+    batching: bool = True,
+    scheduling: bool = True,
+    policy: str = "optimal",
+    postponed: Sequence[str] = (),
+) -> tuple[list[Analyzer], list[str]]:
+    """The analyzers that ARModel takes if none are given.
+
+    Args:
+        network: what is known of the network.
+        trace: measured times, if there are any.
+        serialize: enforce one order of computation.
+        batching: send small gradients together.
+        scheduling: use the forward window, too.
+        policy: ``"optimal"``, or ``"paper"`` for the rules of Caramel, sections 4.1 to 4.3.
+        postponed: names of gradients to postpone by hand, instead of scheduling.
+
+    Returns:
+        The list, to change as one likes, and notes about what had to be left out.
+
+    Raises:
+        InputError: no such policy.
+    """
+    if policy not in POLICIES:
+        raise InputError(f"policy must be {' or '.join(map(repr, POLICIES))}, got {policy!r}")
+    return choose_analyzers(
+        POLICIES[policy],
+        network,
+        trace,
+        serialize=serialize,
+        batching=batching,
+        scheduling=scheduling,
+        postponed=postponed,
+    )
 
 
 def known(trace: Trace | None = None) -> Mapping[str, Analyzer]:
@@ -54,7 +106,7 @@ def known(trace: Trace | None = None) -> Mapping[str, Analyzer]:
     Args:
         trace: what the analyzer ``"trace"`` provides; without one there is no such analyzer.
     """
-    made = [factory() for factory in _FACTORIES] + ([] if trace is None else [given_trace(trace)])
+    made = [factory() for factory in _ANALYZERS] + ([] if trace is None else [given_trace(trace)])
     return {analyzer.name: analyzer for analyzer in made}
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from caramel.analyzers.analyzer import Analyzer, analyse, ordered
-from caramel.analyzers.automatic import WANTED, automatic
+from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.prediction import predict
 from caramel.analyzers.plan_checks import check_applies, check_plan
+from caramel.analyzers.registry import automatic_analyzers
 from caramel.analyzers.step.sparse_slices import with_sums
 from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline, make_pipeline
@@ -77,7 +78,7 @@ def _analyzers(network: Network, trace: Trace | None, options: CompileOptions) -
     """Those that the caller has listed, or those that the options need, with notes about what they leave out."""
     if options.analyzers is not None:
         return list(options.analyzers), []
-    return automatic(
+    return automatic_analyzers(
         network,
         trace,
         serialize=options.serialization,

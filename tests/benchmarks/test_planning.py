@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.planning import COMPLETE, FASTEST, POLICIES, RATES_BIT_PER_S, SLOWEST, curves, format_rate, plot, table
-from caramel.analyzers.automatic import automatic
 from caramel.analyzers.cost.network import Network
+from caramel.analyzers.registry import automatic_analyzers
 from caramel.facts import Boundaries, Boundary, Trace
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
@@ -94,7 +94,7 @@ def test_the_policies_are_those_of_the_options():
     trace = Trace("", {}, {}, 1.0, 1.0, 1, 1, None, "")
     options = ({}, {"policy": "paper"}, {"scheduling": False}, {"scheduling": False, "batching": False})
     for policy, chosen in zip(POLICIES.values(), options):
-        names = [analyzer.name for analyzer in automatic(network, trace, **chosen)[0]]
+        names = [analyzer.name for analyzer in automatic_analyzers(network, trace, **chosen)[0]]
         # The simplest packing of a whole model has another name than the same one of boundaries.
         mine = ["backward window" if a.name == "backward only" else a.name for a in policy]
         assert set(mine) <= set(names), chosen

@@ -58,7 +58,7 @@ def tf_config(cluster, task):
 
 
 def caramel(network, *arguments, task=("chief", 0), cluster=CHIEF, **options):
-    return network.run("-m", "caramel.cli.main", *arguments, environment=tf_config(cluster, task), **options)
+    return network.run("-m", "caramel", *arguments, environment=tf_config(cluster, task), **options)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def listeners(network):
 def test_the_driver_brings_the_server_of_task_0(network, program, in_process):
     worker = network.serve(environment=tf_config(CHIEF, ("worker", 0)))
     described = {"cluster": {**CHIEF, "ps": ["127.0.0.1:9"]}, "task": {"type": "chief", "index": 0}}
-    result = network.run("-m", "caramel.cli.main", *run(program), environment={"TF_CONFIG": json.dumps(described)})
+    result = network.run("-m", "caramel", *run(program), environment={"TF_CONFIG": json.dumps(described)})
     assert losses(result) == in_process("--workers", 2)
     assert "note: TF_CONFIG: the job 'ps' (127.0.0.1:9) takes no part" in result.stderr
     assert "anyone who reaches 127.0.0.1:2222 can run any graph" in result.stderr
@@ -149,7 +149,7 @@ def test_the_server_ends_with_a_driver_that_is_told_to(network, program, number)
 
 def end_the_driver(network, arguments, cluster, number):
     """Start it, send it a signal in the middle of its steps, and see its server end."""
-    driver = network.start("-m", "caramel.cli.main", *arguments, environment=tf_config(cluster, ("chief", 0)))
+    driver = network.start("-m", "caramel", *arguments, environment=tf_config(cluster, ("chief", 0)))
     assert wait_for(lambda: 2222 in listeners(network)), network.end(driver)
     time.sleep(2.0)  # into the first steps
     assert driver.poll() is None
@@ -168,7 +168,7 @@ def test_a_worker_that_is_not_there_is_named(network, program):
 def test_a_worker_may_come_later(network, program, in_process):
     """In a cluster without a chief, which the first worker drives."""
     drives, serves = (tf_config(PLAIN, ("worker", task)) for task in (0, 1))
-    driver = network.start("-m", "caramel.cli.main", *run(program), environment=drives)
+    driver = network.start("-m", "caramel", *run(program), environment=drives)
     assert wait_for(lambda: 2222 in listeners(network)), network.end(driver)
     network.serve(environment=serves)
     out, err = driver.communicate(timeout=120)

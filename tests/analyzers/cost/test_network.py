@@ -4,9 +4,10 @@ import pytest
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.automatic import WANTED, automatic
+from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.prediction import predict
+from caramel.analyzers.registry import automatic_analyzers
 from caramel.errors import InputError
 from caramel.facts import Trace
 from caramel.graph.graph import Graph
@@ -103,5 +104,5 @@ def predicted(network, compute_s):
     model = Model(Graph(nodes), (), "x:0", (), (), (), tuple(gradients), (), Reduction("mean", ""), values=None)
     op_s = {node.name: 0.05 if node.name.startswith("update") else 0.3 for node in model.graph}
     trace = Trace(model.digest, op_s, {}, compute_s, compute_s, 1, 1, None, "a test")
-    analyzers, _ = automatic(network, trace)
+    analyzers, _ = automatic_analyzers(network, trace)
     return predict(analyse(analyzers, [model, network], WANTED))

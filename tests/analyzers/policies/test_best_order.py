@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from caramel.analyzers.automatic import automatic
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.policies.best_order import best_order
 from caramel.analyzers.policies.order import greedy_order
+from caramel.analyzers.registry import automatic_analyzers
 from caramel.errors import InputError
 from caramel.facts import Dependencies, Trace
 from caramel.graph.graph import Graph
@@ -131,5 +131,5 @@ def test_it_needs_a_network():
 )
 def test_which_order_a_plan_has(options, name):
     trace = by_themselves([(1, 1)])[0][2]
-    analyzers, _ = automatic(NETWORK, trace, **options)
+    analyzers, _ = automatic_analyzers(NETWORK, trace, **options)
     assert [a.name for a in analyzers if a.name.endswith(" order")] == [name]

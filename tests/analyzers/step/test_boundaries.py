@@ -4,8 +4,9 @@ import pytest
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.automatic import WANTED, automatic
+from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.cost.network import Network
+from caramel.analyzers.registry import automatic_analyzers
 from caramel.errors import InputError
 from caramel.facts import Boundaries, Trace
 from caramel.graph.graph import Graph
@@ -37,7 +38,7 @@ def measured_rings():
 
 def planned(model, trace=None, **options):
     network = Network(CollectiveOptions(network=measured_rings(), **options), WORKERS)
-    analyzers, _ = automatic(network, trace)
+    analyzers, _ = automatic_analyzers(network, trace)
     return analyse(analyzers, [model, network], WANTED)
 
 

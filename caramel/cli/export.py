@@ -1,0 +1,25 @@
+"""``caramel export``: write what trains with TensorFlow alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from caramel.cli.options import compiled, reporting_errors, with_collectives, with_devices, with_plan, with_policies
+
+
+@click.command()
+@click.argument("program", metavar="FILE.py:ENTRY")
+@click.option("--workers", type=int, required=True, help="Number of workers.")
+@click.option("--out", required=True, metavar="DIR", type=click.Path(file_okay=False), help="Directory to write.")
+@with_devices
+@with_plan
+@with_collectives
+@with_policies
+@reporting_errors
+def export(program: str, workers: int, out: str, devices: tuple[str, ...], **decisions: Any) -> None:
+    """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
+    _, armodel = compiled(program, workers, devices, decisions)
+    armodel.export(out)
+    click.echo(f"\nexported to {out}: see README.md there")

@@ -1,0 +1,103 @@
+"""``caramel netbench``: measure a network, or describe one."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caramel.cli.options import check_writable, chosen_cluster, reporting_errors, with_cluster
+from caramel.util.units import parse_rate, parse_size
+
+if TYPE_CHECKING:
+    from caramel.netmodel.model import NetworkModel
+    from caramel.runtime.clusters.base import Cluster
+
+
+@click.command()
+@click.option("--workers", "numbers", multiple=True, type=int, help="Number of workers; several to predict others.")
+@with_cluster("processes")
+@click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
+@click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Also draw the measurements.")
+@click.option("--size", "sizes", multiple=True, metavar="SIZE", help="Bytes of a tensor; default: 64 B to 32 MiB.")
+@click.option("--algorithm", "algorithms", multiple=True, metavar="NAME", help="What to measure; default: all.")
+@click.option("--depth", "depths", multiple=True, type=int, help="Numbers of chunks; default: 1, 2, 4 and 8.")
+@click.option("--rounds", type=int, default=7, show_default=True, help="How often each is timed.")
+@click.option("--link-rate", metavar="RATE", help="Measure nothing: links of this rate, such as 10Gbit/s.")
+@click.option("--latency", type=float, metavar="SECONDS", help="link-rate: time of a message.")
+@click.option("--alpha", type=float, metavar="SECONDS", help="Measure nothing: time of a message.")
+@click.option("--beta", type=float, metavar="S/BYTE", help="With --alpha: time of a byte on a link.")
+@click.option("--gamma", type=float, metavar="S/BYTE", help="With --alpha: time of adding a byte.")
+@click.option("--description", default="", help="Where this is, for the reader of the file.")
+@reporting_errors
+def netbench(
+    numbers: tuple[int, ...],
+    cluster: str,
+    base_port: int | None,
+    allow_open_ports: bool,
+    out: str | None,
+    plot: str | None,
+    description: str,
+    **options: Any,
+) -> None:
+    """Measure all-reduces on a cluster and fit a model of its network.
+
+    Measure on the cluster that will train: between processes of one machine, this machine is measured.
+    """
+    if out is None:
+        raise click.UsageError("say where to write the model: --out FILE.json")
+    for file in (out, plot):
+        if file is not None:
+            check_writable(file)
+    from caramel.netmodel.file import save
+    from caramel.netmodel.report import as_text
+
+    given = {name: options.pop(name) for name in ("link_rate", "latency", "alpha", "beta", "gamma")}
+    if any(value is not None for value in given.values()):
+        if plot is not None or description or any(options[name] for name in ("sizes", "algorithms", "depths")):
+            raise click.UsageError("a network given by hand is not measured: leave out --plot, --size and the like")
+        network = _given_network(**given)
+        text = as_text(network, numbers)
+        save(network, out)
+    elif not numbers:
+        raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
+    else:
+        where = description or f"{cluster} cluster on {platform.node()}"
+        network = _measured_network(
+            chosen_cluster(cluster, base_port, allow_open_ports), numbers, where, out, **options
+        )
+        text = as_text(network)
+        if plot is not None:
+            from caramel.netmodel.plot import save_plot
+
+            save_plot(network, plot)
+    click.echo(text)
+    click.echo("\nwritten: " + ", ".join(name for name in (out, plot) if name is not None))
+
+
+def _measured_network(
+    cluster: Cluster, numbers: tuple[int, ...], description: str, out: str, **options: Any
+) -> NetworkModel:
+    """Measure one number of workers after the other; what is done is saved, whatever happens to the next."""
+    from caramel.measure.netbench import Settings, measure_network
+    from caramel.netmodel.file import save
+
+    sizes = tuple(parse_size(text) for text in options.pop("sizes"))
+    chosen = {"sizes": sizes, **options}
+    settings = Settings(**{name: value for name, value in chosen.items() if value != ()})
+    return measure_network(cluster, numbers, settings, description, on_network=lambda network: save(network, out))
+
+
+def _given_network(
+    link_rate: str | None, latency: float | None, alpha: float | None, beta: float | None, gamma: float | None
+) -> NetworkModel:
+    from caramel.netmodel.model import MESSAGE_LATENCY_S, NetworkModel
+
+    if link_rate is not None:
+        if alpha is not None or beta is not None or gamma is not None:
+            raise click.UsageError("give either --link-rate or --alpha and --beta")
+        return NetworkModel.from_link_rate(parse_rate(link_rate), MESSAGE_LATENCY_S if latency is None else latency)
+    if alpha is None or beta is None or latency is not None:
+        raise click.UsageError("--alpha and --beta belong together, --latency belongs to --link-rate")
+    return NetworkModel.from_costs(alpha, beta, gamma or 0.0)

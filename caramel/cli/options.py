@@ -1,0 +1,212 @@
+"""What several commands share: their options, and how errors end them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caramel.errors import CaramelError, InputError
+
+if TYPE_CHECKING:
+    from caramel.armodel import ARModel
+    from caramel.frontend.program_file import Program
+    from caramel.runtime.clusters.base import Cluster
+    from caramel.runtime.host.membership import Membership
+
+TF_CONFIG = "tf-config"
+"""The value of ``--cluster`` that takes the environment variable's cluster."""
+
+
+def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn the library's errors into a message and exit code 1."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        context = click.get_current_context()
+        try:
+            return command(*args, **kwargs)
+        except CaramelError as error:
+            if context.obj["debug"]:
+                raise
+            raise click.ClickException(str(error)) from error
+
+    return wrapped
+
+
+def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Several options as one decorator; the help lists them in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
+    """The name of a policy. The registry has the names; it is imported once one is asked for."""
+
+    name = "policy"
+
+    def _choice(self) -> click.Choice[str]:
+        from caramel.analyzers.registry import POLICIES
+
+        return click.Choice(list(POLICIES))
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The names, for the help."""
+        return f"[{'|'.join(self._choice().choices)}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a name that is not known."""
+        return self._choice().convert(value, param, ctx)
+
+
+def with_cluster(default: str) -> Callable[..., Any]:
+    """Options about where to run."""
+    return _options(
+        click.option(
+            "--cluster",
+            metavar="CLUSTER",
+            default=default,
+            show_default=True,
+            help="in-process: virtual devices of this process. processes: a TensorFlow server process for each worker. "
+            "HOST:PORT,HOST:PORT,...: servers that run already (caramel worker). tf-config: the servers that the "
+            "environment variable TF_CONFIG names; this must be its chief or worker 0.",
+        ),
+        click.option("--base-port", type=int, help="processes: task r listens on this port + r; default: free ports."),
+        click.option(
+            "--allow-open-ports",
+            is_flag=True,
+            help="processes: start even where the kernel allows no network namespace. The servers then listen on every "
+            "interface, and anyone who reaches them can run any graph.",
+        ),
+    )
+
+
+with_devices = click.option(
+    "--device", "devices", multiple=True, help="Device of each worker, in order; default /job:worker/task:R."
+)
+"""The workers' devices."""
+
+with_collectives = _options(
+    click.option(
+        "--network",
+        metavar="FILE.json",
+        type=click.Path(dir_okay=False),
+        help="Choose algorithms and depths by this model of the network (caramel netbench makes one).",
+    ),
+    click.option("--algorithm", metavar="NAME", help="One all-reduce algorithm for all gradients instead."),
+    click.option("--depth", type=int, help="Number of chunks of every all-reduce instead."),
+    click.option("--deterministic", is_flag=True, help="Add gradients in rank order only."),
+    click.option("--wire", metavar="DTYPE", help="Send gradients rounded to bfloat16 or float16."),
+)
+"""Options about the all-reduces."""
+
+with_policies = _options(
+    click.option(
+        "--trace",
+        metavar="FILE.json",
+        type=click.Path(dir_okay=False),
+        help="Measured times of the program's ops (caramel trace makes them).",
+    ),
+    click.option(
+        "--policy",
+        type=PolicyName(),
+        default="optimal",
+        show_default=True,
+        help="How to make buckets and put them into windows: as well as can be, or by Caramel's own rules.",
+    ),
+    click.option("--serialization/--no-serialization", default=True, help="Enforce one order of computation."),
+    click.option("--batching/--no-batching", default=True, help="Send small gradients together."),
+    click.option("--scheduling/--no-scheduling", default=True, help="Send gradients in the next forward pass, too."),
+)
+"""Options about what is decided; each switch takes one of the paper's optimisations away."""
+
+with_plan = click.option(
+    "--plan",
+    metavar="FILE.json",
+    type=click.Path(dir_okay=False),
+    help="Apply this plan (caramel plan --out) as it is, instead of making one.",
+)
+"""A finished plan."""
+
+
+def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluster:
+    """The cluster of ``--cluster``, and TensorFlow loaded.
+
+    Args:
+        kind: value of the option.
+        base_port: value of ``--base-port``.
+        allow_open_ports: value of ``--allow-open-ports``.
+
+    Raises:
+        InputError: TF_CONFIG describes no cluster, or this process is not the one that drives it.
+    """
+    if ":" not in kind and kind not in ("in-process", "processes", TF_CONFIG):
+        raise click.UsageError(
+            f"--cluster takes in-process, processes, {TF_CONFIG} or HOST:PORT,HOST:PORT,..., got {kind!r}"
+        )
+    there = cluster_of_tf_config() if kind == TF_CONFIG else None  # before TensorFlow is loaded, for it may be wrong
+    from caramel.runtime.host.environment import load_tensorflow
+
+    load_tensorflow()  # the program imports Keras if it needs it
+    from caramel.runtime.clusters.existing import Servers
+    from caramel.runtime.clusters.in_process import InProcess
+    from caramel.runtime.clusters.local_processes import LocalProcesses
+
+    if kind == "in-process":
+        return InProcess()
+    if kind == "processes":
+        return LocalProcesses(allow_open_ports=allow_open_ports, base_port=base_port)
+    if there is None:
+        return Servers(tuple(kind.split(",")))
+    servers = Servers(there.addresses, task=there.task)
+    servers.check_drives()
+    if there.task == 0:
+        click.echo(f"anyone who reaches {there.addresses[0]} can run any graph there", err=True)
+    return servers
+
+
+def cluster_of_tf_config() -> Membership:
+    """Who is in the cluster by TF_CONFIG; what was left out of it is said."""
+    from caramel.runtime.host.membership import from_tf_config
+
+    found = from_tf_config()
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
+    return found
+
+
+def check_writable(file: str) -> None:
+    """Refuse a file that cannot be written, before anything is measured for it.
+
+    Raises:
+        InputError: there is no such directory, or it is not writable.
+    """
+    if not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
+        raise InputError(f"{file!r} cannot be written: there is no such directory, or it is not yours to write to")
+
+
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """The arguments of a step, or of an evaluation, for a batch of the program's."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def compiled(
+    program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any]
+) -> tuple[Program, ARModel]:
+    """Capture and compile a program file, and print the plan."""
+    from caramel.frontend.program_file import load_program
+
+    loaded = load_program(program)
+    from caramel.armodel import ARModel
+
+    armodel = ARModel(loaded.context, workers, device_list=devices or None, **decisions)
+    click.echo(armodel.plan.table())
+    return loaded, armodel

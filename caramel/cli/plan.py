@@ -1,0 +1,77 @@
+"""``caramel plan``: decide, and predict."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from caramel.cli.options import reporting_errors, with_collectives, with_devices, with_policies
+from caramel.errors import InputError
+
+
+@click.command()
+@click.argument("program", metavar="FILE.py:ENTRY")
+@click.option("--workers", type=int, required=True, help="Number of workers.")
+@with_collectives
+@with_policies
+@click.option(
+    "--analyzers",
+    metavar="NAME,NAME,...",
+    help="Exactly these analyzers, by the names that a plan prints, or FILE.py:NAME for one of your own.",
+)
+@click.option(
+    "--workers-on-host",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="K",
+    help="Without --trace, the program is traced here, with so many workers that compute at once.",
+)
+@with_devices
+@click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write the plan to.")
+@click.option("--json", "as_json", is_flag=True, help="Print the prediction as JSON, in SI units.")
+@click.option("--explain", "explained", metavar="GRADIENT", multiple=True, help="Also say why for this gradient.")
+@click.option("--diff", "other", metavar="FILE.json", type=click.Path(dir_okay=False), help="Also compare with a plan.")
+@reporting_errors
+def plan(
+    program: str,
+    workers: int,
+    analyzers: str | None,
+    workers_on_host: int,
+    devices: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+    explained: tuple[str, ...],
+    other: str | None,
+    **decisions: Any,
+) -> None:
+    """Decide how a program's gradients travel, and predict what a step will take.
+
+    The program is traced on this machine (unless --trace has its times); nothing of it changes. A prediction needs a
+    model of the network: --network.
+    """
+    from caramel.runtime.host.environment import load_tensorflow
+
+    load_tensorflow()  # the program imports Keras if it needs it
+    from caramel.cli.workflows import planned
+
+    armodel = planned(program, workers, devices, analyzers, workers_on_host, decisions)
+    made = armodel.plan
+    if out is not None:
+        made.save(out)
+    if as_json:
+        if made.prediction is None:
+            raise InputError("nothing can be predicted without a network model: give --network FILE.json")
+        click.echo(json.dumps(made.prediction.as_dict(), indent=1))
+        return
+    click.echo(made.table())
+    for name in explained:
+        click.echo(f"\n{made.explain(name)}")
+    if other is not None:
+        from caramel.plan import Plan
+
+        click.echo("\n" + (Plan.load(other).diff(made) or f"no difference from {other}"))
+    if out is not None:
+        click.echo(f"\nwritten: {out}")
