@@ -18,6 +18,7 @@ setup(
     install_requires=[
         "tensorflow>=2.20,<2.22",
         "numpy>=1.26,<3",
+        "networkx>=3.2,<4",
         "scikit-learn>=1.5,<2",
         "click>=8.1,<9",
         "rich>=13.7,<16",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
 from caramel.util.dataclass_json import from_data
+from caramel.util.json_files import JsonFormat
 from caramel.util.tables import aligned
 from caramel.util.text_files import read_text, write_text
 
-PLAN_VERSION = 5
+FORMAT = JsonFormat("plan", 5, PlanError, "caramel plan", "make the plan anew")
 
 
 @dataclass(frozen=True)
@@ -165,35 +164,25 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON; the same plan always gives the same text."""
-        return json.dumps({"version": PLAN_VERSION, **asdict(self)}, indent=1, sort_keys=True, allow_nan=False)
+        return FORMAT.write(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str, name: str = "this") -> Plan:
+    def from_json(cls, text: str, name: str = "the plan") -> Plan:
         """Read a plan that `to_json` wrote.
 
         Args:
             text: the JSON.
-            name: what to call it in errors.
+            name: noun for it in messages, such as ``"the plan 'plan.json'"``.
 
         Raises:
             PlanError: not a plan, of another version, or damaged.
         """
-        try:
-            data: dict[str, Any] = json.loads(text)
-            version = data.pop("version")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise PlanError(f"{name} is not a plan: {error}") from error
-        if version != PLAN_VERSION:
-            raise PlanError(
-                f"the plan {name} has version {version}, this library reads version {PLAN_VERSION}: make the plan anew"
-            )
-        try:
+        data = FORMAT.read(text, name)
+        with FORMAT.reading(name):
             plan: Plan = from_data(cls, data)
-        except TypeError as error:
-            raise PlanError(f"the plan {name} is damaged: {error}; make the plan anew") from error
         others = () if plan.prediction is None else plan.prediction.alternatives
         if others and len(others) != len(plan.transfers):
-            raise PlanError(f"the plan {name} predicts other transfers than it has: make the plan anew")
+            raise PlanError(f"{name} predicts other transfers than it has: make the plan anew")
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -211,7 +200,7 @@ class Plan:
         Raises:
             PlanError: it cannot be read, or see `from_json`.
         """
-        return cls.from_json(read_text(path, "the plan", PlanError), repr(os.fspath(path)))
+        return cls.from_json(read_text(path, "the plan", PlanError), f"the plan {os.fspath(path)!r}")
 
     @property
     def digest(self) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import networkx as nx
+
 from caramel.analyzers.fact_checks import wrong_with
 from caramel.errors import AnalysisError, CaramelError, InputError, listed
 
@@ -63,7 +65,16 @@ def ordered(
                     f"{what} needs {_fact(fact)}, which no analyzer of the list provides: add one that does "
                     f"(the list has {listed([a.name for a in analyzers], 12) or 'none'})"
                 )
-    return _sorted(analyzers, set(given))
+    needs = nx.DiGraph()
+    needs.add_nodes_from(range(len(analyzers)))
+    number = {analyzer.provides: n for n, analyzer in enumerate(analyzers)}
+    needs.add_edges_from((number[fact], n) for n, a in enumerate(analyzers) for fact in a.requires if fact in number)
+    try:
+        return tuple(analyzers[n] for n in nx.lexicographical_topological_sort(needs))
+    except nx.NetworkXUnfeasible:
+        circle = [analyzers[n] for n, _ in nx.find_cycle(needs.reverse())]
+    text = " needs ".join(f"{a.name!r} ({_fact(a.provides)})" for a in [*circle, circle[0]])
+    raise InputError(f"analyzers need each other's facts in a circle: {text}")
 
 
 def _check(analyzers: Sequence[Analyzer]) -> None:
@@ -74,30 +85,6 @@ def _check(analyzers: Sequence[Analyzer]) -> None:
             raise InputError(
                 f"analyzer {analyzer.name!r} must name the facts that it requires and provides by their types"
             )
-
-
-def _sorted(analyzers: Sequence[Analyzer], known: set[type]) -> tuple[Analyzer, ...]:
-    found: list[Analyzer] = []
-    waiting = list(analyzers)
-    while waiting:
-        ready = next((a for a in waiting if known.issuperset(a.requires)), None)
-        if ready is None:
-            raise InputError(f"analyzers need each other's facts in a circle: {_circle(waiting)}")
-        waiting.remove(ready)
-        known.add(ready.provides)
-        found.append(ready)
-    return tuple(found)
-
-
-def _circle(waiting: Sequence[Analyzer]) -> str:
-    """One of the circles, as a text."""
-    providers = {a.provides: a for a in waiting}
-    current, seen = waiting[0], list[Analyzer]()
-    while current not in seen:
-        seen.append(current)
-        current = next(providers[fact] for fact in current.requires if fact in providers)
-    circle = [*seen[seen.index(current) :], current]
-    return " needs ".join(f"{a.name!r} ({_fact(a.provides)})" for a in circle)
 
 
 def analyse(analyzers: Sequence[Analyzer], given: Sequence[Any], wanted: Sequence[type]) -> Mapping[type, Any]:

@@ -25,6 +25,7 @@ from caramel.data.components import (
 from caramel.data.dataset import Given, given_data
 from caramel.errors import CaptureError, InputError
 from caramel.frontend.attributes import bare
+from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.programs.files import graph_from, is_graph_proto, read_file
 from caramel.frontend.programs.function_program import capture_evaluation, capture_step
@@ -105,15 +106,11 @@ def capture(
         InputError: the arguments do not fit together.
         CaptureError: the program cannot be captured (at the latest when the Model is built).
     """
-    if loss_reduction not in (None, "mean", "sum"):
-        raise InputError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
-    return Context(
-        program,
-        inputs,
+    options = CaptureOptions(
         loss=loss,
         train_op=train_op,
         loss_reduction=loss_reduction,
-        replicated=tuple(replicated),
+        replicated=replicated,
         evaluation=evaluation,
         evaluation_inputs=evaluation_inputs,
         checkpoint=checkpoint,
@@ -121,6 +118,7 @@ def capture(
         gradients=gradients,
         values=values,
     )
+    return Context(program, inputs, options)
 
 
 class Context:
@@ -130,34 +128,18 @@ class Context:
     the ``with`` block or after it, until the Model is first used.
     """
 
-    def __init__(
-        self,
-        program: Any,
-        inputs: Sequence[Any] | None,
-        *,
-        loss: Any,
-        train_op: Any,
-        loss_reduction: str | None,
-        replicated: Sequence[Any],
-        evaluation: Any,
-        evaluation_inputs: Sequence[Any] | None,
-        checkpoint: Any,
-        data: Any,
-        gradients: Any,
-        values: Any,
-    ) -> None:
+    def __init__(self, program: Any, inputs: Sequence[Any] | None, options: CaptureOptions) -> None:
         self._program = program = read_file(program) if isinstance(program, (str, os.PathLike)) else program
-        self._gradients = gradients
-        self._values = values
         self._specs = inputs
-        self.loss = loss
-        self.train_op = train_op
-        self.loss_reduction = loss_reduction
-        self.replicated = replicated
-        self.evaluation = evaluation
-        self.evaluation_inputs = evaluation_inputs
-        self.checkpoint = checkpoint
-        self.data = data
+        self._options = options
+        self.loss = options.loss
+        self.train_op = options.train_op
+        self.loss_reduction = options.loss_reduction
+        self.replicated = options.replicated
+        self.evaluation = options.evaluation
+        self.evaluation_inputs = options.evaluation_inputs
+        self.checkpoint = options.checkpoint
+        self.data = options.data
         self._naming = Naming()
         self._recorder: Recorder | None = None
         self._stack: ExitStack | None = None
@@ -170,7 +152,7 @@ class Context:
                 "capture takes nothing (as a 'with' block), a tf.Graph, the path of a graph's file or a training step, "
                 f"got {type(program).__name__}"
             )
-        if not is_graph and (gradients is not None or values is not None):
+        if not is_graph and (options.gradients is not None or options.values is not None):
             raise InputError("gradients= and values= go with a graph; a step function has both itself")
 
     # -- the with block ----------------------------------------------------------------------
@@ -206,7 +188,7 @@ class Context:
         if isinstance(self._program, tf.Graph):
             return self._program
         if is_graph_proto(self._program):
-            needs = self._values is None
+            needs = self._options.values is None
             return graph_from(self._program, loss=self.loss, train_op=self.train_op, needs_initializers=needs)
         if self._program is not None:
             return None
@@ -259,8 +241,8 @@ class Context:
                 train_op=self.train_op,
                 loss_reduction=self.loss_reduction,
                 replicated=self.replicated,
-                gradients=self._gradients,
-                values=self._values,
+                gradients=self._options.gradients,
+                values=self._options.values,
             )
         if self.train_op is not None:
             raise InputError("train_op= goes with a graph; a step function is the training op itself")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+
+import networkx as nx
 
 from caramel.errors import InvariantError
 from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of
@@ -80,39 +82,17 @@ def verify_joinable(graph: Graph, edges: Collection[tuple[str, str]], modifier: 
     """
     groups = joined_ops(graph)
     stands_for = {name: names[0] for names in groups for name in names}
-    producers: dict[str, set[str]] = {}
+    joined = nx.DiGraph()
     pairs = ((node_of(text), node.name) for node in graph for text in node.input)
     for before, after in (*pairs, *edges):
         first, second = (stands_for.get(name, name) for name in (before, after))
-        producers.setdefault(first, set())
-        waits_for = producers.setdefault(second, set())
         if first != second or (before, after) in edges:  # what is joined no longer waits for its own parts
-            waits_for.add(first)
-    stuck = _on_cycles(producers)
+            joined.add_edge(first, second)
+    circles = (circle for circle in nx.strongly_connected_components(joined) if len(circle) > 1)
+    stuck = {name for circle in circles for name in circle} | set(nx.nodes_with_selfloops(joined))
     waiting = [names for names in groups if names[0] in stuck]
     if waiting:
         raise InvariantError(
             f"after {modifier}: TensorFlow makes one op of {' and '.join(map(repr, waiting[0]))}, "
             "one of which would wait for the other: order nothing between them"
         )
-
-
-def _on_cycles(producers: Mapping[str, set[str]]) -> set[str]:
-    """The nodes on cycles, or between two."""
-    readers: dict[str, set[str]] = {name: set() for name in producers}
-    for name, before in producers.items():
-        for producer in before:
-            readers[producer].add(name)
-    return _after_cycles(producers, readers) & _after_cycles(readers, producers)
-
-
-def _after_cycles(producers: Mapping[str, set[str]], readers: Mapping[str, set[str]]) -> set[str]:
-    """The nodes on cycles, or behind one."""
-    waiting = {name: len(before) for name, before in producers.items()}
-    ready: list[str] = [name for name, count in waiting.items() if count == 0]
-    for name in ready:  # grows on the way
-        for reader in readers[name]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                ready.append(reader)
-    return {name for name, count in waiting.items() if count > 0}

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import networkx as nx
+
 from caramel.errors import InvariantError
 
 NodeDef = Any  # tensorflow.core.framework.node_def_pb2.NodeDef
@@ -154,53 +156,40 @@ class Graph:
         return tuple(dict.fromkeys(found))
 
     @cached_property
+    def digraph(self) -> nx.DiGraph:
+        """The graph for questions about graphs: an edge from each node to each that reads it or waits for it.
+
+        Raises:
+            InvariantError: an input does not exist.
+        """
+        digraph = nx.DiGraph()
+        digraph.add_nodes_from(self.nodes)
+        for reader in self.nodes:
+            for name in self.sources(reader):
+                if name not in self.nodes:
+                    raise InvariantError(f"graph: node {reader!r} reads {name!r}, which does not exist")
+                digraph.add_edge(name, reader)
+        return digraph
+
+    @cached_property
     def order(self) -> tuple[str, ...]:
         """Node names, producers first; ties keep the order of the graph.
 
         Raises:
             InvariantError: an input does not exist, or the graph has a cycle.
         """
-        readers: dict[str, list[str]] = {name: [] for name in self.nodes}
-        waiting: dict[str, int] = {}  # for how many inputs
-        for reader in self.nodes:
-            sources = self.sources(reader)
-            waiting[reader] = len(sources)
-            for name in sources:
-                if name not in readers:
-                    raise InvariantError(f"graph: node {reader!r} reads {name!r}, which does not exist")
-                readers[name].append(reader)
-        ready = [name for name, count in waiting.items() if count == 0]
-        order: list[str] = []
-        while ready:
-            following: list[str] = []
-            for name in ready:
-                order.append(name)
-                for reader in readers[name]:
-                    waiting[reader] -= 1
-                    if waiting[reader] == 0:
-                        following.append(reader)
-            ready = following
-        if len(order) != len(self.nodes):
-            stuck = sorted(name for name, count in waiting.items() if count > 0)
-            raise InvariantError(f"graph: cycle through {stuck[0]!r} ({len(stuck)} nodes cannot be ordered)")
-        return tuple(order)
+        order, stuck = in_order(self.digraph)
+        if stuck:
+            raise InvariantError(f"graph: cycle through {min(stuck)!r} ({len(stuck)} nodes cannot be ordered)")
+        return order
 
     def around_loops(self) -> Iterator[NodeDef]:
         """The nodes, producers first, of a graph with loops of TensorFlow 1, too: what enters a loop comes first."""
-        back = ("NextIteration", "RefNextIteration")
-        producers = {
-            node.name: {node_of(text) for text in node.input if self[node_of(text)].op not in back} for node in self
-        }
-        waiting = {name: len(found) for name, found in producers.items()}
-        ready = [name for name, count in waiting.items() if count == 0]
-        for name in ready:  # grows on the way
-            yield self[name]
-            for reader in dict.fromkeys(reader for reader, _ in self.consumers[name]):
-                if name in producers[reader]:
-                    waiting[reader] -= 1
-                    if waiting[reader] == 0:
-                        ready.append(reader)
-        yield from (node for node in self if waiting[node.name] > 0)  # on a cycle that is no loop; others refuse it
+        back = {node.name for node in self if node.op in ("NextIteration", "RefNextIteration")}
+        forward = self.digraph.copy()
+        forward.remove_edges_from(list(forward.out_edges(back)))
+        order, stuck = in_order(forward)
+        yield from (self[name] for name in (*order, *stuck))  # stuck: on a cycle that is no loop; others refuse it
 
     def ancestors(
         self,
@@ -245,6 +234,26 @@ class Graph:
         """A new graph in which some nodes are other ones, some are added, and the functions may be others."""
         nodes = [changed.get(name, node) for name, node in self.nodes.items()]
         return Graph([*nodes, *added], self.library if library is None else library, self.versions, self)
+
+
+def in_order(digraph: nx.DiGraph) -> tuple[tuple[str, ...], list[str]]:
+    """Nodes of a graph, producers first.
+
+    Args:
+        digraph: the graph.
+
+    Returns:
+        The nodes in their order, of which ties keep that of the graph; and those that cannot be ordered, because they
+        are on a cycle or behind one.
+    """
+    order: list[str] = []
+    try:
+        for generation in nx.topological_generations(digraph):
+            order += generation
+    except nx.NetworkXUnfeasible:
+        ordered = set(order)
+        return tuple(order), [name for name in digraph if name not in ordered]
+    return tuple(order), []
 
 
 def behind_identities(graph: Graph, tensor: str) -> str:

@@ -2,99 +2,51 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from caramel.errors import InputError, TraceError
 from caramel.facts import Trace
 from caramel.model import Model
+from caramel.util.json_files import JsonFormat, mapping, number, text, texts, whole
 from caramel.util.tables import aligned
 from caramel.util.text_files import read_text, write_text
 from caramel.util.units import format_time
 
-TRACE_VERSION = 2
-_KIND = "caramel trace"
-_ANEW = "trace anew (caramel trace)"
+FORMAT = JsonFormat("trace", 2, TraceError, "caramel trace", "trace anew (caramel trace)", "caramel trace")
 
 
 def trace_to_json(trace: Trace) -> str:
     """The trace as JSON; the same trace always gives the same text."""
-    data = {"kind": _KIND, "version": TRACE_VERSION, **asdict(trace)}
-    return json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    return FORMAT.write(asdict(trace)) + "\n"
 
 
-def trace_from_json(text: str, name: str = "this") -> Trace:
+def trace_from_json(document: str, name: str = "this") -> Trace:
     """Read what `trace_to_json` wrote.
 
     Args:
-        text: the JSON.
-        name: what to call it in errors.
+        document: the JSON.
+        name: noun for it in messages.
 
     Raises:
         TraceError: it is damaged, something else, or of another version.
     """
-    try:
-        data: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{name} is damaged or no trace: {error}; {_ANEW}") from error
-    if not isinstance(data, dict) or data.get("kind") != _KIND:
-        raise TraceError(f"{name} is not a trace; caramel trace makes one")
-    if data.get("version") != TRACE_VERSION:
-        raise TraceError(
-            f"{name} has version {data.get('version')!r}, this library reads version {TRACE_VERSION}: {_ANEW}"
-        )
-    try:
+    data = FORMAT.read(document, name)
+    with FORMAT.reading(name):
         examples = data["examples"]
         return Trace(
-            model_digest=_text(data["model_digest"]),
-            op_s=_mapping(data["op_s"], _seconds),
-            op_bytes=_mapping(data["op_bytes"], lambda value: _whole(value, 0)),
-            step_s=_seconds(data["step_s"]),
-            predicted_s=_seconds(data["predicted_s"]),
-            runs=_whole(data["runs"], 1),
-            workers=_whole(data["workers"], 1),
-            examples=None if examples is None else _whole(examples, 0),
-            description=_text(data["description"]),
-            warnings=tuple(_text(each) for each in _list(data["warnings"])),
-            ordered_step_s=_mapping(data["ordered_step_s"], _seconds),
+            model_digest=text(data["model_digest"]),
+            op_s=mapping(data["op_s"], number),
+            op_bytes=mapping(data["op_bytes"], lambda value: whole(value, 0)),
+            step_s=number(data["step_s"]),
+            predicted_s=number(data["predicted_s"]),
+            runs=whole(data["runs"], 1),
+            workers=whole(data["workers"], 1),
+            examples=None if examples is None else whole(examples, 0),
+            description=text(data["description"]),
+            warnings=texts(data["warnings"]),
+            ordered_step_s=mapping(data["ordered_step_s"], number),
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise TraceError(f"{name} is damaged: {said}; {_ANEW}") from error
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{str(value)[:20]!r} should be a number of at least 0")
-    return float(value)
-
-
-def _whole(value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{str(value)[:20]!r} should be a whole number of at least {least}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{str(value)[:20]!r} should be a text")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{str(value)[:20]!r} should be a list")
-    return value
-
-
-def _mapping(value: Any, each: Callable[[Any], Any]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{str(value)[:20]!r} should map names of ops to numbers")
-    return {name: each(number) for name, number in value.items()}
 
 
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -167,7 +119,7 @@ def check_trace(trace: Trace, model: Model) -> None:
     if trace.model_digest != model.digest:
         raise TraceError(
             f"the trace ({trace.description}) is of another program, or the program was changed since then "
-            f"(digest {trace.model_digest[:12]}, this one has {model.digest[:12]}): {_ANEW}"
+            f"(digest {trace.model_digest[:12]}, this one has {model.digest[:12]}): {FORMAT.anew}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,36 @@ DEFAULT_RUNS = 10
 DEFAULT_STEPS = 30
 _WARM_UP = 3
 """Steps before any counts: the first ones prune and place the graph, allocate, and fill caches."""
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """The options of `trace`, which says what each does.
+
+    Raises:
+        InputError: one does not fit.
+    """
+
+    workers: int = 1
+    job_workers: int | None = None
+    cluster: Cluster = field(default_factory=InProcess)
+    runs: int = DEFAULT_RUNS
+    steps: int = DEFAULT_STEPS
+    orders: bool = True
+    statistic: str = "mean"
+    device_list: Sequence[str] | None = None
+    sharding: str | None = None
+    step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
+    description: str = ""
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("runs", "steps"):
+            object.__setattr__(self, name, whole_number(getattr(self, name), name))
+        if self.statistic not in STATISTICS:
+            raise InputError(f"statistic must be 'mean' or 'least', got {self.statistic!r}")
+        if not isinstance(self.cluster, Cluster):
+            raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {self.cluster!r}")
 
 
 def trace(
@@ -91,26 +121,39 @@ def trace(
     Source:
         Caramel, section 4.1.
     """
-    runs, steps = whole_number(runs, "runs"), whole_number(steps, "steps")
-    if statistic not in STATISTICS:
-        raise InputError(f"statistic must be 'mean' or 'least', got {statistic!r}")
+    options = TraceOptions(
+        workers=workers,
+        job_workers=job_workers,
+        cluster=InProcess() if cluster is None else cluster,
+        runs=runs,
+        steps=steps,
+        orders=orders,
+        statistic=statistic,
+        device_list=device_list,
+        sharding=sharding,
+        step_timeout_s=step_timeout_s,
+        description=description,
+        progress=progress,
+    )
     computation = computation_alone(context, workers, device_list, sharding, job_workers)
     _check_batch(computation, batch)
-    place = InProcess() if cluster is None else cluster
-    if not isinstance(place, Cluster):
-        raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {place!r}")
+    return _traced(computation, _share(computation, batch), options)
+
+
+def _traced(computation: DistributedModel, share: Sequence[Any], options: TraceOptions) -> Trace:
+    """Run the steps, and put together what they say."""
+    cluster = options.cluster
     # One op at a time on each worker: of two that share a core, each would seem to take twice as long.
-    lanes = place.most_in_a_process(computation.plan.devices)
-    one_at_a_time = replace(place.options, optimize_graph=False, inter_op_threads=lanes, transfer_threads=0)
-    names_kept = place.with_options(one_at_a_time)
-    share = _share(computation, batch)
-    with _as_in_training(place, workers, step_timeout_s) as opened:
+    lanes = cluster.most_in_a_process(computation.plan.devices)
+    one_at_a_time = replace(cluster.options, optimize_graph=False, inter_op_threads=lanes, transfer_threads=0)
+    names_kept = cluster.with_options(one_at_a_time)
+    with _as_in_training(cluster, computation.plan.workers, options.step_timeout_s) as opened:
         plain = opened(computation)
-        traced, plain_s = _measured(computation, share, names_kept, plain, runs, steps, step_timeout_s, progress)
-        found = summary(computation, place, traced, plain_s, statistic, description)
-        if not orders:
+        traced, plain_s = _measured(computation, share, names_kept, plain, options)
+        found = summary(computation, cluster, traced, plain_s, options.statistic, options.description)
+        if not options.orders:
             return found
-        return with_orders(found, plain_s, _ordered(computation, found, share, plain, opened, steps, progress))
+        return with_orders(found, plain_s, _ordered(computation, found, share, plain, opened, options))
 
 
 def _check_batch(computation: DistributedModel, batch: Sequence[Any]) -> None:
@@ -154,21 +197,15 @@ def _as_in_training(
 
 
 def _measured(
-    computation: DistributedModel,
-    batch: Sequence[Any],
-    names_kept: Cluster,
-    plain: Session,
-    runs: int,
-    steps: int,
-    timeout_s: float,
-    progress: bool,
+    computation: DistributedModel, batch: Sequence[Any], names_kept: Cluster, plain: Session, options: TraceOptions
 ) -> tuple[list[TracedStep], list[float]]:
     """The traced steps, and seconds of the plain ones."""
+    runs, steps = options.runs, options.steps
     traced: list[TracedStep] = []
     plain_s: list[float] = []
     with (
-        Session(computation, names_kept, step_timeout_s=timeout_s) as named,
-        progress_over(runs + steps, progress) as show,
+        Session(computation, names_kept, step_timeout_s=options.step_timeout_s) as named,
+        progress_over(runs + steps, options.progress) as show,
     ):
         for _ in range(_WARM_UP):
             _again_at_end(lambda: timed_step(plain, *batch))
@@ -187,8 +224,7 @@ def _ordered(
     batch: Sequence[Any],
     plain: Session,
     opened: Callable[[DistributedModel], Session],
-    steps: int,
-    progress: bool,
+    options: TraceOptions,
 ) -> Mapping[str, Sequence[float]]:
     """Seconds of steps by how their gradients are ordered; the kinds take turns. The plain one has no order."""
     needs = find_dependencies(computation.model)
@@ -200,8 +236,9 @@ def _ordered(
     for kind, edges in kinds.items():
         sessions[kind] = opened(with_edges(computation, edges))
     seconds: dict[str, list[float]] = {kind: [] for kind in sessions}
-    with progress_over(steps + _WARM_UP, progress) as show:
-        for done in range(steps + _WARM_UP):
+    rounds = options.steps + _WARM_UP
+    with progress_over(rounds, options.progress) as show:
+        for done in range(rounds):
             for kind, session in sessions.items():
                 step_s = _again_at_end(partial(timed_step, session, *batch))
                 seconds[kind] += [step_s] if done >= _WARM_UP else []

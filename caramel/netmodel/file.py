@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from typing import Any
 
 from caramel.collectives.algorithms import CHOICES
-from caramel.errors import FitError, InputError
+from caramel.errors import InputError
 from caramel.netmodel.contention import Contention
 from caramel.netmodel.costs import Cost
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
+from caramel.util.json_files import JsonFormat, number, text, whole
 from caramel.util.text_files import read_text, write_text
 
-NETWORK_VERSION = 1
-_KIND = "caramel network model"
+FORMAT = JsonFormat(
+    "network model", 1, InputError, "caramel netbench", "measure anew (caramel netbench)", "caramel network model"
+)
+
 _MOST = 2**60
 """No number of workers, chunks or bytes is larger."""
 
@@ -39,9 +40,7 @@ def to_json(network: NetworkModel) -> str:
         }
         for c in network.curves
     ]
-    data = {
-        "kind": _KIND,
-        "version": NETWORK_VERSION,
+    content = {
         "description": network.description,
         "curves": curves,
         "gamma_s_per_byte": network.gamma_s_per_byte,
@@ -50,83 +49,53 @@ def to_json(network: NetworkModel) -> str:
         "costs": [{"algorithm": a, "depth": d, **vars(cost)} for (a, d), cost in sorted(network.costs.items())],
         "warnings": list(network.warnings),
     }
-    return json.dumps(data, indent=1) + "\n"
+    return FORMAT.write(content, sort_keys=False) + "\n"
 
 
-def from_json(text: str, name: str = "this") -> NetworkModel:
+def from_json(document: str, name: str = "this") -> NetworkModel:
     """Read what `to_json` wrote.
 
     Args:
-        text: the JSON.
-        name: what to call it in errors.
+        document: the JSON.
+        name: noun for it in messages.
 
     Raises:
         InputError: it is damaged, something else, or of another version.
     """
-    try:
-        data: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is damaged or no network model: {error}; measure anew (caramel netbench)") from error
-    if not isinstance(data, dict) or data.get("kind") != _KIND:
-        raise InputError(f"{name} is not a network model; caramel netbench makes one")
-    if data.get("version") != NETWORK_VERSION:
-        raise InputError(
-            f"{name} has version {data.get('version')!r}, this library reads version {NETWORK_VERSION}: "
-            "measure anew (caramel netbench)"
-        )
-    try:
+    data = FORMAT.read(document, name)
+    with FORMAT.reading(name):
         given = data["given"]
         return _checked(
             NetworkModel(
-                description=_text(data["description"]),
+                description=text(data["description"]),
                 curves=tuple(_curve(c) for c in data["curves"]),
-                gamma_s_per_byte=_number(data["gamma_s_per_byte"]),
-                given=None if given is None else Cost(**{key: _number(value) for key, value in given.items()}),
+                gamma_s_per_byte=number(data["gamma_s_per_byte"]),
+                given=None if given is None else Cost(**{key: number(value) for key, value in given.items()}),
                 contentions=tuple(_contention(c) for c in data.get("contentions", ())),  # not in older files
             )
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, FitError) as error:
-        said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{name} is damaged: {said}; measure anew (caramel netbench)") from error
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} should be a number of at least 0")
-    return float(value)
-
-
-def _whole(value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise ValueError(f"{str(value)[:20]!r} should be a whole number between {least} and {_MOST}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} should be a text")
-    return value
 
 
 def _curve(data: Any) -> Curve:
-    samples = tuple(Sample(_whole(size, 0), _number(time)) for size, time in data["samples"])
-    return Curve.fitted(_whole(data["workers"], 1), _algorithm(data), _whole(data["depth"], 1), samples)
+    samples = tuple(Sample(whole(size, 0, _MOST), number(time)) for size, time in data["samples"])
+    return Curve.fitted(whole(data["workers"], 1, _MOST), _algorithm(data), whole(data["depth"], 1, _MOST), samples)
 
 
 def _contention(data: Any) -> Contention:
-    share, slowdown = _number(data["processor_share"]), _number(data["slowdown"])
+    share, slowdown = number(data["processor_share"]), number(data["slowdown"])
     if share >= 1 or slowdown < 1:
         raise ValueError(f"a processor share of {share} or a slowdown of {slowdown} cannot be")
-    workers, depth, size_bytes = _whole(data["workers"], 2), _whole(data["depth"], 1), _whole(data["size_bytes"], 1)
+    workers, depth = whole(data["workers"], 2, _MOST), whole(data["depth"], 1, _MOST)
+    size_bytes = whole(data["size_bytes"], 1, _MOST)
     given = data.get("occupancy")  # not in older files
-    occupancy = None if given is None else _number(given)
+    occupancy = None if given is None else number(given)
     if occupancy == 0:
         raise ValueError("an occupancy of 0 cannot be")
     return Contention(workers, _algorithm(data), depth, size_bytes, share, slowdown, occupancy)
 
 
 def _algorithm(data: Any) -> str:
-    found = _text(data["algorithm"])
+    found = text(data["algorithm"])
     if found not in CHOICES:
         raise ValueError(f"there is no all-reduce algorithm {found!r}")
     return found

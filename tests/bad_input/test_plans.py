@@ -10,7 +10,7 @@ import tensorflow as tf
 import caramel
 from caramel.errors import InputError, PlanError
 from caramel.facts import InFlight, Piece, Timeline
-from caramel.modifiers.distributed_graph import Purpose
+from caramel.modifiers.emission import Purpose
 from caramel.plan import Prediction
 
 v1 = tf.compat.v1
@@ -128,7 +128,7 @@ def test_predictions_of_other_transfers(plan):
         made = replace(plan, prediction=Prediction(timeline, 1.0, "made up", alternatives))
         assert caramel.Plan.from_json(made.to_json()) == made
     made = replace(plan, prediction=Prediction(timeline, 1.0, "made up", (None,)))
-    with pytest.raises(PlanError, match="the plan this predicts other transfers than it has"):
+    with pytest.raises(PlanError, match="the plan predicts other transfers than it has"):
         caramel.Plan.from_json(made.to_json())
 
 

@@ -93,7 +93,7 @@ def changed(**changes):
         (changed(predicted_s=float("inf")), "'inf' should be"),
         (changed(step_s=True), "'True' should be"),
         (changed(op_s={"a": "1"}), "'1' should be a number"),
-        (changed(op_s=[1]), "should map names of ops"),
+        (changed(op_s=[1]), "should map names"),
         (changed(op_bytes={"a": 1.5}), "whole number of at least 0"),
         (changed(runs=0), "at least 1"),
         (changed(workers=True), "at least 1"),

@@ -1,1 +1,21 @@
-"""What becomes of the examples of a batch on their way to the loss: op by op, nothing is guessed."""
+"""What becomes of the examples of a batch on their way to the loss: op by op, nothing is guessed.
+
+=============== ================================================================================================
+file            what is in it
+=============== ================================================================================================
+interpreter     follows the examples through a graph, functions, branches and loops included
+domain          what is known of a tensor
+op              one node as the rules see it
+rules           the rule of each op, merged from the files below
+elementwise     ops that treat every entry by itself: arithmetic, activations, comparisons, casts
+reductions      ops that add or average along axes, and products of matrices
+layout          ops that move entries: transpose, concatenate, split, pad, slice; with ``reshape`` for reshapes
+gathers         ops that look rows up
+layers          convolutions, pooling, normalisation, random numbers, ops on images and on stacks of matrices
+sizes           ops on shapes and on numbers that follow from the size of the batch
+tensor_lists    TensorLists, which loops read and write
+map_loops       loops with one round for each example
+=============== ================================================================================================
+
+A new op is one row in the table ``RULES`` at the end of the file of its kind; see CONTRIBUTING.md.
+"""

@@ -6,8 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import FREE, Examples, Free, Statistic, Total, Value, is_number
-from caramel.frontend.batch.moves import MIXES, moved
-from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.op import MIXES, Op, Rule, moved
 
 
 def _gather(op: Op) -> Value:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from caramel.frontend.batch import elementwise, gathers, layers, layout, map_loops, reductions, sizes, tensor_lists
+from caramel.frontend.batch import map_loops, rules, sizes
 from caramel.frontend.batch.domain import FREE, Free, ListOf, One, Unknown, Value, is_number
-from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.op import Op
 from caramel.graph import ops
 from caramel.graph.functions import Library, arguments_from
 from caramel.graph.graph import Graph, NodeDef, data_texts, node_of, parse_input, tensor_name
@@ -27,18 +27,6 @@ _SMALL = 64
 """Nodes behind a tensor that is worked out; constants that matter here are shapes and orders of axes."""
 
 _BRANCH = "takes a branch that the examples decide, or how many there are"
-
-RULES: dict[str, Rule] = {
-    **layout.RULES,
-    **gathers.RULES,
-    **layers.RULES,
-    **elementwise.RULES,
-    **reductions.RULES,
-}
-"""Ops on tensors of which at least one depends on the examples, or on how many there are."""
-
-PARTLY: dict[str, Rule] = {**layers.PARTLY, **elementwise.PARTLY}
-"""Ops that have outputs which do not depend on all of the inputs."""
 
 
 class Bodies:
@@ -141,30 +129,28 @@ class Analysis:
             return self._loop(op)
         if ops.is_call(op.node):
             return self._branches(op)
-        if kind in PARTLY:
-            return PARTLY[kind](op)
+        if kind in rules.PARTLY:
+            return rules.ALL[kind](op)
         if unknown := next((v for v in op.inputs if isinstance(v, Unknown)), None):
             return unknown
         if kind == "Merge":
             return self._merge(op)
         if kind == "Switch":
             return _switch(op)
-        if kind in sizes.SHAPES:
-            return sizes.SHAPES[kind](op)
+        if kind in rules.ON_SHAPES_AND_LISTS:
+            return rules.ALL[kind](op)
         if kind in sizes.SIZES and all(isinstance(v, Free) for v in op.inputs):
             found = sizes.SIZES[kind](op)
             if found is not None:
                 return found
-        if kind in tensor_lists.RULES:
-            return tensor_lists.RULES[kind](op)
         if all(is_number(v) for v in op.inputs):
             return FREE
         if (one := _of_one_example(op)) is not None:
             return one
         if any(isinstance(v, One) for v in op.inputs):
             return op.unknown("mixes a single example with others")
-        if kind in RULES:
-            return RULES[kind](op)
+        if kind in rules.ALL:
+            return rules.ALL[kind](op)
         return op.unknown("is not known to treat each example by itself", unheard=True)
 
     # -- facts -------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import Examples, Free, Size, Statistic, Total, Value, is_number
-from caramel.frontend.batch.moves import MIXES, moved, only_first
-from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.op import MIXES, Op, Rule, moved, only_first
 from caramel.frontend.batch.reshape import reshaped, whole
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from caramel.frontend.batch.domain import Free, Unknown, Value, joined
+from caramel.frontend.batch.domain import Examples, Free, Statistic, Total, Unknown, Value, is_number, joined
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef
 from caramel.graph.shapes import Shape
@@ -115,3 +115,24 @@ class Op:
 
 Rule = Callable[[Op], "Value | Sequence[Value]"]
 """What the outputs of an op are: one value for all, or one for each."""
+
+MIXES = "takes some of the examples, or brings them into another order"
+"""What is wrong with an op that takes the examples apart."""
+
+
+def moved(op: Op, value: Value, axis: int | None) -> Value:
+    """The value with its examples along another axis; without examples as it is."""
+    if isinstance(value, Examples):
+        return op.unknown(MIXES) if axis is None else replace(value, axis=axis)
+    if isinstance(value, (Total, Statistic)):
+        return value
+    if isinstance(value, Free) and value.power is not None:
+        return Free(value.power)
+    return op.unknown("is not followed here")
+
+
+def only_first(op: Op) -> Unknown | None:
+    """What is wrong where anything but the first input depends on the batch, or on its size."""
+    if all(is_number(v) for v in op.inputs[1:]):
+        return None
+    return op.unknown("has arguments that depend on the batch")

@@ -1,0 +1,18 @@
+"""The merged table of rules."""
+
+import pytest
+
+from caramel.errors import InvariantError
+from caramel.frontend.batch import elementwise, gathers, layers, layout, reductions, rules, sizes, tensor_lists
+
+
+def test_an_op_with_two_rules_is_found():
+    with pytest.raises(InvariantError, match="op 'Neg' has two rules"):
+        rules.merged({"Neg": len, "Exp": len}, {"Sin": len}, {"Neg": len})
+
+
+def test_every_rule_is_in_the_merged_table():
+    tables = [f.RULES for f in (elementwise, gathers, layers, layout, reductions, tensor_lists)]
+    tables += [layers.PARTLY, elementwise.PARTLY, sizes.SHAPES]
+    assert sum(map(len, tables)) == len(rules.ALL)
+    assert all(rules.ALL[op] is rule for table in tables for op, rule in table.items())
