@@ -66,6 +66,15 @@ def all_reduce(
     With ``"native"`` the result of every rank must be used in the same step, or the others wait for it; and
     between processes, servers and session need
     ``ConfigProto.experimental.collective_group_leader``; clusters of this library set it.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     parts = [tf.constant([1.0, 2.0]), tf.constant([3.0, 6.0])]
+        ...     reduced = caramel.all_reduce(parts, devices=["/device:CPU:0", "/device:CPU:0"])
+        ...     print(*session.run(reduced))
+        [2. 4.] [2. 4.]
     """
     if not tensors:
         raise InputError("an all-reduce needs at least one tensor")

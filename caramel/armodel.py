@@ -80,6 +80,26 @@ class ARModel:
 
     Source:
         Caramel, section 5.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable([0.0, 0.0], name="w")
+        >>> def step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+
+        >>> model = caramel.ARModel(context, 2)
+        >>> with model.session() as session:
+        ...     result = session.step([[1.0, 0.0], [0.0, 1.0]], [1.0, 2.0])
+        ...     values = session.values()
+        >>> result.loss
+        2.5
+        >>> values["w"]
+        array([0.1, 0.2], dtype=float32)
     """
 
     def __init__(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
@@ -136,6 +137,23 @@ class Plan:
             keeps with them are not counted.
         prediction: what a step will take; None without a trace or a network model.
         proof: what was checked of the emitted graph; empty before it is emitted.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable([0.0, 0.0], name="w")
+        >>> def step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+
+        >>> plan = caramel.ARModel(context, 2).plan
+        >>> plan.bytes_per_step, plan.transfers[0].algorithm
+        (8, 'shuffle')
+        >>> caramel.Plan.from_json(plan.to_json()) == plan
+        True
     """
 
     model_digest: str
@@ -227,6 +245,33 @@ class Plan:
     def postponed(self) -> tuple[str, ...]:
         """Names of the gradients whose updates are made in the next step: some of their elements travel there."""
         return tuple(name for name, pieces in self.pieces.items() if any(window == FORWARD for _, window in pieces))
+
+    def to_networkx(self) -> Any:
+        """What travels how, as a networkx.DiGraph for your own analyses.
+
+        Returns:
+            A DiGraph. Its nodes are the gradients, by name, and the transfers, by number. ``kind`` says which
+            (``"gradient"`` or ``"transfer"``); transfers also have ``bytes``, ``seconds`` (predicted), ``window``,
+            ``algorithm`` and ``depth``; what is not known is None. An edge from a gradient to a transfer has the
+            ``elements`` of the gradient that travel there (None for a sparse one). An edge from a transfer to the next
+            one of its window says in which order they are sent.
+        """
+        import networkx as nx  # most who read a plan never ask
+
+        digraph = nx.DiGraph()
+        last: dict[str, int] = {}
+        for number, transfer in enumerate(self.transfers):
+            attributes = {"window": transfer.window, "algorithm": transfer.algorithm, "depth": transfer.depth}
+            digraph.add_node(
+                number, kind="transfer", bytes=transfer.size_bytes, seconds=transfer.predicted_s, **attributes
+            )
+            for piece in transfer.pieces:
+                digraph.add_node(piece.gradient, kind="gradient")
+                digraph.add_edge(piece.gradient, number, elements=piece.elements)
+            if transfer.window in last:
+                digraph.add_edge(last[transfer.window], number)
+            last[transfer.window] = number
+        return digraph
 
     def explain(self, gradient: str) -> str:
         """What happens to one gradient, and why.

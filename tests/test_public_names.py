@@ -59,6 +59,16 @@ def test_every_public_function_can_be_called():
             raise AssertionError(f"{function} took an argument that it does not have")
 
 
+def test_every_public_name_has_an_example():
+    without = [
+        name
+        for name in caramel.__all__
+        if not (isinstance(getattr(caramel, name), type) and issubclass(getattr(caramel, name), Exception))
+        and ">>>" not in (getattr(caramel, name).__doc__ or "")
+    ]
+    assert not without
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'caramel.netmodel' has no attribute 'Nothing'"):
         importlib.import_module("caramel.netmodel").Nothing  # noqa: B018

@@ -21,6 +21,19 @@ class Analyzer:
         requires: the types of the facts that it needs; ``run`` gets them in this order.
         provides: the type of the fact that it makes.
         run: makes it. A pure function, measurements apart.
+
+    Examples:
+        >>> import caramel
+        >>> from caramel.analyzers import analyse
+        >>> from caramel.facts import Boundaries, Boundary, Buckets
+        >>> def in_pairs(boundaries):
+        ...     names = [gradient.name for gradient in boundaries.gradients]
+        ...     pairs = tuple(tuple(names[n : n + 2]) for n in range(0, len(names), 2))
+        ...     return Buckets(pairs, ("two at a time",) * len(pairs))
+        >>> policy = caramel.Analyzer("in pairs", (Boundaries,), Buckets, in_pairs)
+        >>> gradients = tuple(Boundary(name, "float32", 1, 4.0, ready_s=1.0, read_s=0.0) for name in "abc")
+        >>> analyse([policy], [Boundaries(gradients, compute_s=1.0)], [Buckets])[Buckets].buckets
+        (('a', 'b'), ('c',))
     """
 
     name: str

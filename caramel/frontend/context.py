@@ -24,6 +24,7 @@ from caramel.data.components import (
 )
 from caramel.data.dataset import Given, given_data
 from caramel.errors import CaptureError, InputError
+from caramel.facts import Trace
 from caramel.frontend.attributes import bare
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.captured import RawProgram
@@ -105,6 +106,20 @@ def capture(
     Raises:
         InputError: the arguments do not fit together.
         CaptureError: the program cannot be captured (at the latest when the Model is built).
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable([0.0, 0.0], name="w")
+        >>> def step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+
+        >>> [gradient.name for gradient in context.model.gradients]
+        ['w']
     """
     options = CaptureOptions(
         loss=loss,
@@ -126,6 +141,17 @@ class Context:
 
     ``loss``, ``train_op``, ``replicated``, ``evaluation`` and ``data`` may also be set as attributes, inside
     the ``with`` block or after it, until the Model is first used.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> with caramel.capture() as context:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+        ...     w = tf.compat.v1.get_variable("w", [2])
+        ...     loss = tf.reduce_mean(tf.linalg.matvec(x, w) ** 2)
+        ...     train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        >>> [(variable.name, variable.kind.value) for variable in context.model.variables]
+        [('w', 'parameter')]
     """
 
     def __init__(self, program: Any, inputs: Sequence[Any] | None, options: CaptureOptions) -> None:
@@ -216,6 +242,15 @@ class Context:
         if self.graph is None or self.given is None or self._raw.given is not None:
             return model
         return replace(model, inputs=by_name_or_order(model.inputs, model.unused_inputs, self.given.element_spec))
+
+    def to_networkx(self, trace: Trace | None = None) -> Any:
+        """The captured step as a networkx.DiGraph; see `caramel.graph.graph.Graph.to_networkx`.
+
+        Args:
+            trace: measured times of the step's ops, which become attributes of the nodes.
+        """
+        graph = self.model.graph
+        return graph.to_networkx() if trace is None else graph.to_networkx(trace.op_s, trace.op_bytes)
 
     @cached_property
     def given(self) -> Given | None:

@@ -171,6 +171,32 @@ class Graph:
                 digraph.add_edge(name, reader)
         return digraph
 
+    def to_networkx(
+        self, op_s: Mapping[str, float] | None = None, op_bytes: Mapping[str, int] | None = None
+    ) -> nx.DiGraph:
+        """The graph with what is known of its ops, for your own analyses.
+
+        Args:
+            op_s: seconds of ops, by name; those of a trace, for example.
+            op_bytes: bytes of each op's first output, by name; likewise.
+
+        Returns:
+            A DiGraph of node names with an edge from each node to each that reads it or waits for it. Attributes of
+            nodes: ``op``, ``device``, ``seconds`` and ``bytes`` (None where it is not known). Attributes of edges:
+            ``control`` (whether nothing is read, but only waited for) and ``bytes`` (None where it is not known).
+        """
+        times, sizes = op_s or {}, op_bytes or {}
+        digraph = nx.DiGraph()
+        for node in self:
+            known = {"seconds": times.get(node.name), "bytes": sizes.get(node.name)}
+            digraph.add_node(node.name, op=node.op, device=node.device, **known)
+        for node in self:
+            read = {name: index for name, index in map(parse_input, node.input) if index >= 0}
+            for name in dict.fromkeys(self.sources(node.name)):
+                size = sizes.get(name) if read.get(name) == 0 else None
+                digraph.add_edge(name, node.name, control=name not in read, bytes=size)
+        return digraph
+
     @cached_property
     def order(self) -> tuple[str, ...]:
         """Node names, producers first; ties keep the order of the graph.

@@ -78,6 +78,18 @@ def fit(
         InputError: the model is not compiled or not as said, an argument does not fit, or the dataset is empty.
         CaptureError: the model's training step cannot be captured or replicated.
         DataError: the dataset fails.
+
+    Examples:
+        >>> import keras
+        >>> import numpy as np
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        >>> model.compile("sgd", "mse")
+        >>> dataset = tf.data.Dataset.from_tensor_slices((np.eye(2), np.ones((2, 1)))).batch(2)
+        >>> history = caramel.fit(model, dataset, workers=2, epochs=2, verbose=0)
+        >>> [round(loss, 4) for loss in history.history["loss"]]
+        [1.0, 0.9409]
     """
     _check(model, dataset, epochs, initial_epoch, steps_per_epoch, validation_freq)
     number = whole_number(workers, "workers")

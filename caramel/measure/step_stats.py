@@ -69,6 +69,23 @@ def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
         session: of an ARModel, or without communication.
         args: see `Session.step`.
         kwargs: likewise.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable([0.0, 0.0], name="w")
+        >>> def step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+
+        >>> named = caramel.InProcess(caramel.RunOptions(optimize_graph=False))
+        >>> with caramel.ARModel(context, 2).session(named) as session:
+        ...     step = caramel.traced_step(session, [[1.0, 0.0], [0.0, 1.0]], [1.0, 2.0])
+        >>> step.result.loss, sorted({row.node.split("/")[0] for row in step.rows} & {"worker_0", "worker_1"})
+        (2.5, ['worker_0', 'worker_1'])
     """
     found: list[bytes] = []
 
@@ -227,6 +244,14 @@ def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[s
     Returns:
         The orders, of the gradients of which producers are in all steps of a worker; and the others. Gradients
         that are ready at the same time keep the order of ``producers``.
+
+    Examples:
+        >>> import caramel
+        >>> from caramel.measure.step_stats import Row, TracedStep
+        >>> rows = (Row("worker_0/a", "", 0, 10, 10, None), Row("worker_0/b", "", 5, 8, 8, None))
+        >>> orders = caramel.ready_orders([TracedStep(rows)], {"first": ["a"], "second": ["b"]}, workers=1)
+        >>> orders.common
+        ('second', 'first')
     """
     ready = [_ready_ns(step, producers) for step in steps]
     orders, missing = [], []

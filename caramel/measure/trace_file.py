@@ -54,6 +54,17 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
     Raises:
         TraceError: it cannot be written; what was there is untouched.
+
+    Examples:
+        >>> import os, tempfile
+        >>> import caramel
+        >>> from caramel.facts import Trace
+        >>> trace = Trace("digest", {"MatMul": 2e-3}, {}, 3e-3, 2e-3, 10, 1, 32, "by hand")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     caramel.save_trace(trace, os.path.join(folder, "trace.json"))
+        ...     again = caramel.load_trace(os.path.join(folder, "trace.json"))
+        >>> again == trace
+        True
     """
     write_text(path, trace_to_json(trace), "the trace", TraceError)
 
@@ -63,6 +74,17 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 
     Raises:
         TraceError: no such file, or it is damaged, something else, or of another version.
+
+    Examples:
+        >>> import os, tempfile
+        >>> import caramel
+        >>> from caramel.facts import Trace
+        >>> trace = Trace("digest", {"MatMul": 2e-3}, {}, 3e-3, 2e-3, 10, 1, 32, "by hand")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     caramel.save_trace(trace, os.path.join(folder, "trace.json"))
+        ...     again = caramel.load_trace(os.path.join(folder, "trace.json"))
+        >>> again == trace
+        True
     """
     return trace_from_json(read_text(path, "the trace", TraceError), f"the trace {path}")
 

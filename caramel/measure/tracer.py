@@ -120,6 +120,25 @@ def trace(
 
     Source:
         Caramel, section 4.1.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable([0.0, 0.0], name="w")
+        >>> def step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+
+        >>> batch = [[1.0, 0.0], [0.0, 1.0]], [1.0, 2.0]
+        >>> trace = caramel.trace(context, *batch, runs=1, steps=1, orders=False)
+
+        >>> trace.examples, trace.model_digest == context.model.digest
+        (2, True)
+        >>> all(time_s >= 0 for time_s in trace.op_s.values())
+        True
     """
     options = TraceOptions(
         workers=workers,

@@ -51,6 +51,12 @@ class NetworkModel:
         gamma_s_per_byte: measured seconds for adding a byte on one worker.
         given: alpha, beta and gamma given by hand instead.
         contentions: how all-reduces and computation are in each other's way, where that was measured.
+
+    Examples:
+        >>> import caramel
+        >>> network = caramel.NetworkModel.from_link_rate(125e6)
+        >>> round(network.predict("ring", 1, workers=4, size_bytes=4e6).time_s, 4)
+        0.0486
     """
 
     description: str

@@ -46,6 +46,24 @@ class StepResult:
         examples: number of examples in the step (0 where no input is split).
         worker_examples: of each worker.
         outputs: further results of the step function: the values of each worker, by name.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable([0.0, 0.0], name="w")
+        >>> def step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+
+        >>> with caramel.ARModel(context, 2).session() as session:
+        ...     result = session.step([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [1.0, 2.0, 3.0])
+        >>> result.step, result.examples, result.worker_examples
+        (1, 3, (2, 1))
+        >>> result.worker_losses
+        (2.5, 9.0)
     """
 
     step: int
@@ -66,6 +84,26 @@ class Session:
 
     Raises:
         ClusterError: the cluster cannot be started.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable([0.0, 0.0], name="w")
+        >>> def step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+
+        >>> batches = [([[1.0, 0.0], [0.0, 1.0]], [1.0, 2.0])] * 3
+        >>> with caramel.ARModel(context, 2).session() as session:
+        ...     results = session.run(batches)
+        ...     session.write_back()
+        >>> [round(result.loss, 3) for result in results]
+        [2.5, 2.025, 1.64]
+        >>> w.numpy()
+        array([0.271, 0.542], dtype=float32)
     """
 
     def __init__(

@@ -66,3 +66,43 @@ def test_pruned_keeps_order_and_drops_the_rest():
 
 def test_same_nodes_same_bytes():
     assert make(a=[], b=["a"]).to_bytes() == make(a=[], b=["a"]).to_bytes()
+
+
+def test_networkx_has_ops_times_and_bytes():
+    nodes = [
+        node_def_pb2.NodeDef(name="a", op="Const", device="/CPU:0"),
+        node_def_pb2.NodeDef(name="b", op="Add", input=["a", "a", "a:1"]),
+        node_def_pb2.NodeDef(name="c", op="NoOp", input=["^a", "^b"]),
+    ]
+    graph = Graph(nodes)
+    found = graph.to_networkx({"a": 2e-3}, {"a": 8})
+    assert dict(found.nodes(data=True)) == {
+        "a": {"op": "Const", "device": "/CPU:0", "seconds": 2e-3, "bytes": 8},
+        "b": {"op": "Add", "device": "", "seconds": None, "bytes": None},
+        "c": {"op": "NoOp", "device": "", "seconds": None, "bytes": None},
+    }
+    assert {(u, v): (d["control"], d["bytes"]) for u, v, d in found.edges(data=True)} == {
+        ("a", "b"): (False, None),  # it reads two outputs, of which only one is known
+        ("a", "c"): (True, None),
+        ("b", "c"): (True, None),
+    }
+    only_first = Graph([nodes[0], node_def_pb2.NodeDef(name="b", op="Neg", input=["a"])])
+    assert only_first.to_networkx({}, {"a": 8}).edges["a", "b"] == {"control": False, "bytes": 8}
+
+
+def test_around_loops_enters_before_it_goes_around():
+    node = node_def_pb2.NodeDef
+    graph = Graph(
+        [
+            node(name="exit", op="Exit", input=["switch"]),
+            node(name="next", op="NextIteration", input=["body"]),
+            node(name="body", op="Add", input=["switch:1"]),
+            node(name="switch", op="Switch", input=["merge"]),
+            node(name="merge", op="Merge", input=["enter", "next"]),
+            node(name="enter", op="Enter", input=["start"]),
+            node(name="start", op="Const"),
+        ]
+    )
+    assert [n.name for n in graph.around_loops()] == ["start", "enter", "merge", "switch", "exit", "body", "next"]
+    with pytest.raises(InvariantError, match=r"cycle through 'body' \(5 nodes"):
+        graph.order  # noqa: B018

@@ -324,3 +324,17 @@ def test_a_postponed_update_that_uses_its_own_step_is_found():
     other.input.append("^worker_1/x")
     with pytest.raises(InvariantError, match="uses 'worker_1/x' of worker 1 in the step after its own"):
         verify_postponed(emission.extended([], {other.name: other}))
+
+
+def test_a_plan_as_a_digraph_has_what_travels_where(context):
+    plan = caramel.ARModel(context, 2, batching=False, postponed=["w"], algorithm="ring").plan
+    found = plan.to_networkx()
+    transfers = {number: data for number, data in found.nodes(data=True) if data["kind"] == "transfer"}
+    assert [(d["window"], d["bytes"], d["algorithm"]) for d in transfers.values()] == [
+        (t.window, t.size_bytes, "ring") for t in plan.transfers
+    ]
+    edges = {(u, v): data.get("elements") for u, v, data in found.edges(data=True) if isinstance(u, str)}
+    assert edges == {(p.gradient, n): p.elements for n, t in enumerate(plan.transfers) for p in t.pieces}
+    assert not [(u, v) for u, v in found.edges if isinstance(u, int)]  # one transfer in each window
+    both = caramel.ARModel(context, 2, batching=False).plan.to_networkx()
+    assert [(u, v) for u, v in both.edges if isinstance(u, int)] == [(0, 1)]

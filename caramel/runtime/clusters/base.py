@@ -20,6 +20,11 @@ class Cluster(ABC):
     Attributes:
         options: how TensorFlow runs the graph.
         tracing_warning: what makes times doubtful that are traced there; "" if nothing does.
+
+    Examples:
+        >>> import caramel
+        >>> isinstance(caramel.InProcess(), caramel.Cluster)
+        True
     """
 
     options: RunOptions

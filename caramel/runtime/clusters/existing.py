@@ -31,6 +31,15 @@ class Servers(Cluster):
             at its address, a session starts that server beside this process and stops it at the end.
             The others `serve`.
         notes: what was left out of the cluster's description.
+
+    Examples:
+        >>> import caramel
+        >>> caramel.Servers(["host0:2222", "host1:2222"]).addresses
+        ('host0:2222', 'host1:2222')
+        >>> caramel.Servers.from_tf_config(
+        ...     '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 1}}'
+        ... ).task
+        1
     """
 
     addresses: tuple[str, ...]

@@ -21,6 +21,11 @@ class InProcess(Cluster):
 
     Attributes:
         options: how TensorFlow runs the graph.
+
+    Examples:
+        >>> import caramel
+        >>> caramel.InProcess(caramel.RunOptions(inter_op_threads=2)).options.inter_op_threads
+        2
     """
 
     options: RunOptions = field(default_factory=RunOptions)

@@ -46,6 +46,11 @@ class LocalProcesses(Cluster):
             them; needs root. The driver runs beside the first.
         start_timeout_s: how long the servers may take to start.
         options: how TensorFlow runs the graph.
+
+    Examples:
+        >>> import caramel
+        >>> caramel.LocalProcesses(base_port=2222).tasks(["/job:worker/task:0", "/job:worker/task:1"])
+        [('worker', 0), ('worker', 1)]
     """
 
     allow_open_ports: bool = False

@@ -31,6 +31,11 @@ class RunOptions:
         inter_op_threads: ops at the same time, in a pool of the session's own; 0 leaves it to TensorFlow
             and the one pool that a process has for all other sessions.
         transfer_threads: further threads that a server has; see `TRANSFER_THREADS`.
+
+    Examples:
+        >>> import caramel
+        >>> caramel.RunOptions(optimize_graph=False).config().graph_options.rewrite_options.disable_meta_optimizer
+        True
     """
 
     optimize_graph: bool = True
