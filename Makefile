@@ -50,10 +50,10 @@ horovod:  ## build Horovod in an environment of its own, for these benchmarks; n
 clean:
 	rm -rf $(VENV) .venv-horovod build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(VENV)/.demo: setup.py scripts/environment.sh
+$(VENV)/.demo: pyproject.toml scripts/environment.sh
 	scripts/environment.sh $(VENV) .
 	touch $@
 
-$(VENV)/.dev: setup.py scripts/environment.sh
+$(VENV)/.dev: pyproject.toml scripts/environment.sh
 	scripts/environment.sh $(VENV) '.[dev]'
 	touch $@
