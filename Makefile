@@ -48,7 +48,7 @@ horovod:  ## build Horovod in an environment of its own, for these benchmarks; n
 	scripts/horovod.sh .venv-horovod
 
 clean:
-	rm -rf $(VENV) .venv-horovod build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-horovod build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/.demo: pyproject.toml scripts/environment.sh
 	scripts/environment.sh $(VENV) .
