@@ -15,6 +15,7 @@ from caramel.netmodel.ranking import Candidate
 from caramel.util.arguments import whole_number
 
 DEFAULT_ALGORITHM = "shuffle"
+"""Name of the algorithm where neither the caller nor a network model decides."""
 
 
 @lru_cache
@@ -34,11 +35,11 @@ class CollectiveOptions:
     """What the caller asked for.
 
     Attributes:
-        algorithm: one for all transfers; None to choose.
-        depth: one for all transfers; None to choose.
-        deterministic: admit only algorithms that add in rank order.
+        algorithm: name of the algorithm of all transfers; None to choose.
+        depth: number of chunks of all transfers; None to choose.
+        deterministic: whether only algorithms that add in rank order are admitted.
         wire: element type of messages; None to send values as they are.
-        network: the model to choose by, if there is one.
+        network: network model to choose by; None without one.
     """
 
     algorithm: str | None = None
@@ -90,11 +91,11 @@ class Collective:
     """The decision for one transfer.
 
     Attributes:
-        algorithm: the collective.
+        algorithm: name of the collective.
         depth: number of chunks.
-        reason: why.
-        predicted_s: seconds, if a network model was there.
-        occupied_s: of these, seconds until the next transfer can begin; None: it waits for all of this one.
+        reason: reason of the decision.
+        predicted_s: predicted seconds of the transfer; None without a network model.
+        occupied_s: seconds of these until the next transfer can begin; None if it waits for all of this one.
     """
 
     algorithm: str
@@ -108,10 +109,10 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
     """Decide about one transfer, beside which all workers compute.
 
     Args:
-        options: what was asked for.
+        options: options of the caller.
         workers: number of workers.
         dtype: element type.
-        elements: how many.
+        elements: number of elements.
 
     Raises:
         InputError: the options do not fit the number of workers or the dtype.
@@ -133,13 +134,13 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
 def possible_collectives(
     options: CollectiveOptions, workers: int, dtype: str, size_bytes: float
 ) -> Sequence[Candidate]:
-    """All that one transfer may be, whether it is what is chosen or not; beside it all workers compute.
+    """All candidates for one transfer, beside which all workers compute.
 
     Args:
-        options: what was asked for, with a network model.
+        options: options of the caller, with a network model.
         workers: number of workers, at least 2.
         dtype: element type.
-        size_bytes: bytes that travel.
+        size_bytes: bytes on the wire.
 
     Raises:
         InputError: the options do not fit, or nothing is known about what they allow.
@@ -154,7 +155,7 @@ def possible_collectives(
 
 
 def _allowed(options: CollectiveOptions, workers: int, dtype: str) -> Sequence[str]:
-    """Names of the algorithms that may be taken."""
+    """Names of the algorithms that the options allow."""
     options.check_workers(workers)
     allowed = [name for name in CHOICES if _is_allowed(name, options, workers, dtype)]
     if options.algorithm is None:

@@ -10,17 +10,18 @@ import numpy as np
 
 from caramel.errors import FitError
 
-MOST_SHARE = 0.95
-"""Of the processors' time; computation would hardly go on beside all-reduces that take more."""
+MOST_PROCESSOR_SHARE = 0.95
+"""Largest processor share of all-reduces, as a fraction of the processors' time; computation would hardly go on beside
+all-reduces that take more."""
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds from a common start to the end of both.
+    """Seconds from a common start to the end of the computation and to the end of the all-reduces.
 
     Attributes:
-        compute_s: of the computation.
-        reduce_s: of the all-reduces.
+        compute_s: seconds of the computation.
+        reduce_s: seconds of the all-reduces.
     """
 
     compute_s: float
@@ -29,15 +30,15 @@ class Durations:
 
 @dataclass(frozen=True)
 class Contention:
-    """What was measured with one number of workers, one kind of all-reduce and one size.
+    """A measurement with one number of workers, one kind of all-reduce and one size.
 
     Attributes:
         workers: number of workers, all of which compute.
         algorithm: name of the collective.
         depth: number of chunks.
         size_bytes: bytes of the tensors that are reduced.
-        processor_share: the part of its progress that computation loses while all-reduces run, from 0 to 0.95.
-        slowdown: how many times as long an all-reduce takes while all workers compute, at least 1.
+        processor_share: fraction of its progress that computation loses while all-reduces run, from 0 to 0.95.
+        slowdown: factor by which an all-reduce takes longer while all workers compute, at least 1.
         occupancy: the seconds by which each more of several at once delays the end of all, while all workers compute,
             over those that one takes by itself: what they wait for, besides each other, they do at once. None where
             that was not measured: then each counts as if none began before it has ended.
@@ -53,14 +54,14 @@ class Contention:
 
 
 def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
-    """What follows from the same computation and the same all-reduces, each by itself and both at once.
+    """The contention that follows from the times of a computation and of all-reduces, each by itself and both at once.
 
     While both run, each makes progress at its slower speed; what is left of the longer one then runs by itself. So the
     computation's speed beside all-reduces is what it has done by their end, over the time that took, and likewise.
 
     Args:
-        alone: each by itself.
-        together: both at once.
+        alone: seconds of each by itself.
+        together: seconds of each with both at once.
 
     Returns:
         The processor share and the slowdown; see `Contention`.
@@ -78,19 +79,19 @@ def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
     both_s = min(together.compute_s, together.reduce_s)
     compute_speed = (alone.compute_s - (together.compute_s - both_s)) / both_s
     reduce_speed = (alone.reduce_s - (together.reduce_s - both_s)) / both_s
-    share = min(max(1 - compute_speed, 0.0), MOST_SHARE)
-    return share, 1 / min(max(reduce_speed, 1 - MOST_SHARE), 1.0)
+    share = min(max(1 - compute_speed, 0.0), MOST_PROCESSOR_SHARE)
+    return share, 1 / min(max(reduce_speed, 1 - MOST_PROCESSOR_SHARE), 1.0)
 
 
 @dataclass(frozen=True)
-class _Seconds:
-    """Of an all-reduce beside computation; beyond the measured sizes all but the first are those at the nearest one.
+class _ReductionSeconds:
+    """Seconds of an all-reduce beside computation; beyond measured sizes all but the first are those at the nearest.
 
     Attributes:
-        alone_s: seconds that it takes by itself.
-        waited_s: seconds that it waits for computation, besides.
+        alone_s: seconds of the all-reduce by itself.
+        waited_s: further seconds in which it waits for computation.
         taken_s: seconds that it takes from computation.
-        lag_s: of the first two, those for which others need not wait.
+        lag_s: seconds of the first two for which other all-reduces need not wait.
     """
 
     alone_s: float
@@ -99,7 +100,7 @@ class _Seconds:
     lag_s: float
 
 
-class Beside:
+class ContentionModel:
     """All-reduces of one number of workers beside computation, at sizes that were measured and at others.
 
     What computation costs an all-reduce is seconds for each of its messages, which wait for a processor, and what an
@@ -109,19 +110,19 @@ class Beside:
     next to nothing but waiting, says little of larger ones.
 
     Args:
-        found: measurements with so many workers.
-        alone_s: (algorithm, depth, bytes) -> seconds of an all-reduce by itself.
+        contentions: measurements with one number of workers.
+        alone_s: function (algorithm, depth, bytes) -> seconds of an all-reduce by itself.
     """
 
-    def __init__(self, found: Sequence[Contention], alone_s: Callable[[str, int, float], float]) -> None:
-        self._found: dict[tuple[str, int], list[Contention]] = {}
-        for each in sorted(found, key=lambda each: each.size_bytes):
-            self._found.setdefault((each.algorithm, each.depth), []).append(each)
-        self._largest = {kind: each[-1].size_bytes for kind, each in self._found.items()}
+    def __init__(self, contentions: Sequence[Contention], alone_s: Callable[[str, int, float], float]) -> None:
+        self._by_kind: dict[tuple[str, int], list[Contention]] = {}
+        for contention in sorted(contentions, key=lambda contention: contention.size_bytes):
+            self._by_kind.setdefault((contention.algorithm, contention.depth), []).append(contention)
+        self._largest_bytes = {kind: measured[-1].size_bytes for kind, measured in self._by_kind.items()}
         self._alone_s = alone_s
 
     def slowdown(self, algorithm: str, depth: int, size_bytes: float) -> float:
-        """How many times as long an all-reduce takes; 1 if nothing was measured.
+        """The factor by which an all-reduce takes longer; 1 if nothing was measured.
 
         Args:
             algorithm: name of the collective.
@@ -133,7 +134,7 @@ class Beside:
         )
 
     def channel_part(self, algorithm: str, depth: int, size_bytes: float) -> float:
-        """Of the time that an all-reduce takes, the part by which it delays those behind it; 1 if nothing was measured.
+        """The fraction of its time by which an all-reduce delays those behind it; 1 if nothing was measured.
 
         Args:
             algorithm: name of the collective.
@@ -145,7 +146,7 @@ class Beside:
         )
 
     def processor_share(self, algorithm: str, depth: int, size_bytes: float) -> float:
-        """The part of its progress that computation loses while such an all-reduce runs; 0 if nothing was measured.
+        """The fraction of its progress that computation loses while an all-reduce runs; 0 if nothing was measured.
 
         Args:
             algorithm: name of the collective.
@@ -155,33 +156,33 @@ class Beside:
         return max((self._share(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=0.0)
 
     def _kinds(self, algorithm: str, depth: int, size_bytes: float) -> list[tuple[str, int]]:
-        """Whose measurements say something about it."""
-        least = min(size_bytes, max(self._largest.values(), default=0))
-        reach = [kind for kind, size in self._largest.items() if size >= least]
-        return [(algorithm, depth)] if (algorithm, depth) in reach else reach
+        """The pairs (algorithm, depth) whose measurements say something about an all-reduce."""
+        least_bytes = min(size_bytes, max(self._largest_bytes.values(), default=0))
+        measured = [kind for kind, size in self._largest_bytes.items() if size >= least_bytes]
+        return [(algorithm, depth)] if (algorithm, depth) in measured else measured
 
     def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:
-        found = self._seconds(kind, size_bytes)
-        return 1 + found.waited_s / found.alone_s
+        seconds = self._seconds(kind, size_bytes)
+        return 1 + seconds.waited_s / seconds.alone_s
 
     def _channel_part(self, kind: tuple[str, int], size_bytes: float) -> float:
-        found = self._seconds(kind, size_bytes)
-        return max(1 - found.lag_s / (found.alone_s + found.waited_s), 0.0)
+        seconds = self._seconds(kind, size_bytes)
+        return max(1 - seconds.lag_s / (seconds.alone_s + seconds.waited_s), 0.0)
 
     def _share(self, kind: tuple[str, int], size_bytes: float) -> float:
-        found = self._seconds(kind, size_bytes)
-        return min(found.taken_s / (found.alone_s + found.waited_s), MOST_SHARE)
+        seconds = self._seconds(kind, size_bytes)
+        return min(seconds.taken_s / (seconds.alone_s + seconds.waited_s), MOST_PROCESSOR_SHARE)
 
-    def _seconds(self, kind: tuple[str, int], size_bytes: float) -> _Seconds:
-        found = self._found[kind]
-        sizes = [each.size_bytes for each in found]
+    def _seconds(self, kind: tuple[str, int], size_bytes: float) -> _ReductionSeconds:
+        contentions = self._by_kind[kind]
+        sizes = [contention.size_bytes for contention in contentions]
         alone_s = [self._alone_s(*kind, size) for size in sizes]
-        waited_s = [(each.slowdown - 1) * s for each, s in zip(found, alone_s)]
-        taken_s = [each.processor_share * each.slowdown * s for each, s in zip(found, alone_s)]
+        waited_s = [(contention.slowdown - 1) * s for contention, s in zip(contentions, alone_s)]
+        taken_s = [contention.processor_share * contention.slowdown * s for contention, s in zip(contentions, alone_s)]
         lag_s = [
-            0.0 if each.occupancy is None else max(each.slowdown - each.occupancy, 0.0) * s
-            for each, s in zip(found, alone_s)
+            0.0 if contention.occupancy is None else max(contention.slowdown - contention.occupancy, 0.0) * s
+            for contention, s in zip(contentions, alone_s)
         ]
         size_bytes = min(max(size_bytes, sizes[0]), sizes[-1])
-        waited, taken, lag = (float(np.interp(size_bytes, sizes, seconds)) for seconds in (waited_s, taken_s, lag_s))
-        return _Seconds(self._alone_s(*kind, size_bytes), waited, taken, lag)
+        waited, taken, lag = (float(np.interp(size_bytes, sizes, part_s)) for part_s in (waited_s, taken_s, lag_s))
+        return _ReductionSeconds(self._alone_s(*kind, size_bytes), waited, taken, lag)

@@ -20,6 +20,7 @@ from caramel.errors import FitError, InputError
 from caramel.netmodel.line import Curve
 
 _MOST_S_PER_BYTE = 1e9
+"""Upper bound of a plausible time to add a byte, in seconds (our choice: anything above is a mistake)."""
 
 
 def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
@@ -27,7 +28,7 @@ def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
 
     Args:
         algorithm: name of an all-reduce.
-        workers: N, at least 1.
+        workers: number of workers N, at least 1.
         depth: number of chunks. It matters for the chain, which becomes a pipeline, and for the star,
             whose chunks have different roots; for the others chunks overlap and change nothing here.
 
@@ -72,7 +73,7 @@ def fit_cost(curves: Sequence[Curve], gamma_s_per_byte: float) -> Cost:
     explains is taken off first. Samples are weighted by 1 / T^2.
 
     Args:
-        curves: of the same algorithm and depth, for at least two numbers of workers above 1.
+        curves: measured curves of one algorithm and depth, for at least two numbers of workers above 1.
         gamma_s_per_byte: measured seconds for adding a byte.
 
     Raises:
@@ -93,10 +94,10 @@ def fit_cost(curves: Sequence[Curve], gamma_s_per_byte: float) -> Cost:
     if not 0 <= gamma_s_per_byte < _MOST_S_PER_BYTE:
         raise FitError(f"adding a byte takes between 0 and {_MOST_S_PER_BYTE:g} s, not {gamma_s_per_byte:g} s")
     features, measured = np.array(rows, float), np.array(times)
-    rest = measured - gamma_s_per_byte * features[:, 2]
+    unexplained_s = measured - gamma_s_per_byte * features[:, 2]
     units = features[:, :2].max(axis=0)
     time_unit = measured.min()
     model = LinearRegression(fit_intercept=False, positive=True)
-    model.fit(features[:, :2] / units, rest / time_unit, sample_weight=(time_unit / measured) ** 2)
+    model.fit(features[:, :2] / units, unexplained_s / time_unit, sample_weight=(time_unit / measured) ** 2)
     alpha, beta = model.coef_ * time_unit / units
     return Cost(float(alpha), float(beta), gamma_s_per_byte)

@@ -18,8 +18,8 @@ FORMAT = JsonFormat(
     "network model", 1, InputError, "caramel netbench", "measure anew (caramel netbench)", "caramel network model"
 )
 
-_MOST = 2**60
-"""No number of workers, chunks or bytes is larger."""
+_LARGEST_COUNT = 2**60
+"""Upper bound of any number of workers, chunks or bytes in a file."""
 
 
 def to_json(network: NetworkModel) -> str:
@@ -56,8 +56,8 @@ def from_json(document: str, name: str = "this") -> NetworkModel:
     """Read what `to_json` wrote.
 
     Args:
-        document: the JSON.
-        name: noun for it in messages.
+        document: JSON text.
+        name: noun for it in messages, such as ``"the network model net.json"``.
 
     Raises:
         InputError: it is damaged, something else, or of another version.
@@ -77,28 +77,30 @@ def from_json(document: str, name: str = "this") -> NetworkModel:
 
 
 def _curve(data: Any) -> Curve:
-    samples = tuple(Sample(whole(size, 0, _MOST), number(time)) for size, time in data["samples"])
-    return Curve.fitted(whole(data["workers"], 1, _MOST), _algorithm(data), whole(data["depth"], 1, _MOST), samples)
+    samples = tuple(Sample(whole(size, 0, _LARGEST_COUNT), number(time)) for size, time in data["samples"])
+    return Curve.fitted(
+        whole(data["workers"], 1, _LARGEST_COUNT), _algorithm(data), whole(data["depth"], 1, _LARGEST_COUNT), samples
+    )
 
 
 def _contention(data: Any) -> Contention:
     share, slowdown = number(data["processor_share"]), number(data["slowdown"])
     if share >= 1 or slowdown < 1:
         raise ValueError(f"a processor share of {share} or a slowdown of {slowdown} cannot be")
-    workers, depth = whole(data["workers"], 2, _MOST), whole(data["depth"], 1, _MOST)
-    size_bytes = whole(data["size_bytes"], 1, _MOST)
-    given = data.get("occupancy")  # not in older files
-    occupancy = None if given is None else number(given)
+    workers, depth = whole(data["workers"], 2, _LARGEST_COUNT), whole(data["depth"], 1, _LARGEST_COUNT)
+    size_bytes = whole(data["size_bytes"], 1, _LARGEST_COUNT)
+    occupancy_data = data.get("occupancy")  # not in older files
+    occupancy = None if occupancy_data is None else number(occupancy_data)
     if occupancy == 0:
         raise ValueError("an occupancy of 0 cannot be")
     return Contention(workers, _algorithm(data), depth, size_bytes, share, slowdown, occupancy)
 
 
 def _algorithm(data: Any) -> str:
-    found = text(data["algorithm"])
-    if found not in CHOICES:
-        raise ValueError(f"there is no all-reduce algorithm {found!r}")
-    return found
+    algorithm = text(data["algorithm"])
+    if algorithm not in CHOICES:
+        raise ValueError(f"there is no all-reduce algorithm {algorithm!r}")
+    return algorithm
 
 
 def _checked(network: NetworkModel) -> NetworkModel:

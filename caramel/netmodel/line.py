@@ -10,16 +10,16 @@ import numpy as np
 
 from caramel.errors import FitError, InputError
 
-DOUBLING_GAIN = 0.8
-"""Caramel, section 4.2: a transfer is large once f(2x) / (2 f(x)) exceeds this, that is, once joining two
-transfers of this size saves less than 20 % of their time."""
+LARGE_DOUBLING_RATIO = 0.8
+"""Ratio f(2x) / (2 f(x)) above which a transfer of x bytes is large: joining two transfers of this size then saves less
+than 20 % of their time (Caramel, section 4.2)."""
 
-FITS_WITHIN = 0.25
-"""A line that is further off than this at some measured size is said not to fit (our choice: decisions
-between algorithms and depths differ by less where they matter)."""
+MOST_RESIDUAL = 0.25
+"""Largest residual of a line that fits, as a fraction of the measured time; a line with a larger one at some measured
+size is said not to fit (our choice: decisions between algorithms and depths differ by less where they matter)."""
 
 _SHORTEST_S, _LONGEST_S = 1e-15, 1e9
-"""No all-reduce takes less or more; beyond, floating-point numbers would overflow."""
+"""Range of the seconds of an all-reduce; beyond, floating-point numbers would overflow."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sample:
 
     Attributes:
         size_bytes: bytes of the tensor.
-        time_s: seconds for one all-reduce (median).
+        time_s: median seconds of one all-reduce.
     """
 
     size_bytes: int
@@ -40,7 +40,7 @@ class Line:
     """T = a + b * bytes.
 
     Attributes:
-        a_s: seconds that every all-reduce takes.
+        a_s: seconds of every all-reduce, whatever its size.
         b_s_per_byte: further seconds for each byte of the tensor.
     """
 
@@ -72,7 +72,7 @@ def fit_line(samples: Sequence[Sample]) -> Line:
     Each sample is weighted by 1 / T^2; unweighted, the large sizes drown the intercept.
 
     Args:
-        samples: at least two different sizes; equal sizes may repeat.
+        samples: measurements of at least two different sizes; equal sizes may repeat.
 
     Raises:
         FitError: too few sizes, or times that are not positive and finite.
@@ -102,10 +102,10 @@ class Curve:
 
     Attributes:
         workers: number of workers.
-        algorithm: the collective.
+        algorithm: name of the collective.
         depth: number of chunks.
-        samples: by size.
-        line: fitted to them.
+        samples: measurements in ascending order of size.
+        line: line that is fitted to the samples.
     """
 
     workers: int
@@ -141,8 +141,8 @@ class Curve:
 
     @property
     def fits(self) -> bool:
-        """Whether the line is nowhere off by more than `FITS_WITHIN`."""
-        return abs(self.worst[1]) <= FITS_WITHIN
+        """Whether no residual is larger than `MOST_RESIDUAL`."""
+        return abs(self.worst[1]) <= MOST_RESIDUAL
 
     @property
     def warning(self) -> str | None:
@@ -175,13 +175,13 @@ class Curve:
 
         Of several the largest.
         """
-        found: tuple[float, Sample, Sample] | None = None
+        largest: tuple[float, Sample, Sample] | None = None
         for before, after in zip(self.samples, self.samples[1:]):
             if 0 < before.size_bytes < after.size_bytes:
                 excess = after.time_s / before.time_s / (after.size_bytes / before.size_bytes)
-                if excess > 1.5 and (found is None or excess > found[0]):
-                    found = (excess, before, after)
-        return None if found is None else found[1:]
+                if excess > 1.5 and (largest is None or excess > largest[0]):
+                    largest = (excess, before, after)
+        return None if largest is None else largest[1:]
 
     @property
     def _last_slope_s_per_byte(self) -> float:
@@ -218,8 +218,8 @@ def threshold_bytes(time_s: Callable[[float], float], most_bytes: float = 2.0**4
     """The smallest x >= 1 with f(2x) / (2 f(x)) > 0.8, for any f.
 
     Args:
-        time_s: f, seconds for a number of bytes.
-        most_bytes: where to give up and answer infinity.
+        time_s: function f from a number of bytes to seconds.
+        most_bytes: size in bytes above which the answer is infinity.
 
     Source:
         Caramel, section 4.2.
@@ -228,7 +228,7 @@ def threshold_bytes(time_s: Callable[[float], float], most_bytes: float = 2.0**4
         raise InputError(f"most_bytes must be more than 1, got {most_bytes}")
 
     def is_large(size: float) -> bool:
-        return time_s(2 * size) > 2 * DOUBLING_GAIN * time_s(size)
+        return time_s(2 * size) > 2 * LARGE_DOUBLING_RATIO * time_s(size)
 
     low, high = 1.0, 1.0
     while not is_large(high):

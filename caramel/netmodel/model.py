@@ -9,22 +9,22 @@ from functools import cached_property
 
 from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCES, CHOICES, NATIVE
 from caramel.errors import InputError
-from caramel.netmodel.contention import Beside, Contention
+from caramel.netmodel.contention import Contention, ContentionModel
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, threshold_bytes
 from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of, measured_if_any
 
 MOST_DEPTH = 8
-"""Caramel, section 4.4: depths from 1 to 8."""
+"""Largest depth that is chosen (Caramel, section 4.4: depths from 1 to 8)."""
 
 MEASURED_DEPTHS = (1, 2, 4, 8)
-"""Caramel, figure 13."""
+"""Depths that are measured (Caramel, figure 13)."""
 
 LARGE_BYTES = 4 * 2**20
-"""The larger of the two sizes that Caramel measures (section 4.2)."""
+"""Bytes of the larger of the two transfers that Caramel measures (section 4.2)."""
 
 MESSAGE_LATENCY_S = 100e-6
-"""What one message between two TensorFlow servers took on the loopback device (`docs/benchmarks.md`)."""
+"""Seconds of one message between two TensorFlow servers on the loopback device (`docs/benchmarks.md`)."""
 
 
 def default_depth(size_bytes: float, threshold: float) -> int:
@@ -46,11 +46,11 @@ class NetworkModel:
     """Times of all-reduces on one network.
 
     Attributes:
-        description: where it is from.
-        curves: measured, for each number of workers, algorithm and depth.
+        description: origin of the model, for people.
+        curves: measured times, one curve for each number of workers, algorithm and depth.
         gamma_s_per_byte: measured seconds for adding a byte on one worker.
-        given: alpha, beta and gamma given by hand instead.
-        contentions: how all-reduces and computation are in each other's way, where that was measured.
+        given: alpha, beta and gamma that were given by hand, instead of measurements.
+        contentions: measurements of how all-reduces and computation slow each other down, if there are any.
 
     Examples:
         >>> import caramel
@@ -100,9 +100,9 @@ class NetworkModel:
         """
         if not (math.isfinite(rate_bytes_per_s) and rate_bytes_per_s > 0):
             raise InputError(f"the rate of a link must be positive and finite, got {rate_bytes_per_s} bytes/s")
-        made = cls.from_costs(latency_s, 1 / rate_bytes_per_s)
+        network = cls.from_costs(latency_s, 1 / rate_bytes_per_s)
         return cls(
-            f"given by hand: links of {rate_bytes_per_s:g} bytes/s, {latency_s:g} s per message", given=made.given
+            f"given by hand: links of {rate_bytes_per_s:g} bytes/s, {latency_s:g} s per message", given=network.given
         )
 
     # -- what is known ---------------------------------------------------------------------------
@@ -119,19 +119,19 @@ class NetworkModel:
     @cached_property
     def costs(self) -> dict[tuple[str, int], Cost]:
         """Alpha, beta and gamma by algorithm and depth, for those measured with several numbers of workers."""
-        found: dict[tuple[str, int], list[Curve]] = {}
+        curves: dict[tuple[str, int], list[Curve]] = {}
         for curve in self.curves:
             if curve.workers > 1:
-                found.setdefault((curve.algorithm, curve.depth), []).append(curve)
+                curves.setdefault((curve.algorithm, curve.depth), []).append(curve)
         return {
-            key: fit_cost(curves, self.gamma_s_per_byte)
-            for key, curves in sorted(found.items())
-            if len({c.workers for c in curves}) > 1
+            key: fit_cost(measured, self.gamma_s_per_byte)
+            for key, measured in sorted(curves.items())
+            if len({c.workers for c in measured}) > 1
         }
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What does not fit."""
+        """Warnings about curves that no line fits."""
         return tuple(c.warning for c in self.curves if c.warning is not None)
 
     def merged(self, other: NetworkModel) -> NetworkModel:
@@ -140,8 +140,8 @@ class NetworkModel:
         Raises:
             InputError: both have measured the same.
         """
-        if both := self._by_key.keys() & other._by_key.keys():
-            workers, algorithm, depth = min(both)
+        if common := self._by_key.keys() & other._by_key.keys():
+            workers, algorithm, depth = min(common)
             raise InputError(
                 f"both network models have measured {algorithm} at depth {depth} on {workers} workers: "
                 "leave one of the measurements out"
@@ -171,7 +171,7 @@ class NetworkModel:
         """Time of one all-reduce.
 
         Args:
-            algorithm: the collective.
+            algorithm: name of the collective.
             depth: number of chunks.
             workers: number of workers, at least 1.
             size_bytes: bytes of the tensor.
@@ -180,10 +180,10 @@ class NetworkModel:
         Raises:
             InputError: nothing is known about this algorithm at this depth.
         """
-        found = self._predicted_alone(algorithm, depth, workers, size_bytes)
+        alone = self._predicted_alone(algorithm, depth, workers, size_bytes)
         if not (is_beside and self.contentions):
-            return found
-        return replace(found, time_s=found.time_s * self.slowdown(workers, algorithm, depth, size_bytes))
+            return alone
+        return replace(alone, time_s=alone.time_s * self.slowdown(workers, algorithm, depth, size_bytes))
 
     def _predicted_alone(self, algorithm: str, depth: int, workers: int, size_bytes: float) -> Prediction:
         if workers < 1 or depth < 1 or size_bytes < 0:
@@ -220,20 +220,20 @@ class NetworkModel:
         return text or f"measurements of {', '.join(map(str, self.workers))} workers only"
 
     def _threshold(self, algorithm: str, workers: int) -> float:
-        """Of an algorithm without chunks."""
+        """The threshold in bytes of an algorithm without chunks."""
         curve = self._by_key.get((workers, algorithm, 1))
         if curve is not None and curve.fits:
             return curve.line.threshold_bytes
         return threshold_bytes(lambda size: self.predict(algorithm, 1, workers, size).time_s)
 
     def threshold_bytes(self, workers: int, algorithm: str | None = None) -> float:
-        """From which size on joining two transfers saves less than 20 % of their time.
+        """The size in bytes from which on joining two transfers saves less than 20 % of their time.
 
         The smallest x with f(2x) / (2 f(x)) > 0.8; for a line that is 1.5 a / b.
 
         Args:
             workers: number of workers.
-            algorithm: whose f; default: the one that is fastest for 4 MiB without chunks.
+            algorithm: name of the algorithm whose time is f; default: that which is fastest for 4 MiB without chunks.
 
         Raises:
             InputError: nothing is known about it.
@@ -248,38 +248,38 @@ class NetworkModel:
         return self._threshold(algorithm, workers)
 
     def processor_share(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
-        """The part of its progress that computation loses while an all-reduce runs; 0 where that was not measured."""
-        found = self._beside.get(workers)
-        return 0.0 if found is None else found.processor_share(algorithm, depth, size_bytes)
+        """The fraction of its progress that computation loses beside an all-reduce; 0 where that was not measured."""
+        contention = self._contention_models.get(workers)
+        return 0.0 if contention is None else contention.processor_share(algorithm, depth, size_bytes)
 
     def slowdown(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
-        """How many times as long an all-reduce takes beside computation; 1 where that was not measured."""
-        found = self._beside.get(workers)
-        return 1.0 if found is None else found.slowdown(algorithm, depth, size_bytes)
+        """The factor by which an all-reduce takes longer beside computation; 1 where that was not measured."""
+        contention = self._contention_models.get(workers)
+        return 1.0 if contention is None else contention.slowdown(algorithm, depth, size_bytes)
 
     def channel_part(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
-        """Of the time of an all-reduce beside computation, the part for which the next one waits, at most 1.
+        """The fraction of the time of an all-reduce beside computation for which the next one waits, at most 1.
 
         What messages wait for, besides each other, those of several all-reduces do at once. 1 where that was not
         measured.
         """
-        found = self._beside.get(workers)
-        return 1.0 if found is None or workers == 1 else found.channel_part(algorithm, depth, size_bytes)
+        contention = self._contention_models.get(workers)
+        return 1.0 if contention is None or workers == 1 else contention.channel_part(algorithm, depth, size_bytes)
 
     def has_overlaps(self, workers: int) -> bool:
         """Whether some `channel_part` is less than 1."""
-        found = (c for c in self.contentions if c.workers == workers and workers > 1)
-        return any(c.occupancy is not None and c.occupancy < c.slowdown for c in found)
+        contentions = (c for c in self.contentions if c.workers == workers and workers > 1)
+        return any(c.occupancy is not None and c.occupancy < c.slowdown for c in contentions)
 
     @cached_property
-    def _beside(self) -> dict[int, Beside]:
-        """By number of workers."""
+    def _contention_models(self) -> dict[int, ContentionModel]:
+        """The models of contention by number of workers."""
 
-        def beside(workers: int) -> Beside:
-            found = [each for each in self.contentions if each.workers == workers]
-            return Beside(found, lambda a, d, size: self._predicted_alone(a, d, workers, size).time_s)
+        def contention_model(workers: int) -> ContentionModel:
+            contentions = [c for c in self.contentions if c.workers == workers]
+            return ContentionModel(contentions, lambda a, d, size: self._predicted_alone(a, d, workers, size).time_s)
 
-        return {workers: beside(workers) for workers in {each.workers for each in self.contentions}}
+        return {workers: contention_model(workers) for workers in {c.workers for c in self.contentions}}
 
     # -- choices ---------------------------------------------------------------------------------
 
@@ -295,12 +295,12 @@ class NetworkModel:
         """The algorithm and depth with the least predicted delay for one transfer; by itself that is its time.
 
         Args:
-            size_bytes: bytes that travel.
+            size_bytes: bytes on the wire.
             workers: number of workers.
             allowed: names of algorithms; default: all that are known. `native` must be much faster than others: it runs
                 no more once a server was restarted, or in two sessions on the same servers.
-            depth: only this depth. By default, where others than 1 were not measured, it is `default_depth`, or 1
-                beside computation whose contention was measured: more messages take more from it.
+            depth: the only depth to choose. By default, where others than 1 were not measured, it is `default_depth`,
+                or 1 beside computation whose contention was measured: more messages take more from it.
             is_beside: whether all workers compute meanwhile.
 
         Returns:
@@ -323,11 +323,11 @@ class NetworkModel:
         """One all-reduce that may be chosen for one transfer.
 
         Args:
-            algorithm: see `predict`.
-            depth: likewise.
-            workers: likewise.
-            size_bytes: likewise.
-            is_beside: likewise.
+            algorithm: name of the collective.
+            depth: number of chunks.
+            workers: number of workers, at least 1.
+            size_bytes: bytes of the tensor.
+            is_beside: whether all workers compute meanwhile.
 
         Raises:
             InputError: see `predict`.
@@ -347,24 +347,24 @@ class NetworkModel:
         depth: int | None = None,
         is_beside: bool = False,
     ) -> Sequence[Candidate]:
-        """What may be chosen for one transfer; nothing is extrapolated where something was measured.
+        """The candidates for one transfer; nothing is extrapolated where something was measured.
 
         Args:
-            size_bytes: see `choose`.
-            workers: likewise.
-            allowed: likewise.
-            depth: likewise.
-            is_beside: likewise.
+            size_bytes: bytes on the wire.
+            workers: number of workers.
+            allowed: names of algorithms; default: all that are known.
+            depth: the only depth to choose; default: see `choose`.
+            is_beside: whether all workers compute meanwhile.
 
         Raises:
             InputError: none of the allowed ones is known for so many workers.
         """
-        found = [
-            each
-            for each in self._candidates(size_bytes, workers, depth, is_beside)
-            if allowed is None or each.algorithm in allowed
+        candidates = [
+            candidate
+            for candidate in self._candidates(size_bytes, workers, depth, is_beside)
+            if allowed is None or candidate.algorithm in allowed
         ]
-        if not found:
+        if not candidates:
             wanted = "any algorithm" if allowed is None else " or ".join(allowed)
             known = self._known(workers) if self.given is None else [(name, 1) for name in ALGORITHMS]
             raise InputError(
@@ -372,7 +372,7 @@ class NetworkModel:
                 + (f" at depth {depth}" if depth is not None else "")
                 + f": known are {self._listed(known)}; measure it with caramel netbench"
             )
-        return measured_if_any(found)
+        return measured_if_any(candidates)
 
     def _candidates(self, size_bytes: float, workers: int, depth: int | None, is_beside: bool) -> Iterator[Candidate]:
         if self.given is not None:
@@ -384,15 +384,15 @@ class NetworkModel:
         known = self._known(workers)
         if depth is not None and any(chunks == depth for _, chunks in known):
             known = [key for key in known if key[1] == depth]
-        is_contended = is_beside and workers in self._beside
+        is_contended = is_beside and workers in self._contention_models
         for name, chunks in known:
-            found = self.candidate(name, chunks, workers, size_bytes, is_beside=is_beside)
+            candidate = self.candidate(name, chunks, workers, size_bytes, is_beside=is_beside)
             if depth != chunks and [d for a, d in known if a == name] == [1] and name != NATIVE:
                 # Depths were not measured: the formula decides, and the time is that without chunks. What the messages
                 # of more chunks take from computation was not measured either; beside it nothing is cut.
                 chunks = depth or (1 if is_contended else default_depth(size_bytes, self._threshold(name, workers)))
             if depth is None or depth == chunks:
-                yield replace(found, depth=chunks)
+                yield replace(candidate, depth=chunks)
 
     def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
         for name in CHOICES:

@@ -15,7 +15,7 @@ def save_plot(network: NetworkModel, path: str | os.PathLike[str]) -> None:
     """Draw time over size for each number of workers that was measured, one panel each.
 
     Args:
-        network: a measured model.
+        network: measured network model.
         path: file to write; its ending says the format.
 
     Raises:

@@ -11,33 +11,37 @@ from caramel.collectives.algorithms import ALL_REDUCES, NATIVE
 _WITH_ONE_SENDER = frozenset(name for name, row in ALL_REDUCES.items() if row.has_one_sender)
 _WITH_TWO_ROUNDS = frozenset(name for name, row in ALL_REDUCES.items() if row.has_two_rounds)
 
-_NATIVE_GAIN = 1.5
-"""See `best_of` (our choice: TensorFlow's own ring on processors was never so much faster)."""
+_LEAST_NATIVE_SPEEDUP = 1.5
+"""Ratio of the delay of the best other all-reduce to that of `native` from which on `native` is chosen, see `best_of`
+(our choice: TensorFlow's own ring on processors was never so much faster)."""
 
-_ALIKE = 1.03
-"""Times of all-reduces beside computation that differ by less may be in any order the next time they are measured."""
+_EQUAL_DELAY_RATIO = 1.03
+"""Ratio of two delays beside computation up to which they count as equal: times that differ by less may be in any order
+the next time they are measured."""
 
-_ALIKE_SHARE = 0.05
-"""Nor are shares of the processors' time that differ by less known to differ; those with fewer chunks, and so with
-fewer messages, are then the surer ones."""
+_EQUAL_SHARE_MARGIN = 0.05
+"""Difference of two processor shares, as fractions of the processors' time, up to which they count as equal; those with
+fewer chunks, and so with fewer messages, are then the surer ones."""
 
-_NEAR = 1.25
-"""See `best_of`. Measured one after the other, all-reduces do not meet on links as those of a step do, on workers
-that are not in step. On four hosts with links of 50 Mbit/s, where all are about as fast from 128 KiB on, steps of a
+_SUITABLE_DELAY_RATIO = 1.25
+"""Ratio to the least delay up to which an all-reduce is taken because it suits a step in which several meet, see
+`best_of`. Measured one after the other, all-reduces do not meet on links as those of a step do, on workers that are not
+in step. On four hosts with links of 50 Mbit/s, where all are about as fast from 128 KiB on, steps of a
 VGG-like network took 0.80 s with rings, 0.83 s with halving-doubling and 0.84 s with shuffles; of a ResNet 0.72 s,
 0.80 s and 0.76 s (our choice)."""
 
-_WAITED_PART = 0.25
-"""This part counts of the time between when an all-reduce lets the next one begin and when its results are there. A
-window has about four transfers, and what each waits for at its end, all but the last one do while others travel. On
+_COUNTED_LAG_FRACTION = 0.25
+"""Fraction that counts of the seconds between the time when an all-reduce lets the next one begin and the time when its
+results are there. A window has about four transfers, and all but the last one wait at their end while others travel. On
 eight hosts with links of 58 Mbit/s, steps of a Transformer took 1.14 s with seven rings, each of which takes 20 %
 longer than halving-doubling in four chunks and delays the next one less, and 1.25 s with three of the latter and three
 rings (our choice)."""
 
-_MOST_SHARE = 0.25
-"""Where all-reduces take more of the processors' time, the links are not what they wait for, but processors, once for
-each round. Steps of that VGG-like network, with 13 KB in front of 2 MB, took 0.92 s with a ring for the 13 KB, in each
-round of which a worker was late, and 0.83 s with a shuffle (our choice)."""
+_MOST_ONE_SENDER_SHARE = 0.25
+"""Processor share, as a fraction of the processors' time, up to which an all-reduce with one sender is preferred. Where
+all-reduces take more, they do not wait for links, but for processors, once for each round. Steps of that VGG-like
+network, with 13 KB in front of 2 MB, took 0.92 s with a ring for the 13 KB, in each round of which a worker was late,
+and 0.83 s with a shuffle (our choice)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Prediction:
     """Predicted time of one all-reduce.
 
     Attributes:
-        time_s: seconds.
+        time_s: predicted seconds.
         basis: ``"measured"`` (inside what was measured), ``"extrapolated"`` (another size or number of
             workers than measured) or ``"given"`` (by hand).
     """
@@ -59,8 +63,8 @@ class Candidate:
     """An all-reduce that may be chosen.
 
     Attributes:
-        prediction: of its time.
-        algorithm: the collective.
+        prediction: predicted time.
+        algorithm: name of the collective.
         depth: number of chunks.
         occupied_s: predicted seconds until the next one can begin as if nothing were under way; None: it waits for all
             of this one.
@@ -84,7 +88,7 @@ class Candidate:
     @property
     def delay_s(self) -> float:
         """Seconds that it is taken to add to a step, as one of several transfers that follow each other."""
-        return self.channel_s + _WAITED_PART * (self.time_s - self.channel_s)
+        return self.channel_s + _COUNTED_LAG_FRACTION * (self.time_s - self.channel_s)
 
     def __str__(self) -> str:
         return f"{self.algorithm} at depth {self.depth} with {self.time_s * 1e3:.4g} ms"
@@ -95,11 +99,11 @@ class Choice:
     """An algorithm and a depth for a transfer.
 
     Attributes:
-        algorithm: the collective.
+        algorithm: name of the collective.
         depth: number of chunks.
-        prediction: of its time.
-        reason: why it was chosen, and what the next best would have cost.
-        occupied_s: see `Candidate`.
+        prediction: predicted time.
+        reason: reason of the choice, with the predicted time of the next best.
+        occupied_s: predicted seconds until the next transfer can begin, see `Candidate`.
     """
 
     algorithm: str
@@ -130,28 +134,29 @@ def best_of(
     `native` is only chosen where it is 1.5 times as fast as any other.
 
     Args:
-        candidates: at least one.
-        size_bytes: bytes that travel.
-        share: the part of its progress that computation loses beside a candidate, where all workers compute meanwhile.
-            Of those that delay up to 3 % longer than the fastest it is then the one with the least share, or with fewer
-            chunks and a share that is at most 5 percentage points above it.
+        candidates: candidates, at least one.
+        size_bytes: bytes on the wire.
+        share: function from a candidate to the fraction of its progress that computation loses beside it, where all
+            workers compute meanwhile; None where they do not. Of those that delay up to 3 % longer than the fastest it
+            is then the one with the least share, or with fewer chunks and a share that is at most 5 percentage points
+            above it.
         meet: whether several all-reduces meet on links, beside computation. Of those that delay up to 25 % longer than
             the fastest it is one with one sender (see `AllReduce`) that takes at most a quarter of the processors'
             time; if there is none, one with two rounds that takes more.
     """
     others_s = min((c.delay_s for c in candidates if c.algorithm != NATIVE), default=math.inf)
-    kept = (c for c in candidates if c.algorithm != NATIVE or _NATIVE_GAIN * c.delay_s <= others_s)
-    ranked: Sequence[Candidate] = sorted(kept, key=lambda c: (c.delay_s, c.depth))
+    eligible = (c for c in candidates if c.algorithm != NATIVE or _LEAST_NATIVE_SPEEDUP * c.delay_s <= others_s)
+    ranked: Sequence[Candidate] = sorted(eligible, key=lambda c: (c.delay_s, c.depth))
     chosen, reason = ranked[0], _reason(ranked, size_bytes)
     if share is not None and meet:
-        ranked, why = _suiting(ranked, share)
+        ranked, why = _suitable(ranked, share)
         if ranked[0] is not chosen:
             reason += f" {ranked[0]} is an all-reduce {why}."
     if share is not None:
         first = ranked[0]
-        alike = [c for c in ranked if c.delay_s <= _ALIKE * first.delay_s]
-        least = min(map(share, alike))
-        chosen = min((c for c in alike if share(c) <= least + _ALIKE_SHARE), key=lambda c: (c.depth, share(c)))
+        tied = [c for c in ranked if c.delay_s <= _EQUAL_DELAY_RATIO * first.delay_s]
+        least = min(map(share, tied))
+        chosen = min((c for c in tied if share(c) <= least + _EQUAL_SHARE_MARGIN), key=lambda c: (c.depth, share(c)))
         if chosen is not first:
             how = "fewer chunks, and " if share(chosen) >= share(first) else ""
             reason += (
@@ -161,12 +166,12 @@ def best_of(
     return Choice(chosen.algorithm, chosen.depth, chosen.prediction, reason, chosen.occupied_s)
 
 
-def _suiting(ranked: Sequence[Candidate], share: Callable[[Candidate], float]) -> tuple[Sequence[Candidate], str]:
-    """Those that suit a step in which several meet, and why; all of them where none does."""
-    near = [c for c in ranked if c.delay_s <= _NEAR * ranked[0].delay_s]
-    if one_sender := [c for c in near if c.algorithm in _WITH_ONE_SENDER and share(c) <= _MOST_SHARE]:
+def _suitable(ranked: Sequence[Candidate], share: Callable[[Candidate], float]) -> tuple[Sequence[Candidate], str]:
+    """The candidates that suit a step in which several all-reduces meet, and why; all of them where none does."""
+    near = [c for c in ranked if c.delay_s <= _SUITABLE_DELAY_RATIO * ranked[0].delay_s]
+    if one_sender := [c for c in near if c.algorithm in _WITH_ONE_SENDER and share(c) <= _MOST_ONE_SENDER_SHARE]:
         return one_sender, "in which a worker receives from one other only, so that several do not meet"
-    few_rounds = [c for c in near if c.algorithm in _WITH_TWO_ROUNDS and share(c) > _MOST_SHARE]
+    few_rounds = [c for c in near if c.algorithm in _WITH_TWO_ROUNDS and share(c) > _MOST_ONE_SENDER_SHARE]
     return few_rounds or ranked, "with few rounds, each of which waits for processors"
 
 

@@ -10,18 +10,19 @@ from caramel.util.tables import aligned
 from caramel.util.units import format_size, format_time
 
 _SHOWN_SIZES = (64, 2**12, 2**16, 2**20, 2**22, 2**25)
+"""Bytes of the transfers whose choices are shown."""
 
 
 def as_text(network: NetworkModel, workers: Sequence[int] = ()) -> str:
     """What was measured, what was fitted, what does not fit, and what would be chosen.
 
     Args:
-        network: the model.
-        workers: numbers of workers to show choices for, besides those that were measured.
+        network: network model.
+        workers: numbers of workers whose choices are shown, besides those that were measured.
     """
     blocks = [f"network: {network.description}"]
     if network.curves:
-        blocks.append(aligned([_HEAD, *(_row(network, n) for n in range(len(network.curves)))]))
+        blocks.append(aligned([_CURVE_HEADER, *(_row(network, n) for n in range(len(network.curves)))]))
     if network.costs:
         rows = [("algorithm", "depth", "alpha", "beta", "gamma")]
         for (algorithm, depth), cost in network.costs.items():
@@ -32,17 +33,18 @@ def as_text(network: NetworkModel, workers: Sequence[int] = ()) -> str:
         blocks.append(_choices(network, number))
     if network.contentions:
         beside = [("workers", "algorithm", "depth", "bytes", "processor share", "slowdown", "occupancy")]
-        for each in network.contentions:
-            size, share = format_size(each.size_bytes), f"{each.processor_share:.0%}"
-            kind = (str(each.workers), each.algorithm, str(each.depth))
-            occupancy = "" if each.occupancy is None else f"{each.occupancy:.3g}"
-            beside.append((*kind, size, share, f"{each.slowdown:.3g}", occupancy))
+        for contention in network.contentions:
+            size, share = format_size(contention.size_bytes), f"{contention.processor_share:.0%}"
+            kind = (str(contention.workers), contention.algorithm, str(contention.depth))
+            occupancy = "" if contention.occupancy is None else f"{contention.occupancy:.3g}"
+            beside.append((*kind, size, share, f"{contention.slowdown:.3g}", occupancy))
         blocks.append("all-reduces while all workers compute:\n" + aligned(beside))
     blocks += [f"warning: {w}" for w in network.warnings]
     return "\n\n".join(blocks)
 
 
-_HEAD = ("workers", "algorithm", "depth", "a", "b", "1/b", "threshold", "worst residual", "valid")
+_CURVE_HEADER = ("workers", "algorithm", "depth", "a", "b", "1/b", "threshold", "worst residual", "valid")
+"""Titles of the columns that `_row` fills."""
 
 
 def _row(network: NetworkModel, number: int) -> tuple[str, ...]:

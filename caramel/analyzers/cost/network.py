@@ -9,7 +9,7 @@ from functools import cached_property
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.errors import InputError
 from caramel.netmodel.choice import Collective, CollectiveOptions, choose_collective, possible_collectives
-from caramel.netmodel.contention import MOST_SHARE
+from caramel.netmodel.contention import MOST_PROCESSOR_SHARE
 from caramel.netmodel.line import Line, Sample, fit_line, threshold_bytes
 from caramel.netmodel.ranking import Candidate
 
@@ -153,7 +153,7 @@ class Network:
         """
         if compute_s <= 0 or taken_s <= 0 or not self.takes_processor:
             return 1.0
-        share = MOST_SHARE if under_way_s <= 0 else min(taken_s / under_way_s, MOST_SHARE)
+        share = MOST_PROCESSOR_SHARE if under_way_s <= 0 else min(taken_s / under_way_s, MOST_PROCESSOR_SHARE)
         return min(1 / (1 - share), 1 + taken_s / compute_s)
 
     def least_compute_factor(self, compute_s: float, size_bytes: float) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
 from caramel.facts import Boundaries, Boundary, Buckets
-from caramel.netmodel.line import DOUBLING_GAIN
+from caramel.netmodel.line import LARGE_DOUBLING_RATIO
 from caramel.simulator import check_boundaries
 from caramel.util.arguments import byte_count
 from caramel.util.units import format_size, format_time
@@ -199,7 +199,7 @@ class _PaperBatching:
         self._channel = _Channel(time_s)
         self._buckets = _Buckets()
         self._threshold_bytes = threshold_bytes
-        origin = f"f(2x) / (2 f(x)) = {DOUBLING_GAIN:g}" if is_fitted else "set by hand"
+        origin = f"f(2x) / (2 f(x)) = {LARGE_DOUBLING_RATIO:g}" if is_fitted else "set by hand"
         self._threshold_text = f"the threshold of {format_size(threshold_bytes)} ({origin})"
 
     def run(self) -> Buckets:
