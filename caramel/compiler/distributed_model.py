@@ -114,7 +114,7 @@ def compile_model(
     plan, facts = assemble_plan(model, pipeline, options, trace)
     evaluation = context.evaluation_for() if context.evaluation is not None else None
     try:
-        made = distribute(ALL_REDUCE, context, Emission.begun(model, plan, evaluation, pipeline))
+        made = distribute(ALL_REDUCE, context, Emission.initial(model, plan, evaluation, pipeline))
     except InvariantError as error:
         if options.plan is None and options.analyzers is None:
             raise
@@ -155,7 +155,7 @@ def computation_alone(
     if sharding == "batches":
         job = number  # everybody takes whole batches, however many there are
     pipeline = input_pipeline(context, model, job, sharding)
-    start = Emission.begun(model, _without_transfers(model, devices, pipeline), None, pipeline, job)
+    start = Emission.initial(model, _without_transfers(model, devices, pipeline), None, pipeline, job)
     return _alone(context, start)
 
 
@@ -168,7 +168,7 @@ def with_edges(alone: DistributedModel, edges: Sequence[tuple[str, str]]) -> Dis
     """
     old = alone.emission
     plan = replace(old.plan, edges=tuple(edges))
-    return _alone(alone.context, Emission.begun(old.model, plan, None, old.pipeline, old.job_workers))
+    return _alone(alone.context, Emission.initial(old.model, plan, None, old.pipeline, old.job_workers))
 
 
 def _alone(context: Context, start: Emission) -> DistributedModel:

@@ -1,1 +1,1 @@
-"""Modifiers: functions (graph, plan, ...) -> graph that change one thing each and never analyse."""
+"""Modifiers: functions `Emission -> Emission` that change one thing each and never analyse."""

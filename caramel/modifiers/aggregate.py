@@ -17,7 +17,7 @@ from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input
 from caramel.model import Gradient, Model
 from caramel.modifiers.cut import piece_shape
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
-from caramel.modifiers.postpone import live
+from caramel.modifiers.postpone import done_if_pending
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan
 
@@ -26,38 +26,40 @@ def aggregate(emission: Emission) -> Emission:
     """All-reduce every gradient and let the rest of the program read the result.
 
     Args:
-        emission: one with the pieces of gradients; the transfers are those of its plan, in order.
+        emission: the emission with the pieces of gradients; its plan has the transfers, in order.
 
     Returns:
         The emission in which every reader of a gradient, outside the differentiation, reads the mean
         (or sum) over the workers.
     """
     model, plan, pieces = emission.model, emission.plan, emission.pieces
-    by_name = {g.name: g for g in model.gradients}
+    gradient_by_name = {g.name: g for g in model.gradients}
     schedules = Schedules()
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
-    in_order = _InOrder(plan, model)
-    after: Sequence[str] = ()
+    limit = _InFlightLimit(plan, model)
+    previous_results: Sequence[str] = ()
     for number, transfer in enumerate(plan.transfers):
         if transfer.algorithm == ALL_GATHER:
             (piece,) = transfer.pieces
-            nodes = _gathered(emission, number, by_name[piece.gradient], changed)
+            nodes = _gathered(emission, number, gradient_by_name[piece.gradient], changed)
         else:
             emitter = Emitter(f"caramel/transfer_{number}", plan.devices, transfer.dtype)
-            shapes = [piece_shape(piece, by_name[piece.gradient]) for piece in transfer.pieces]
+            shapes = [piece_shape(piece, gradient_by_name[piece.gradient]) for piece in transfer.pieces]
             sources = [
                 _packed(emitter, rank, [(pieces[rank, p], shape) for p, shape in zip(transfer.pieces, shapes)])
                 for rank in range(plan.workers)
             ]
-            lowered = _all_reduced(schedules, plan, number, sources, after)
+            lowered = _all_reduced(schedules, plan, number, sources, previous_results)
             if transfer.algorithm == NATIVE:
-                after = _live(plan, lowered.results, added) if _is_last_native(plan, number) else lowered.results
-            for rank, result in enumerate(lowered.results):
-                for piece, tensor in zip(transfer.pieces, _unpacked(emitter, rank, result, shapes)):
-                    _redirect_piece(emission, by_name[piece.gradient], piece, rank, tensor, changed)
-            nodes = [*emitter.out.nodes, *in_order.waiting(number, transfer.window, sources, lowered, emitter)]
-        added += [(made, Role(Purpose.COLLECTIVE, rank, number)) for made, rank in nodes]
+                previous_results = (
+                    _live(plan, lowered.results, added) if _is_last_native(plan, number) else lowered.results
+                )
+            for rank, reduced in enumerate(lowered.results):
+                for piece, tensor in zip(transfer.pieces, _unpacked(emitter, rank, reduced, shapes)):
+                    _redirect_piece(emission, gradient_by_name[piece.gradient], piece, rank, tensor, changed)
+            nodes = [*emitter.out.nodes, *limit.delayed_nodes(number, transfer.window, sources, lowered, emitter)]
+        added += [(node, Role(Purpose.COLLECTIVE, rank, number)) for node, rank in nodes]
     return emission.extended(added, changed)
 
 
@@ -95,61 +97,61 @@ def _is_last_native(plan: Plan, number: int) -> bool:
 
 
 def _live(plan: Plan, after: Sequence[str], added: list[tuple[NodeDef, Role]]) -> Sequence[str]:
-    """For each worker a node that is done when the last native transfer of the forward window is, or none is."""
-    found = []
-    for rank, name in enumerate(after):
-        nodes = live(rank, plan.devices[rank], "sent", [node_of(name)])
-        added += [(made, Role(Purpose.REPLICA, rank)) for made in nodes]
-        found.append(nodes[-1].name)
-    return found
+    """For each worker a node that is done when the last native transfer of the forward window is, if any is pending."""
+    live_names = []
+    for rank, result in enumerate(after):
+        nodes = done_if_pending(rank, plan.devices[rank], "sent", [node_of(result)])
+        added += [(node, Role(Purpose.REPLICA, rank)) for node in nodes]
+        live_names.append(nodes[-1].name)
+    return live_names
 
 
-class _InOrder:
-    """Lets a transfer send only when few enough of those before it are under way.
+class _InFlightLimit:
+    """Limits the number of transfers in flight: a transfer starts to send when few enough earlier ones are under way.
 
-    What waits is what reads the tensor to send on its own worker, a node of our own where another worker reads it at
-    once; what it waits for is that an earlier transfer has arrived there. No worker waits for another. The windows are
-    apart, as nothing may be pending in the first.
+    The readers of the tensor to send wait on their own worker, until an earlier transfer has arrived there. Where
+    another worker reads the tensor, too, a node of our own waits in their place. No worker waits for another. Each
+    window has its own limit, because nothing may be pending in the forward window.
     """
 
     def __init__(self, plan: Plan, model: Model) -> None:
         self._in_flight = plan.in_flight
         conditions = conditions_of(model)
         self._is_certain = [not any(conditions[name] for name in t.gradients) for t in plan.transfers]
-        self._done: dict[str, list[Sequence[str]]] = {}
+        self._results: dict[str, list[Sequence[str]]] = {}
 
-    def waiting(
+    def delayed_nodes(
         self, number: int, window: str, sources: Sequence[str], lowered: Lowered, emitter: Emitter
     ) -> Sequence[tuple[NodeDef, int]]:
-        """The nodes of the next transfer of a window; those that send first wait."""
-        if not self._is_certain[number]:  # it would take with it what waits for it
+        """The nodes of the next transfer of a window, of which the first to send wait for an earlier transfer."""
+        if not self._is_certain[number]:  # transfers that wait for it would not run either
             return lowered.nodes
-        done = self._done.setdefault(window, [])
-        done.append(lowered.results)
-        most = self._in_flight.most(window)
-        if most is None or len(done) <= most:
+        results_of_window = self._results.setdefault(window, [])
+        results_of_window.append(lowered.results)
+        limit = self._in_flight.most(window)
+        if limit is None or len(results_of_window) <= limit:
             return lowered.nodes
-        before = done[-1 - most]
-        held: list[tuple[NodeDef, int]] = []
+        earlier_results = results_of_window[-1 - limit]
+        gate_nodes: list[tuple[NodeDef, int]] = []
         for rank, source in enumerate(sources):
-            after = "^" + node_of(before[rank])
-            readers = [(made, where) for made, where in lowered.nodes if source in data_texts(made)]
-            if any(where != rank for _, where in readers):
+            control = "^" + node_of(earlier_results[rank])
+            readers = [(node, reader_rank) for node, reader_rank in lowered.nodes if source in data_texts(node)]
+            if any(reader_rank != rank for _, reader_rank in readers):
                 gate = Emitter(f"{emitter.prefix}/turn", emitter.devices, emitter.dtype)
                 name = gate.identity(rank, str(rank), source)
-                for made, _ in readers:
-                    made.input[:] = [name if text == source else text for text in made.input]
-                held += gate.out.nodes
+                for node, _ in readers:
+                    node.input[:] = [name if text == source else text for text in node.input]
+                gate_nodes += gate.out.nodes
                 readers = gate.out.nodes
-            for made, _ in readers:
-                made.input.append(after)
-        return [*held, *lowered.nodes]
+            for node, _ in readers:
+                node.input.append(control)
+        return [*gate_nodes, *lowered.nodes]
 
 
 def _gathered(
     emission: Emission, number: int, gradient: Gradient, changed: dict[str, NodeDef]
 ) -> Sequence[tuple[NodeDef, int]]:
-    """Give everybody everybody's slices of a sparse gradient."""
+    """Give every worker the slices of a sparse gradient of all workers."""
     plan, pieces = emission.plan, emission.pieces
     assert gradient.indices is not None and gradient.index_dtype is not None
     ranks = range(plan.workers)
@@ -179,9 +181,9 @@ def _packed(emitter: Emitter, rank: int, parts: Sequence[tuple[str, tuple[int, .
     return emitter.joined(rank, f"pack_{rank}", flat)
 
 
-def _unpacked(emitter: Emitter, rank: int, result: str, shapes: Sequence[tuple[int, ...]]) -> list[str]:
+def _unpacked(emitter: Emitter, rank: int, flat: str, shapes: Sequence[tuple[int, ...]]) -> list[str]:
     """The tensors of a bucket in their own shapes."""
-    parts = emitter.parted(rank, f"unpack_{rank}", result, [math.prod(shape) for shape in shapes])
+    parts = emitter.parted(rank, f"unpack_{rank}", flat, [math.prod(shape) for shape in shapes])
     return [
         _shaped(emitter, rank, f"result_{rank}_{n}", part, (math.prod(shape),), shape)
         for n, (part, shape) in enumerate(zip(parts, shapes))
@@ -189,32 +191,32 @@ def _unpacked(emitter: Emitter, rank: int, result: str, shapes: Sequence[tuple[i
 
 
 def _shaped(
-    emitter: Emitter, rank: int, name: str, tensor: str, given: tuple[int, ...], wanted: tuple[int, ...]
+    emitter: Emitter, rank: int, name: str, tensor: str, shape: tuple[int, ...], target_shape: tuple[int, ...]
 ) -> str:
     """The tensor in another shape, by a node only if it differs."""
-    return tensor if given == wanted else emitter.reshape(rank, name, tensor, wanted)
+    return tensor if shape == target_shape else emitter.reshape(rank, name, tensor, target_shape)
 
 
 def _redirect_piece(
-    emission: Emission, gradient: Gradient, piece: Piece, rank: int, result: str, changed: dict[str, NodeDef]
+    emission: Emission, gradient: Gradient, piece: Piece, rank: int, aggregated: str, changed: dict[str, NodeDef]
 ) -> None:
-    """Make what reads a piece read the aggregated one."""
+    """Make the readers of a piece read the aggregated piece."""
     if len(emission.plan.pieces[gradient.name]) == 1 and gradient.name not in emission.plan.postponed:
-        _redirect(emission, gradient, rank, gradient.tensor, result, changed)
+        _redirect(emission, gradient, rank, gradient.tensor, aggregated, changed)
         return
     # A piece, and what was kept of one, is read by what joins the pieces, keeps it, or uses it; nothing else.
-    if not redirect(emission, emission.pieces[rank, piece], (), result, changed):
+    if not redirect(emission, emission.pieces[rank, piece], (), aggregated, changed):
         raise InvariantError(f"aggregate: a piece of gradient {gradient.name!r} of worker {rank} has no reader")
 
 
 def _redirect(
-    emission: Emission, gradient: Gradient, rank: int, tensor: str, result: str, changed: dict[str, NodeDef]
+    emission: Emission, gradient: Gradient, rank: int, tensor: str, aggregated: str, changed: dict[str, NodeDef]
 ) -> None:
-    """Make the readers of a tensor of the local gradient read the aggregated one."""
+    """Make the readers of a tensor of the local gradient read the aggregated tensor."""
     consumers = {replica_name(rank, c) for c in gradient.consumers}
     # The weight of this worker goes on reading the local gradient.
-    found = redirect(emission, replica_tensor(rank, tensor), consumers, result, changed, own_name(rank, ""))
-    if not found and tensor == gradient.tensor:
+    has_reader = redirect(emission, replica_tensor(rank, tensor), consumers, aggregated, changed, own_name(rank, ""))
+    if not has_reader and tensor == gradient.tensor:
         raise InvariantError(f"aggregate: gradient {gradient.name!r} of worker {rank} has no reader")
 
 
@@ -222,30 +224,30 @@ def verify_aggregated(emission: Emission) -> Emission:
     """Every update that uses gradients uses only aggregated ones; no edge crosses workers elsewhere.
 
     Args:
-        emission: one with aggregated gradients.
+        emission: the emission with aggregated gradients.
 
     Returns:
-        The same.
+        The emission, unchanged.
 
     Raises:
-        InvariantError: naming the node.
+        InvariantError: an edge or an update breaks this; the text names the node.
     """
     model, graph, roles, ranks = emission.model, emission.graph, emission.roles, range(emission.plan.workers)
-    for current in graph:
-        role, sources = roles[current.name], graph.sources(current.name)
+    for node in graph:
+        role, sources = roles[node.name], graph.sources(node.name)
         if all(roles[source].rank == role.rank for source in sources):
             continue
-        for text, source in zip(current.input, sources):
-            other = roles[source]
-            crossing = other.rank != role.rank
+        for text, source in zip(node.input, sources):
+            source_role = roles[source]
+            crossing = source_role.rank != role.rank
             if crossing and role.purpose not in (Purpose.COLLECTIVE, Purpose.STATE):
                 raise InvariantError(
-                    f"after aggregate: node {current.name!r} of worker {role.rank} reads {text!r} "
-                    f"of worker {other.rank}, which is not part of a collective"
+                    f"after aggregate: node {node.name!r} of worker {role.rank} reads {text!r} "
+                    f"of worker {source_role.rank}, which is not part of a collective"
                 )
             if crossing and text.startswith("^") and role.purpose is Purpose.COLLECTIVE:
-                raise InvariantError(f"after aggregate: control edge {text!r} -> {current.name!r} crosses workers")
-    local = {
+                raise InvariantError(f"after aggregate: control edge {text!r} -> {node.name!r} crosses workers")
+    local_gradients = {
         parse_input(replica_tensor(rank, tensor)): g
         for g in model.gradients
         for tensor in (g.tensor, g.indices)
@@ -253,14 +255,14 @@ def verify_aggregated(emission: Emission) -> Emission:
         for rank in ranks
     }
     by_name = {g.name: g for g in model.gradients}
-    local |= {parse_input(tensor): by_name[piece.gradient] for (_, piece), tensor in emission.pieces.items()}
+    local_gradients |= {parse_input(tensor): by_name[piece.gradient] for (_, piece), tensor in emission.pieces.items()}
     _verify_pieces(emission)
     updates = {
         replica_name(rank, writer): name for rank in ranks for name, writers in model.updates for writer in writers
     }
     for writer, variable in updates.items():
         if not model.variable_by_name[variable].kind.is_local:
-            _verify_update(emission, writer, variable, local)
+            _verify_update(emission, writer, variable, local_gradients)
     return emission
 
 
@@ -279,16 +281,18 @@ def _verify_pieces(emission: Emission) -> None:
                 )
 
 
-def _verify_update(emission: Emission, writer: str, variable: str, local: Mapping[tuple[str, int], Gradient]) -> None:
+def _verify_update(
+    emission: Emission, writer: str, variable: str, local_gradients: Mapping[tuple[str, int], Gradient]
+) -> None:
     graph, roles = emission.graph, emission.roles
-    seen, stack = set(), [writer]
+    visited, stack = set(), [writer]
     while stack:
         name = stack.pop()
-        if name in seen or roles[name].purpose is Purpose.COLLECTIVE:
+        if name in visited or roles[name].purpose is Purpose.COLLECTIVE:
             continue
-        seen.add(name)
+        visited.add(name)
         for producer, index in ops.data_inputs(graph[name]):
-            gradient = local.get((producer, index))
+            gradient = local_gradients.get((producer, index))
             if gradient is not None and (
                 not gradient.consumers or name in {replica_name(roles[name].rank, c) for c in gradient.consumers}
             ):

@@ -16,7 +16,7 @@ def cut(emission: Emission) -> Emission:
     """Take gradients apart where the plan sends them in pieces.
 
     Args:
-        emission: one with weighed gradients; nothing is aggregated yet.
+        emission: the emission with weighed gradients, none of which is aggregated yet.
 
     Returns:
         The emission with the pieces, and a graph in which the readers of such a gradient read its pieces, joined.
@@ -34,14 +34,14 @@ def cut(emission: Emission) -> Emission:
             continue
         emitter = Emitter(f"caramel/cut_{number}", plan.devices, gradient.dtype)
         for rank in range(plan.workers):
-            local = _taken_apart(emitter, rank, tensors[rank, gradient.name], gradient, parts)
-            pieces.update(((rank, part), tensor) for part, tensor in zip(parts, local))
+            piece_tensors = _taken_apart(emitter, rank, tensors[rank, gradient.name], gradient, parts)
+            pieces.update(((rank, part), tensor) for part, tensor in zip(parts, piece_tensors))
             if gradient.name not in postponed:
-                joined = joined_pieces(emitter, rank, local, gradient)
+                joined = joined_pieces(emitter, rank, piece_tensors, gradient)
                 readers = [replica_name(rank, name) for name in gradient.consumers]
                 tensor = replica_tensor(rank, gradient.tensor)
                 redirect(emission, tensor, readers, joined, changed, own_name(rank, ""))
-        added += [(made, Role(Purpose.REPLICA, rank)) for made, rank in emitter.out.nodes]
+        added += [(node, Role(Purpose.REPLICA, rank)) for node, rank in emitter.out.nodes]
     return emission.extended(added, changed, pieces=pieces)
 
 
@@ -51,7 +51,7 @@ def _taken_apart(emitter: Emitter, rank: int, tensor: str, gradient: Gradient, p
 
 
 def piece_shape(piece: Piece, gradient: Gradient) -> tuple[int, ...]:
-    """The shape of the tensor that a piece of a dense gradient is."""
+    """The shape of the tensor of a piece of a dense gradient."""
     return gradient.shape if piece.elements == gradient.size else (piece.elements or 0,)
 
 
@@ -59,10 +59,10 @@ def joined_pieces(emitter: Emitter, rank: int, parts: Sequence[str], gradient: G
     """The pieces of a gradient as one tensor of its shape.
 
     Args:
-        emitter: for the nodes.
-        rank: the worker.
-        parts: flat tensors, in the order of the gradient's elements.
-        gradient: the gradient.
+        emitter: collector of the new nodes.
+        rank: rank of the worker.
+        parts: names of the flat tensors of the pieces, in the order of the gradient's elements.
+        gradient: the dense gradient that the pieces make up.
     """
     joined = emitter.joined(rank, f"joined_{rank}", parts)
     return joined if len(gradient.shape) == 1 else emitter.reshape(rank, f"shaped_{rank}", joined, gradient.shape)

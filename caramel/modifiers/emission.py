@@ -33,11 +33,11 @@ class Purpose(enum.Enum):
 
 @dataclass(frozen=True)
 class Role:
-    """What a node is for, and whose it is.
+    """The purpose of a node, and the worker that it belongs to.
 
     Attributes:
-        purpose: why it is there.
-        rank: the worker that it belongs to.
+        purpose: the reason that it is in the graph.
+        rank: rank of the worker that it belongs to.
         transfer: number of the transfer, for collectives.
     """
 
@@ -47,8 +47,8 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Something besides variables that a checkpoint keeps: a tensor, under a key."""
+class SavedTensor:
+    """A tensor that a checkpoint keeps besides variables, under a key."""
 
     key: str
     tensor: str
@@ -61,21 +61,21 @@ Pieces = Mapping[tuple[int, Piece], str]
 
 @dataclass(frozen=True)
 class Emission:
-    """The state of an emission. What was decided stays as it is; every modifier makes a new one with more of the rest.
+    """The state of an emission. The decisions stay as they are; every modifier makes a new one with more of the graph.
 
     Attributes:
         model: the single-device step.
         plan: the decisions to carry out.
-        postponement: which nodes move to the next step, as follows from the plan.
-        evaluation: a declared evaluation, if there is one.
+        postponement: nodes that move to the next step, as follows from the plan.
+        evaluation: the declared evaluation, if there is one.
         pipeline: the workers' input pipelines, if they read a dataset.
-        job_workers: between how many workers a dataset is divided; more than the plan's if only some are emitted.
+        job_workers: number of workers that share a dataset; more than the plan's if only some of them are emitted.
         graph: the nodes of all workers.
-        roles: for each node what it is for and whose it is.
-        gradients: the local tensor of each (rank, gradient's name); made by `weigh`.
-        pieces: the local tensor of each (rank, piece); made by `cut`. Of the forward window, once `postpone` has run,
-            what was kept of it.
-        saved: what a checkpoint keeps besides variables; made by `save_position`.
+        roles: purpose and worker of each node, by name.
+        gradients: the local tensor of each (rank, gradient's name); `weigh` adds them.
+        pieces: the local tensor of each (rank, piece); `cut` adds them. For a piece in the forward window, once
+            `postpone` has run, the tensor that the step before has kept.
+        saved: tensors that a checkpoint keeps besides variables; `save_position` adds them.
     """
 
     model: Model
@@ -88,10 +88,10 @@ class Emission:
     roles: Mapping[str, Role] = field(default_factory=dict)
     gradients: Mapping[tuple[int, str], str] = field(default_factory=dict)
     pieces: Pieces = field(default_factory=dict)
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[SavedTensor, ...] = ()
 
     @classmethod
-    def begun(
+    def initial(
         cls,
         model: Model,
         plan: Plan,
@@ -99,9 +99,11 @@ class Emission:
         pipeline: Pipeline | None = None,
         job_workers: int | None = None,
     ) -> Emission:
-        """An emission of which no modifier has run; see the attributes."""
-        moved = postponement(model, plan.postponed)
-        return cls(model, plan, moved, evaluation, pipeline, plan.workers if job_workers is None else job_workers)
+        """A fresh emission, on which no modifier has run; see the attributes."""
+        postponed_nodes = postponement(model, plan.postponed)
+        return cls(
+            model, plan, postponed_nodes, evaluation, pipeline, plan.workers if job_workers is None else job_workers
+        )
 
     def extended(
         self,
@@ -116,7 +118,7 @@ class Emission:
             added: nodes to add, with their roles.
             changed: nodes to replace, by name.
             libraries: function libraries to add.
-            others: new values of other attributes.
+            others: new values of other attributes, by name.
         """
         library = merged(self.graph.library, *libraries) if libraries else self.graph.library
         graph = self.graph.replaced(changed or {}, [node for node, _ in added], library)
@@ -125,7 +127,7 @@ class Emission:
 
 
 class Modifier(Protocol):
-    """A function that changes one thing, or only checks: then it gives back what it was given."""
+    """A function that changes one thing; one that only checks returns the emission unchanged."""
 
     __name__: str
 

@@ -15,7 +15,7 @@ from caramel.graph.nodes import assign, node, variable
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Emission, Purpose, Role
 from caramel.modifiers.replicate import copy_node
-from caramel.modifiers.save_restore import combined
+from caramel.modifiers.save_restore import combined_nodes_by_handle
 from caramel.plan import Plan
 
 EVALUATION_SCOPE = "caramel/evaluation/"
@@ -23,12 +23,12 @@ EVALUATION_SCOPE = "caramel/evaluation/"
 
 
 def evaluation_graph(evaluation: Evaluation, model: Model, plan: Plan, scope: str) -> Graph:
-    """The evaluation's nodes under ``scope``, reading worker 0's variables, or what all workers have together.
+    """The evaluation's nodes under ``scope``, which read worker 0's variables, or the combined values of all workers.
 
     Args:
-        evaluation: what to compute.
+        evaluation: the computation and its outputs.
         model: the training step that owns the variables.
-        plan: the plan.
+        plan: the plan of the emitted graph.
         scope: prefix of the new nodes, with a trailing slash.
 
     Returns:
@@ -38,37 +38,43 @@ def evaluation_graph(evaluation: Evaluation, model: Model, plan: Plan, scope: st
         UnsupportedError: it writes a variable that all workers must have alike.
     """
     names = {v.node: v.name for v in model.variables}
-    together = combined(model, plan)
-    _refuse_writes(evaluation.graph, model, plan, together)
+    combined_nodes = combined_nodes_by_handle(model, plan)
+    _refuse_writes(evaluation.graph, model, plan, combined_nodes)
     device = Device.parse(plan.devices[0])
     # Without the variables: nodes that are added to a running graph cannot be colocated with what is there already.
     own = Graph((n for n in evaluation.graph if n.op != ops.VARIABLE), evaluation.graph.library)
-    holders = _Holders(model, together, scope, str(device))
+    holders = _Holders(model, combined_nodes, scope, str(device))
     nodes = []
     for original in own:
-        made = copy_node(original, 0, device, names, own, scope)
-        handles = [name for text in original.input if (name := node_of(text)) in together]
-        if handles and original.op == "ReadVariableOp":
-            controls = control_texts(made)
-            made = node(made.name, "Identity", [together[handles[0]], *controls], made.device, T=original.attr["dtype"])
-        elif handles:
-            holders.redirect(original, made)
-        nodes.append(made)
+        copy = copy_node(original, 0, device, names, own, scope)
+        combined_handles = [name for text in original.input if (name := node_of(text)) in combined_nodes]
+        if combined_handles and original.op == "ReadVariableOp":
+            controls = control_texts(copy)
+            copy = node(
+                copy.name,
+                "Identity",
+                [combined_nodes[combined_handles[0]], *controls],
+                copy.device,
+                T=original.attr["dtype"],
+            )
+        elif combined_handles:
+            holders.redirect(original, copy)
+        nodes.append(copy)
     nodes, library = canonical([*holders.nodes, *nodes], evaluation.graph.library)
     return Graph(nodes, library, evaluation.graph.versions)
 
 
-def _refuse_writes(graph: Graph, model: Model, plan: Plan, together: Mapping[str, str]) -> None:
+def _refuse_writes(graph: Graph, model: Model, plan: Plan, combined_nodes: Mapping[str, str]) -> None:
     """An evaluation runs on worker 0 alone, so it must not write what other workers have, too."""
     library = Library(graph)
     variables = {v.node: v for v in model.variables if v.node in model.graph}
-    for current in graph if plan.workers > 1 else ():
-        for producer in library.written(current):
-            written = variables.get(producer)
-            if written is None or (written.kind.is_local and written.node not in together):
+    for node_def in graph if plan.workers > 1 else ():
+        for producer in library.written(node_def):
+            target = variables.get(producer)
+            if target is None or (target.kind.is_local and target.node not in combined_nodes):
                 continue
             raise UnsupportedError(
-                f"op {current.name!r} ({current.op}) of the evaluation writes {written.kind.value} {written.name!r}, "
+                f"op {node_def.name!r} ({node_def.op}) of the evaluation writes {target.kind.value} {target.name!r}, "
                 "which the other workers would not see: an evaluation runs on worker 0. Leave the update to the "
                 "step, or give all workers a value with Session.assign"
             )
@@ -76,46 +82,46 @@ def _refuse_writes(graph: Graph, model: Model, plan: Plan, together: Mapping[str
 
 @dataclass
 class _Holders:
-    """Variables of the evaluation's own that hold what all workers have together.
+    """Variables of the evaluation's own that hold the combined values of all workers.
 
     Ops that take a handle (gathers, loops, calls) read these; a plain read needs none.
     """
 
     model: Model
-    together: Mapping[str, str]
+    combined_nodes: Mapping[str, str]
     scope: str
     device: str
 
     def __post_init__(self) -> None:
         self.nodes: list[NodeDef] = []
-        self._made: dict[str, tuple[str, str]] = {}
+        self._holders: dict[str, tuple[str, str]] = {}
 
-    def redirect(self, original: NodeDef, made: NodeDef) -> None:
-        """Let a copied node take the holders' handles, once these have their values.
+    def redirect(self, original: NodeDef, copy: NodeDef) -> None:
+        """Let a copied node take the holders' handles, once the holders have their values.
 
         Args:
-            original: the node of the evaluation's graph.
-            made: its copy, which is changed.
+            original: node of the evaluation's graph.
+            copy: copy of the node; it is changed.
         """
         waits: dict[str, None] = {}
         for position, text in enumerate(original.input):
             name, index = parse_input(text)
-            if name in self.together:
+            if name in self.combined_nodes:
                 handle, filled = self._holder(name)
-                made.input[position] = format_input(handle, index)
+                copy.input[position] = format_input(handle, index)
                 waits["^" + filled] = None
-        made.input.extend(waits)
+        copy.input.extend(waits)
 
     def _holder(self, name: str) -> tuple[str, str]:
         """The handle of a variable's holder, and the op that fills it."""
-        if name not in self._made:
-            held = next(v for v in self.model.variables if v.node == name)
-            handle = f"{self.scope.rstrip('/')}_combined/{len(self._made)}"
+        if name not in self._holders:
+            combined_variable = next(v for v in self.model.variables if v.node == name)
+            handle = f"{self.scope.rstrip('/')}_combined/{len(self._holders)}"
             filled = f"{handle}/fill"
-            self.nodes.append(variable(handle, held.dtype, held.shape, self.device))
-            self.nodes.append(assign(filled, handle, self.together[name], held.dtype, self.device))
-            self._made[name] = handle, filled
-        return self._made[name]
+            self.nodes.append(variable(handle, combined_variable.dtype, combined_variable.shape, self.device))
+            self.nodes.append(assign(filled, handle, self.combined_nodes[name], combined_variable.dtype, self.device))
+            self._holders[name] = handle, filled
+        return self._holders[name]
 
 
 def add_evaluation(emission: Emission) -> Emission:

@@ -23,8 +23,8 @@ class Target:
     """What is emitted. A new one is a new tuple; it needs no edit of the others.
 
     Attributes:
-        name: for people.
-        modifiers: in the order in which they run. Those whose names begin with ``verify_`` change nothing.
+        name: name for people.
+        modifiers: the modifiers, in the order in which they run. Those named ``verify_...`` change nothing.
     """
 
     name: str
@@ -62,14 +62,14 @@ def emit(target: Target, emission: Emission) -> Emission:
     """Run a target's modifiers, and the verifier after each.
 
     Args:
-        target: what to emit.
-        emission: one of which no modifier has run; see `Emission.begun`.
+        target: the target to emit.
+        emission: a fresh emission, on which no modifier has run; see `Emission.initial`.
 
     Returns:
         The finished emission.
 
     Raises:
-        InvariantError: a modifier broke one; with the names of modifier and node.
+        InvariantError: a modifier broke an invariant; the text names the modifier and the node.
     """
     for modifier in target.modifiers:
         before, emission = emission, modifier(emission)

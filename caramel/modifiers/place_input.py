@@ -9,16 +9,18 @@ from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES
-from caramel.modifiers.emission import Emission, Purpose, Role, Saved, own_name, replica_name
-from caramel.modifiers.save_restore import Builder, read_checkpoint
+from caramel.modifiers.emission import Emission, Purpose, Role, SavedTensor, own_name, replica_name
+from caramel.modifiers.save_restore import StateBuilder, read_checkpoint
 from caramel.signature import DataSignature
 
 LOAD = "caramel/input/load"
 RESTORE = "caramel/input/restore"
 POSITION = "caramel/input/position"
-"""Also the checkpoint key of where the data was; what the numbers are: `caramel.runtime.worker_data`."""
+"""Tensor of the position in the data, and its checkpoint key; `caramel.runtime.worker_data` defines its numbers."""
 
 POSITION_SIZE = 6
+"""Number of int64 elements of a position."""
+
 DIGEST = "caramel/input/digest"
 
 
@@ -33,13 +35,13 @@ def state_key(rank: int) -> str:
 
 
 def place_input(emission: Emission) -> Emission:
-    """Copy the pipelines to the workers' hosts and let the steps' inputs read what they keep.
+    """Copy the pipelines to the workers' hosts and let the steps' inputs read the elements that they keep.
 
     Args:
-        emission: one with the replicas, which have placeholders.
+        emission: the emission with the replicas, whose inputs are placeholders.
 
     Returns:
-        The emission without a placeholder for what comes from the dataset; unchanged where the driver feeds all.
+        The emission without placeholders for the dataset's inputs; unchanged where the driver feeds all inputs.
     """
     pipeline, workers = emission.pipeline, emission.job_workers
     if pipeline is None:
@@ -51,11 +53,11 @@ def place_input(emission: Emission) -> Emission:
         host = str(host_of(Device.parse(text)))
         role = Role(Purpose.INPUT, rank)
         added += [(_copy(n, rank, workers, host), role) for n in template.graph]
-        for position, item in enumerate(template.order):
-            name = replica_name(rank, item.node)
+        for position, input_ in enumerate(template.order):
+            name = replica_name(rank, input_.node)
             source = format_input(input_name(rank, names.ELEMENT), position)
             device = emission.graph[name].device
-            changed[name] = node(name, "Identity", [source], device, T=dtype_attribute(item.dtype))
+            changed[name] = node(name, "Identity", [source], device, T=dtype_attribute(input_.dtype))
     return emission.extended(added, changed, [t.graph.library for t in pipeline.templates])
 
 
@@ -64,18 +66,18 @@ def _copy(original: NodeDef, rank: int, workers: int, host: str) -> NodeDef:
     if original.name in (names.RANK, names.WORKERS):
         return constant(name, rank if original.name == names.RANK else workers, "int64", host)
     inputs = (parse_input(text) for text in original.input)
-    made = copied(original, [format_input(input_name(rank, producer), index) for producer, index in inputs])
-    made.name = name
-    made.device = host
+    copy = copied(original, [format_input(input_name(rank, producer), index) for producer, index in inputs])
+    copy.name = name
+    copy.device = host
     for key in ("_class", SHAPES):
-        made.attr.pop(key, None)
-    if "shared_name" in made.attr and made.attr["shared_name"].s:  # without one a resource has the node's own name
-        made.attr["shared_name"].s = name.encode()
-    return made
+        copy.attr.pop(key, None)
+    if "shared_name" in copy.attr and copy.attr["shared_name"].s:  # without one a resource has the node's own name
+        copy.attr["shared_name"].s = name.encode()
+    return copy
 
 
 def save_position(emission: Emission) -> Emission:
-    """Add what a checkpoint keeps of the position in the data; nothing where the driver feeds all inputs."""
+    """Add the tensors in which a checkpoint keeps the position in the data; none where the driver feeds all inputs."""
     pipeline, devices = emission.pipeline, emission.plan.devices
     if pipeline is None:
         return emission
@@ -84,45 +86,47 @@ def save_position(emission: Emission) -> Emission:
     attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute([POSITION_SIZE])}
     position = node(POSITION, "PlaceholderWithDefault", [zeros.name], host, **attributes)
     digest = constant(DIGEST, pipeline.digest.encode(), "string", host)
-    saved = [Saved(POSITION, position.name, "int64"), Saved(DIGEST, digest.name, "string")]
+    saved = [SavedTensor(POSITION, position.name, "int64"), SavedTensor(DIGEST, digest.name, "string")]
     ranks = pipeline.saved_ranks(len(devices))
-    saved += [Saved(state_key(rank), input_name(rank, f"{names.STATE}/read"), "variant") for rank in ranks]
+    saved += [SavedTensor(state_key(rank), input_name(rank, f"{names.STATE}/read"), "variant") for rank in ranks]
     role = Role(Purpose.STATE, 0)
-    return emission.extended([(made, role) for made in (zeros, position, digest)], saved=(*emission.saved, *saved))
+    return emission.extended(
+        [(node_def, role) for node_def in (zeros, position, digest)], saved=(*emission.saved, *saved)
+    )
 
 
 def add_input_state(emission: Emission) -> Emission:
     """Add the ops that load the pipelines' constants and that put iterators where a checkpoint says.
 
     Args:
-        emission: one with pipelines and state; unchanged without pipelines.
+        emission: the emission with pipelines and state; it stays unchanged without pipelines.
     """
     pipeline, devices = emission.pipeline, emission.plan.devices
     if pipeline is None:
         return emission
     hosts = [str(host_of(Device.parse(d))) for d in devices]
-    builder = Builder([])
-    wanted = [(rank, c) for rank in range(len(devices)) for c in pipeline.source(rank).constants]
-    read = read_checkpoint(builder, f"{LOAD}_ops", {c.key: c.dtype for _, c in wanted}, hosts[0])
-    done = []
-    for number, (rank, c) in enumerate(wanted):
+    builder = StateBuilder([])
+    constants_by_rank = [(rank, c) for rank in range(len(devices)) for c in pipeline.source(rank).constants]
+    read = read_checkpoint(builder, f"{LOAD}_ops", {c.key: c.dtype for _, c in constants_by_rank}, hosts[0])
+    op_names = []
+    for number, (rank, c) in enumerate(constants_by_rank):
         handle = input_name(rank, f"{names.SOURCE}/{c.node}")
-        made = assign(f"{LOAD}_ops/assign_{number}", handle, read[c.key], c.dtype, hosts[rank])
-        done.append(builder.add(made, rank))
-    builder.add(group(LOAD, done, hosts[0]), 0)
+        assignment = assign(f"{LOAD}_ops/assign_{number}", handle, read[c.key], c.dtype, hosts[rank])
+        op_names.append(builder.add(assignment, rank))
+    builder.add(group(LOAD, op_names, hosts[0]), 0)
     ranks = pipeline.saved_ranks(len(devices))
     read = read_checkpoint(builder, f"{RESTORE}_ops", {state_key(rank): "variant" for rank in ranks}, hosts[0])
-    done = []
+    op_names = []
     for rank, host in enumerate(hosts):
         state = read[state_key(rank % len(ranks))]  # one for all, or each its own
         inputs = [input_name(rank, names.ITERATOR), state]
-        done.append(builder.add(node(f"{RESTORE}_ops/iterator_{rank}", "DeserializeIterator", inputs, host), rank))
-    builder.add(group(RESTORE, done, hosts[0]), 0)
+        op_names.append(builder.add(node(f"{RESTORE}_ops/iterator_{rank}", "DeserializeIterator", inputs, host), rank))
+    builder.add(group(RESTORE, op_names, hosts[0]), 0)
     return emission.extended(builder.nodes)
 
 
 def data_signature(pipeline: Pipeline, workers: int) -> DataSignature:
-    """The names of what `place_input` and `add_input_state` emitted."""
+    """The names of the nodes that `place_input` and `add_input_state` emitted."""
     ranks = range(workers)
 
     def everywhere(name: str, suffix: str = "") -> tuple[str, ...]:

@@ -30,17 +30,17 @@ def postpone(emission: Emission) -> Emission:
     """Move the updates of postponed gradients to the start of the next step.
 
     Args:
-        emission: one with the pieces of gradients; nothing is aggregated yet. Its postponement says what moves.
+        emission: the emission with the pieces of gradients, none aggregated yet. Its postponement says what moves.
 
     Returns:
-        The emission, of whose pieces those of the forward window are what was kept. Pieces of the same gradients in
-        the backward window are aggregated in their own step, and then kept.
+        The emission, in which the pieces of the forward window are the tensors that the step before has kept. Pieces
+        of the same gradients in the backward window are aggregated in their own step, and then kept.
 
     Source:
         Caramel, section 4.3.
     """
-    model, plan, found = emission.model, emission.plan, emission.postponement
-    if not found.gradients:
+    model, plan, postponement = emission.model, emission.plan, emission.postponement
+    if not postponement.gradients:
         return emission
     pieces = dict(emission.pieces)
     added: list[tuple[NodeDef, Role]] = []
@@ -48,7 +48,7 @@ def postpone(emission: Emission) -> Emission:
     gradients = {g.name: g for g in model.gradients}
     for rank, device in enumerate(plan.devices):
         worker = _Worker(emission, rank, str(Device.parse(device)))
-        for number, name in enumerate(found.gradients):
+        for number, name in enumerate(postponement.gradients):
             gradient, parts = gradients[name], []
             for piece, window in plan.pieces[name]:
                 parts.append(worker.keep(emission.pieces[rank, piece], gradient.dtype, piece_shape(piece, gradient)))
@@ -58,30 +58,30 @@ def postpone(emission: Emission) -> Emission:
             if len(parts) > 1:
                 emitter = Emitter(own_name(rank, f"postponed/gradient_{number}"), plan.devices, gradient.dtype)
                 kept = joined_pieces(emitter, rank, parts, gradient)
-                worker.nodes += [made for made, _ in emitter.out.nodes]
+                worker.nodes += [node_def for node_def, _ in emitter.out.nodes]
             worker.results[tensor_name(gradient.tensor)] = kept
         worker.rewire()
-        added += [(made, Role(Purpose.REPLICA, rank)) for made in worker.nodes]
+        added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in worker.nodes]
         changed.update(worker.changed)
     host = str(host_of(Device.parse(plan.devices[0])))
-    for done in (FLUSH, FORGET):
-        each = [own_name(rank, done.removeprefix("caramel/")) for rank in range(plan.workers)]
-        added.append((group(done, each, host), Role(Purpose.STATE, 0)))
+    for group_name in (FLUSH, FORGET):
+        worker_names = [own_name(rank, group_name.removeprefix("caramel/")) for rank in range(plan.workers)]
+        added.append((group(group_name, worker_names, host), Role(Purpose.STATE, 0)))
     return emission.extended(added, changed, pieces=pieces)
 
 
-def live(rank: int, device: str, name: str, after: Sequence[str]) -> tuple[NodeDef, NodeDef]:
-    """Two nodes of a worker of which the second is done when others are, or at once if nothing is pending.
+def done_if_pending(rank: int, device: str, name: str, after: Sequence[str]) -> tuple[NodeDef, NodeDef]:
+    """Two nodes of a worker. The second is done when other nodes are, or at once if nothing is pending.
 
     Args:
-        rank: the worker.
-        device: its device.
-        name: of the second node, below ``postponed/``.
+        rank: rank of the worker.
+        device: device of the worker.
+        name: name of the second node, below ``postponed/``.
         after: nodes that run only if something is pending.
     """
     boolean = dtype_attribute("bool")
     some, done, yes, no = (
-        own_name(rank, f"postponed/{each}") for each in (f"{name}/some", name, "pending/yes", "pending/no")
+        own_name(rank, f"postponed/{suffix}") for suffix in (f"{name}/some", name, "pending/yes", "pending/no")
     )
     return (
         node(some, "Identity", [yes, *("^" + n for n in after)], device, T=boolean),
@@ -90,24 +90,24 @@ def live(rank: int, device: str, name: str, after: Sequence[str]) -> tuple[NodeD
 
 
 class _Worker:
-    """What changes on one worker."""
+    """The nodes that are added and changed on one worker."""
 
     def __init__(self, emission: Emission, rank: int, device: str):
         self._emission = emission
         self._graph = emission.model.graph
         self._targets = emission.model.targets
-        self._found = emission.postponement
-        self._moved = set(self._found.moved)
-        self._repeated = set(self._found.repeated)
+        self._postponement = emission.postponement
+        self._moved = set(self._postponement.moved)
+        self._repeated = set(self._postponement.repeated)
         self._rank = rank
         self._device = device
         self._kept: dict[str, str] = {}
-        self._keeping: list[tuple[str, str, str]] = []  # (handle, tensor, dtype)
+        self._kept_tensors: list[tuple[str, str, str]] = []  # (handle, tensor, dtype)
         self._reads: list[str] = []
         self.nodes: list[NodeDef] = []
         self.changed: dict[str, NodeDef] = {}
         self.results: dict[str, str] = {}
-        """For the tensors of postponed gradients what was kept of them."""
+        """The kept tensor of each postponed gradient's tensor."""
         self._add(variable(self._own("pending"), "bool", (), device))
         pending = self._add(read(self._own("pending/read"), self._own("pending"), "bool", device))
         boolean = dtype_attribute("bool")
@@ -125,20 +125,20 @@ class _Worker:
     def _replica(self, name: str) -> str:
         return replica_name(self._rank, name)
 
-    def _add(self, made: NodeDef) -> str:
-        self.nodes.append(made)
-        return str(made.name)
+    def _add(self, node_def: NodeDef) -> str:
+        self.nodes.append(node_def)
+        return str(node_def.name)
 
     # -- what is kept ------------------------------------------------------------------------
 
     def keep(self, tensor: str, dtype: str, shape: Sequence[int] | None = None) -> str:
-        """What the step before has kept of a tensor of this worker."""
+        """The value of a tensor of this worker that the step before has kept."""
         key = tensor_name(tensor)
         if key not in self._kept:
             handle = self._own(f"kept_{len(self._kept)}")
             self._add(variable(handle, dtype, shape, self._device))
             self._kept[key] = self._add(read(f"{handle}/read", handle, dtype, self._device, [self._yes]))
-            self._keeping.append((handle, tensor, dtype))
+            self._kept_tensors.append((handle, tensor, dtype))
         return self._kept[key]
 
     def _kept_input(self, text: str) -> str:
@@ -149,12 +149,12 @@ class _Worker:
     # -- the step ----------------------------------------------------------------------------
 
     def rewire(self) -> None:
-        """Let the moved nodes run on what was kept, and the step after them."""
-        for name in self._found.repeated:
+        """Let the moved nodes run on kept values, and the step after them."""
+        for name in self._postponement.repeated:
             self._repeat(name)
-        for name in self._found.moved:
+        for name in self._postponement.moved:
             self._move(name)
-        for name in self._found.released:
+        for name in self._postponement.released:
             self._release(name)
         waits = self._waits()
         for name, after in waits.items():
@@ -162,7 +162,7 @@ class _Worker:
         taken = self._joined("taken", self._kept.values())
         keeping = [
             self._add(_after(assign(f"{handle}/keep", handle, tensor, dtype, self._device), [taken]))
-            for handle, tensor, dtype in self._keeping
+            for handle, tensor, dtype in self._kept_tensors
         ]
         yes, no = (
             self._add(constant(self._own(f"pending/{value}"), value, "bool", self._device)) for value in (True, False)
@@ -170,7 +170,7 @@ class _Worker:
         pending = self._own("pending")
         note = assign(self._own("pending/note"), pending, yes, "bool", self._device)
         keeping.append(self._add(_after(note, [f"{pending}/read"])))
-        done = self._joined("done", [self._replica(n) for n in self._found.moved if _has_effect(self._graph[n])])
+        done = self._joined("done", [self._replica(n) for n in self._postponement.moved if _has_effect(self._graph[n])])
         self._step([*keeping, done])
         forget = assign(own_name(self._rank, "postponed/forget"), pending, no, "bool", self._device)
         self._add(forget)
@@ -180,30 +180,33 @@ class _Worker:
     def _repeat(self, name: str) -> None:
         """A node that is computed again."""
         inputs = [self._inner_input(name, text) for text in self._graph[name].input if not text.startswith("^")]
-        made = copied(self._emission.graph[self._replica(name)], [text for text in inputs if text is not None])
-        made.name = self._own(f"again/{name}")
-        made.attr.pop("_class", None)
-        self._add(made)
+        copy = copied(self._emission.graph[self._replica(name)], [text for text in inputs if text is not None])
+        copy.name = self._own(f"again/{name}")
+        copy.attr.pop("_class", None)
+        self._add(copy)
 
     def _move(self, name: str) -> None:
-        """A node that runs on what was kept."""
+        """A node that runs on kept values."""
         current = self._emission.graph[self._replica(name)]
         inputs = [self._inner_input(name, text) for text in self._graph[name].input]
         # What is read again for other nodes is what the variable has before the update.
-        own = [handle for handle, writers in self._found.written.items() if name in writers]
+        own = [handle for handle, writers in self._postponement.written.items() if name in writers]
         before = [
-            f"^{self._own(f'again/{n}')}" for v in own for n in self._found.read.get(v, ()) if n in self._repeated
+            f"^{self._own(f'again/{n}')}"
+            for v in own
+            for n in self._postponement.read.get(v, ())
+            if n in self._repeated
         ]
         self.changed[current.name] = copied(current, _once([text for text in inputs if text is not None], before))
 
     def _release(self, name: str) -> None:
-        """A node that passes on what the step gives back, without what has moved."""
+        """A node that passes on what the step returns, without the inputs that have moved."""
         current = self._emission.graph[self._replica(name)]
         texts = zip(self._graph[name].input, current.input)
         self.changed[current.name] = copied(current, [own for text, own in texts if node_of(text) not in self._moved])
 
     def _inner_input(self, name: str, text: str) -> str | None:
-        """An input of a moved or repeated node; None for what the end of the step has seen to."""
+        """An input of a moved or repeated node; None for a control input that the end of the step has satisfied."""
         producer, index = parse_input(text)
         if producer in self._moved or (is_shared(self._graph[producer]) and index >= 0):
             return format_input(self._replica(producer), index)
@@ -211,18 +214,18 @@ class _Worker:
             return format_input(self._own(f"again/{producer}"), index)
         if index < 0:
             return None
-        if tensor_name(text) in self._found.kept:
+        if tensor_name(text) in self._postponement.kept:
             return self._kept_input(text)
         return self.results[tensor_name(text)]
 
     def _waits(self) -> dict[str, list[str]]:
-        """For the nodes that stay and use what the moved ones write, or write what they read: the nodes to wait for."""
-        found: dict[str, list[str]] = {}
-        written, read_there = self._found.written, self._found.read
+        """The nodes to wait for, of each node that stays and uses what moved nodes write, or writes what they read."""
+        awaited: dict[str, list[str]] = {}
+        written, read_there = self._postponement.written, self._postponement.read
         for number, handle in enumerate(dict.fromkeys([*written, *read_there])):
             users = [n for n, _ in self._graph.consumers[handle] if n not in self._moved]
             writers = [self._replica(n) for n in written.get(handle, ())]
-            readers = [self._here(n) for n in read_there.get(handle, ())]
+            readers = [self._reading_node(n) for n in read_there.get(handle, ())]
             joined: dict[bool, str] = {}
             for user in users:
                 writes = not _only_reads(self._graph[user])
@@ -231,37 +234,37 @@ class _Worker:
                     continue
                 if writes not in joined:
                     joined[writes] = self._joined(f"{'used' if writes else 'written'}_{number}", before)
-                found.setdefault(user, []).append(joined[writes])
-        return found
+                awaited.setdefault(user, []).append(joined[writes])
+        return awaited
 
-    def _here(self, name: str) -> str:
+    def _reading_node(self, name: str) -> str:
         return self._own(f"again/{name}") if name in self._repeated else self._replica(name)
 
     def _wait(self, name: str, after: Sequence[str]) -> None:
         current = self._emission.graph[self._replica(name)]
         self.changed[current.name] = copied(current, _once(current.input, ["^" + n for n in after]))
 
-    def _step(self, more: Sequence[str]) -> None:
-        """The step without what moves, but with what keeps it, and with what the step before has left."""
+    def _step(self, end_nodes: Sequence[str]) -> None:
+        """The step without the nodes that move, with those that keep values and those left by the step before."""
         name = own_name(self._rank, "step")
-        stay = [t for t in [*self._targets, *self._found.remaining] if t not in self._moved]
-        inputs = ["^" + self._replica(n) for n in stay] + ["^" + n for n in more]
+        stay = [t for t in [*self._targets, *self._postponement.remaining] if t not in self._moved]
+        inputs = ["^" + self._replica(n) for n in stay] + ["^" + n for n in end_nodes]
         self.changed[name] = copied(self._emission.graph[name], _once(inputs, []))
 
     def _joined(self, name: str, after: Iterable[str]) -> str:
-        """A node that is done when others are, or at once if nothing is pending."""
-        some, done = live(self._rank, self._device, name, list(after))
+        """A node that is done when other nodes are, or at once if nothing is pending."""
+        some, done = done_if_pending(self._rank, self._device, name, list(after))
         self._add(some)
         return self._add(done)
 
 
-def _after(made: NodeDef, names: Iterable[str]) -> NodeDef:
-    made.input.extend("^" + name for name in names)
-    return made
+def _after(node_def: NodeDef, names: Iterable[str]) -> NodeDef:
+    node_def.input.extend("^" + name for name in names)
+    return node_def
 
 
 def _once(texts: Iterable[str], more: Iterable[str]) -> list[str]:
-    """Inputs with more control inputs, none twice."""
+    """Inputs with more control inputs, without duplicates."""
     listed = list(texts)
     data = [text for text in listed if not text.startswith("^")]
     return [*data, *dict.fromkeys(text for text in [*listed, *more] if text.startswith("^"))]
@@ -276,16 +279,16 @@ def _only_reads(current: NodeDef) -> bool:
 
 
 def verify_postponed(emission: Emission) -> Emission:
-    """What moved uses nothing of its own step but what was kept of the one before.
+    """Check that the moved nodes use nothing of the step that they run in, but only values kept by the step before.
 
     Args:
-        emission: one with aggregated gradients.
+        emission: the emission with aggregated gradients.
 
     Returns:
-        The same.
+        The emission, unchanged.
 
     Raises:
-        InvariantError: naming the node.
+        InvariantError: a moved node uses anything else; the text names the node.
     """
     graph = emission.graph
     ranks = range(emission.plan.workers)

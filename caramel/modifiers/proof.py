@@ -7,13 +7,13 @@ from caramel.modifiers.emission import Emission, Purpose
 
 
 def prove(emission: Emission) -> tuple[str, ...]:
-    """Check what no single modifier can answer for.
+    """Check the properties of the whole graph, which no single modifier can guarantee.
 
     Args:
-        emission: a finished one, which has passed the verifier after each modifier.
+        emission: a finished emission, which has passed the verifier after each modifier.
 
     Returns:
-        What holds, in words.
+        The statements that hold, in words.
 
     Raises:
         PlanError: the transfers have no common order.
@@ -23,37 +23,37 @@ def prove(emission: Emission) -> tuple[str, ...]:
     nodes = len(emission.graph)
     gradients = len(plan.pieces)
     postponed = plan.postponed
-    found = [
+    statements = [
         f"no cycle among {nodes:,} nodes",
         f"one order of transfers on all {plan.workers} workers: whatever waits for a transfer waits for one with a "
         f"smaller number ({edges:,} such pairs), so no two workers can wait for each other",
         f"the updates of all {gradients} gradients use aggregated values only, each of every worker's elements once",
     ]
     if postponed:
-        found.append(
+        statements.append(
             f"{len(postponed)} postponed updates use nothing of the step they run in but what was kept for them"
         )
-    return tuple(found)
+    return tuple(statements)
 
 
 def _agreed_order(emission: Emission) -> int:
     """Check that the plan's order of transfers is one that every worker can keep; the number of ordered pairs.
 
-    Each transfer is taken for one thing that begins when all of its workers can begin it. If a transfer follows
-    only from ones with smaller numbers, by whatever way and on whatever worker, they can be done in that order.
+    Each transfer counts as one event that begins when all of its workers can begin it. If a transfer follows only
+    from transfers with smaller numbers, by any path and on any worker, they can run in the order of their numbers.
     """
     plan, graph, roles = emission.plan, emission.graph, emission.roles
-    before: dict[str, int] = {}
+    transfers_before: dict[str, int] = {}
     follows = [0] * len(plan.transfers)
     for name in graph.order:
         mask = 0
         for source in graph.sources(name):
-            mask |= before[source]
+            mask |= transfers_before[source]
         role = roles[name]
         if role.purpose is Purpose.COLLECTIVE and role.transfer is not None:
             follows[role.transfer] |= mask & ~(1 << role.transfer)
             mask |= 1 << role.transfer
-        before[name] = mask
+        transfers_before[name] = mask
     for number, mask in enumerate(follows):
         if mask >> number:
             later = number + (mask >> number).bit_length() - 1

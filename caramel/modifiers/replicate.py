@@ -22,7 +22,7 @@ def replicate(emission: Emission) -> Emission:
     that worker's step is. Seeds of stateful random ops are offset by rank, rank 0's excepted.
 
     Args:
-        emission: one of which no modifier has run.
+        emission: a fresh emission, on which no modifier has run.
 
     Returns:
         The emission with the replicas, not yet connected.
@@ -53,11 +53,11 @@ def copy_node(
     """A worker's copy of a node.
 
     Args:
-        original: the node of the single-device graph.
-        rank: the worker.
-        device: its device.
+        original: node of the single-device graph.
+        rank: rank of the worker.
+        device: device of the worker.
         variables: names of the variables by handle node.
-        graph: the graph that the node belongs to.
+        graph: graph that the node belongs to.
         scope: prefix of the copy and its inputs; the worker's own by default. Variables keep the
             worker's own names in any case.
     """
@@ -66,15 +66,15 @@ def copy_node(
         return replica_name(rank, name) if scope is None or name in variables else scope + name
 
     inputs = (parse_input(text) for text in original.input)
-    made = copied(original, [format_input(renamed(name), index) for name, index in inputs])
-    made.name = renamed(original.name)
-    made.device = merge(original.device, device, original.name)
-    colocate(made, lambda name: renamed(name) if name in graph else None)
-    if made.op == ops.VARIABLE:
-        made.attr["shared_name"].s = shared_name(rank, variables[original.name]).encode()
-    if ops.is_seeded_random(made):
-        offset_seed(made, rank)
-    return made
+    copy = copied(original, [format_input(renamed(name), index) for name, index in inputs])
+    copy.name = renamed(original.name)
+    copy.device = merge(original.device, device, original.name)
+    colocate(copy, lambda name: renamed(name) if name in graph else None)
+    if copy.op == ops.VARIABLE:
+        copy.attr["shared_name"].s = shared_name(rank, variables[original.name]).encode()
+    if ops.is_seeded_random(copy):
+        offset_seed(copy, rank)
+    return copy
 
 
 def shared_name(rank: int, variable: str) -> str:

@@ -16,7 +16,7 @@ from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, dtypes_attribute, group, node, read, shape_attribute
 from caramel.model import Model, Variable, VariableClass
-from caramel.modifiers.emission import Emission, Purpose, Role, Saved, replica_name
+from caramel.modifiers.emission import Emission, Purpose, Role, SavedTensor, replica_name
 from caramel.modifiers.seeds import GOLDEN_RATIO_32
 from caramel.plan import Plan
 
@@ -28,30 +28,30 @@ RESTORE_LOCAL = "caramel/restore/local"
 BROADCAST = "caramel/broadcast/done"
 SAVE = "caramel/save/done"
 SAVE_STEPS = "caramel/save/steps"
-COMBINED = "caramel/combined"
+COMBINED_SCOPE = "caramel/combined"
 
 STEPS_KEY = "caramel/steps"
 """Checkpoint key of the number of steps, for programs that do not count them."""
 
 
 @dataclass(frozen=True)
-class Builder:
-    """Collects state nodes."""
+class StateBuilder:
+    """Collector of state nodes, each with its role."""
 
     nodes: list[tuple[NodeDef, Role]]
 
-    def add(self, made: NodeDef, rank: int) -> str:
-        self.nodes.append((made, Role(Purpose.STATE, rank)))
-        return made.name
+    def add(self, node_def: NodeDef, rank: int) -> str:
+        self.nodes.append((node_def, Role(Purpose.STATE, rank)))
+        return node_def.name
 
 
-def read_checkpoint(builder: Builder, scope: str, dtypes: Mapping[str, str], host: str) -> dict[str, str]:
+def read_checkpoint(builder: StateBuilder, scope: str, dtypes: Mapping[str, str], host: str) -> dict[str, str]:
     """Read the checkpoint that is fed to `RESTORE_PREFIX`.
 
     Args:
-        builder: gets the nodes.
+        builder: collector of the new nodes.
         scope: prefix of their names.
-        dtypes: dtype of each key.
+        dtypes: dtype of each checkpoint key.
         host: device of worker 0's host.
 
     Returns:
@@ -72,15 +72,15 @@ def local_key(rank: int, name: str) -> str:
 
 
 def random_state_offset(variable: Variable, rank: int) -> np.ndarray:
-    """What is added to worker 0's random state to get another worker's.
+    """The offset from worker 0's random state to another worker's.
 
     A seed of two elements is (seed, counter): the seed moves. The state of a `tf.random.Generator`
     is (counter, ..., key): the key moves. Multiples of an odd constant near 2**32 / golden ratio keep
     the streams of different ranks and of user seeds that are close together apart.
 
     Args:
-        variable: a variable of the class random state, of rank 1.
-        rank: the worker.
+        variable: variable of the class random state, of rank 1.
+        rank: rank of the other worker.
 
     Returns:
         An array of the variable's shape and dtype.
@@ -94,21 +94,21 @@ def random_state_offset(variable: Variable, rank: int) -> np.ndarray:
     return offset
 
 
-def on_worker(model: Model, rank: int) -> tuple[Variable, ...]:
+def variables_on_worker(model: Model, rank: int) -> tuple[Variable, ...]:
     """The variables that a worker holds: worker 0 all of them, the others those of the step."""
     return tuple(v for v in model.variables if rank == 0 or v.node in model.graph)
 
 
-def combined(model: Model, plan: Plan) -> dict[str, str]:
-    """Local variables of which checkpoints see what all workers have together.
+def combined_nodes_by_handle(model: Model, plan: Plan) -> dict[str, str]:
+    """Local variables of which checkpoints hold the combined value of all workers.
 
-    Gradient accumulators, whose workers' mean (or sum, for a loss that is one) is what one device would
-    have; and statistics, where the plan says that they are averaged.
+    These are gradient accumulators, whose mean over the workers (or sum, for a loss that is a sum) is the value that
+    one device would have; and statistics, where the plan says that they are averaged.
 
     Returns:
-        For the handle node of each variable the node with that value, on worker 0.
+        The node with the combined value, on worker 0, by the handle node of the variable.
     """
-    found = {}
+    nodes_by_handle = {}
     for number, variable in enumerate(model.variables):
         averaged = variable.kind is VariableClass.STATISTICS and plan.statistics == "mean" and _is_floating(variable)
         if (
@@ -116,22 +116,22 @@ def combined(model: Model, plan: Plan) -> dict[str, str]:
             and variable.node in model.graph
             and (averaged or variable.kind is VariableClass.ACCUMULATOR)
         ):
-            found[variable.node] = f"{COMBINED}/{number}"
-    return found
+            nodes_by_handle[variable.node] = f"{COMBINED_SCOPE}/{number}"
+    return nodes_by_handle
 
 
 def _is_floating(variable: Variable) -> bool:
     return variable.dtype.startswith(("float", "bfloat", "complex"))
 
 
-def kept_apart(model: Model, plan: Plan) -> list[tuple[int, Variable, str]]:
-    """(rank, variable, checkpoint key) of the values that a checkpoint does not have under the program's own names."""
-    together = combined(model, plan)
+def separately_saved(model: Model, plan: Plan) -> list[tuple[int, Variable, str]]:
+    """(rank, variable, checkpoint key) of the values that a checkpoint keeps under names of Caramel's own."""
+    combined_nodes = combined_nodes_by_handle(model, plan)
     return [
         (rank, v, local_key(rank, v.name))
         for rank in range(plan.workers)
-        for v in on_worker(model, rank)
-        if v.kind.is_local and (rank > 0 or v.node in together)
+        for v in variables_on_worker(model, rank)
+        if v.kind.is_local and (rank > 0 or v.node in combined_nodes)
     ]
 
 
@@ -139,26 +139,26 @@ def add_state(emission: Emission) -> Emission:
     """Add restore, broadcast and save.
 
     Args:
-        emission: one with the replicas, and with what is saved besides variables.
+        emission: the emission with the replicas, and with the tensors that are saved besides variables.
 
     Returns:
         The emission with the ops named by the constants of this module.
     """
     model, plan = emission.model, emission.plan
-    builder = Builder([])
-    parsed = [Device.parse(d) for d in plan.devices]
-    host = str(host_of(parsed[0]))
+    builder = StateBuilder([])
+    devices = [Device.parse(d) for d in plan.devices]
+    host = str(host_of(devices[0]))
     builder.add(_string_placeholder(RESTORE_PREFIX, host), 0)
     saved = [v for v in model.variables if v.saved]
     unsaved = [v for v in model.variables if not v.saved]
-    for done, chosen in ((RESTORE_SAVED, saved), (RESTORE_UNSAVED, unsaved)):
+    for group_name, chosen in ((RESTORE_SAVED, saved), (RESTORE_UNSAVED, unsaved)):
         items = [(0, v, v.name) for v in chosen]
-        _restore(builder, done, items, host, parsed)
-    local = kept_apart(model, plan)
-    _restore(builder, RESTORE_LOCAL, local, host, parsed)
-    _broadcast(builder, model, plan, parsed)
-    together = _combine(builder, model, plan, parsed)
-    _save(builder, [(0, v, v.name) for v in saved], local, together, emission.saved, host, parsed)
+        _restore(builder, group_name, items, host, devices)
+    local_items = separately_saved(model, plan)
+    _restore(builder, RESTORE_LOCAL, local_items, host, devices)
+    _broadcast(builder, model, plan, devices)
+    combined_nodes = _combine(builder, model, plan, devices)
+    _save(builder, [(0, v, v.name) for v in saved], local_items, combined_nodes, emission.saved, host, devices)
     return emission.extended(builder.nodes)
 
 
@@ -170,38 +170,38 @@ def _handle(rank: int, variable: Variable) -> str:
     return replica_name(rank, variable.node)
 
 
-def _strings(builder: Builder, name: str, values: Iterable[str], device: str) -> str:
+def _strings(builder: StateBuilder, name: str, values: Iterable[str], device: str) -> str:
     array = np.array([v.encode() for v in values], dtype=object)
     return builder.add(constant(name, array, "string", device), 0)
 
 
 def _restore(
-    builder: Builder,
-    done: str,
+    builder: StateBuilder,
+    group_name: str,
     items: Sequence[tuple[int, Variable, str]],
     host: str,
     devices: Sequence[Device],
 ) -> None:
-    scope = done + "_ops"
+    scope = group_name + "_ops"
     assigned: list[str] = []
     restored = read_checkpoint(builder, scope, {key: v.dtype for _, v, key in items}, host)
     for position, (rank, variable, key) in enumerate(items):
-        made = _assign(f"{scope}/assign_{position}", rank, variable, restored[key], devices)
-        assigned.append(builder.add(made, rank))
-    builder.add(group(done, assigned, host), 0)
+        assignment = _assign(f"{scope}/assign_{position}", rank, variable, restored[key], devices)
+        assigned.append(builder.add(assignment, rank))
+    builder.add(group(group_name, assigned, host), 0)
 
 
 def _assign(name: str, rank: int, variable: Variable, value: str, devices: Sequence[Device]) -> NodeDef:
     return assign(name, _handle(rank, variable), value, variable.dtype, str(devices[rank]))
 
 
-def _combine(builder: Builder, model: Model, plan: Plan, devices: Sequence[Device]) -> dict[str, str]:
-    """The values that all workers have together; see `combined`."""
-    together = combined(model, plan)
+def _combine(builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[Device]) -> dict[str, str]:
+    """Add the combined values of all workers; see `combined_nodes_by_handle`."""
+    combined_nodes = combined_nodes_by_handle(model, plan)
     for variable in model.variables:
-        if variable.node not in together:
+        if variable.node not in combined_nodes:
             continue
-        name, host = together[variable.node], str(devices[0])
+        name, host = combined_nodes[variable.node], str(devices[0])
         dtype = dtype_attribute(variable.dtype)
         reads = [
             builder.add(_read(f"{name}/read_{rank}", rank, variable, devices), rank) for rank in range(plan.workers)
@@ -212,11 +212,11 @@ def _combine(builder: Builder, model: Model, plan: Plan, devices: Sequence[Devic
         total = builder.add(node(f"{name}/sum", "AddN", reads, host, T=dtype, N=len(reads)), 0)
         workers = builder.add(constant(f"{name}/workers", plan.workers, variable.dtype, host), 0)
         builder.add(node(name, "RealDiv", [total, workers], host, T=dtype), 0)
-    return together
+    return combined_nodes
 
 
-def _broadcast(builder: Builder, model: Model, plan: Plan, devices: Sequence[Device]) -> None:
-    """Worker 0's values to all."""
+def _broadcast(builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[Device]) -> None:
+    """Add the nodes that give worker 0's values to all workers."""
     scope = "caramel/broadcast"
     assigned: list[str] = []
     for number, variable in enumerate(v for v in model.variables if v.node in model.graph):
@@ -226,7 +226,7 @@ def _broadcast(builder: Builder, model: Model, plan: Plan, devices: Sequence[Dev
 
 
 def _to_others(
-    builder: Builder,
+    builder: StateBuilder,
     scope: str,
     number: int,
     variable: Variable,
@@ -234,10 +234,10 @@ def _to_others(
     plan: Plan,
     devices: Sequence[Device],
 ) -> list[str]:
-    """Worker 0's value to the others: random states offset by rank, a sum that is still growing stays with worker 0.
+    """Pass worker 0's value to the others: random states offset by rank; a sum that still grows stays with worker 0.
 
-    Each worker passes on what it gets to the next one, so that nobody sends it more than once: with one sender, the
-    link of worker 0 would carry the whole model as often as there are others.
+    Each worker passes the value on to the next one, so that no worker sends it more than once: with one sender, the
+    link of worker 0 would carry the whole model once for each other worker.
     """
     assigned = []
     dtype = dtype_attribute(variable.dtype)
@@ -255,34 +255,34 @@ def _to_others(
             source = builder.add(node(name, "AddV2", [value, offset], device, T=dtype), rank)
         elif variable.kind is VariableClass.ACCUMULATOR and plan.reduction == "sum":
             source = builder.add(node(f"{scope}/zeros_{number}_{rank}", "ZerosLike", [value], device, T=dtype), rank)
-        made = _assign(f"{scope}/assign_{number}_{rank}", rank, variable, source, devices)
-        assigned.append(builder.add(made, rank))
+        assignment = _assign(f"{scope}/assign_{number}_{rank}", rank, variable, source, devices)
+        assigned.append(builder.add(assignment, rank))
     return assigned
 
 
 def assignment_nodes(model: Model, plan: Plan, names: Sequence[str], scope: str) -> list[NodeDef]:
-    """Nodes that give all workers values of some variables, out of a checkpoint.
+    """Nodes that give all workers the values of some variables, read from a checkpoint.
 
     Args:
         model: the single-device step.
-        plan: the plan.
-        names: of the variables; also their keys in the checkpoint.
-        scope: name of the op that does it.
+        plan: the plan of the emitted graph.
+        names: names of the variables, which are also their keys in the checkpoint.
+        scope: name of the op that is done when all values are assigned.
     """
-    builder = Builder([])
+    builder = StateBuilder([])
     devices = [Device.parse(d) for d in plan.devices]
     host = str(host_of(devices[0]))
     variables = [model.variable_by_name[name] for name in names]
-    inside = f"{scope}_ops"
-    restored = read_checkpoint(builder, inside, {v.name: v.dtype for v in variables}, host)
+    inner_scope = f"{scope}_ops"
+    restored = read_checkpoint(builder, inner_scope, {v.name: v.dtype for v in variables}, host)
     assigned = []
     for number, variable in enumerate(variables):
         value = restored[variable.name]
-        assigned.append(builder.add(_assign(f"{inside}/assign_{number}_0", 0, variable, value, devices), 0))
+        assigned.append(builder.add(_assign(f"{inner_scope}/assign_{number}_0", 0, variable, value, devices), 0))
         if variable.node in model.graph:
-            assigned += _to_others(builder, inside, number, variable, value, plan, devices)
+            assigned += _to_others(builder, inner_scope, number, variable, value, plan, devices)
     builder.add(group(scope, assigned, host), 0)
-    return [made for made, _ in builder.nodes]
+    return [node_def for node_def, _ in builder.nodes]
 
 
 def _read(name: str, rank: int, variable: Variable, devices: Sequence[Device]) -> NodeDef:
@@ -290,11 +290,11 @@ def _read(name: str, rank: int, variable: Variable, devices: Sequence[Device]) -
 
 
 def _save(
-    builder: Builder,
+    builder: StateBuilder,
     shared: Sequence[tuple[int, Variable, str]],
     local: Sequence[tuple[int, Variable, str]],
-    together: Mapping[str, str],
-    further: Sequence[Saved],
+    combined_nodes: Mapping[str, str],
+    saved_tensors: Sequence[SavedTensor],
     host: str,
     devices: Sequence[Device],
 ) -> None:
@@ -306,14 +306,14 @@ def _save(
     items = [*shared, *local]
     reads = []
     for number, (rank, variable, _) in enumerate(items):
-        if number < len(shared) and variable.node in together:
-            reads.append(together[variable.node])
+        if number < len(shared) and variable.node in combined_nodes:
+            reads.append(combined_nodes[variable.node])
         else:
             reads.append(builder.add(_read(f"{scope}/read_{number}", rank, variable, devices), rank))
-    others = [*further, Saved(STEPS_KEY, steps, "int64")]
-    keys = _strings(builder, f"{scope}/keys", [*(key for _, _, key in items), *(s.key for s in others)], host)
-    slices = _strings(builder, f"{scope}/slices", [""] * (len(items) + len(others)), host)
-    types = dtypes_attribute([*(v.dtype for _, v, _ in items), *(s.dtype for s in others)])
-    tensors = [prefix, keys, slices, *reads, *(s.tensor for s in others)]
+    extra_tensors = [*saved_tensors, SavedTensor(STEPS_KEY, steps, "int64")]
+    keys = _strings(builder, f"{scope}/keys", [*(key for _, _, key in items), *(s.key for s in extra_tensors)], host)
+    slices = _strings(builder, f"{scope}/slices", [""] * (len(items) + len(extra_tensors)), host)
+    types = dtypes_attribute([*(v.dtype for _, v, _ in items), *(s.dtype for s in extra_tensors)])
+    tensors = [prefix, keys, slices, *reads, *(s.tensor for s in extra_tensors)]
     written = node(f"{scope}/write", "SaveV2", tensors, host, dtypes=types)
     builder.add(group(SAVE, [builder.add(written, 0)], host), 0)

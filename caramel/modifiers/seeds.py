@@ -12,22 +12,22 @@ GOLDEN_RATIO_32 = 0x9E3779B9
 """2**32 divided by the golden ratio, odd: multiples of it are far apart modulo 2**32."""
 
 _SEED_BITS = 63
+"""Bits of a seed attribute without its sign."""
 
 
-def offset_seed(made: NodeDef, rank: int) -> None:
-    """Another stream for each rank; (0, 0) asks for a seed from the system and stays."""
-    seed, seed2 = made.attr["seed"].i, made.attr["seed2"].i
+def offset_seed(node: NodeDef, rank: int) -> None:
+    """Give each rank another stream; the seeds (0, 0), which ask for a seed from the system, stay."""
+    seed, seed2 = node.attr["seed"].i, node.attr["seed2"].i
     if rank == 0 or (seed == 0 and seed2 == 0):
         return
     shifted = (seed2 + rank * GOLDEN_RATIO_32) % (1 << _SEED_BITS)
-    made.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
+    node.attr["seed2"].i = shifted if (seed, shifted) != (0, 0) else 1
 
 
 class DrawingFunctions:
-    """The functions of a graph in which random numbers are drawn.
+    """The functions of a graph that draw random numbers.
 
-    Workers share all other functions. Of these every worker but the first has copies, with seeds of
-    its own.
+    Every worker but the first has copies of these, with seeds of its own. Workers share all other functions.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -12,13 +12,13 @@ def serialize(emission: Emission) -> Emission:
     """Add the plan's control edges to each worker.
 
     Args:
-        emission: one with the replicas; its plan has the edges, by names of the Model's graph.
+        emission: the emission with the replicas; its plan has the edges, by names of the Model's graph.
 
     Returns:
-        The emission with the same ops, in an order that the graph without the edges could have, too.
+        The emission with the same ops, in an order that is also possible without the edges.
 
     Raises:
-        InvariantError: an edge of the plan is between nodes that do not exist, or orders what TensorFlow joins.
+        InvariantError: an edge of the plan is between nodes that do not exist, or orders ops that TensorFlow fuses.
 
     Source:
         Caramel, section 4.1, stage 2.
@@ -37,7 +37,7 @@ def serialize(emission: Emission) -> Emission:
             missing = [text for text in [name, *(t[1:] for t in texts)] if text not in emission.graph]
             if missing:
                 raise InvariantError(f"serialize: the plan orders {missing[0]!r}, which does not exist")
-            there = emission.graph[name]
-            changed[name] = copied(there, [*there.input, *(t for t in texts if t not in there.input)])
+            target_node = emission.graph[name]
+            changed[name] = copied(target_node, [*target_node.input, *(t for t in texts if t not in target_node.input)])
     verify_joinable(emission.model.graph, plan.edges, "serialize")
     return emission.extended([], changed)

@@ -1,4 +1,4 @@
-"""Signatures: the names of what modifiers emitted."""
+"""Signatures: the names of the nodes that modifiers emitted."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def make_signature(emission: Emission) -> Signature:
     """The names by which an emitted graph is run.
 
     Args:
-        emission: a finished one, or one that will be: the names follow from what it begins with.
+        emission: a finished or a fresh emission; the names follow from the attributes that it begins with.
 
     Raises:
-        CaptureError: its evaluation has no output.
+        CaptureError: the evaluation has no output.
     """
     model, plan, evaluation, pipeline = emission.model, emission.plan, emission.evaluation, emission.pipeline
     ranks = range(plan.workers)
@@ -48,7 +48,7 @@ def make_signature(emission: Emission) -> Signature:
         restore=(save_restore.RESTORE_SAVED, save_restore.BROADCAST, *([FORGET] if plan.postponed else [])),
         restore_unsaved=save_restore.RESTORE_UNSAVED,
         restore_local=save_restore.RESTORE_LOCAL,
-        local_keys=tuple(key for _, _, key in save_restore.kept_apart(model, plan)),
+        local_keys=tuple(key for _, _, key in save_restore.separately_saved(model, plan)),
         save_prefix=tensor_name(save_restore.SAVE_PREFIX),
         save_steps=tensor_name(save_restore.SAVE_STEPS),
         steps_key=model.step_counter or save_restore.STEPS_KEY,
@@ -74,7 +74,7 @@ def evaluation_signature(evaluation: Evaluation, scope: str) -> EvaluationSignat
     """Names of an evaluation's feeds and fetches under ``scope``.
 
     Raises:
-        CaptureError: it has no output.
+        CaptureError: the evaluation has no output.
     """
     if not evaluation.outputs:
         raise CaptureError("the evaluation returns no tensor: return what it computes")

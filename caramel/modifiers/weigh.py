@@ -17,7 +17,7 @@ def weigh(emission: Emission) -> Emission:
     and then nothing changes, not even a bit.
 
     Args:
-        emission: one with the replicas; its plan says whether weights are wanted at all.
+        emission: the emission with the replicas; its plan says whether gradients are weighted at all.
 
     Returns:
         The emission with the tensor to aggregate for each (rank, gradient's name).
@@ -38,9 +38,9 @@ def weigh(emission: Emission) -> Emission:
             if not gradient.sources:
                 tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)
             for tensor, consumers in gradient.sources:
-                result = weights.weighted(tensor, gradient.dtype)
-                redirect(emission, replica_tensor(rank, tensor), _on(rank, consumers), result, changed)
-        added += [(made, Role(Purpose.REPLICA, rank)) for made in weights.nodes]
+                weighted = weights.weighted(tensor, gradient.dtype)
+                redirect(emission, replica_tensor(rank, tensor), _on(rank, consumers), weighted, changed)
+        added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in weights.nodes]
     return emission.extended(added, changed, gradients=tensors)
 
 
@@ -52,35 +52,35 @@ def redirect(
     emission: Emission,
     tensor: str,
     consumers: Collection[str],
-    result: str,
+    replacement: str,
     changed: dict[str, NodeDef],
-    own: str = "",
+    own_prefix: str = "",
 ) -> bool:
-    """Make readers of a tensor read another one.
+    """Make readers of a tensor read another tensor.
 
     Args:
-        emission: one with the graph; it is not changed.
-        tensor: what they read.
-        consumers: names of the readers; empty for all.
-        result: what they are to read.
-        changed: the nodes that have been changed, by name; more are added.
-        own: readers whose names begin with this go on reading the tensor; "" for none.
+        emission: the emission with the graph; it is not changed.
+        tensor: the tensor that they read.
+        consumers: names of the readers to change; empty for all.
+        replacement: the tensor that they are to read.
+        changed: changed nodes by name; the readers are added.
+        own_prefix: name prefix of readers that go on reading the tensor; "" for none.
 
     Returns:
         Whether there was any reader.
     """
     producer, index = parse_input(tensor)
-    found = False
+    has_reader = False
     for reader, position in emission.graph.consumers[producer]:
         if parse_input(emission.graph[reader].input[position])[1] != index:
             continue
-        if (own and reader.startswith(own)) or (consumers and reader not in consumers):
+        if (own_prefix and reader.startswith(own_prefix)) or (consumers and reader not in consumers):
             continue
         if reader not in changed:
             changed[reader] = copied(emission.graph[reader])
-        changed[reader].input[position] = result
-        found = True
-    return found
+        changed[reader].input[position] = replacement
+        has_reader = True
+    return has_reader
 
 
 def replica_tensor(rank: int, tensor: str) -> str:

@@ -14,7 +14,7 @@ from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import CheckpointError, InputError, StepError, listed
 from caramel.graph.graph import NodeDef
 from caramel.model import Model
-from caramel.modifiers.save_restore import assignment_nodes, kept_apart, local_key
+from caramel.modifiers.save_restore import assignment_nodes, local_key, separately_saved
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted
 
@@ -127,7 +127,7 @@ class State:
             CheckpointError: they are damaged.
         """
         shapes = checkpoint.open_checkpoint(prefix).get_variable_to_shape_map()
-        wanted = {key: v.shape for _, v, key in kept_apart(self._model, self._plan)}
+        wanted = {key: v.shape for _, v, key in separately_saved(self._model, self._plan)}
         names = [v.name for v in self._model.variables if v.kind.is_local]
         kept = {key for r in (0, self._plan.workers) for n in names if (key := local_key(r, n)) in shapes}
         # Of more workers, or of a plan that averaged what this one does not: then all go on with what is shared.

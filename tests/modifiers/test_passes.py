@@ -39,7 +39,7 @@ def context():
 def begun(armodel):
     """The emission that an ARModel began with."""
     finished = armodel.distributed.emission
-    return Emission.begun(finished.model, finished.plan, finished.evaluation, finished.pipeline)
+    return Emission.initial(finished.model, finished.plan, finished.evaluation, finished.pipeline)
 
 
 def breaking(modifier):
@@ -97,7 +97,7 @@ def test_a_target_of_ones_own_needs_no_edit_of_the_others(context):
         tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
     toy = Target("gradients of worker 0", (replicate, average_from_worker_0, add_state))
     plan = replace(caramel.ARModel(captured, 2).plan, transfers=(), weighted=False)
-    distributed = distribute(toy, captured, Emission.begun(captured.model, plan))
+    distributed = distribute(toy, captured, Emission.initial(captured.model, plan))
     batch = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], np.float32)
     with Session(distributed, caramel.InProcess()) as session:
         session.step({"x": batch})
