@@ -8,7 +8,7 @@ from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.postponement import is_shared, postponement
 from caramel.analyzers.step.sparse_slices import adds_slices
 from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
-from caramel.collectives.dtypes import NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
+from caramel.collectives.dtypes import NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece
 from caramel.graph.guards import guards_of
@@ -143,7 +143,7 @@ def _check_collective(what: str, transfer: Transfer, plan: Plan) -> None:
         raise PlanError(f"{what} has depth {transfer.depth}: it must be at least 1")
     if is_native and (transfer.dtype not in NATIVE_DTYPES or transfer.wire is not None or transfer.depth > 1):
         raise PlanError(f"{what} is a native all-reduce, which takes {', '.join(NATIVE_DTYPES)}, uncut, as they are")
-    if transfer.wire is not None and (transfer.wire not in WIRE_DTYPES or transfer.dtype not in NARROWED_DTYPES):
+    if transfer.wire is not None and (transfer.wire not in WIRE_DTYPES or transfer.dtype not in NARROWABLE_DTYPES):
         raise PlanError(f"{what} sends {transfer.dtype} as {transfer.wire!r}, which is not possible")
     elements = sum(piece.elements or 0 for piece in transfer.pieces)
     if transfer.elements != elements:

@@ -31,24 +31,24 @@ ALL_REDUCES: Mapping[str, AllReduce] = {
         AllReduce(NATIVE, None, ring.factors, has_one_sender=True),
     )
 }
-"""The table, by name, in the order in which ties are broken."""
+"""The all-reduce algorithms by name, in the order in which ties are broken."""
 
 ALGORITHMS: Mapping[str, Algorithm] = {n: row.schedule for n, row in ALL_REDUCES.items() if row.schedule is not None}
-"""Those that are schedules."""
+"""The functions that make schedules, by the name of the algorithm; `NATIVE` has none."""
 
-CHOICES = tuple(ALL_REDUCES)
-"""Whatever can be chosen."""
+ALL_REDUCE_NAMES = tuple(ALL_REDUCES)
+"""Names of all all-reduces that can be chosen, `NATIVE` included, in the order in which ties are broken."""
 
 ALL_GATHER = "all_gather"
-"""What sparse gradients travel by; there is no choice."""
+"""Name of the collective by which sparse gradients travel; there is no choice."""
 
 
-def check_algorithm(name: object, among: Collection[str] = CHOICES) -> None:
+def check_algorithm(name: object, among: Collection[str] = ALL_REDUCE_NAMES) -> None:
     """Check the name of an algorithm.
 
     Args:
-        name: what was given.
-        among: those that there are.
+        name: name that was given.
+        among: names of the algorithms that there are.
 
     Raises:
         InputError: it is none of them.
@@ -61,7 +61,7 @@ class Schedules:
     """Proved schedules, each made and checked once however many transfers use it."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int, int, int, int], tuple[Schedule, Proof]] = {}
+        self._proved: dict[tuple[str, int, int, int, int], tuple[Schedule, Proof]] = {}
 
     def proved(
         self, algorithm: str, workers: int, size: int, depth: int, turn: int = 0, in_rank_order: bool = False
@@ -73,7 +73,7 @@ class Schedules:
             workers: number of ranks, at least 1.
             size: elements of the tensor, at least 0.
             depth: number of chunks, at least 1.
-            turn: number of the transfer, so that uneven work goes around.
+            turn: number of the transfer, by which uneven work rotates among the ranks.
             in_rank_order: whether every sum must be the rank-order left fold.
 
         Raises:
@@ -82,10 +82,10 @@ class Schedules:
         """
         check_algorithm(algorithm, ALGORITHMS)
         key = (algorithm, workers, size, depth, turn % max(workers, 1))
-        if key not in self._made:
-            made = in_chunks(ALGORITHMS[algorithm], workers, size, depth, turn)
-            self._made[key] = made, check(made)
-        schedule, proof = self._made[key]
+        if key not in self._proved:
+            unproved = in_chunks(ALGORITHMS[algorithm], workers, size, depth, turn)
+            self._proved[key] = unproved, check(unproved)
+        schedule, proof = self._proved[key]
         if in_rank_order and not proof.is_rank_order_fold:
             raise InvariantError(f"the {algorithm} of {size} elements over {workers} ranks does not add in rank order")
         return schedule

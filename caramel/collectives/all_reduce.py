@@ -10,12 +10,12 @@ from caramel.collectives.schedule import Algorithm
 
 @dataclass(frozen=True)
 class Factors:
-    """What an all-reduce of so many bytes costs: T = alpha * messages + bytes * (beta * volume + gamma * added).
+    """Factors of the cost of an all-reduce: T = alpha * messages + bytes * (beta * volume + gamma * added).
 
     Attributes:
-        messages: how many its busiest rank handles one after the other.
-        volume: bytes on the busiest link, as a multiple of the tensor's.
-        added: bytes that the busiest rank adds, likewise.
+        messages: number of messages that the busiest rank handles one after the other.
+        volume: bytes on the busiest link, as a multiple of the tensor's bytes.
+        added: bytes that the busiest rank adds, as a multiple of the tensor's bytes.
     """
 
     messages: float
@@ -28,9 +28,9 @@ class AllReduce:
     """One algorithm.
 
     Attributes:
-        name: what plans, files and options call it.
-        schedule: makes its schedule; None for TensorFlow's own collective op, which is none.
-        factors: its cost, by the number of workers (at least 2) and the number of chunks (at least 1).
+        name: name of the algorithm in plans, files and options.
+        schedule: function that makes the schedule; None for TensorFlow's own collective op, which has none.
+        factors: function from the number of workers (at least 2) and of chunks (at least 1) to the cost.
         is_pipelined: whether its cost depends on the number of chunks.
         has_two_rounds: whether it has two rounds, however many workers there are.
         has_one_sender: whether a worker receives from the same one all the time, in every transfer: transfers that are

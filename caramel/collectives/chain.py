@@ -41,10 +41,10 @@ def chain(workers: int, size: int, turn: int = 0) -> Schedule:
 
 
 def factors(workers: int, depth: int) -> Factors:
-    """Its cost as a pipeline.
+    """The cost of the chain as a pipeline.
 
     Args:
-        workers: N, at least 2.
+        workers: number of ranks N, at least 2.
         depth: number of chunks, which follow each other; an inner rank sends each of them twice, up and down.
     """
     others = workers - 1

@@ -1,4 +1,4 @@
-"""What can be reduced, and how wide it is."""
+"""Element types that can be reduced, and their bytes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ITEM_BYTES = {
     "complex64": 8,
     "complex128": 16,
 }
-"""Bytes per element of what TensorFlow's AddV2 adds on a CPU."""
+"""Bytes per element of each element type that TensorFlow's AddV2 adds on a CPU."""
 
 NATIVE_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-"""What TensorFlow's CollectiveReduceV2 reduces."""
+"""Element types that TensorFlow's CollectiveReduceV2 reduces."""
 
 WIRE_DTYPES = ("bfloat16", "float16")
-"""What messages may be rounded to."""
+"""Element types to which messages may be rounded."""
 
-NARROWED_DTYPES = ("float32", "float64")
-"""Whose messages may be rounded."""
+NARROWABLE_DTYPES = ("float32", "float64")
+"""Element types of the tensors whose messages may be rounded."""
 
-SHARED_BYTES = 64
-"""TensorFlow's SplitV and Slice share the buffer instead of copying where pieces begin and end at a multiple of
-this (EIGEN_MAX_ALIGN_BYTES)."""
+BUFFER_ALIGNMENT_BYTES = 64
+"""Bytes of the alignment at which TensorFlow's SplitV and Slice share the buffer instead of copying: where pieces begin
+and end at a multiple of this (EIGEN_MAX_ALIGN_BYTES)."""

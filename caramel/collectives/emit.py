@@ -23,12 +23,12 @@ def emit_all_reduce(
     """Emit the nodes of one all-reduce.
 
     Args:
-        schedules: those made so far.
+        schedules: proved schedules that were made so far.
         algorithm: a name in `ALGORITHMS`, or `NATIVE`, to which depth, turn, in_rank_order and the wire mean nothing.
         depth: number of chunks.
-        request: what is to be reduced.
-        turn: number of the all-reduce, so that uneven work goes around.
-        instance: number of a native all-reduce, different for each in a graph; means nothing to the others.
+        request: tensors to reduce.
+        turn: number of the all-reduce, by which uneven work rotates among the ranks.
+        instance: number of a native all-reduce, different for each in a graph; without effect on the others.
         in_rank_order: whether every sum must be the rank-order left fold.
         after: results of the native all-reduce before this one, if any. NCCL waits for ever if two workers start two
             of its collectives in different orders.

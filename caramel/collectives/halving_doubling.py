@@ -13,7 +13,7 @@ from caramel.collectives.schedule import Builder, Schedule, cuts
 
 
 def core_size(workers: int) -> tuple[int, tuple[int, ...]]:
-    """The largest number 2^a 3^b that is at most ``workers``, and its factors.
+    """The largest number 2^a 3^b that is at most ``workers``, and its prime factors.
 
     >>> core_size(7), core_size(8)
     ((6, (2, 3)), (8, (2, 2, 2)))
@@ -126,10 +126,10 @@ def _double(builder: Builder, core: int, factors: Sequence[int], values: Sequenc
 
 
 def factors(workers: int, depth: int) -> Factors:
-    """Its cost for a rank of the core.
+    """The cost of halving and doubling for a rank of the core.
 
     Args:
-        workers: N, at least 2.
+        workers: number of ranks N, at least 2.
         depth: number of chunks; they overlap and change nothing here.
     """
     core, parts = core_size(workers)

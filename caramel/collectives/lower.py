@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from caramel.collectives.dtypes import ITEM_BYTES, SHARED_BYTES
-from caramel.collectives.schedule import CUT_ELEMENTS, Instruction, Schedule
+from caramel.collectives.dtypes import BUFFER_ALIGNMENT_BYTES, ITEM_BYTES
+from caramel.collectives.schedule import ALIGNMENT_ELEMENTS, Instruction, Schedule
 from caramel.errors import InvariantError
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
@@ -16,16 +16,16 @@ from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be reduced; how is said by a schedule, or left to TensorFlow.
+    """The tensors to reduce; a schedule, or TensorFlow, says how.
 
     Attributes:
         prefix: scope of the new nodes.
-        sources: the local, flat tensor of each rank.
-        devices: the device of each rank.
+        sources: local tensor of each rank, shape [size].
+        devices: device string of each rank.
         dtype: element type.
-        size: elements of the tensor.
-        mean: whether to divide by the number of ranks.
-        wire: element type of the messages, if another one.
+        size: number of elements of the tensor.
+        mean: whether the sum is divided by the number of ranks.
+        wire: element type of the messages; None if it is ``dtype``.
     """
 
     prefix: str
@@ -52,8 +52,8 @@ class Lowered:
     """Nodes of one all-reduce.
 
     Attributes:
-        nodes: each with the rank whose device it is on.
-        results: for each rank the tensor with the reduced value.
+        nodes: pairs of a node and the rank whose device it is on.
+        results: name of the tensor with the reduced value of each rank.
     """
 
     nodes: list[tuple[NodeDef, int]] = field(default_factory=list)
@@ -64,8 +64,8 @@ class Emitter:
     """Adds nodes under one scope, each on the device of its rank.
 
     Args:
-        prefix: the scope.
-        devices: the device of each rank.
+        prefix: scope of the new nodes.
+        devices: device string of each rank.
         dtype: element type of the tensors.
     """
 
@@ -77,18 +77,18 @@ class Emitter:
         self._constants: dict[tuple[int, str, object], str] = {}
 
     def add(self, rank: int, name: str, op: str, inputs: Sequence[str], **attributes: object) -> str:
-        """A node; returns its name."""
-        made = node(f"{self.prefix}/{name}", op, inputs, self.devices[rank], **attributes)
-        self.out.nodes.append((made, rank))
-        return made.name
+        """Add a node; returns its name."""
+        new_node = node(f"{self.prefix}/{name}", op, inputs, self.devices[rank], **attributes)
+        self.out.nodes.append((new_node, rank))
+        return new_node.name
 
     def integers(self, rank: int, value: int | Sequence[int]) -> str:
         """An int32 constant on a rank, made once."""
         key = (rank, "int32", value if isinstance(value, int) else tuple(value))
         if key not in self._constants:
             name = f"{self.prefix}/constant_{rank}_{len(self._constants)}"
-            made = constant(name, np.asarray(value, np.int32), "int32", self.devices[rank])
-            self.out.nodes.append((made, rank))
+            new_node = constant(name, np.asarray(value, np.int32), "int32", self.devices[rank])
+            self.out.nodes.append((new_node, rank))
             self._constants[key] = name
         return self._constants[key]
 
@@ -142,7 +142,7 @@ class Emitter:
 
     def split(self, rank: int, name: str, source: str, sizes: Sequence[int]) -> list[str]:
         """Parts of the given sizes along axis 0."""
-        made = self.add(
+        split_name = self.add(
             rank,
             name,
             "SplitV",
@@ -151,7 +151,7 @@ class Emitter:
             Tlen=dtype_attribute("int32"),
             num_split=len(sizes),
         )
-        return [format_input(made, n) for n in range(len(sizes))]
+        return [format_input(split_name, n) for n in range(len(sizes))]
 
     def joined(self, rank: int, name: str, parts: Sequence[str]) -> str:
         """Flat tensors as one, by a node only if there are several."""
@@ -181,7 +181,7 @@ class Emitter:
         return self.add(rank, name, "Cast", [source], SrcT=dtype_attribute(given), DstT=dtype_attribute(wanted))
 
 
-def unchanged(request: Request) -> Lowered:
+def lower_unchanged(request: Request) -> Lowered:
     """Emit an all-reduce of which nothing is left to do: every rank's result is its own tensor."""
     emitter = Emitter(request.prefix, request.devices, request.dtype)
     emitter.out.results = [emitter.identity(r, f"result_{r}", s) for r, s in enumerate(request.sources)]
@@ -197,12 +197,12 @@ def lower(schedule: Schedule, request: Request) -> Lowered:
 
     Args:
         schedule: the checked schedule, for the number of workers and the size of the request.
-        request: what is to be reduced.
+        request: tensors to reduce.
 
     Returns:
         The nodes, and the reduced flat tensor of each rank.
     """
-    return unchanged(request) if request.is_done else _Lowering(schedule, request).run()
+    return lower_unchanged(request) if request.is_done else _Lowering(schedule, request).run()
 
 
 class _Lowering:
@@ -222,12 +222,12 @@ class _Lowering:
 
     def _passed_on(self) -> set[int]:
         """Values that some other rank reads."""
-        found = set()
+        values = set()
         for instruction in self.schedule.instructions:
             for operand in instruction.operands:
                 if self.schedule.instructions[operand].rank != instruction.rank:
-                    found.add(operand)
-        return found
+                    values.add(operand)
+        return values
 
     def run(self) -> Lowered:
         if self.mean and "float16" in (self.emit.dtype, self.wire):
@@ -255,16 +255,16 @@ class _Lowering:
         return self.emit.out
 
     def _contributions_of(self, instruction: Instruction) -> int:
-        """Of how many ranks the next value has contributions."""
+        """The number of ranks whose contributions the next value has."""
         if instruction.operation == "take":
             return 1
-        given = [self.contributions[o] for o in instruction.operands]
+        counts = [self.contributions[o] for o in instruction.operands]
         if instruction.operation == "add":
-            return sum(given)
-        if len(set(given)) > 1:
+            return sum(counts)
+        if len(set(counts)) > 1:
             where = f"{self.schedule.algorithm}: instruction {len(self.contributions)}"
             raise InvariantError(f"{where} joins complete and partial sums")
-        return given[0]
+        return counts[0]
 
     # -- cutting -----------------------------------------------------------------------------
 
@@ -278,11 +278,11 @@ class _Lowering:
             self._pieces(rank, f"own_{rank}", self.sources[rank], (0, self.schedule.size), numbers)
 
     def _parts_of_values(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        parts: dict[int, list[int]] = {}
         for number, instruction in enumerate(self.schedule.instructions):
             if instruction.operation == "part" and instruction.size > 0:
-                found.setdefault(instruction.operands[0], []).append(number)
-        return found
+                parts.setdefault(instruction.operands[0], []).append(number)
+        return parts
 
     def _cut(self, value: int, numbers: Sequence[int]) -> None:
         whole = self.schedule.instructions[value]
@@ -306,8 +306,10 @@ class _Lowering:
 
     def _is_shared(self, ranges: Sequence[tuple[int, int]], whole: tuple[int, int]) -> bool:
         """Whether SplitV is as good as Slices: it copies everything unless the very end is aligned, too."""
-        is_cut_for_sharing = len(ranges) > 1 and all((start - whole[0]) % CUT_ELEMENTS == 0 for start, _ in ranges)
-        return not is_cut_for_sharing or whole[1] * ITEM_BYTES[self.emit.dtype] % SHARED_BYTES == 0
+        is_cut_for_sharing = len(ranges) > 1 and all(
+            (start - whole[0]) % ALIGNMENT_ELEMENTS == 0 for start, _ in ranges
+        )
+        return not is_cut_for_sharing or whole[1] * ITEM_BYTES[self.emit.dtype] % BUFFER_ALIGNMENT_BYTES == 0
 
     @staticmethod
     def _tile(ranges: Sequence[tuple[int, int]], whole: tuple[int, int]) -> bool:

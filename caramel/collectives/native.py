@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from caramel.collectives.lower import Emitter, Lowered, Request, unchanged
+from caramel.collectives.lower import Emitter, Lowered, Request, lower_unchanged
 from caramel.graph.devices import Device
 from caramel.graph.nodes import dtype_attribute
 
@@ -28,22 +28,22 @@ def lower_native(request: Request, instance: int, after: Sequence[str] = ()) -> 
     There is no op where there is no element: it would crash the process.
 
     Args:
-        request: what is to be reduced, of one of `caramel.collectives.dtypes.NATIVE_DTYPES`; its wire has no effect.
+        request: tensors to reduce, of one of `caramel.collectives.dtypes.NATIVE_DTYPES`; its wire has no effect.
         instance: number of the collective, different for each in a graph.
-        after: for each rank an op that must run first, for collectives that need one order everywhere.
+        after: name of an op of each rank that must run first, for collectives that need one order everywhere.
 
     Returns:
         The nodes, and the reduced flat tensor of each rank. The order of additions is that of a ring.
     """
     if request.is_done:
-        return unchanged(request)
+        return lower_unchanged(request)
     emitter = Emitter(request.prefix, request.devices, request.dtype)
     sources, mean = request.sources, request.mean
     if mean and request.dtype == "float16":  # a sum of gradients may be too large although their mean is not
         sources = [emitter.divided(r, f"share_{r}", source, request.workers) for r, source in enumerate(sources)]
         mean = False
     for rank, source in enumerate(sources):
-        made = emitter.add(
+        reduced = emitter.add(
             rank,
             f"result_{rank}",
             "CollectiveReduceV2",
@@ -60,5 +60,5 @@ def lower_native(request: Request, instance: int, after: Sequence[str] = ()) -> 
             communication_hint=b"nccl" if is_on_gpus(request.devices) else b"ring",
             Nordering_token=0,
         )
-        emitter.out.results.append(made)
+        emitter.out.results.append(reduced)
     return emitter.out

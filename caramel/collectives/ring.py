@@ -48,10 +48,10 @@ def ring(workers: int, size: int, turn: int = 0) -> Schedule:
 
 
 def factors(workers: int, depth: int) -> Factors:
-    """Its cost: every link carries (N-1) / N of the tensor twice.
+    """The cost of the ring: every link carries (N-1) / N of the tensor twice.
 
     Args:
-        workers: N, at least 2.
+        workers: number of ranks N, at least 2.
         depth: number of chunks; they overlap and change nothing here.
     """
     others = workers - 1

@@ -18,11 +18,11 @@ from caramel.errors import InputError, InvariantError
 
 @dataclass(frozen=True)
 class Instruction:
-    """Makes one value.
+    """An instruction that makes one value.
 
     Attributes:
-        rank: where the value is made and lives.
-        start: first element of the flattened tensor that it stands for.
+        rank: number of the rank on which the value is made and lives.
+        start: position of the first element of the flattened tensor for which the value stands.
         size: number of elements.
         operation: ``"take"`` (the rank's own contribution), ``"part"`` (a part of a value of the same
             rank), ``"add"`` (left fold of the operands in their order), ``"join"`` (the operands one
@@ -47,11 +47,11 @@ class Schedule:
     """An all-reduce of one flattened tensor.
 
     Attributes:
-        algorithm: its name.
+        algorithm: name of the algorithm.
         workers: number of ranks.
-        size: elements of the tensor.
-        instructions: in an order in which they can run.
-        results: for each rank the values that, one after the other, are the reduced tensor.
+        size: number of elements of the tensor.
+        instructions: instructions in an order in which they can run.
+        results: numbers of the values of each rank that, one after the other, are the reduced tensor.
     """
 
     algorithm: str
@@ -63,13 +63,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Proof:
-    """What `check` found out about a schedule.
+    """What `check` proves about a schedule.
 
     Attributes:
-        rounds: messages one after the other on the longest path.
+        rounds: number of messages one after the other on the longest path.
         sends: number of messages that each rank sends.
-        sent_elements: elements that each rank sends.
-        received_elements: elements that each rank receives.
+        sent_elements: number of elements that each rank sends.
+        received_elements: number of elements that each rank receives.
         is_rank_order_fold: whether every sum is ((g0 + g1) + g2) + ..., the order of one device
             that adds its micro-batches in turn.
     """
@@ -86,7 +86,7 @@ class Builder:
 
     Args:
         workers: number of ranks.
-        size: elements of the tensor.
+        size: number of elements of the tensor.
     """
 
     def __init__(self, workers: int, size: int) -> None:
@@ -145,42 +145,44 @@ def balanced(size: int, parts: int) -> tuple[tuple[int, int], ...]:
     >>> balanced(10, 4)
     ((0, 3), (3, 3), (6, 2), (8, 2))
     """
-    whole, rest = divmod(size, parts)
+    whole, remainder = divmod(size, parts)
     ranges, start = [], 0
     for number in range(parts):
-        length = whole + (1 if number < rest else 0)
+        length = whole + (1 if number < remainder else 0)
         ranges.append((start, length))
         start += length
     return tuple(ranges)
 
 
-CUT_ELEMENTS = 64
-"""A cut after a multiple of this many elements lies at a multiple of `SHARED_BYTES` for every dtype."""
-_LARGE = 64 * CUT_ELEMENTS
+ALIGNMENT_ELEMENTS = 64
+"""Number of elements whose multiples lie at multiples of `BUFFER_ALIGNMENT_BYTES` for every dtype: cuts are there."""
+_ALIGNED_RANGE_ELEMENTS = 64 * ALIGNMENT_ELEMENTS
+"""Number of elements of the shortest ranges whose cuts are aligned."""
 
 
 def cuts(size: int, parts: int) -> tuple[tuple[int, int], ...]:
     """Cut a tensor of ``size`` elements into ``parts`` ranges (start, size) of nearly equal size.
 
     Sizes differ by at most one element. Ranges so long that it matters less than copying (4096 elements
-    or more) begin at multiples of `CUT_ELEMENTS`, and differ by less than two of them.
+    or more) begin at multiples of `ALIGNMENT_ELEMENTS`, and differ by less than two of them.
 
     >>> cuts(10, 4) == balanced(10, 4)
     True
     >>> cuts(10_001, 2)
     ((0, 5056), (5056, 4945))
     """
-    if size < parts * _LARGE:
+    if size < parts * _ALIGNED_RANGE_ELEMENTS:
         return balanced(size, parts)
     ranges = [
-        (start * CUT_ELEMENTS, length * CUT_ELEMENTS) for start, length in balanced(-(-size // CUT_ELEMENTS), parts)
+        (start * ALIGNMENT_ELEMENTS, length * ALIGNMENT_ELEMENTS)
+        for start, length in balanced(-(-size // ALIGNMENT_ELEMENTS), parts)
     ]
     last_start, _ = ranges[-1]
     return (*ranges[:-1], (last_start, size - last_start))
 
 
 class Algorithm(Protocol):
-    """Makes the schedule of an all-reduce."""
+    """A function that makes the schedule of an all-reduce."""
 
     def __call__(self, workers: int, size: int, turn: int = 0) -> Schedule:
         """Make it; a rank that has more to do than others is another one each turn."""
@@ -194,9 +196,9 @@ def in_chunks(make: Algorithm, workers: int, size: int, depth: int, turn: int = 
     Args:
         make: the algorithm.
         workers: number of ranks.
-        size: elements of the tensor.
+        size: number of elements of the tensor.
         depth: number of chunks, at least 1; chunks that would be empty are left out.
-        turn: of the first chunk; each following chunk has the next one.
+        turn: turn of the first chunk; each following chunk has the next one.
 
     Raises:
         InputError: depth < 1.
@@ -226,7 +228,13 @@ def in_chunks(make: Algorithm, workers: int, size: int, depth: int, turn: int = 
 
 @dataclass(frozen=True)
 class _Segment:
-    """A range in which a value is one and the same symbolic sum."""
+    """A range of elements in which a value is one symbolic sum.
+
+    Attributes:
+        start: position of the first element.
+        end: one past the position of the last element.
+        term: number of the symbolic sum.
+    """
 
     start: int
     end: int
@@ -263,15 +271,15 @@ class _Terms:
 
     def contributors(self, term: int, most: int = 100) -> list[int]:
         """The first ranks in a sum, each as often as it contributes."""
-        found: list[int] = []
+        ranks: list[int] = []
         stack = [term]
-        while stack and len(found) < most:
+        while stack and len(ranks) < most:
             parts = self.parts[term := stack.pop()]
             if parts is None:
-                found.append(term)
+                ranks.append(term)
             else:
                 stack += [parts[1], parts[0]]
-        return sorted(found)
+        return sorted(ranks)
 
 
 def check(schedule: Schedule) -> Proof:
@@ -372,14 +380,14 @@ def _added(left: Sequence[_Segment], right: Sequence[_Segment], terms: _Terms) -
     edges = sorted({s.start for s in (*left, *right)} | {s.end for s in (*left, *right)})
     lefts, rights = iter(left), iter(right)
     a, b = next(lefts), next(rights)
-    result = []
+    segments = []
     for start, end in itertools.pairwise(edges):
         while a.end <= start:
             a = next(lefts)
         while b.end <= start:
             b = next(rights)
-        result.append(_Segment(start, end, terms.sum(a.term, b.term)))
-    return tuple(result)
+        segments.append(_Segment(start, end, terms.sum(a.term, b.term)))
+    return tuple(segments)
 
 
 def _check_results(schedule: Schedule, values: Sequence[tuple[_Segment, ...]], terms: _Terms) -> bool:

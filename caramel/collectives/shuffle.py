@@ -19,7 +19,7 @@ def shuffle(workers: int, size: int, turn: int = 0) -> Schedule:
     Args:
         workers: number of ranks N, at least 1.
         size: elements n of the tensor, at least 0.
-        turn: the first rank that owns a shard; matters where there are fewer elements than ranks.
+        turn: number of the first rank that owns a shard, modulo N; it matters where elements are fewer than ranks.
 
     Returns:
         The schedule; its sums are the rank-order left fold.
@@ -40,10 +40,10 @@ def shuffle(workers: int, size: int, turn: int = 0) -> Schedule:
 
 
 def factors(workers: int, depth: int) -> Factors:
-    """Its cost: both directions of a link carry (N-1) / N of the tensor twice.
+    """The cost of the shuffle: both directions of a link carry (N-1) / N of the tensor twice.
 
     Args:
-        workers: N, at least 2.
+        workers: number of ranks N, at least 2.
         depth: number of chunks; they overlap and change nothing here.
     """
     others = workers - 1

@@ -15,9 +15,9 @@ class LoweredGather:
     """Nodes of an all-gather.
 
     Attributes:
-        nodes: each with the rank whose device it is on.
-        values: for each rank the tensor with the values of all ranks, one after the other.
-        indices: the same for the indices.
+        nodes: pairs of a node and the rank whose device it is on.
+        values: name of the tensor of each rank with the values of all ranks, one after the other.
+        indices: name of the tensor of each rank with the indices of all ranks, one after the other.
     """
 
     nodes: tuple[tuple[NodeDef, int], ...]
@@ -46,13 +46,13 @@ def lower_all_gather(
 
     Args:
         prefix: scope of the new nodes.
-        values: of each rank, shape [slices, ...].
-        indices: of each rank, shape [slices].
-        devices: the device of each rank.
+        values: name of the values of each rank, shape [slices, ...].
+        indices: name of the indices of each rank, shape [slices].
+        devices: device string of each rank.
         dtype: element type of the values.
         index_dtype: ``"int32"`` or ``"int64"``.
-        mean: whether to divide by the number of ranks.
-        wire: element type of the values in messages, if another one; all ranks go on with the
+        mean: whether the values are divided by the number of ranks.
+        wire: element type of the values in messages; None if it is ``dtype``. All ranks go on with the
             rounded values.
         adds: whether each rank first adds up its slices of one index; fewer are left, in the order in which
             their indices come first.
@@ -63,8 +63,8 @@ def lower_all_gather(
     emitter = Emitter(prefix, devices, dtype)
     workers = len(values)
     if workers == 1:
-        made = [emitter.identity(0, "values_0", values[0]), emitter.identity(0, "indices_0", indices[0], index_dtype)]
-        return LoweredGather(tuple(emitter.out.nodes), (made[0],), (made[1],))
+        copies = [emitter.identity(0, "values_0", values[0]), emitter.identity(0, "indices_0", indices[0], index_dtype)]
+        return LoweredGather(tuple(emitter.out.nodes), (copies[0],), (copies[1],))
     narrow = None if wire == dtype else wire
     if mean:
         values = [emitter.divided(rank, f"share_{rank}", tensor, workers) for rank, tensor in enumerate(values)]

@@ -20,7 +20,7 @@ def star(workers: int, size: int, turn: int = 0) -> Schedule:
     Args:
         workers: number of ranks N, at least 1.
         size: elements n of the tensor, at least 0.
-        turn: the root is rank ``turn`` modulo N, so that several small transfers share the work.
+        turn: number of the root, modulo N; different roots let several small transfers share the work.
 
     Returns:
         The schedule; its sums are the rank-order left fold.
@@ -39,10 +39,10 @@ def star(workers: int, size: int, turn: int = 0) -> Schedule:
 
 
 def factors(workers: int, depth: int) -> Factors:
-    """Its cost at the root, which chunks share.
+    """The cost of the star at its root; chunks share the work of a root.
 
     Args:
-        workers: N, at least 2.
+        workers: number of ranks N, at least 2.
         depth: number of chunks; they have different roots, which work at the same time.
     """
     others, owners = workers - 1, min(depth, workers)

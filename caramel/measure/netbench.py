@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from caramel.collectives.algorithms import CHOICES, NATIVE, Schedules, check_algorithm
+from caramel.collectives.algorithms import ALL_REDUCE_NAMES, NATIVE, Schedules, check_algorithm
 from caramel.errors import InputError
 from caramel.measure.all_reduce_bench import ELEMENT_BYTES, HOPELESS, AllReduceBench, build_for
 from caramel.measure.contention_bench import measure_contention
@@ -52,7 +52,7 @@ class Settings:
     """
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
-    algorithms: tuple[str, ...] = CHOICES
+    algorithms: tuple[str, ...] = ALL_REDUCE_NAMES
     depths: tuple[int, ...] = MEASURED_DEPTHS
     rounds: int = 7
     contention: bool = True

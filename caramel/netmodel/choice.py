@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from caramel.collectives.algorithms import ALGORITHMS, CHOICES, NATIVE, check_algorithm
-from caramel.collectives.dtypes import ITEM_BYTES, NARROWED_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
+from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, NATIVE, check_algorithm
+from caramel.collectives.dtypes import ITEM_BYTES, NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.collectives.schedule import check
 from caramel.errors import InputError
 from caramel.netmodel.model import NetworkModel
@@ -83,7 +83,7 @@ class CollectiveOptions:
 
     def wire_for(self, dtype: str) -> str | None:
         """Element type of the messages for tensors of a dtype, if another one."""
-        return self.wire if dtype in NARROWED_DTYPES else None
+        return self.wire if dtype in NARROWABLE_DTYPES else None
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def possible_collectives(
 def _allowed(options: CollectiveOptions, workers: int, dtype: str) -> Sequence[str]:
     """Names of the algorithms that the options allow."""
     options.check_workers(workers)
-    allowed = [name for name in CHOICES if _is_allowed(name, options, workers, dtype)]
+    allowed = [name for name in ALL_REDUCE_NAMES if _is_allowed(name, options, workers, dtype)]
     if options.algorithm is None:
         return allowed
     if options.algorithm not in allowed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from caramel.collectives.algorithms import CHOICES
+from caramel.collectives.algorithms import ALL_REDUCE_NAMES
 from caramel.errors import InputError
 from caramel.netmodel.contention import Contention
 from caramel.netmodel.costs import Cost
@@ -98,7 +98,7 @@ def _contention(data: Any) -> Contention:
 
 def _algorithm(data: Any) -> str:
     algorithm = text(data["algorithm"])
-    if algorithm not in CHOICES:
+    if algorithm not in ALL_REDUCE_NAMES:
         raise ValueError(f"there is no all-reduce algorithm {algorithm!r}")
     return algorithm
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCES, CHOICES, NATIVE
+from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, ALL_REDUCES, NATIVE
 from caramel.errors import InputError
 from caramel.netmodel.contention import Contention, ContentionModel
 from caramel.netmodel.costs import Cost, fit_cost
@@ -212,7 +212,12 @@ class NetworkModel:
         measured = [(a, d) for n, a, d in self._by_key if n == workers]
         keys = measured or list(self.costs)
         return sorted(
-            keys, key=lambda key: (key[1], CHOICES.index(key[0]) if key[0] in CHOICES else len(CHOICES), key[0])
+            keys,
+            key=lambda key: (
+                key[1],
+                ALL_REDUCE_NAMES.index(key[0]) if key[0] in ALL_REDUCE_NAMES else len(ALL_REDUCE_NAMES),
+                key[0],
+            ),
         )
 
     def _listed(self, known: Sequence[tuple[str, int]]) -> str:
@@ -395,7 +400,7 @@ class NetworkModel:
                 yield replace(candidate, depth=chunks)
 
     def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
-        for name in CHOICES:
+        for name in ALL_REDUCE_NAMES:
             if depth is not None or name == NATIVE:
                 depths: Sequence[int] = (depth or 1,)
             elif ALL_REDUCES[name].is_pipelined:

@@ -11,7 +11,7 @@ from caramel.collectives.algorithms import ALGORITHMS, Schedules
 from caramel.collectives.chain import chain
 from caramel.collectives.halving_doubling import core_size, halving_doubling
 from caramel.collectives.ring import ring
-from caramel.collectives.schedule import CUT_ELEMENTS, Builder, balanced, check, cuts, in_chunks
+from caramel.collectives.schedule import ALIGNMENT_ELEMENTS, Builder, balanced, check, cuts, in_chunks
 from caramel.collectives.shuffle import shuffle
 from caramel.collectives.star import star
 from caramel.errors import InputError, InvariantError
@@ -205,9 +205,9 @@ def test_cuts_are_balanced_and_aligned(size, parts):
     if size // parts < 4096:
         assert ranges == balanced(size, parts)
     else:
-        assert max(lengths) - min(lengths) <= 2 * CUT_ELEMENTS
+        assert max(lengths) - min(lengths) <= 2 * ALIGNMENT_ELEMENTS
         assert max(lengths) / (size / parts) < 1.02
-        assert all(start % CUT_ELEMENTS == 0 for start, _ in ranges)
+        assert all(start % ALIGNMENT_ELEMENTS == 0 for start, _ in ranges)
 
 
 # -- the checker finds what is wrong -------------------------------------------------------------
