@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 
 MOST_RANGES = 6
-"""Ranges of postponed seconds that are followed for each number of splits (our choice: exact in small cases)."""
+"""Number of ranges of postponed seconds that are followed for each number of splits (our choice: exact in small
+cases)."""
 
 MOST_SPLITS = 8
-"""More splits are not looked for (plans for published layer times have had at most two)."""
+"""Largest number of splits that is looked for (plans for published layer times have had at most two)."""
 
 
 @dataclass(frozen=True)
-class Filled:
+class ForwardFill:
     """A choice of what is postponed.
 
     Attributes:
-        postponed_s: seconds of the channel, for each gradient.
-        splits: how many gradients are cut.
+        postponed_s: postponed seconds of the channel, for each gradient.
+        splits: number of gradients that are cut.
     """
 
     postponed_s: tuple[float, ...]
@@ -31,10 +32,11 @@ class Filled:
 
 
 _Range = tuple[float, float, str, Any]
-"""Seconds that may have been postponed up to some gradient, from, to; the step that led to it, and from where."""
+"""(from, to, step, origin): the seconds that may have been postponed up to some gradient, the step that leads there
+(``"stay"``, ``"all"`` or ``"part"``), and the range before it."""
 
 
-def fill(
+def fill_forward_window(
     time_s: Sequence[float],
     free: Sequence[bool],
     cuttable: Sequence[bool],
@@ -43,7 +45,7 @@ def fill(
     slack_s: float,
     most_splits: int = MOST_SPLITS,
     width: int = MOST_RANGES,
-) -> Filled | None:
+) -> ForwardFill | None:
     """Postpone as few parts of gradients as will do, and of such choices the fewest bytes.
 
     The seconds postponed up to a gradient must be at most what the forward window can carry of it, and at
@@ -52,35 +54,35 @@ def fill(
     be reached.
 
     Args:
-        time_s: of each gradient, in an order in which neither room decreases.
-        free: whether it can be postponed.
-        cuttable: whether it can be cut.
-        back_s: what the backward window can carry of the gradients up to each.
-        fore_s: likewise, the forward window.
-        slack_s: what rounding may take.
-        most_splits: how many gradients may be cut.
-        width: how many ranges are kept for each number of splits; at least 2.
+        time_s: seconds of the channel for each gradient, in an order in which neither room decreases.
+        free: whether each gradient can be postponed.
+        cuttable: whether each gradient can be cut.
+        back_s: seconds that the backward window can carry of the gradients up to each, shape [gradients].
+        fore_s: seconds that the forward window can carry of the gradients up to each, shape [gradients].
+        slack_s: seconds that rounding may take.
+        most_splits: largest number of gradients that may be cut.
+        width: number of ranges that are kept for each number of splits; at least 2.
 
     Returns:
         The choice; None if there is none, or none was found.
     """
-    least = (np.cumsum(time_s) - back_s - slack_s).tolist()
-    most = (fore_s + slack_s).tolist()
+    least_s = (np.cumsum(time_s) - back_s - slack_s).tolist()
+    most_s = (fore_s + slack_s).tolist()
     reached: list[list[_Range]] = [[(0.0, 0.0, "", None)]]
     for i, time in enumerate(time_s):
-        following = _followed(reached, time, free[i], cuttable[i], most_splits)
-        reached = [_thinned(ranges, least[i], most[i], width) for ranges in following]
+        following = _extended(reached, time, free[i], cuttable[i], most_splits)
+        reached = [_thinned(ranges, least_s[i], most_s[i], width) for ranges in following]
         while reached and not reached[-1]:
             reached.pop()
         if not reached:
             return None
     for ranges in reached:
         if ranges:
-            return _walked(time_s, min(ranges, key=itemgetter(0)))
+            return _traced_back(time_s, min(ranges, key=itemgetter(0)))
     return None
 
 
-def _followed(
+def _extended(
     reached: list[list[_Range]], time_s: float, free: bool, cuttable: bool, most_splits: int
 ) -> list[list[_Range]]:
     """Where the walk can be after one more gradient, for each number of splits."""
@@ -95,32 +97,32 @@ def _followed(
 
 
 def _thinned(ranges: list[_Range], least_s: float, most_s: float, width: int) -> list[_Range]:
-    """Those within the corridor, without those inside others; of too many, some evenly, first and last among them."""
-    found, reach_s = list[_Range](), -math.inf
-    for r in sorted(ranges, key=itemgetter(0)):
-        low_s, high_s, step, before = r
+    """The ranges within the corridor, without those inside others; of too many, some, with the first and last."""
+    within, reach_s = list[_Range](), -math.inf
+    for reachable in sorted(ranges, key=itemgetter(0)):
+        low_s, high_s, step, origin = reachable
         high_s = high_s if high_s < most_s else most_s
         if low_s <= high_s and high_s >= least_s and high_s > reach_s:
             reach_s = high_s
-            found.append((low_s if low_s > least_s else least_s, high_s, step, before))
-    if len(found) <= width:
-        return found
-    return [found[i * (len(found) - 1) // (width - 1)] for i in range(width)]
+            within.append((low_s if low_s > least_s else least_s, high_s, step, origin))
+    if len(within) <= width:
+        return within
+    return [within[i * (len(within) - 1) // (width - 1)] for i in range(width)]
 
 
-def _walked(time_s: Sequence[float], last: _Range) -> Filled:
+def _traced_back(time_s: Sequence[float], last: _Range) -> ForwardFill:
     """Back from the end: what each gradient contributed to the least that can be reached."""
-    postponed, splits, here, at = list[float](), 0, last[0], last
+    postponed, splits, cumulative_s, current = list[float](), 0, last[0], last
     for time in reversed(time_s):
-        _, _, step, before = at
-        low_s, high_s = before[0], before[1]
+        _, _, step, origin = current
+        low_s, high_s = origin[0], origin[1]
         if step == "part":
-            low_s, high_s = max(low_s, here - time), min(high_s, here)
+            low_s, high_s = max(low_s, cumulative_s - time), min(high_s, cumulative_s)
             earlier = (low_s + high_s) / 2
-            postponed.append(min(time, max(0.0, here - earlier)))
+            postponed.append(min(time, max(0.0, cumulative_s - earlier)))
             splits += 1
         else:
             postponed.append(time if step == "all" else 0.0)
-            earlier = min(max(here - postponed[-1], low_s), high_s)
-        here, at = earlier, before
-    return Filled(tuple(reversed(postponed)), splits)
+            earlier = min(max(cumulative_s - postponed[-1], low_s), high_s)
+        cumulative_s, current = earlier, origin
+    return ForwardFill(tuple(reversed(postponed)), splits)

@@ -24,10 +24,10 @@ from packing_oracles import (
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.cost.bounds import checked, lower_bounds
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.optimal.forward_fill import fill
-from caramel.analyzers.optimal.problem import TIES
+from caramel.analyzers.optimal.forward_fill import fill_forward_window
+from caramel.analyzers.optimal.problem import TIE_TOLERANCE
 from caramel.analyzers.optimal.search import optimal_buckets, optimal_packing, pack
-from caramel.analyzers.optimal.windows import Window, fewest, least_late_s
+from caramel.analyzers.optimal.windows import Window, fewest_buckets, least_late_s
 from caramel.errors import InputError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Buckets, Schedule
 from caramel.netmodel.choice import CollectiveOptions
@@ -114,7 +114,7 @@ def test_backward_only_is_the_best_of_all_buckets():
     for units, compute, start in instances(8, 60, agree=False, bytes_=9):
         kept = [replace(u, free=False) for u in sorted(units, key=lambda u: -u.ready)]
         found = pack(boundaries_of(units, compute), line_of(start), forward=False)
-        assert found.exposed_s == pytest.approx(by_splits(kept, compute, start), abs=TIES * found.iteration_s)
+        assert found.exposed_s == pytest.approx(by_splits(kept, compute, start), abs=TIE_TOLERANCE * found.iteration_s)
         assert found.is_optimal and all(t.window == BACKWARD for t in found.transfers)
 
 
@@ -126,9 +126,9 @@ def test_fewest_buckets_and_least_time_agree(pieces, start):
     rooms = tuple(sorted(room for room, _ in pieces))
     window = Window(rooms, tuple(time for _, time in pieces), ("float32",) * len(pieces), start, 1e-12)
     late = least_late_s(window)
-    assert fewest(window, late + 1e-9) is not None
+    assert fewest_buckets(window, late + 1e-9) is not None
     if late > 1e-6:
-        assert fewest(window, late - 1e-6) is None
+        assert fewest_buckets(window, late - 1e-6) is None
 
 
 def test_fewest_cuts_and_then_fewest_bytes():
@@ -145,7 +145,7 @@ def test_fewest_cuts_and_then_fewest_bytes():
             and all(np.cumsum(later) <= fore)
             and all(np.cumsum(times) - np.cumsum(later) <= back)
         ]
-        found = fill(times, free, cuttable, back, fore, 1e-9)
+        found = fill_forward_window(times, free, cuttable, back, fore, 1e-9)
         assert (found is None) == (not choices)
         if found is not None:
             assert (found.splits, round(sum(found.postponed_s), 6)) == min(choices)
@@ -255,7 +255,7 @@ def test_more_bandwidth_is_no_slower():
     steps = [pack(boundaries, line_for(boundaries, rho)) for rho in (0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 4.0)]
     assert all(s.is_optimal for s in steps)
     for fast, slow in itertools.pairwise(steps):
-        assert fast.bound_s <= slow.bound_s + 1e-6 and fast.iteration_s <= slow.iteration_s * (1 + TIES)
+        assert fast.bound_s <= slow.bound_s + 1e-6 and fast.iteration_s <= slow.iteration_s * (1 + TIE_TOLERANCE)
 
 
 def test_nothing_is_postponed_where_that_gains_nothing():
@@ -276,7 +276,7 @@ def test_one_start_costs_more_than_all_else():
     boundaries = model(10)
     assert len(pack(boundaries, Line(5.0, 1e-12)).transfers) == 1
     free = pack(boundaries, line_for(boundaries, 0.9, start=0.0))
-    assert free.iteration_s <= lower_bounds(boundaries, line_for(boundaries, 0.9, start=0.0)).lb2_s * (1 + TIES)
+    assert free.iteration_s <= lower_bounds(boundaries, line_for(boundaries, 0.9, start=0.0)).lb2_s * (1 + TIE_TOLERANCE)
 
 
 def test_alone_takes_channel_time():
@@ -299,7 +299,7 @@ def test_beside_what_travels_alone_it_is_still_the_best():
         sparse = tuple(replace(g, elements=None) if g.name == name else g for g in boundaries.gradients)
         found = pack(replace(boundaries, gradients=sparse), line_of(start))
         least = min(around(units, lone, compute, start))
-        assert found.exposed_s == pytest.approx(least, abs=TIES * found.iteration_s)
+        assert found.exposed_s == pytest.approx(least, abs=TIE_TOLERANCE * found.iteration_s)
         assert found.is_optimal
 
 
