@@ -89,7 +89,7 @@ def _check_reduction(plan: Plan, model: Model) -> None:
 
 def _check_edges(edges: Sequence[tuple[str, str]], model: Model, moved: Collection[str]) -> None:
     """An op that does not run, in a branch or as nothing is pending yet, would take with it what waits for it."""
-    graph, guards = model.graph, guards_of(model.graph).of
+    graph, guards = model.graph, guards_of(model.graph).by_node
     for edge in edges:
         for name in edge:
             if name not in graph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from caramel.graph.graph import Graph, NodeDef, copied
-from caramel.graph.shapes import SHAPES
+from caramel.graph.shapes import SHAPES_ATTRIBUTE
 
 GRADIENT_ATTRIBUTE = "_caramel_gradient"
 """Attribute of the Identity that carries a gradient out of the differentiation: its number."""
@@ -39,7 +39,7 @@ def bare(graph: Graph) -> Graph:
     for node in graph:
         copy = copied(node)
         strip(copy)
-        copy.attr.pop(SHAPES, None)
+        copy.attr.pop(SHAPES_ATTRIBUTE, None)
         nodes.append(copy)
     return Graph(nodes, graph.library, graph.versions)
 

@@ -18,40 +18,40 @@ from caramel.errors import InvariantError
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, copied
 
-_DIGITS = 12
-"""Of SHA-256 in a name; with a thousand functions two names meet once in 10^8 programs."""
+_DIGEST_DIGITS = 12
+"""Hexadecimal digits of SHA-256 in a name; with a thousand functions two names collide once in 10^8 programs."""
 
-_DATASET = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
+_DATASET_OP_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
 
-_NUMBER = re.compile(rf"^(__inference_|__forward_)+|_[0-9a-f]{{{_DIGITS}}}$|_\d+$")
-"""What TensorFlow, or this module, adds to the name of a Python function."""
+_TRACE_AFFIXES = re.compile(rf"^(__inference_|__forward_)+|_[0-9a-f]{{{_DIGEST_DIGITS}}}$|_\d+$")
+"""Prefixes and suffixes that TensorFlow, or this module, adds to the name of a Python function."""
 
 
 def canonical(nodes: Iterable[NodeDef], library: Any) -> tuple[list[NodeDef], Any]:
     """Copies of nodes and of the functions that they use, with names that follow from the bodies.
 
-    Devices inside functions go, too: whoever calls a function decides where it runs.
+    Devices inside functions are dropped, because the caller of a function decides where it runs.
     """
     renaming = _Renaming({f.signature.name: f for f in library.function})
-    made = []
+    renamed_nodes = []
     for original in nodes:
         copy = copied(original)
         renaming.apply(copy)
-        made.append(copy)
+        renamed_nodes.append(copy)
     functions = function_pb2.FunctionDefLibrary()
-    functions.function.extend(renaming.made[name] for name in sorted(renaming.made))
-    return made, functions
+    functions.function.extend(renaming.functions[name] for name in sorted(renaming.functions))
+    return renamed_nodes, functions
 
 
 class _Renaming:
     def __init__(self, bodies: Mapping[str, Any]) -> None:
         self._bodies = bodies
         self._names: dict[str, str] = {}
-        self.made: dict[str, Any] = {}
+        self.functions: dict[str, Any] = {}
 
     def apply(self, node: NodeDef) -> None:
-        """Make a node call functions by their new names, and forget the number that tf.data gave it."""
-        if "metadata" in node.attr and node.op.endswith(_DATASET):
+        """Make a node call functions by their new names, and drop the number that tf.data gave it."""
+        if "metadata" in node.attr and node.op.endswith(_DATASET_OP_SUFFIXES):
             node.attr["metadata"].s = b""
         for reference in ops.function_references(node):
             reference.name = self._name(reference.name)
@@ -68,17 +68,17 @@ class _Renaming:
                 inner.device = ""
                 self.apply(inner)
             _rename_arguments(body)
-            stem = _NUMBER.sub("", name)
+            stem = _TRACE_AFFIXES.sub("", name)
             body.signature.name = stem
-            digest = hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()[:_DIGITS]
+            digest = hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()[:_DIGEST_DIGITS]
             body.signature.name = f"{stem}_{digest}"
             self._names[name] = body.signature.name
-            self.made[body.signature.name] = body
+            self.functions[body.signature.name] = body
         return self._names[name]
 
 
 def _rename_arguments(body: Any) -> None:
-    """Arguments by position; TensorFlow writes numbers of the process into the names of some."""
+    """Name arguments by position, because TensorFlow writes numbers of the process into the names of some."""
     taken = {n.name for n in body.node_def}
     names = {argument.name: f"argument_{p}" for p, argument in enumerate(body.signature.input_arg)}
     if taken & set(names.values()):
@@ -97,13 +97,13 @@ def _renamed_input(text: str, names: Mapping[str, str]) -> str:
     return control + names.get(name, name)
 
 
-def merged(*libraries: Any) -> Any:
+def merged_libraries(*libraries: Any) -> Any:
     """One library with the functions of all.
 
     Raises:
         InvariantError: two different functions have one name.
     """
-    result = function_pb2.FunctionDefLibrary()
+    union = function_pb2.FunctionDefLibrary()
     known: dict[str, Any] = {}
     for library in libraries:
         if library is None:
@@ -112,10 +112,10 @@ def merged(*libraries: Any) -> Any:
             name = function.signature.name
             if name not in known:
                 known[name] = function
-                result.function.add().CopyFrom(function)
+                union.function.add().CopyFrom(function)
             elif known[name] != function:
                 raise InvariantError(f"graph: two different functions are named {name!r}")
         for gradient in library.gradient:
-            if gradient not in result.gradient:
-                result.gradient.add().CopyFrom(gradient)
-    return result
+            if gradient not in union.gradient:
+                union.gradient.add().CopyFrom(gradient)
+    return union

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from caramel.errors import InputError, UnsupportedError
 
-_PART = re.compile(r"/(?:(job|replica|task):([A-Za-z0-9_*.-]+)|(?:device:)?([A-Za-z_]+):(\d+|\*))")
+_DEVICE_PART = re.compile(r"/(?:(job|replica|task):([A-Za-z0-9_*.-]+)|(?:device:)?([A-Za-z_]+):(\d+|\*))")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Device:
         fields: dict[str, str | int | None] = {}
         position = 0
         while position < len(text):
-            match = _PART.match(text, position)
+            match = _DEVICE_PART.match(text, position)
             if match is None:
                 raise InputError(
                     f"device {text!r}: cannot read {text[position:]!r}; "
@@ -108,10 +108,10 @@ def default_devices(number_of_workers: int) -> tuple[str, ...]:
 
 
 def in_process_mapping(devices: Sequence[str], local_gpus: int) -> InProcessPlacement:
-    """Where each worker goes when all of them are virtual devices of this process.
+    """The place of each worker when all of them are virtual devices of this process.
 
     Args:
-        devices: one device string for each rank.
+        devices: device string of each rank.
         local_gpus: number of GPUs that this process sees.
     """
     parsed = [Device.parse(text) for text in devices]
@@ -127,26 +127,32 @@ def in_process_mapping(devices: Sequence[str], local_gpus: int) -> InProcessPlac
 
 @dataclass(frozen=True)
 class InProcessPlacement:
-    """Virtual CPU device of each worker, for a cluster inside one process."""
+    """The virtual CPU device of each worker, for a cluster inside one process.
+
+    Attributes:
+        slots: index of the virtual CPU device, by the worker's device.
+        cpu_count: number of virtual CPU devices of this process.
+        local_gpus: number of GPUs that this process sees.
+    """
 
     slots: Mapping[Device, int]
     cpu_count: int
     local_gpus: int
 
     @cached_property
-    def _first(self) -> Mapping[tuple[str | None, int | None], int]:
+    def _first_slots(self) -> Mapping[tuple[str | None, int | None], int]:
         """The first slot of each worker's process."""
-        found: dict[tuple[str | None, int | None], int] = {}
+        first_slots: dict[tuple[str | None, int | None], int] = {}
         for device, slot in self.slots.items():
-            found.setdefault(device.worker, slot)
-        return found
+            first_slots.setdefault(device.worker, slot)
+        return first_slots
 
     def place(self, text: str) -> str:
-        """The device in this process for a device string of the distributed graph."""
+        """The device of this process for a device string of the distributed graph."""
         device = Device.parse(text)
         kind, index = device.type or "CPU", device.index or 0
         own = self.slots.get(replace(device, replica=None))
-        slot = self._first.get(device.worker, 0) if own is None else own
+        slot = self._first_slots.get(device.worker, 0) if own is None else own
         if kind == "GPU" and self.local_gpus:
             if not self.slots:
                 return f"/device:GPU:{index}"
@@ -158,10 +164,10 @@ class InProcessPlacement:
 
 
 def cpu_count(devices: Sequence[str], worker: tuple[str | None, int | None]) -> int:
-    """How many CPU devices a process needs, at least one.
+    """The number of CPU devices that a process needs, at least one.
 
     Args:
-        devices: a device string for each rank.
+        devices: device string of each rank.
         worker: job and task of the process.
     """
     parsed = [Device.parse(text) for text in devices]

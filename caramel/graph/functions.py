@@ -17,11 +17,11 @@ class Body:
     """A function as a graph.
 
     Attributes:
-        name: of the function.
-        graph: its nodes; each argument is a Placeholder of its name.
+        name: name of the function.
+        graph: nodes of the function; each argument is a Placeholder of its name.
         arguments: names of the arguments, in order.
-        results: tensors that it returns, in order.
-        effects: nodes that must run although no result needs them.
+        results: names of the tensors that it returns, in order.
+        effects: names of nodes that must run although no result needs them.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Body:
         return {name: position for position, name in enumerate(self.arguments)}
 
     def argument_of(self, text: str) -> int | None:
-        """Which argument a tensor is, if it is one that was only passed on."""
+        """Position of the argument that a tensor is, if it is one that was only passed on; None otherwise."""
         return self.positions.get(node_of(behind_identities(self.graph, text)))
 
 
@@ -77,14 +77,14 @@ class Library:
 
     def all_called(self, node: NodeDef) -> list[str]:
         """The functions that a node calls, directly or not, in the order of the calls."""
-        found: dict[str, None] = {}
+        called: dict[str, None] = {}
         waiting = self.called(node)
         while waiting:
             name = waiting.pop(0)
-            if name not in found:
-                found[name] = None
+            if name not in called:
+                called[name] = None
                 waiting.extend(n for inner in self.body(name).inner for n in self.called(inner))
-        return list(found)
+        return list(called)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Library:
         return self._definitions[name]
 
     def inner_nodes(self, node: NodeDef) -> Iterator[tuple[str, NodeDef]]:
-        """(function, node) for all that runs inside a call."""
+        """(function, node) for each node that runs inside a call."""
         for name in self.all_called(node):
             for inner in self.body(name).inner:
                 yield name, inner
@@ -121,8 +121,8 @@ class Library:
         if name not in self._written:
             self._written[name] = frozenset()  # a recursive call adds nothing
             body = self.body(name)
-            found = {body.argument_of(handle) for inner in body.inner for handle in self.written(inner)}
-            self._written[name] = frozenset(position for position in found if position is not None)
+            argument_positions = {body.argument_of(handle) for inner in body.inner for handle in self.written(inner)}
+            self._written[name] = frozenset(position for position in argument_positions if position is not None)
         return self._written[name]
 
 
@@ -145,9 +145,9 @@ def _body(definition: Any) -> Body:
         output, index = rest
         return format_input(name, offsets[name][output] + int(index))
 
-    for given in definition.node_def:
-        copy = copied(given)
-        copy.input[:] = [flat(text) for text in given.input]
+    for original in definition.node_def:
+        copy = copied(original)
+        copy.input[:] = [flat(text) for text in original.input]
         nodes.append(copy)
     results = tuple(flat(definition.ret[a.name]) for a in definition.signature.output_arg)
     effects = tuple(definition.control_ret[name] for name in sorted(definition.control_ret))
@@ -164,7 +164,7 @@ def _argument(argument: Any) -> NodeDef:
 
 def _offsets(node: NodeDef) -> Mapping[str, int]:
     """Index of the first tensor of each output argument."""
-    found: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     for position, name in enumerate(ops.output_names(node)):
-        found.setdefault(name, position)
-    return found
+        offsets.setdefault(name, position)
+    return offsets

@@ -1,4 +1,4 @@
-"""Ops that TensorFlow makes one op of, whatever control edges there are between them and others."""
+"""Ops that TensorFlow fuses, whatever control edges there are between them and other ops."""
 
 from __future__ import annotations
 
@@ -9,55 +9,58 @@ import networkx as nx
 from caramel.errors import InvariantError
 from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of
 
-_OUTPUT_GRADIENT = {
+_OUTPUT_GRADIENT_POSITIONS = {
     "Conv2DBackpropFilter": 2,
     "Conv3DBackpropFilterV2": 2,
     "DepthwiseConv2dNativeBackpropFilter": 2,
     "BiasAddGrad": 0,
 }
-"""Position of the gradient of a convolution's output among the inputs of these."""
+"""Position of the gradient of a convolution's output among the inputs of an op, by op type."""
 
-_ALONE_WITH = {"BiasAdd": ("Conv2D",), "Conv2D": ("Pad",)}
-"""Ops that are joined with what makes their first input, if nothing else reads that."""
+_FUSED_PRODUCERS = {"BiasAdd": ("Conv2D",), "Conv2D": ("Pad",)}
+"""Types of the op with whose producer of the first input it is fused if nothing else reads it, by op type."""
 
 
-def joined_ops(graph: Graph) -> tuple[tuple[str, ...], ...]:
-    """Groups of ops that TensorFlow joins on CPUs, also without its graph optimizers, whatever edges there are.
+def fused_groups(graph: Graph) -> tuple[tuple[str, ...], ...]:
+    """Groups of ops that TensorFlow fuses on CPUs, also without its graph optimizers, whatever edges there are.
 
-    oneDNN's pass makes one op of the gradients of a convolution's filter and bias, of a convolution and the bias
-    that alone reads it, and of a padding and the convolution that alone reads it. A step in which one of them
-    waits for the other by way of a third would never end (seen with TensorFlow 2.21).
+    oneDNN's pass fuses the gradients of a convolution's filter and bias, a convolution and the bias that alone
+    reads it, and a padding and the convolution that alone reads it. A step in which one op of a group waits for
+    another by way of a third op would never end (seen with TensorFlow 2.21).
 
     Args:
-        graph: of a step.
+        graph: graph of a step.
+
+    Returns:
+        Node names of each group.
     """
-    group: dict[str, list[str]] = {}  # the one of each op; its members share it
+    group_of_op: dict[str, list[str]] = {}  # group of each op; its members share one list
     for first, second in _pairs(graph):
-        mine, other = (group.setdefault(name, [name]) for name in (first, second))
-        if mine is not other:
-            mine += other
-            group.update(dict.fromkeys(other, mine))
-    return tuple({names[0]: tuple(names) for names in group.values()}.values())
+        own_group, other = (group_of_op.setdefault(name, [name]) for name in (first, second))
+        if own_group is not other:
+            own_group += other
+            group_of_op.update(dict.fromkeys(other, own_group))
+    return tuple({names[0]: tuple(names) for names in group_of_op.values()}.values())
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Ops that are joined."""
-    gradients: dict[str, str] = {}  # the first one that has a gradient of each op
+    """Pairs of ops that TensorFlow fuses."""
+    gradients: dict[str, str] = {}  # for each op the first op that reads a gradient of its output
     for node in graph:
-        if node.op in _ALONE_WITH:
+        if node.op in _FUSED_PRODUCERS:
             producer = _read_alone(graph, node)
-            if graph[producer].op in _ALONE_WITH[node.op]:
+            if graph[producer].op in _FUSED_PRODUCERS[node.op]:
                 yield producer, node.name
-        position = _OUTPUT_GRADIENT.get(node.op)
+        position = _OUTPUT_GRADIENT_POSITIONS.get(node.op)
         if position is not None:
-            # It does not look at which output of an op both have a gradient of.
+            # oneDNN's pass does not compare which output of an op the two gradients belong to.
             first = gradients.setdefault(node_of(behind_identities(graph, node.input[position])), node.name)
             if first != node.name:
                 yield first, node.name
 
 
 def _read_alone(graph: Graph, node: NodeDef) -> str:
-    """What makes the first input of an op and is read by nothing else; otherwise the op itself."""
+    """The producer of an op's first input if nothing else reads it; otherwise the op itself."""
     name = node.name
     while True:
         producer = node_of(graph[name].input[0])
@@ -69,30 +72,30 @@ def _read_alone(graph: Graph, node: NodeDef) -> str:
         name = producer
 
 
-def verify_joinable(graph: Graph, edges: Collection[tuple[str, str]], modifier: str) -> None:
-    """Check that a graph with some more control edges has no cycle after TensorFlow has joined ops.
+def verify_fusible(graph: Graph, edges: Collection[tuple[str, str]], modifier: str) -> None:
+    """Check that a graph with some more control edges has no cycle after TensorFlow has fused ops.
 
     Args:
-        graph: of a step.
-        edges: (before, after).
-        modifier: whose edges they are, for the error.
+        graph: graph of a step.
+        edges: control edges to add, each (node before, node after).
+        modifier: name of the modifier that adds the edges, for the error.
 
     Raises:
-        InvariantError: it has one.
+        InvariantError: there is a cycle.
     """
-    groups = joined_ops(graph)
+    groups = fused_groups(graph)
     stands_for = {name: names[0] for names in groups for name in names}
     joined = nx.DiGraph()
     pairs = ((node_of(text), node.name) for node in graph for text in node.input)
     for before, after in (*pairs, *edges):
         first, second = (stands_for.get(name, name) for name in (before, after))
-        if first != second or (before, after) in edges:  # what is joined no longer waits for its own parts
+        if first != second or (before, after) in edges:  # a fused op does not wait for its own parts
             joined.add_edge(first, second)
-    circles = (circle for circle in nx.strongly_connected_components(joined) if len(circle) > 1)
-    stuck = {name for circle in circles for name in circle} | set(nx.nodes_with_selfloops(joined))
-    waiting = [names for names in groups if names[0] in stuck]
-    if waiting:
+    cycles = (cycle for cycle in nx.strongly_connected_components(joined) if len(cycle) > 1)
+    stuck = {name for cycle in cycles for name in cycle} | set(nx.nodes_with_selfloops(joined))
+    stuck_groups = [names for names in groups if names[0] in stuck]
+    if stuck_groups:
         raise InvariantError(
-            f"after {modifier}: TensorFlow makes one op of {' and '.join(map(repr, waiting[0]))}, "
+            f"after {modifier}: TensorFlow makes one op of {' and '.join(map(repr, stuck_groups[0]))}, "
             "one of which would wait for the other: order nothing between them"
         )

@@ -206,9 +206,9 @@ class Graph:
         Raises:
             InvariantError: an input does not exist, or the graph has a cycle.
         """
-        # networkx is not asked: emitted graphs are put in order after every modifier. With it, that took 12 s of the 76 s
-        # (of a processor) in which BERT was compiled for 8 workers, and 6 of 48 s for ResNet-50; with this loop half as
-        # much (python -m benchmarks.models has the models).
+        # networkx is not asked: emitted graphs are put in order after every modifier. With it, that took 12 s of the
+        # 76 s (of a processor) in which BERT was compiled for 8 workers, and 6 of 48 s for ResNet-50; with this loop
+        # half as much (python -m benchmarks.models has the models).
         readers: dict[str, list[str]] = {name: [] for name in self.nodes}
         waiting: dict[str, int] = {}  # for how many inputs
         for reader in self.nodes:

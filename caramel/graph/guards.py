@@ -1,4 +1,4 @@
-"""For which values of which conditions a node runs: what is between Switch and Merge runs in one branch only."""
+"""Conditions under which a node runs: nodes between Switch and Merge run in one branch only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from caramel.graph.graph import Graph, NodeDef, behind_identities, node_of, parse_input
 
 Guard = tuple[str, int]
-"""A node whose value decides, and the value (0 or 1) for which a node runs."""
+"""A condition's node, and the value of it (0 or 1) for which a guarded node runs."""
 
-_ALWAYS: frozenset[Guard] = frozenset()
+_UNCONDITIONAL: frozenset[Guard] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -18,60 +18,60 @@ class Guards:
     """The branches of a graph.
 
     Attributes:
-        of: for each node all that must hold for it to run.
-        decided: for each Merge the conditions that chose its value; empty for other nodes.
+        by_node: the guards that must all hold for a node to run, by node name.
+        decided: names of the conditions that choose the value of a Merge, by node name; empty for other nodes.
     """
 
-    of: Mapping[str, frozenset[Guard]]
+    by_node: Mapping[str, frozenset[Guard]]
     decided: Mapping[str, Sequence[str]]
 
 
 def guards_of(graph: Graph) -> Guards:
     """Find the branches of a graph without loops of TensorFlow 1."""
-    of: dict[str, frozenset[Guard]] = {}
+    by_node: dict[str, frozenset[Guard]] = {}
     decided: dict[str, Sequence[str]] = {}
     for name in graph.order:
-        of[name], decided[name] = _of_node(graph, graph[name], of)
-    return Guards(of, decided)
+        by_node[name], decided[name] = _of_node(graph, graph[name], by_node)
+    return Guards(by_node, decided)
 
 
 def condition_of(graph: Graph, guards: Guards, tensor: str) -> str:
-    """For which values of which conditions a tensor is there, as text; "" where it always is.
+    """The values of conditions for which a tensor exists, as text; "" where it always exists.
 
     Args:
-        graph: the graph.
-        guards: of it.
-        tensor: ``node:index``.
+        graph: graph that the tensor belongs to.
+        guards: guards of the graph.
+        tensor: name of the tensor, ``node:index``.
     """
     name, index = parse_input(tensor)
-    found = guards.of[name]
+    guard_set = guards.by_node[name]
     if graph[name].op == "Switch":
-        found = found | {(_condition(graph, name), index)}
-    return ", ".join(f"{condition} = {value}" for condition, value in sorted(found))
+        guard_set = guard_set | {(_condition(graph, name), index)}
+    return ", ".join(f"{condition} = {value}" for condition, value in sorted(guard_set))
 
 
 def _of_node(
-    graph: Graph, node: NodeDef, found: Mapping[str, frozenset[Guard]]
+    graph: Graph, node: NodeDef, guards_by_node: Mapping[str, frozenset[Guard]]
 ) -> tuple[frozenset[Guard], Sequence[str]]:
-    each = []
+    input_guards = []
     for text in node.input:
         producer, index = parse_input(text)
-        guards = found[producer]
+        guards = guards_by_node[producer]
         if graph[producer].op == "Switch" and index >= 0:
             guards = guards | {(_condition(graph, producer), index)}
-        each.append((guards, index))
-    if not any(guards for guards, _ in each):
-        return _ALWAYS, ()
-    together = frozenset().union(*(guards for guards, _ in each))
+        input_guards.append((guards, index))
+    if not any(guards for guards, _ in input_guards):
+        return _UNCONDITIONAL, ()
+    all_guards = frozenset().union(*(guards for guards, _ in input_guards))
     if node.op != "Merge":
-        return together, ()
+        return all_guards, ()
     values: dict[str, set[int]] = {}
-    for guards, index in each:
+    for guards, index in input_guards:
         if index >= 0:
             for condition, value in guards:
                 values.setdefault(condition, set()).add(value)
     decided = sorted(condition for condition, seen in values.items() if len(seen) > 1)
-    return frozenset(g for g in together if g[0] not in decided), decided
+    return frozenset(g for g in all_guards if g[0] not in decided), decided
 
 
 def _condition(graph: Graph, switch: str) -> str:

@@ -12,7 +12,7 @@ from tensorflow.python.framework import tensor_util
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef
 
-_BESIDE = "loc:@"
+_COLOCATION_PREFIX = "loc:@"
 
 
 def node(
@@ -23,10 +23,10 @@ def node(
     **attributes: object,
 ) -> NodeDef:
     """A NodeDef; attributes may be ints, bools, bytes or AttrValues."""
-    made = node_def_pb2.NodeDef(name=name, op=op, input=list(inputs), device=device)
+    node_def = node_def_pb2.NodeDef(name=name, op=op, input=list(inputs), device=device)
     for key, value in attributes.items():
-        made.attr[key].CopyFrom(_attribute(value))
-    return made
+        node_def.attr[key].CopyFrom(_attribute(value))
+    return node_def
 
 
 def _attribute(value: object) -> attr_value_pb2.AttrValue:
@@ -49,8 +49,8 @@ def dtype_attribute(name: str) -> attr_value_pb2.AttrValue:
 
 def dtypes_attribute(names: Iterable[str]) -> attr_value_pb2.AttrValue:
     """Attribute value of a list of dtypes given by name."""
-    listed = attr_value_pb2.AttrValue.ListValue(type=[ops.dtype_enum(n) for n in names])
-    return attr_value_pb2.AttrValue(list=listed)
+    types = attr_value_pb2.AttrValue.ListValue(type=[ops.dtype_enum(n) for n in names])
+    return attr_value_pb2.AttrValue(list=types)
 
 
 def shape_attribute(shape: Sequence[int] | None) -> attr_value_pb2.AttrValue:
@@ -78,27 +78,27 @@ def constant(name: str, value: object, dtype: str, device: str) -> NodeDef:
     return node(name, "Const", (), device, dtype=dtype_attribute(dtype), value=attr_value_pb2.AttrValue(tensor=proto))
 
 
-def colocate(made: NodeDef, renamed: Callable[[str], str | None]) -> None:
-    """Rename the ops that a node, which is changed, asks to be beside; wishes without a new name go."""
-    if "_class" not in made.attr:
+def colocate(node_def: NodeDef, renamed: Callable[[str], str | None]) -> None:
+    """Rename the ops with which a node asks to be colocated, in place; ops without a new name are dropped."""
+    if "_class" not in node_def.attr:
         return
-    names = [renamed(wish.decode().removeprefix(_BESIDE)) for wish in made.attr["_class"].list.s]
-    kept = [f"{_BESIDE}{name}".encode() for name in names if name is not None]
+    names = [renamed(wish.decode().removeprefix(_COLOCATION_PREFIX)) for wish in node_def.attr["_class"].list.s]
+    kept = [f"{_COLOCATION_PREFIX}{name}".encode() for name in names if name is not None]
     if kept:
-        made.attr["_class"].list.s[:] = kept
+        node_def.attr["_class"].list.s[:] = kept
     else:
-        del made.attr["_class"]
+        del node_def.attr["_class"]
 
 
 def group(name: str, targets: Iterable[str], device: str) -> NodeDef:
-    """A NoOp that is done when the targets are."""
+    """A NoOp that is done when its targets are."""
     return node(name, "NoOp", ["^" + target for target in targets], device)
 
 
 def variable(
     name: str, dtype: str, shape: Sequence[int] | None, device: str, shared_name: str | None = None
 ) -> NodeDef:
-    """The handle of a variable, of any shape where none is given; it is shared under the node's name, or another."""
+    """The handle of a variable, of any shape if shape is None; its shared name is the node's name by default."""
     attributes: dict[str, object] = {"shape": shape_attribute(shape), "shared_name": (shared_name or name).encode()}
     return node(name, "VarHandleOp", (), device, dtype=dtype_attribute(dtype), **attributes)
 
@@ -111,5 +111,5 @@ def read(name: str, handle: str, dtype: str, device: str, after: Iterable[str] =
 
 
 def assign(name: str, handle: str, value: str, dtype: str, device: str) -> NodeDef:
-    """Gives a variable a value."""
+    """The assignment of a value to a variable."""
     return node(name, "AssignVariableOp", [handle, value], device, dtype=dtype_attribute(dtype))

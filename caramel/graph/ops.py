@@ -13,6 +13,7 @@ DT_RESOURCE, DT_VARIANT = 20, 21
 """Numbers of types in a GraphDef (types.proto of TensorFlow)."""
 
 VARIABLE = "VarHandleOp"
+"""Op of a resource variable's handle."""
 
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable"})
 """Variables of TensorFlow 1 that hand out references to their buffer."""
@@ -24,7 +25,7 @@ READS = frozenset(
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
 
-LIGHT = frozenset(
+ZERO_COST_OPS = frozenset(
     {
         *("Const", "Identity", "IdentityN", "NoOp", "PreventGradient", "Snapshot", "StopGradient", "ReadVariableOp"),
         *("Shape", "ShapeN", "Size", "Rank", "Reshape", "ExpandDims", "Squeeze", "FloorMod", "Range"),
@@ -33,19 +34,21 @@ LIGHT = frozenset(
         *PLACEHOLDERS,
     }
 )
-"""Ops that take no time; TensorFlow's graph optimizers remove many of them, together with their control edges."""
+"""Ops that cost no time; TensorFlow's graph optimizers remove many of them, together with their control edges."""
 
 LEGACY_LOOPS = frozenset({"Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration", "LoopCond"})
+"""Ops of loops of TensorFlow 1."""
 
 INLINED_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+"""Calls that run one function once, so that its body can stand in their place."""
 
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-"""Calls whose first input says which function; the function gets the others."""
+"""Calls whose first input chooses the function; the function gets the other inputs."""
 
 LOOPS = frozenset({"While", "StatelessWhile"})
 
 CALLS = INLINED_CALLS | BRANCHES | LOOPS
-"""Ops that do what the functions do that they name."""
+"""Ops that call the functions named in their attributes, and do nothing else."""
 
 _HARMLESS_STATEFUL = frozenset(
     {
@@ -61,7 +64,7 @@ _HARMLESS_STATEFUL = frozenset(
         "StatelessRandomGetAlg",
     }
 )
-"""Marked stateful so that they are not folded or dropped; a copy of each means the same."""
+"""Ops that TensorFlow marks stateful only to keep them from being folded or dropped; a copy means the same."""
 
 _RANDOM_RESOURCE_OPS = frozenset(
     {
@@ -103,10 +106,10 @@ def op_def(op: str) -> Any:
     Raises:
         InvariantError: this TensorFlow has no such op.
     """
-    found = _registered(op)
-    if found is None:
+    definition = _registered(op)
+    if definition is None:
         raise InvariantError(f"op type {op!r} is not part of this TensorFlow")
-    return found
+    return definition
 
 
 def is_known(op: str) -> bool:
@@ -115,7 +118,7 @@ def is_known(op: str) -> bool:
 
 
 def _registered(op: str) -> Any:
-    """The OpDef of an op; None where there is no such op. TensorFlow is imported by whoever asks first."""
+    """The OpDef of an op; None where there is no such op. The first call imports TensorFlow."""
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(op)
@@ -189,32 +192,32 @@ def functions_of(node: NodeDef) -> list[str]:
     return [reference.name for reference in function_references(node)]
 
 
-def _repeated(arguments: Any, node: NodeDef) -> list[tuple[str, int]]:
+def _typed_arguments(arguments: Any, node: NodeDef) -> list[tuple[str, int]]:
     """(argument name, DataType) for every tensor of the given input or output arguments."""
-    found: list[tuple[str, int]] = []
+    typed: list[tuple[str, int]] = []
     for argument in arguments:
         if argument.type_list_attr:
-            found.extend((argument.name, t) for t in node.attr[argument.type_list_attr].list.type)
+            typed.extend((argument.name, t) for t in node.attr[argument.type_list_attr].list.type)
             continue
         dtype = argument.type or node.attr[argument.type_attr].type
         count = node.attr[argument.number_attr].i if argument.number_attr else 1
-        found.extend([(argument.name, dtype)] * count)
-    return found
+        typed.extend([(argument.name, dtype)] * count)
+    return typed
 
 
 def output_types(node: NodeDef) -> list[int]:
     """DataType of each output."""
-    return [t for _, t in _repeated(op_def(node.op).output_arg, node)]
+    return [t for _, t in _typed_arguments(op_def(node.op).output_arg, node)]
 
 
 def output_names(node: NodeDef) -> list[str]:
     """Name of the output argument of each output."""
-    return [name for name, _ in _repeated(op_def(node.op).output_arg, node)]
+    return [name for name, _ in _typed_arguments(op_def(node.op).output_arg, node)]
 
 
 def input_types(node: NodeDef) -> list[tuple[str, int]]:
     """(argument name, DataType) of each data input."""
-    return _repeated(op_def(node.op).input_arg, node)
+    return _typed_arguments(op_def(node.op).input_arg, node)
 
 
 def data_inputs(node: NodeDef) -> list[tuple[str, int]]:

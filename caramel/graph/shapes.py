@@ -7,17 +7,17 @@ from typing import Any
 
 from caramel.graph.graph import Graph, copied, parse_input
 
-SHAPES = "_output_shapes"
-"""Attribute with the shapes of a node's outputs, as TensorFlow writes it."""
+SHAPES_ATTRIBUTE = "_output_shapes"
+"""Name of the attribute with the shapes of a node's outputs, as TensorFlow writes it."""
 
 Shape = tuple[int | None, ...]
-"""Sizes, None for those that are not known."""
+"""Size of each dimension, None where it is not known."""
 
 
 def static_shape(graph: Graph, tensor: str) -> Shape | None:
     """The shape of a tensor; None where not even its rank is known."""
     name, index = parse_input(tensor)
-    shapes = graph[name].attr[SHAPES].list.shape
+    shapes = graph[name].attr[SHAPES_ATTRIBUTE].list.shape
     return sizes(shapes[index]) if index < len(shapes) else None
 
 
@@ -35,37 +35,44 @@ def with_inferred_shapes(
 
     Args:
         graph: nodes and the library of the functions that they call.
-        arguments: for a function's graph the shapes of its arguments. Its nodes may have shapes that cannot be
-            inferred (of what is in a list, say); those of other graphs are forgotten.
-        keep: whether nodes keep what they say of their shapes and cannot be inferred, as the program said it
-            itself.
+        arguments: shapes of the arguments of a function's graph, by name; None for another graph. The nodes of a
+            function may have shapes that cannot be inferred (of the elements of a list, say); those of other graphs
+            are dropped.
+        keep: whether nodes keep those sizes in their attributes that cannot be inferred, because the program itself
+            has stated them.
     """
     import tensorflow as tf
 
     bare = graph.to_graph_def()
     for node in bare.node:
         if arguments is None:
-            node.attr.pop(SHAPES, None)
+            node.attr.pop(SHAPES_ATTRIBUTE, None)
         elif node.name in arguments:
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(arguments[node.name]).as_proto())
-    with tf.Graph().as_default() as inferred:
+    with tf.Graph().as_default() as imported:
         tf.import_graph_def(bare, name="")
-    known = {n.name: n.attr[SHAPES] for n in inferred.as_graph_def(add_shapes=True).node if SHAPES in n.attr}
+    known = {
+        n.name: n.attr[SHAPES_ATTRIBUTE]
+        for n in imported.as_graph_def(add_shapes=True).node
+        if SHAPES_ATTRIBUTE in n.attr
+    }
     changed = {}
     for node in graph:
         if node.name in known:
             changed[node.name] = copied(node)
-            changed[node.name].attr[SHAPES].CopyFrom(known[node.name])
-            if keep and SHAPES in node.attr:
-                _keep_known(changed[node.name].attr[SHAPES].list.shape, node.attr[SHAPES].list.shape)
+            changed[node.name].attr[SHAPES_ATTRIBUTE].CopyFrom(known[node.name])
+            if keep and SHAPES_ATTRIBUTE in node.attr:
+                _keep_known(
+                    changed[node.name].attr[SHAPES_ATTRIBUTE].list.shape, node.attr[SHAPES_ATTRIBUTE].list.shape
+                )
     return graph.replaced(changed)
 
 
 def _keep_known(inferred: Any, said: Any) -> None:
-    """Put sizes that a program says itself where they cannot be inferred."""
+    """Fill in the sizes that a program states itself where they cannot be inferred."""
     import tensorflow as tf
 
-    for mine, its in zip(inferred, said):
-        first, second = tf.TensorShape(mine), tf.TensorShape(its)
+    for shape, said_shape in zip(inferred, said):
+        first, second = tf.TensorShape(shape), tf.TensorShape(said_shape)
         if first.is_compatible_with(second):
-            mine.CopyFrom(first.merge_with(second).as_proto())
+            shape.CopyFrom(first.merge_with(second).as_proto())

@@ -16,12 +16,12 @@ def verify_structure(graph: Graph, modifier: str, verified: Graph | None = None)
     """Inputs and functions exist, data inputs agree in dtype, control inputs come last, no cycle.
 
     Args:
-        graph: what to look at.
-        modifier: what made it, for the error.
-        verified: a graph that has passed. Of nodes that both share, only the place in the order is looked at again.
+        graph: graph to check.
+        modifier: name of the modifier that made the graph, for the error.
+        verified: another graph, which has passed. Of shared nodes only the place in the order is checked again.
 
     Raises:
-        InvariantError: something of it does not hold.
+        InvariantError: one of these does not hold.
     """
     if graph is verified:
         return
@@ -31,7 +31,7 @@ def verify_structure(graph: Graph, modifier: str, verified: Graph | None = None)
         raise InvariantError(f"after {modifier}: {error}") from None
     known = {} if verified is None else verified.nodes
     changed = [node for name, node in graph.nodes.items() if known.get(name) is not node]
-    # Those that read a changed node were verified with another one of its name.
+    # The readers of a changed node were verified with another node of its name.
     other = {node.name for node in changed if node.name in known}
     suspects = {node.name for node in changed}
     if other:
@@ -57,18 +57,18 @@ class _OutputTypes(dict[str, Sequence[int]]):
 
 
 def _verify_functions(graph: Graph, nodes: Iterable[NodeDef], look_inside: bool, modifier: str) -> None:
-    """TensorFlow crashes where a function is missing."""
+    """Check that called functions exist; TensorFlow crashes where one is missing."""
     library = () if graph.library is None else graph.library.function
-    there = {function.signature.name for function in library}
+    known_names = {function.signature.name for function in library}
     inside = (
         (n, f" in function {function.signature.name!r}")
         for function in (library if look_inside else ())
         for n in function.node_def
     )
     for node, where in (*((n, "") for n in nodes), *inside):
-        if node.op in there or not ops.calls_functions(node.op):
+        if node.op in known_names or not ops.calls_functions(node.op):
             continue
-        missing = [name for name in ops.functions_of(node) if name and name not in there]
+        missing = [name for name in ops.functions_of(node) if name and name not in known_names]
         if missing:
             raise InvariantError(
                 f"after {modifier}: node {node.name!r}{where} calls function {missing[0]!r}, which does not exist"
@@ -99,6 +99,6 @@ def _verify_inputs(node: NodeDef, outputs: Mapping[str, Sequence[int]], modifier
                 f"but {text!r} is {ops.dtype_name(outputs[producer][index])}"
             )
         position += 1
-    found = len(data_texts(node))
-    if found != len(expected):
-        raise InvariantError(f"after {modifier}: node {name!r} has {found} data inputs, its op {len(expected)}")
+    count = len(data_texts(node))
+    if count != len(expected):
+        raise InvariantError(f"after {modifier}: node {name!r} has {count} data inputs, its op {len(expected)}")

@@ -154,7 +154,7 @@ def predicted_step_s(graph: Graph, op_s: Mapping[str, float], workers: int, thre
 def _forward_inputs(graph: Graph) -> Mapping[str, Sequence[str]]:
     """For each node what it waits for, producers first; not what comes from the round of a loop before."""
     found: dict[str, Sequence[str]] = {}
-    for node in graph.around_loops():
+    for node in graph.loop_order():
         found[node.name] = [p for p in dict.fromkeys(map(node_of, node.input)) if p in found]
     return found
 

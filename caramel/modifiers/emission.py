@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from caramel.analyzers.step.postponement import Postponement, postponement
 from caramel.data.pipeline import Pipeline
 from caramel.facts import Piece
-from caramel.graph.canonical_functions import merged
+from caramel.graph.canonical_functions import merged_libraries
 from caramel.graph.graph import Graph, NodeDef
 from caramel.model import Evaluation, Model
 from caramel.plan import Plan
@@ -120,7 +120,7 @@ class Emission:
             libraries: function libraries to add.
             others: new values of other attributes, by name.
         """
-        library = merged(self.graph.library, *libraries) if libraries else self.graph.library
+        library = merged_libraries(self.graph.library, *libraries) if libraries else self.graph.library
         graph = self.graph.replaced(changed or {}, [node for node, _ in added], library)
         roles = {**self.roles, **{node.name: role for node, role in added}}
         return replace(self, graph=graph, roles=roles, **others)

@@ -8,7 +8,7 @@ from caramel.data.source import SEED
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, shape_attribute
-from caramel.graph.shapes import SHAPES
+from caramel.graph.shapes import SHAPES_ATTRIBUTE
 from caramel.modifiers.emission import Emission, Purpose, Role, SavedTensor, own_name, replica_name
 from caramel.modifiers.save_restore import StateBuilder, read_checkpoint
 from caramel.signature import DataSignature
@@ -69,7 +69,7 @@ def _copy(original: NodeDef, rank: int, workers: int, host: str) -> NodeDef:
     copy = copied(original, [format_input(input_name(rank, producer), index) for producer, index in inputs])
     copy.name = name
     copy.device = host
-    for key in ("_class", SHAPES):
+    for key in ("_class", SHAPES_ATTRIBUTE):
         copy.attr.pop(key, None)
     if "shared_name" in copy.attr and copy.attr["shared_name"].s:  # without one a resource has the node's own name
         copy.attr["shared_name"].s = name.encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from caramel.errors import InvariantError
-from caramel.graph.fusion import verify_joinable
+from caramel.graph.fusion import verify_fusible
 from caramel.graph.graph import copied
 from caramel.modifiers.emission import Emission, replica_name
 
@@ -39,5 +39,5 @@ def serialize(emission: Emission) -> Emission:
                 raise InvariantError(f"serialize: the plan orders {missing[0]!r}, which does not exist")
             target_node = emission.graph[name]
             changed[name] = copied(target_node, [*target_node.input, *(t for t in texts if t not in target_node.input)])
-    verify_joinable(emission.model.graph, plan.edges, "serialize")
+    verify_fusible(emission.model.graph, plan.edges, "serialize")
     return emission.extended([], changed)

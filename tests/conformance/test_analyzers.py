@@ -30,7 +30,7 @@ from caramel.facts import (
     Trace,
     UpdateOrder,
 )
-from caramel.graph.fusion import verify_joinable
+from caramel.graph.fusion import verify_fusible
 from caramel.graph.graph import Graph
 from caramel.model import Gradient, Model, Reduction
 from caramel.netmodel.choice import CollectiveOptions
@@ -81,7 +81,7 @@ def some_model(rng):
             gradients.append(Gradient(name, name, f"n{number}:0", (updating,), dtype, shape, item_bytes, **sparse))
     model = Model(Graph(nodes), (), "x:0", (), (), (), tuple(gradients), (), Reduction("mean", ""), values=None)
     try:
-        verify_joinable(model.graph, (), "nothing")
+        verify_fusible(model.graph, (), "nothing")
     except InvariantError:  # TensorFlow would not run it as it is
         return some_model(rng)
     return model
@@ -230,7 +230,7 @@ def test_edges(analyzer, seed):
         made = order.run(*(given[fact] for fact in order.requires))
         found = result_of(analyzer, *(given[fact] for fact in (Model, Dependencies, Trace)), made)
         assert len(set(found.edges)) == len(found.edges) and found.reason and found.kind
-        verify_joinable(model.graph, found.edges, "serialize")
+        verify_fusible(model.graph, found.edges, "serialize")
         after = {}
         for before, name in found.edges:
             after.setdefault(name, []).append(before)

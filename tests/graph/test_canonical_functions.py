@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from caramel.errors import InvariantError
-from caramel.graph.canonical_functions import canonical, merged
+from caramel.graph.canonical_functions import canonical, merged_libraries
 
 
 def traced(function):
@@ -75,8 +75,8 @@ def test_canonical_twice_is_canonical():
 def test_merged_libraries():
     doubling = canonical(*_parts(traced(lambda v: v * 2.0)))[1]
     tripling = canonical(*_parts(traced(lambda v: v * 3.0)))[1]
-    assert len(merged(doubling, None, doubling).function) == len(doubling.function)
-    both = {f.signature.name for f in merged(doubling, tripling).function}
+    assert len(merged_libraries(doubling, None, doubling).function) == len(doubling.function)
+    both = {f.signature.name for f in merged_libraries(doubling, tripling).function}
     assert both == {f.signature.name for library in (doubling, tripling) for f in library.function}
     assert len(doubling.function) < len(both) < 2 * len(doubling.function)
 
@@ -87,4 +87,4 @@ def test_two_functions_of_one_name():
     other.CopyFrom(library)
     other.function[0].signature.input_arg[0].name = "another"
     with pytest.raises(InvariantError, match=library.function[0].signature.name):
-        merged(library, other)
+        merged_libraries(library, other)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from caramel.errors import InvariantError
-from caramel.graph.fusion import joined_ops, verify_joinable
+from caramel.graph.fusion import fused_groups, verify_fusible
 from caramel.graph.graph import Graph
 
 v1 = tf.compat.v1
@@ -75,16 +75,16 @@ def test_edges_through_a_joined_op_are_found(program):
         graph = tf.Graph()
         with graph.as_default():
             program(order)
-        assert ends(graph) == (not order)  # what TensorFlow does; where that changes, so may joined_ops
+        assert ends(graph) == (not order)  # what TensorFlow does; where that changes, so may fused_groups
     free = tf.Graph()
     with free.as_default():
         program(False)
     step = Graph.from_graph_def(free.as_graph_def())
-    assert joined_ops(step) and {"bias", "filter"} <= set(joined_ops(step)[0])
+    assert fused_groups(step) and {"bias", "filter"} <= set(fused_groups(step)[0])
     first = "filter" if program is bias else "bias"
-    verify_joinable(step, [("waiting", "bias" if program is bias else "filter")], "serialize")
+    verify_fusible(step, [("waiting", "bias" if program is bias else "filter")], "serialize")
     with pytest.raises(InvariantError, match="after serialize: TensorFlow makes one op of .* order nothing between"):
-        verify_joinable(step, [(first, "waiting")], "serialize")
+        verify_fusible(step, [(first, "waiting")], "serialize")
 
 
 def test_what_others_read_too_is_not_joined():
@@ -95,4 +95,4 @@ def test_what_others_read_too_is_not_joined():
         tf.nn.relu(made)
         tf.nn.relu(padded)
         tf.nn.bias_add(made, tf.ones([4]))
-    assert joined_ops(Graph.from_graph_def(graph.as_graph_def())) == ()
+    assert fused_groups(Graph.from_graph_def(graph.as_graph_def())) == ()

@@ -90,7 +90,7 @@ def test_networkx_has_ops_times_and_bytes():
     assert only_first.to_networkx({}, {"a": 8}).edges["a", "b"] == {"control": False, "bytes": 8}
 
 
-def test_around_loops_enters_before_it_goes_around():
+def test_loop_order_enters_before_it_goes_around():
     node = node_def_pb2.NodeDef
     graph = Graph(
         [
@@ -103,6 +103,6 @@ def test_around_loops_enters_before_it_goes_around():
             node(name="start", op="Const"),
         ]
     )
-    assert [n.name for n in graph.around_loops()] == ["start", "enter", "merge", "switch", "exit", "body", "next"]
+    assert [n.name for n in graph.loop_order()] == ["start", "enter", "merge", "switch", "exit", "body", "next"]
     with pytest.raises(InvariantError, match=r"cycle through 'body' \(5 nodes"):
         graph.order  # noqa: B018

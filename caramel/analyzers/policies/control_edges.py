@@ -81,7 +81,7 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
     graph = model.graph
     makers = {name: anchors(graph, found.producers[name]) for name in order.gradients}
     reach = _Reach(graph, found.ops, [a for name in order.gradients for a in makers[name]])
-    guards = guards_of(graph).of
+    guards = guards_of(graph).by_node
     edges: dict[tuple[str, str], None] = {}
     ends: list[str] = []
     computing = {a for of in makers.values() for a in of}
@@ -106,8 +106,8 @@ def _free(graph: Graph, stage: Sequence[str]) -> list[str]:
     free = []
     for op in stage:
         producers = [p for p in (node_of(text) for text in graph[op].input) if p in inside]
-        waits[op] = any(waits[p] or graph[p].op not in ops.LIGHT for p in producers)
-        if not waits[op] and graph[op].op not in ops.LIGHT:
+        waits[op] = any(waits[p] or graph[p].op not in ops.ZERO_COST_OPS for p in producers)
+        if not waits[op] and graph[op].op not in ops.ZERO_COST_OPS:
             free.append(op)
     return free
 

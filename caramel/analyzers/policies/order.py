@@ -11,7 +11,7 @@ from caramel.analyzers.analyzer import Analyzer
 from caramel.errors import InputError, listed
 from caramel.facts import Dependencies, Trace, UpdateOrder
 from caramel.graph import ops
-from caramel.graph.fusion import joined_ops
+from caramel.graph.fusion import fused_groups
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Model
 
@@ -110,7 +110,7 @@ def order_of(model: Model, found: Dependencies, gradients: Sequence[str], reason
         wrong = sorted((Counter(gradients) - Counter(rows)) + (Counter(rows) - Counter(gradients)))
         raise InputError(f"an order names each gradient once, and no others; not so {listed(wrong, 4)}")
     depths = _depths(model.graph, found.ops)
-    joined = {name for names in joined_ops(model.graph) for name in names}
+    joined = {name for names in fused_groups(model.graph) for name in names}
     done = np.zeros(len(found.ops), dtype=bool)
     stages = []
     for gradient in gradients:
@@ -128,7 +128,7 @@ def makers(model: Model, found: Dependencies) -> Mapping[str, tuple[str, ...]]:
         model: the single-device step.
         found: its dependencies.
     """
-    group = {name: names for names in joined_ops(model.graph) for name in names}
+    group = {name: names for names in fused_groups(model.graph) for name in names}
     return {
         gradient: tuple(dict.fromkeys(o for op in anchors(model.graph, of) for o in group.get(op, (op,))))
         for gradient, of in found.producers.items()
@@ -144,7 +144,7 @@ def anchors(graph: Graph, producers: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for name in producers:
-        while graph[name].op in ops.LIGHT and any(not text.startswith("^") for text in graph[name].input):
+        while graph[name].op in ops.ZERO_COST_OPS and any(not text.startswith("^") for text in graph[name].input):
             name = node_of(graph[name].input[0])
         found[name] = None
     return list(found)

@@ -12,7 +12,7 @@ from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.step.postponement import Postponement, Postponements
 from caramel.errors import InputError
 from caramel.facts import Dependencies
-from caramel.graph.fusion import joined_ops
+from caramel.graph.fusion import fused_groups
 from caramel.graph.graph import node_of
 from caramel.graph.guards import condition_of, guards_of
 from caramel.model import Gradient, Model
@@ -72,7 +72,7 @@ def _needed_by(model: Model, ops: Sequence[str]) -> Mapping[str, int]:
     for number, gradient in enumerate(model.gradients):
         for producer in _producers(gradient):
             masks[producer] |= 1 << number
-    groups, is_complete = joined_ops(model.graph), False
+    groups, is_complete = fused_groups(model.graph), False
     while not is_complete:
         for op in reversed(ops):
             mask = masks[op]

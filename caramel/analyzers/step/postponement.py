@@ -126,7 +126,7 @@ class Postponements:
         """Whether a node is in a branch, or depends on one."""
         if name not in self._in_branch:
             graph, before = self.graph, [name, *self.graph.sources(name)]
-            found = any(self.guards.of[n] or graph[n].op == "Switch" for n in before)
+            found = any(self.guards.by_node[n] or graph[n].op == "Switch" for n in before)
             self._in_branch[name] = found or graph[name].op in _CONTROL_FLOW
         return self._in_branch[name]
 

@@ -20,7 +20,7 @@ from caramel.frontend.recording.recorder import Recorder, is_library
 from caramel.frontend.rewrites.inline import inline
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
-from caramel.graph.shapes import SHAPES, static_shape
+from caramel.graph.shapes import SHAPES_ATTRIBUTE, static_shape
 from caramel.model import Evaluation, Input
 from caramel.util.gc_pause import many_objects
 
@@ -61,7 +61,7 @@ class Traced:
         handle = _handle_node(variable)
         read = node_def_pb2.NodeDef(name=name, op="ReadVariableOp", input=[handle.name])
         read.attr["dtype"].type = external.dtype.as_datatype_enum
-        read.attr[SHAPES].list.shape.append(external.shape.as_proto())
+        read.attr[SHAPES_ATTRIBUTE].list.shape.append(external.shape.as_proto())
         return [handle, read]
 
     def inputs(self, replicated: Sequence[str]) -> tuple[Input, ...]:
@@ -216,7 +216,7 @@ def _handle_node(variable: RawVariable) -> Any:
     node.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
     node.attr["shared_name"].s = variable.name.encode()
     node.attr["container"].s = b""
-    node.attr[SHAPES].list.shape.append(tf.TensorShape([]).as_proto())
+    node.attr[SHAPES_ATTRIBUTE].list.shape.append(tf.TensorShape([]).as_proto())
     return node
 
 
@@ -226,7 +226,7 @@ def _constant_node(name: str, tensor: Any) -> Any:
     node.attr["value"].CopyFrom(
         attr_value_pb2.AttrValue(tensor=tf.make_tensor_proto(tensor.numpy(), dtype=tensor.dtype))
     )
-    node.attr[SHAPES].list.shape.append(tensor.shape.as_proto())
+    node.attr[SHAPES_ATTRIBUTE].list.shape.append(tensor.shape.as_proto())
     return node
 
 

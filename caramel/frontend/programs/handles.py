@@ -13,7 +13,7 @@ from caramel.frontend.rewrites.aliases import Tensor
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import dtype_attribute, node, shape_attribute
-from caramel.graph.shapes import SHAPES
+from caramel.graph.shapes import SHAPES_ATTRIBUTE
 
 _SCALAR = attr_value_pb2.AttrValue.ListValue(shape=[shape_attribute(()).shape])
 _PASSING = frozenset({"Identity", "Switch", "Merge"})
@@ -53,7 +53,7 @@ def _variables(graph: Graph) -> dict[Tensor, str]:
     found: dict[Tensor, str] = {}
     if not any(n.op == "Switch" and n.attr["T"].type == ops.DT_RESOURCE for n in graph):
         return found
-    for current in graph.around_loops():
+    for current in graph.loop_order():
         if current.op == ops.VARIABLE:
             found[current.name, 0] = current.name
         elif current.op in _PASSING and current.attr["T"].type == ops.DT_RESOURCE:
@@ -78,6 +78,6 @@ def _guard(graph: Graph, tensor: Tensor, added: dict[str, NodeDef]) -> str:
             [format_input(name, index)],
             graph[name].device,
             T=dtype_attribute("resource"),
-            **{SHAPES: attr_value_pb2.AttrValue(list=_SCALAR)},
+            **{SHAPES_ATTRIBUTE: attr_value_pb2.AttrValue(list=_SCALAR)},
         )
     return pivot

@@ -15,7 +15,7 @@ from caramel.errors import UnsupportedError
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import node
-from caramel.graph.shapes import SHAPES
+from caramel.graph.shapes import SHAPES_ATTRIBUTE
 from caramel.model import Input
 
 GET_NEXT = "IteratorGetNext"
@@ -124,7 +124,7 @@ def _placeholder(get_next: NodeDef, position: int) -> NodeDef:
     made.attr["dtype"].type = get_next.attr["output_types"].list.type[position]
     shape = get_next.attr["output_shapes"].list.shape[position]
     made.attr["shape"].shape.CopyFrom(shape)
-    made.attr[SHAPES].list.shape.add().CopyFrom(shape)
+    made.attr[SHAPES_ATTRIBUTE].list.shape.add().CopyFrom(shape)
     return made
 
 

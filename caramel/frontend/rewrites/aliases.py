@@ -40,7 +40,7 @@ class Aliases:
         self._before: dict[str, int] = {}
         self.references: dict[Tensor, str] = {}
         self.aliases: dict[Tensor, str] = {}
-        for node in graph.around_loops():
+        for node in graph.loop_order():
             before = 0
             for text in node.input:
                 before |= self._up_to(node_of(text))

@@ -21,7 +21,7 @@ from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, control_texts, copied, format_input, parse_input, tensor_name
 from caramel.graph.nodes import node as new_node
 from caramel.graph.nodes import shape_attribute
-from caramel.graph.shapes import SHAPES
+from caramel.graph.shapes import SHAPES_ATTRIBUTE
 
 _SCALAR = shape_attribute(()).shape
 
@@ -109,7 +109,7 @@ class _Rewriting:
             if name in node.attr:
                 made.attr[renamed].CopyFrom(node.attr[name])
         for name in node.attr:
-            if name.startswith("_") and (name != SHAPES or ops.op_def(other.op).output_arg):
+            if name.startswith("_") and (name != SHAPES_ATTRIBUTE or ops.op_def(other.op).output_arg):
                 made.attr[name].CopyFrom(node.attr[name])
         return made
 
@@ -207,7 +207,10 @@ class _Rewriting:
                 ("pivot", tensor),
                 f"{node.name}/caramel_branch",
                 lambda name: _identity(
-                    name, [format_input(*tensor)], node.attr["T"].type, node.attr[SHAPES].list.shape[tensor[1]]
+                    name,
+                    [format_input(*tensor)],
+                    node.attr["T"].type,
+                    node.attr[SHAPES_ATTRIBUTE].list.shape[tensor[1]],
                 ),
             )
             return ["^" + pivot]
@@ -253,5 +256,5 @@ def _identity(name: str, inputs: Sequence[str], dtype: int, shape: Any) -> NodeD
 
 
 def _set_shapes(node: NodeDef, shapes: Sequence[Any]) -> None:
-    node.attr[SHAPES].CopyFrom(attr_value_pb2.AttrValue())
-    node.attr[SHAPES].list.shape.extend(shapes)
+    node.attr[SHAPES_ATTRIBUTE].CopyFrom(attr_value_pb2.AttrValue())
+    node.attr[SHAPES_ATTRIBUTE].list.shape.extend(shapes)

@@ -54,7 +54,7 @@ class Locality:
             node = self._graph[name]
             if name in equal or (not by_shape and node.op in SHAPES):
                 continue
-            conditions = [*self._guards.decided[name], *(condition for condition, _ in self._guards.of[name])]
+            conditions = [*self._guards.decided[name], *(condition for condition, _ in self._guards.by_node[name])]
             if name in own or not found.isdisjoint([*(p for p, _ in ops.data_inputs(node)), *conditions]):
                 found.add(name)
         return found

@@ -50,7 +50,7 @@ class _State:
 
     def condition_origin(self, name: str) -> str | None:
         """Where a difference comes from in whether a node runs."""
-        return next((o for c, _ in sorted(self._guards.of[name]) if (o := self.origin[c]) is not None), None)
+        return next((o for c, _ in sorted(self._guards.by_node[name]) if (o := self.origin[c]) is not None), None)
 
 
 def classify(

@@ -13,7 +13,7 @@ from caramel.analyzers.policies.order import order_by_cost, order_of
 from caramel.analyzers.step.dependencies import find_dependencies
 from caramel.errors import InputError
 from caramel.facts import Dependencies
-from caramel.graph.fusion import verify_joinable
+from caramel.graph.fusion import verify_fusible
 from caramel.graph.graph import Graph
 from caramel.model import Gradient, Model, Reduction
 
@@ -182,7 +182,7 @@ def test_what_tensorflow_joins_is_never_parted(kind):
         )
         edges = control_edges(model, found, order, kind).edges
         assert edges
-        verify_joinable(model.graph, edges, "serialize")
+        verify_fusible(model.graph, edges, "serialize")
 
 
 def test_an_order_names_each_gradient_once():
