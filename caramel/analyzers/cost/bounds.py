@@ -13,23 +13,23 @@ from caramel.facts import Boundaries, Boundary
 from caramel.netmodel.line import Line
 
 _MOST_THRESHOLDS = 1000
-"""A table of so many rooms by so many rooms is made; of more gradients, some thresholds are left out."""
+"""Largest number of thresholds of each window: a table has this many rows and columns; of more, some are left out."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How long a step takes at least.
+    """Lower bounds on the seconds of a step.
 
     The set that decides `lb2_s` is that of all gradients with no more room than ``backward_room_s`` and, unless
     they cannot be postponed, no more than ``forward_room_s``.
 
     Attributes:
-        lb1_s: seconds, from the bytes of such sets and one transfer each.
-        lb2_s: seconds, likewise, counting that a set in both windows takes two transfers.
+        lb1_s: lower bound in seconds, from the bytes of such sets and one transfer for each set.
+        lb2_s: lower bound in seconds, from the same, with two transfers for a set in both windows.
         gradients: names of the gradients of the set that decides; none where computation does.
-        set_bytes: their bytes.
-        backward_room_s: the most seconds from one's being ready to the end of the computation.
-        forward_room_s: the most seconds from the start of the step to one's first read.
+        set_bytes: bytes of these gradients.
+        backward_room_s: largest number of seconds from when one of them is ready to the end of the computation.
+        forward_room_s: largest number of seconds from the start of the step to the first read of one of them.
     """
 
     lb1_s: float
@@ -40,12 +40,12 @@ class Bounds:
     forward_room_s: float = 0.0
 
 
-def checked(boundaries: Boundaries, line: Line) -> Boundaries:
-    """The boundaries, all numbers looked at; what is ready after the computation's end is ready at its end.
+def checked_boundaries(boundaries: Boundaries, line: Line) -> Boundaries:
+    """The boundaries with all numbers checked; gradients that are ready after the computation's end are ready at it.
 
     Args:
-        boundaries: of a step.
-        line: seconds of a transfer.
+        boundaries: boundaries of a step.
+        line: line of the seconds of a transfer.
 
     Raises:
         InputError: a number is negative or not finite, or two gradients have one name.
@@ -75,10 +75,11 @@ def rooms(boundaries: Boundaries) -> tuple[np.ndarray, np.ndarray]:
     """Seconds that each gradient has in the backward and in the forward window, if nothing waits.
 
     Args:
-        boundaries: of a step, checked.
+        boundaries: checked boundaries of a step.
 
     Returns:
-        From being ready to the end of the computation; from the start of the computation to the first read.
+        Seconds from being ready to the end of the computation, shape [gradients]; and seconds from the start of the
+        computation to the first read, shape [gradients].
     """
     end = boundaries.compute_s
     backward = np.array([end - g.ready_s for g in boundaries.gradients])
@@ -87,7 +88,7 @@ def rooms(boundaries: Boundaries) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lower_bounds(boundaries: Boundaries, line: Line) -> Bounds:
-    """Seconds that no plan for these gradients can be below.
+    """Lower bounds on the seconds of a step with any plan for these gradients.
 
     For any x and y, take the gradients with a backward room of at most x that cannot be postponed or have a
     forward room of at most y. Say they have S bytes, and the step takes C + w, C being its computation. Channel
@@ -98,8 +99,8 @@ def lower_bounds(boundaries: Boundaries, line: Line) -> Bounds:
     be postponed have only the first case, and x. docs/planner.md has the proof.
 
     Args:
-        boundaries: of a step.
-        line: seconds of a transfer.
+        boundaries: boundaries of a step.
+        line: line of the seconds of a transfer.
 
     Raises:
         InputError: a number is negative or not finite.
@@ -107,15 +108,15 @@ def lower_bounds(boundaries: Boundaries, line: Line) -> Bounds:
     Source:
         Own; the rooms are the transfer boundaries of Caramel, section 4.3.
     """
-    boundaries = checked(boundaries, line)
+    boundaries = checked_boundaries(boundaries, line)
     gradients = boundaries.gradients
     floor_s = boundaries.compute_s + boundaries.updates_s
     if not gradients or (line.a_s == 0 and line.b_s_per_byte == 0):
         return Bounds(floor_s, floor_s)
     backward, forward = rooms(boundaries)
-    least1, least2, x, y = _worst_set(gradients, backward, forward, boundaries.compute_s, line)
-    lb1_s = max(floor_s, boundaries.compute_s + least1)
-    lb2_s = max(floor_s, boundaries.compute_s + least2)
+    exposed1_s, exposed2_s, x, y = _worst_set(gradients, backward, forward, boundaries.compute_s, line)
+    lb1_s = max(floor_s, boundaries.compute_s + exposed1_s)
+    lb2_s = max(floor_s, boundaries.compute_s + exposed2_s)
     if lb2_s <= floor_s:
         return Bounds(lb1_s, lb2_s)
     chosen = [g for g, b, f in zip(gradients, backward, forward) if b <= x and (f <= y or not g.is_postponable)]
@@ -142,24 +143,24 @@ def _worst_set(
     np.add.at(table, (rows[free], columns[free]), sizes[free])
     free_bytes = table.cumsum(axis=0).cumsum(axis=1)
     # What must stay has no room in the forward window, whatever y is.
-    work = line.b_s_per_byte * (free_bytes + below(np.where(free, 0.0, sizes)))
-    kept = below(~free)
+    work_s = line.b_s_per_byte * (free_bytes + below(np.where(free, 0.0, sizes)))
+    kept_count = below(~free)
     first = np.full(len(x), len(y))
     np.minimum.at(first, rows[free], columns[free])
-    some_free = np.arange(len(y)) >= np.minimum.accumulate(first)[:, None]
-    some = some_free | (kept > 0)
-    both = np.minimum(x[:, None] + np.maximum(y, 0.0)[None, :], compute_s)
-    lb1 = np.where(some, line.a_s + work - both, -np.inf)
-    one_window = line.a_s + work - np.where(kept > 0, x[:, None], np.maximum(x[:, None], y[None, :]))
-    two_windows = np.where(some_free, 2 * line.a_s + work - both, np.inf)
-    lb2 = np.where(some, np.minimum(one_window, two_windows), -np.inf)
+    has_free = np.arange(len(y)) >= np.minimum.accumulate(first)[:, None]
+    has_any = has_free | (kept_count > 0)
+    both_s = np.minimum(x[:, None] + np.maximum(y, 0.0)[None, :], compute_s)
+    lb1 = np.where(has_any, line.a_s + work_s - both_s, -np.inf)
+    one_window = line.a_s + work_s - np.where(kept_count > 0, x[:, None], np.maximum(x[:, None], y[None, :]))
+    two_windows = np.where(has_free, 2 * line.a_s + work_s - both_s, np.inf)
+    lb2 = np.where(has_any, np.minimum(one_window, two_windows), -np.inf)
     row, column = np.unravel_index(int(lb2.argmax()), lb2.shape)
     return float(lb1.max()), float(lb2.max()), float(x[row]), float(y[column])
 
 
 def _thresholds(room: np.ndarray) -> np.ndarray:
     """The different rooms, smallest first; of very many, some, the largest always among them."""
-    found = np.unique(room)
-    if len(found) <= _MOST_THRESHOLDS:
-        return found
-    return found[np.linspace(0, len(found) - 1, _MOST_THRESHOLDS).round().astype(int)]
+    distinct = np.unique(room)
+    if len(distinct) <= _MOST_THRESHOLDS:
+        return distinct
+    return distinct[np.linspace(0, len(distinct) - 1, _MOST_THRESHOLDS).round().astype(int)]

@@ -1,11 +1,11 @@
-"""How many transfers may be under way at once."""
+"""The number of transfers that may be under way at once."""
 
 from __future__ import annotations
 
 from caramel.facts import FORWARD, NO_LIMIT, InFlight, Schedule
 
 ORDERED_IN_FLIGHT = InFlight(forward=1, backward=2)
-"""Transfers of a window that may be under way at once where their order matters (our choice).
+"""Number of transfers of each window that may be under way at once where their order matters (our choice).
 
 In the forward window a second one would take its share of the links from the first, which is read first: on four hosts
 with links of 50 Mbit/s a step of an MLP took 1.24 s with two and 1.16 s with one. In the backward window nobody waits
@@ -14,7 +14,7 @@ with one and 0.88 s with three, and one with many small variables 0.88 s, 0.93 s
 
 
 def usual_in_flight(schedule: Schedule) -> InFlight:
-    """How many transfers may be under way at once if the caller does not say it.
+    """The number of transfers that may be under way at once if the caller does not say it.
 
     Args:
         schedule: all transfers.

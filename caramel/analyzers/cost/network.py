@@ -14,12 +14,17 @@ from caramel.netmodel.line import Line, Sample, fit_line, threshold_bytes
 from caramel.netmodel.ranking import Candidate
 
 _SMALLEST_PLANNED_BYTES = 2**16
-"""Sizes below do not decide about a plan; in this range the line is to be right (our choice)."""
+"""Bytes of the smallest transfer to which the line is fitted: smaller ones do not decide about a plan (our choice)."""
 
 
 @dataclass(frozen=True)
-class _Seconds:
-    """Of one all-reduce beside computation: from its start to its end, and of that until the next one may begin."""
+class _ReductionTimes:
+    """Seconds of one all-reduce beside computation.
+
+    Attributes:
+        time_s: seconds from its start to its end.
+        channel_s: seconds from its start until the next one may begin.
+    """
 
     time_s: float
     channel_s: float
@@ -31,10 +36,10 @@ class _Seconds:
 
 @dataclass(frozen=True)
 class Network:
-    """What a transfer takes with so many workers.
+    """The times of transfers with one number of workers.
 
     Attributes:
-        options: what the caller asked of the collectives; with a network model, or without.
+        options: options of the caller for the collectives, with a network model or without.
         workers: number of workers.
         overlaps: whether a transfer may have the channel before the one in front of it has arrived, where that was
             measured.
@@ -43,8 +48,8 @@ class Network:
     options: CollectiveOptions
     workers: int
     overlaps: bool = True
-    _predicted: dict[float, _Seconds] = field(default_factory=dict, compare=False, repr=False)
-    _taken: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
+    _predicted: dict[float, _ReductionTimes] = field(default_factory=dict, compare=False, repr=False)
+    _processor_s: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_known(self) -> bool:
@@ -65,10 +70,10 @@ class Network:
         """Check that times can be predicted.
 
         Args:
-            who: what needs them, for the error.
+            who: noun for what needs them, for the error.
 
         Raises:
-            InputError: they cannot.
+            InputError: times cannot be predicted.
         """
         if not self.is_known:
             raise InputError(
@@ -101,30 +106,30 @@ class Network:
         """
         return self._seconds(size_bytes).lag_s
 
-    def _seconds(self, size_bytes: float) -> _Seconds:
+    def _seconds(self, size_bytes: float) -> _ReductionTimes:
         if size_bytes not in self._predicted:
             options, network = self.options, self.options.network
             if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
                 # Nothing is left to choose, and choices that are made for so many bytes only come with a prediction.
-                (found,) = self._possible(size_bytes)
-                time_s, channel_s = found.time_s, found.channel_s
+                (candidate,) = self._possible(size_bytes)
+                time_s, channel_s = candidate.time_s, candidate.channel_s
             else:
-                chosen = self._chosen(size_bytes)
-                time_s = chosen.predicted_s or 0.0
-                channel_s = time_s if chosen.occupied_s is None else chosen.occupied_s
-            self._predicted[size_bytes] = _Seconds(time_s, channel_s if self.overlaps else time_s)
+                collective = self._chosen(size_bytes)
+                time_s = collective.predicted_s or 0.0
+                channel_s = time_s if collective.occupied_s is None else collective.occupied_s
+            self._predicted[size_bytes] = _ReductionTimes(time_s, channel_s if self.overlaps else time_s)
         return self._predicted[size_bytes]
 
     def under_way_s(self, sizes_bytes: Sequence[float], most: int | None) -> float:
         """Predicted seconds in which transfers that follow each other are under way.
 
         Args:
-            sizes_bytes: of the transfers on the wire.
-            most: how many may be under way at once; None: no limit.
+            sizes_bytes: bytes on the wire of each transfer.
+            most: number of transfers that may be under way at once; None for no limit.
         """
-        found = [self._seconds(size) for size in sizes_bytes]
-        limited_s = 0.0 if most is None else sum(each.time_s for each in found) / most
-        return max(sum(each.channel_s for each in found) + max((each.lag_s for each in found), default=0.0), limited_s)
+        times = [self._seconds(size) for size in sizes_bytes]
+        limited_s = 0.0 if most is None else sum(time.time_s for time in times) / most
+        return max(sum(time.channel_s for time in times) + max((time.lag_s for time in times), default=0.0), limited_s)
 
     @property
     def has_overlaps(self) -> bool:
@@ -135,13 +140,13 @@ class Network:
     def _chosen(self, size_bytes: float) -> Collective:
         # The bytes are those of the wire, so any element type does that is sent as it is.
         elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
-        return choose_collective(self._unwired, self.workers, "float32", elements)
+        return choose_collective(self._options_without_wire, self.workers, "float32", elements)
 
     def _possible(self, size_bytes: float) -> Sequence[Candidate]:
-        return possible_collectives(self._unwired, self.workers, "float32", size_bytes)
+        return possible_collectives(self._options_without_wire, self.workers, "float32", size_bytes)
 
     def compute_factor(self, compute_s: float, under_way_s: float, taken_s: float) -> float:
-        """How many times as long a step's computation takes beside its transfers, as far as that was measured.
+        """The factor by which a step's computation takes longer beside its transfers, as far as that was measured.
 
         While transfers run, it makes progress at 1 - share of its speed, so with them all along it takes
         1 / (1 - share) times as long; and at most they take share of their own time from it.
@@ -149,7 +154,7 @@ class Network:
         Args:
             compute_s: seconds of computation without transfers, updates included.
             under_way_s: seconds in which transfers are under way.
-            taken_s: seconds that they take, see `processor_s`.
+            taken_s: seconds that transfers take from computation, see `processor_s`.
         """
         if compute_s <= 0 or taken_s <= 0 or not self.takes_processor:
             return 1.0
@@ -161,7 +166,7 @@ class Network:
 
         Args:
             compute_s: seconds of computation without transfers, updates included.
-            size_bytes: of the transfer on the wire.
+            size_bytes: bytes of the transfer on the wire.
         """
         network = self.options.network
         if network is None or compute_s <= 0 or not self.takes_processor:
@@ -175,36 +180,36 @@ class Network:
         )
 
     def processor_s(self, size_bytes: float) -> float:
-        """By how much one transfer makes computation longer that goes on beside it, as far as that was measured."""
+        """Seconds by which one transfer makes the computation beside it longer, as far as that was measured."""
         network = self.options.network
         if network is None or not self.takes_processor:
             return 0.0
-        if size_bytes not in self._taken:
-            chosen = self._chosen(size_bytes)
-            share = network.processor_share(self.workers, chosen.algorithm, chosen.depth, size_bytes)
-            self._taken[size_bytes] = share * self.time_s(size_bytes)
-        return self._taken[size_bytes]
+        if size_bytes not in self._processor_s:
+            collective = self._chosen(size_bytes)
+            share = network.processor_share(self.workers, collective.algorithm, collective.depth, size_bytes)
+            self._processor_s[size_bytes] = share * self.time_s(size_bytes)
+        return self._processor_s[size_bytes]
 
     def processor_start_s(self, total_bytes: float) -> float:
-        """The part of `processor_s` that every transfer has, whatever its size.
+        """The seconds of `processor_s` that every transfer has, whatever its size.
 
         Args:
-            total_bytes: of all gradients.
+            total_bytes: bytes of all gradients.
         """
         small, large = _SMALLEST_PLANNED_BYTES, max(total_bytes, 2 * _SMALLEST_PLANNED_BYTES)
         slope = (self.processor_s(large) - self.processor_s(small)) / (large - small)
         return max(self.processor_s(small) - max(slope, 0.0) * small, 0.0)
 
     @cached_property
-    def _unwired(self) -> CollectiveOptions:
+    def _options_without_wire(self) -> CollectiveOptions:
         options = self.options
         return CollectiveOptions(options.algorithm, options.depth, options.deterministic, None, options.network)
 
     def line(self, total_bytes: float) -> Line:
-        """A line through the times in which transfers between 64 KiB and all bytes of a step have the channel.
+        """A line through the seconds for which transfers between 64 KiB and all bytes of a step have the channel.
 
         Args:
-            total_bytes: of all gradients.
+            total_bytes: bytes of all gradients.
         """
         if self.workers == 1:
             return Line(0.0, 0.0)
@@ -216,7 +221,7 @@ class Network:
         A transfer counts as long as it has the channel.
 
         Args:
-            total_bytes: of all gradients.
+            total_bytes: bytes of all gradients.
         """
         if self.workers == 1:
             return Line(0.0, 0.0)
@@ -236,7 +241,7 @@ class Network:
 
 
 def _sizes(total_bytes: float, smallest: int) -> list[int]:
-    """From the smallest to all bytes of a step, each twice the one before."""
+    """Bytes from the smallest transfer to all bytes of a step, each twice the one before."""
     last = int(max(total_bytes, 2 * _SMALLEST_PLANNED_BYTES))
     sizes = [smallest]
     while sizes[-1] * 2 < last:

@@ -1,4 +1,4 @@
-"""Prediction: what a step will take under a schedule, and what each transfer would cost in its other window."""
+"""Prediction: the seconds of a step under a schedule, and its seconds with each transfer in its other window."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from caramel.analyzers.cost.bounds import lower_bounds
 from caramel.analyzers.cost.in_flight import usual_in_flight
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.cost.simulate import at_least, simulate_on
+from caramel.analyzers.cost.simulate import simulate_on, with_least_contention
 from caramel.errors import PlanError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Schedule, Scheduled, Trace
 from caramel.plan import Prediction, Transfers
 
-_SAME = 1e-12
-"""Sums of the same numbers in another order differ by less than this part."""
+_SUM_TOLERANCE = 1e-12
+"""Relative difference below which two sums count as equal: of the same numbers, added in another order."""
 
-_MOST_SIMULATED = 50_000
-"""Transfers in all schedules that are simulated for the alternatives: some seconds."""
+_MOST_SIMULATED_TRANSFERS = 50_000
+"""Largest number of transfers in all schedules that are simulated for the alternatives: some seconds."""
 
 
 def predict(facts: Mapping[type, Any]) -> Prediction | None:
     """The prediction that facts allow.
 
     Args:
-        facts: of the analyzers; `Boundaries`, `Schedule`, `Trace`, `Network` and `Transfers` are used.
+        facts: facts of the analyzers by type; `Boundaries`, `Schedule`, `Trace`, `Network` and `Transfers` are used.
 
     Returns:
-        None if times were not measured, or the network is not known.
+        The prediction; None if times were not measured, or the network is not known.
     """
     trace: Trace | None = facts.get(Trace)
     network: Network = facts[Network]
@@ -37,35 +37,35 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
         return None
     boundaries: Boundaries = facts[Boundaries]
     schedule: Schedule = facts[Schedule]
-    made: Transfers | None = facts.get(Transfers)
-    asked = None if made is None or made.in_flight == usual_in_flight(schedule) else made.in_flight
-    timeline = simulate_on(network, boundaries, schedule, asked)
+    transfers: Transfers | None = facts.get(Transfers)
+    in_flight = None if transfers is None or transfers.in_flight == usual_in_flight(schedule) else transfers.in_flight
+    timeline = simulate_on(network, boundaries, schedule, in_flight)
     line = network.line_below(sum(g.size_bytes for g in boundaries.gradients))
-    bound_s = lower_bounds(at_least(network, boundaries), line).lb2_s
-    if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SAME):
+    bound_s = lower_bounds(with_least_contention(network, boundaries), line).lb2_s
+    if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SUM_TOLERANCE):
         bound_s = timeline.iteration_s
-    return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network, asked))
+    return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network, in_flight))
 
 
 def _alternatives(
     boundaries: Boundaries, schedule: Schedule, network: Network, in_flight: InFlight | None
 ) -> tuple[float | None, ...]:
-    """For each transfer the step's time with it at the best place of the other window.
+    """Seconds of the step with each transfer at the best place of its other window.
 
     Of many transfers only some places are tried, those nearest to where its boundaries would put it.
     """
     count = len(schedule.transfers)
-    most = max(1, _MOST_SIMULATED // max(count, 1) ** 2)
+    most = max(1, _MOST_SIMULATED_TRANSFERS // max(count, 1) ** 2)
     return tuple(_moved_s(boundaries, schedule, network, in_flight, number, most) for number in range(count))
 
 
 def _moved_s(
     boundaries: Boundaries, schedule: Schedule, network: Network, in_flight: InFlight | None, number: int, most: int
 ) -> float | None:
-    found = schedule.transfers[number]
+    transfer = schedule.transfers[number]
     others = [t for n, t in enumerate(schedule.transfers) if n != number]
-    window = FORWARD if found.window == BACKWARD else BACKWARD
-    moved = replace(found, window=window)
+    window = FORWARD if transfer.window == BACKWARD else BACKWARD
+    moved = replace(transfer, window=window)
     firsts = sum(t.window == FORWARD for t in others)
     places = range(firsts + 1) if window == FORWARD else range(firsts, len(others) + 1)
     usual = places[0] + sum(
@@ -82,6 +82,6 @@ def _moved_s(
 
 
 def _due_s(boundaries: Boundaries, transfer: Scheduled, window: str) -> float:
-    """By what a window is in order: when a transfer is first read, or when it is complete."""
+    """The time by which a window is sorted, in seconds: when a transfer is first read, or when it is complete."""
     gradients = [boundaries.by_name[p.gradient] for p in transfer.pieces]
     return min(g.read_s for g in gradients) if window == FORWARD else max(g.ready_s for g in gradients)

@@ -1,4 +1,4 @@
-"""A step under a schedule, with what its transfers take from the computation."""
+"""A step under a schedule, with the processor time that its transfers take from the computation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def simulate_on(
     Each transfer takes processor time, whatever its size: many small ones more than one large one.
 
     Args:
-        network: as planners see it.
-        boundaries: of all gradients; their times are at least those beside one transfer of everything.
+        network: network as planners see it.
+        boundaries: boundaries of all gradients; their times are at least those beside one transfer of everything.
         schedule: all transfers.
-        in_flight: how many of each window may be under way at once; default: see `usual_in_flight`.
+        in_flight: number of transfers of each window that may be under way at once; default: see `usual_in_flight`.
 
     Raises:
         InputError: see `caramel.simulator.simulate`.
@@ -34,7 +34,7 @@ def simulate_on(
 
 
 def _factor(network: Network, boundaries: Boundaries, schedule: Schedule, limits: InFlight) -> float:
-    """How many times as long computation takes beside these transfers."""
+    """The factor by which computation takes longer beside these transfers."""
     under_way_s = taken_s = 0.0
     for window in (FORWARD, BACKWARD):
         sizes = [wire_bytes(boundaries, t) for t in schedule.transfers if t.window == window]
@@ -43,12 +43,12 @@ def _factor(network: Network, boundaries: Boundaries, schedule: Schedule, limits
     return network.compute_factor(_alone_s(boundaries), under_way_s, taken_s)
 
 
-def at_least(network: Network, boundaries: Boundaries) -> Boundaries:
+def with_least_contention(network: Network, boundaries: Boundaries) -> Boundaries:
     """The boundaries with computation as long as beside those transfers that take least from it, for bounds.
 
     Args:
-        network: as planners see it.
-        boundaries: of all gradients.
+        network: network as planners see it.
+        boundaries: boundaries of all gradients.
     """
     total_bytes = sum(g.size_bytes for g in boundaries.gradients)
     factor = network.least_compute_factor(_alone_s(boundaries), total_bytes)

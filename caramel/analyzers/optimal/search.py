@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caramel.analyzers.analyzer import Analyzer
-from caramel.analyzers.cost.bounds import checked
+from caramel.analyzers.cost.bounds import checked_boundaries
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.forward_fill import MOST_RANGES, MOST_SPLITS, ForwardFill, fill_forward_window
 from caramel.analyzers.optimal.problem import TIE_TOLERANCE, OrderedProblem, PackingProblem, least_exposed_in_both
@@ -75,7 +75,7 @@ def pack(boundaries: Boundaries, line: Line, *, forward: bool = True, split: boo
     Source:
         Own; the problem is that of Caramel, section 4.3.
     """
-    problem = PackingProblem.of(checked(boundaries, line), line)
+    problem = PackingProblem.of(checked_boundaries(boundaries, line), line)
     nothing_s = np.zeros(len(problem.together))
     backward_only_s = problem.least_backward_only_s()
     if not (forward and any(problem.free)):

@@ -55,7 +55,7 @@ def test_the_best_of_all_places(boundaries):
 def test_of_many_transfers_one_of_the_places(boundaries):
     schedule = planned(boundaries)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prediction, "_MOST_SIMULATED", 1)
+        patch.setattr(prediction, "_MOST_SIMULATED_TRANSFERS", 1)
         found = prediction._alternatives(boundaries, schedule, NETWORK, None)
     for number, time_s in enumerate(found):
         times = everywhere(boundaries, schedule, number)
@@ -64,7 +64,7 @@ def test_of_many_transfers_one_of_the_places(boundaries):
 
 def test_the_place_that_is_tried_first_is_where_it_belongs(monkeypatch):
     """Four gradients by themselves: in the forward window each goes before what is read later."""
-    monkeypatch.setattr(prediction, "_MOST_SIMULATED", 1)
+    monkeypatch.setattr(prediction, "_MOST_SIMULATED_TRANSFERS", 1)
     model = boundaries(*(gradient(f"w{n}", 20 + n, 18 - 3 * n) for n in range(4)), compute_s=24)
     windows = {"w1": FORWARD, "w3": FORWARD}
     order = ("w3", "w1", "w0", "w2")

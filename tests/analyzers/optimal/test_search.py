@@ -22,7 +22,7 @@ from packing_oracles import (
 )
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.cost.bounds import checked, lower_bounds
+from caramel.analyzers.cost.bounds import checked_boundaries, lower_bounds
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.forward_fill import fill_forward_window
 from caramel.analyzers.optimal.problem import TIE_TOLERANCE
@@ -190,7 +190,7 @@ def test_promises(step, forward, split):
     boundaries, line = step
     found = pack(boundaries, line, forward=forward, split=split)
     rounding = 1e-9 * (boundaries.compute_s + sum(line.time_s(g.size_bytes) for g in boundaries.gradients))
-    waits, stalled = waits_of_packing(found, checked(boundaries, line), line)
+    waits, stalled = waits_of_packing(found, checked_boundaries(boundaries, line), line)
     assert waits == pytest.approx(found.exposed_s, abs=rounding) and stalled <= rounding
     assert found.iteration_s == pytest.approx(boundaries.compute_s + boundaries.updates_s + waits, abs=rounding)
     assert found.iteration_s >= lower_bounds(boundaries, line).lb2_s - rounding
