@@ -8,7 +8,7 @@ from typing import Any
 
 import networkx as nx
 
-from caramel.analyzers.fact_checks import wrong_with
+from caramel.analyzers.fact_checks import fact_error
 from caramel.errors import AnalysisError, CaramelError, InputError, listed
 
 
@@ -17,10 +17,10 @@ class Analyzer:
     """Something that makes one fact from others. A policy is an analyzer.
 
     Attributes:
-        name: for people.
-        requires: the types of the facts that it needs; ``run`` gets them in this order.
-        provides: the type of the fact that it makes.
-        run: makes it. A pure function, measurements apart.
+        name: name of the analyzer, for people.
+        requires: types of the facts that it needs; ``run`` gets them in this order.
+        provides: type of the fact that it makes.
+        run: function from the required facts to the new fact; a pure one, measurements apart.
 
     Examples:
         >>> import caramel
@@ -48,7 +48,7 @@ def ordered(
     """The order in which analyzers run: each after those whose facts it needs; ties keep the order of the list.
 
     Args:
-        analyzers: the list.
+        analyzers: the analyzers.
         given: types of facts that are there already.
         wanted: types of facts that must be there at the end.
 
@@ -63,30 +63,33 @@ def ordered(
     providers: dict[type, Analyzer] = {}
     for analyzer in analyzers:
         if analyzer.provides in given:
-            raise InputError(f"{_fact(analyzer.provides)} is given, but analyzer {analyzer.name!r} provides it, too")
+            raise InputError(
+                f"{_fact_name(analyzer.provides)} is given, but analyzer {analyzer.name!r} provides it, too"
+            )
         if analyzer.provides in providers:
             other = providers[analyzer.provides]
             raise InputError(
-                f"analyzers {other.name!r} and {analyzer.name!r} both provide {_fact(analyzer.provides)}: leave one out"
+                f"analyzers {other.name!r} and {analyzer.name!r} both provide {_fact_name(analyzer.provides)}: "
+                "leave one out"
             )
         providers[analyzer.provides] = analyzer
-    there = {*given, *providers}
-    for what, needs in [*((f"analyzer {a.name!r}", a.requires) for a in analyzers), ("the plan", tuple(wanted))]:
+    available = {*given, *providers}
+    for consumer, needs in [*((f"analyzer {a.name!r}", a.requires) for a in analyzers), ("the plan", tuple(wanted))]:
         for fact in needs:
-            if fact not in there:
+            if fact not in available:
                 raise InputError(
-                    f"{what} needs {_fact(fact)}, which no analyzer of the list provides: add one that does "
+                    f"{consumer} needs {_fact_name(fact)}, which no analyzer of the list provides: add one that does "
                     f"(the list has {listed([a.name for a in analyzers], 12) or 'none'})"
                 )
-    needs = nx.DiGraph()
-    needs.add_nodes_from(range(len(analyzers)))
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(analyzers)))
     number = {analyzer.provides: n for n, analyzer in enumerate(analyzers)}
-    needs.add_edges_from((number[fact], n) for n, a in enumerate(analyzers) for fact in a.requires if fact in number)
+    graph.add_edges_from((number[fact], n) for n, a in enumerate(analyzers) for fact in a.requires if fact in number)
     try:
-        return tuple(analyzers[n] for n in nx.lexicographical_topological_sort(needs))
+        return tuple(analyzers[n] for n in nx.lexicographical_topological_sort(graph))
     except nx.NetworkXUnfeasible:
-        circle = [analyzers[n] for n, _ in nx.find_cycle(needs.reverse())]
-    text = " needs ".join(f"{a.name!r} ({_fact(a.provides)})" for a in [*circle, circle[0]])
+        circle = [analyzers[n] for n, _ in nx.find_cycle(graph.reverse())]
+    text = " needs ".join(f"{a.name!r} ({_fact_name(a.provides)})" for a in [*circle, circle[0]])
     raise InputError(f"analyzers need each other's facts in a circle: {text}")
 
 
@@ -94,7 +97,7 @@ def _check(analyzers: Sequence[Analyzer]) -> None:
     for analyzer in analyzers:
         if not isinstance(analyzer, Analyzer):
             raise InputError(f"analyzers= takes caramel.Analyzer objects, got {analyzer!r}")
-        if not isinstance(analyzer.provides, type) or not all(isinstance(each, type) for each in analyzer.requires):
+        if not isinstance(analyzer.provides, type) or not all(isinstance(fact, type) for fact in analyzer.requires):
             raise InputError(
                 f"analyzer {analyzer.name!r} must name the facts that it requires and provides by their types"
             )
@@ -104,7 +107,7 @@ def analyse(analyzers: Sequence[Analyzer], given: Sequence[Any], wanted: Sequenc
     """Run analyzers, each once.
 
     Args:
-        analyzers: the list, in any order.
+        analyzers: the analyzers, in any order.
         given: facts that are there already.
         wanted: types of facts that must be there at the end.
 
@@ -119,7 +122,7 @@ def analyse(analyzers: Sequence[Analyzer], given: Sequence[Any], wanted: Sequenc
     facts: dict[type, Any] = {type(fact): fact for fact in given}
     for analyzer in ordered(analyzers, list(facts), wanted):
         try:
-            fact = analyzer.run(*(facts[each] for each in analyzer.requires))
+            fact = analyzer.run(*(facts[required] for required in analyzer.requires))
         except CaramelError:
             raise
         except Exception as error:
@@ -128,16 +131,17 @@ def analyse(analyzers: Sequence[Analyzer], given: Sequence[Any], wanted: Sequenc
             ) from error
         if not isinstance(fact, analyzer.provides):
             raise AnalysisError(
-                f"analyzer {analyzer.name!r} says that it provides {_fact(analyzer.provides)}, "
+                f"analyzer {analyzer.name!r} says that it provides {_fact_name(analyzer.provides)}, "
                 f"but returned {type(fact).__name__}"
             )
-        if wrong := wrong_with(fact, facts):
+        if error_text := fact_error(fact, facts):
             raise AnalysisError(
-                f"what analyzer {analyzer.name!r} provided is no {_fact(analyzer.provides)} of this program: {wrong}"
+                f"what analyzer {analyzer.name!r} provided is no {_fact_name(analyzer.provides)} of this program: "
+                f"{error_text}"
             )
         facts[analyzer.provides] = fact
     return facts
 
 
-def _fact(fact: type) -> str:
+def _fact_name(fact: type) -> str:
     return fact.__name__

@@ -18,20 +18,20 @@ from caramel.facts import ControlEdges, Trace
 from caramel.plan import Transfers
 
 WANTED = (Transfers, ControlEdges)
-"""The facts from which a plan is made."""
+"""Types of the facts from which a plan is made."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How orders, buckets and windows are decided where a trace and a network model are there.
+    """The analyzers that decide orders, buckets and windows where a trace and a network model are there.
 
     Attributes:
-        name: what options and the command call it.
-        summary: what it does, for the command's help.
-        buckets: makes the analyzer of the buckets of one window.
-        windows: makes the analyzer that puts given buckets into both windows.
-        order: makes the analyzer of the order, by whether both windows will be used; None for the greedy order.
-        packing: makes the analyzer that decides about buckets and windows at once; None for one after the other.
+        name: name of the policy in options and the command.
+        summary: description of the policy for the command's help.
+        buckets: factory of the analyzer of the buckets of one window.
+        windows: factory of the analyzer that puts given buckets into both windows.
+        order: factory of the analyzer of the order, from whether both windows will be used; None for the greedy order.
+        packing: factory of the analyzer that decides buckets and windows at once; None for one after the other.
     """
 
     name: str
@@ -55,12 +55,12 @@ def choose_analyzers(
     """The analyzers of a policy; `caramel.analyzers.automatic_analyzers` takes it by its name.
 
     Args:
-        policy: how to decide.
-        network: what is known of the network.
-        trace: measured times, if there are any.
-        serialize: enforce one order of computation.
-        batching: send small gradients together.
-        scheduling: use the forward window, too.
+        policy: policy that decides.
+        network: network as planners see it.
+        trace: measured times; None without any.
+        serialize: whether one order of computation is enforced.
+        batching: whether small gradients travel together.
+        scheduling: whether the forward window is used, too.
         postponed: names of gradients to postpone by hand, instead of scheduling.
 
     Returns:
@@ -69,7 +69,7 @@ def choose_analyzers(
     notes = []
     can_time = trace is not None and network.is_known and network.workers > 1
     missing = " and ".join(
-        name for name, there in (("trace=", trace is not None), ("network=", network.is_known)) if not there
+        name for name, is_given in (("trace=", trace is not None), ("network=", network.is_known)) if not is_given
     )
     if serialize and trace is None:
         notes.append("serialization: without trace= nothing is known about which order is good, so none is enforced")

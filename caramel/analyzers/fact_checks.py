@@ -1,4 +1,4 @@
-"""Whether what an analyzer found is about this program's gradients: said where it was found, not where it is used."""
+"""Checks that a new fact is about this program's gradients: errors name the analyzer that made it, not its readers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from caramel.facts import Boundaries, Buckets, ControlEdges, Schedule, UpdateOrd
 from caramel.model import Model
 
 
-def wrong_with(fact: Any, facts: Mapping[type, Any]) -> str:
-    """What is wrong with a fact; "" if nothing.
+def fact_error(fact: Any, facts: Mapping[type, Any]) -> str:
+    """The error of a fact as text; "" if there is none.
 
     Args:
-        fact: what an analyzer made.
-        facts: those that are there already; without a `Model` or `Boundaries` there is nothing to compare with.
+        fact: fact that an analyzer made.
+        facts: facts that are there already, by type; without a `Model` or `Boundaries` nothing is compared.
     """
     check = _CHECKS.get(type(fact))
     return "" if check is None else check(fact, facts)
@@ -59,17 +59,19 @@ _CHECKS: Mapping[type, Callable[[Any, Mapping[type, Any]], str]] = {
 
 
 def _each_once(names: Sequence[str], facts: Mapping[type, Any]) -> str:
-    found = facts.get(Model) or facts.get(Boundaries)
-    if found is None:
+    owner = facts.get(Model) or facts.get(Boundaries)
+    if owner is None:
         return ""
-    wanted = {g.name for g in found.gradients}
+    wanted = {g.name for g in owner.gradients}
     counts = Counter(names)
-    wrong = {
+    errors = {
         "has other names than the program's gradients,": [name for name in counts if name not in wanted],
         "has twice": [name for name, count in counts.items() if count > 1 and name in wanted],
         "leaves out": sorted(wanted - set(counts)),
     }
-    return "; ".join(f"it {what} {listed(list(map(repr, which)), 4)}" for what, which in wrong.items() if which)
+    return "; ".join(
+        f"it {error_text} {listed(list(map(repr, affected)), 4)}" for error_text, affected in errors.items() if affected
+    )
 
 
 def _ops(names: Iterable[str], facts: Mapping[type, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Whether a plan holds for a Model: what any plan must keep, whoever made or edited it."""
+"""Checks that a plan holds for a Model: the invariants of any plan, whoever made or edited it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.postponement import is_shared, postponement
-from caramel.analyzers.step.sparse_slices import adds_slices
+from caramel.analyzers.step.sparse_slices import distinct_rows_node
 from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
 from caramel.collectives.dtypes import NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.errors import InputError, PlanError, listed
@@ -51,11 +51,11 @@ def check_plan(plan: Plan, model: Model) -> None:
         _check_transfer(f"transfer {number}", transfer, model, by_name, plan)
     conditions = conditions_of(model)
     for number, transfer in enumerate(plan.transfers):
-        found = list(dict.fromkeys(conditions[name] or "always" for name in transfer.gradients))
-        if len(found) > 1:
+        distinct = list(dict.fromkeys(conditions[name] or "always" for name in transfer.gradients))
+        if len(distinct) > 1:
             raise PlanError(
                 f"transfer {number} sends gradients together that are there under different conditions "
-                f"({listed(found, 3)}): those that are not would keep back the others"
+                f"({listed(distinct, 3)}): those that are not would keep back the others"
             )
     for name, gradient in by_name.items():
         _check_pieces(gradient, [piece for piece, _ in plan.pieces.get(name, ())])
@@ -70,11 +70,11 @@ def check_plan(plan: Plan, model: Model) -> None:
         if most is not None and most < 1:
             raise PlanError(f"{most} transfers may be under way at once: it must be at least 1, or none said")
     try:
-        later = postponement(model, plan.postponed)
+        closure = postponement(model, plan.postponed)
     except InputError as error:
         raise PlanError(str(error)) from error
     if plan.edges:
-        _check_edges(plan.edges, model, set(later.moved))
+        _check_edges(plan.edges, model, set(closure.moved))
 
 
 def _check_reduction(plan: Plan, model: Model) -> None:
@@ -117,7 +117,7 @@ def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mappin
             raise PlanError(f"{what} is of {transfer.dtype}, but {piece.gradient!r} is of {gradient.dtype}")
         if gradient.is_sparse and (len(transfer.pieces) > 1 or transfer.window == FORWARD):
             raise PlanError(f"{what} has the sparse gradient {piece.gradient!r}: it travels alone, and at once")
-        if transfer.adds_slices and adds_slices(model, gradient) is None:
+        if transfer.adds_slices and distinct_rows_node(model, gradient) is None:
             raise PlanError(
                 f"{what} adds up slices of {piece.gradient!r}, which the program does not do, or not only: leave that "
                 "out"

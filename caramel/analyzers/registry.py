@@ -32,7 +32,7 @@ POLICIES: Mapping[str, Policy] = {
         Policy("paper", "by Caramel's own rules", paper_batching, paper_packing),
     )
 }
-"""What ``policy=`` and ``--policy`` take; the first is the default."""
+"""The policies by the names that ``policy=`` and ``--policy`` take; the first is the default."""
 
 _ANALYZERS: tuple[Callable[[], Analyzer], ...] = (
     dependencies,
@@ -57,7 +57,7 @@ _ANALYZERS: tuple[Callable[[], Analyzer], ...] = (
     best_packing,
     adaptive_depth,
 )
-"""What ``--analyzers`` takes."""
+"""Factories of the analyzers whose names ``--analyzers`` takes."""
 
 
 def automatic_analyzers(
@@ -73,11 +73,11 @@ def automatic_analyzers(
     """The analyzers that ARModel takes if none are given.
 
     Args:
-        network: what is known of the network.
-        trace: measured times, if there are any.
-        serialize: enforce one order of computation.
-        batching: send small gradients together.
-        scheduling: use the forward window, too.
+        network: network as planners see it.
+        trace: measured times; None without any.
+        serialize: whether one order of computation is enforced.
+        batching: whether small gradients travel together.
+        scheduling: whether the forward window is used, too.
         policy: ``"optimal"``, or ``"paper"`` for the rules of Caramel, sections 4.1 to 4.3.
         postponed: names of gradients to postpone by hand, instead of scheduling.
 
@@ -104,10 +104,10 @@ def known(trace: Trace | None = None) -> Mapping[str, Analyzer]:
     """The library's analyzers with their own settings, by name.
 
     Args:
-        trace: what the analyzer ``"trace"`` provides; without one there is no such analyzer.
+        trace: trace that the analyzer ``"trace"`` provides; without one there is no such analyzer.
     """
-    made = [factory() for factory in _ANALYZERS] + ([] if trace is None else [given_trace(trace)])
-    return {analyzer.name: analyzer for analyzer in made}
+    analyzers = [factory() for factory in _ANALYZERS] + ([] if trace is None else [given_trace(trace)])
+    return {analyzer.name: analyzer for analyzer in analyzers}
 
 
 def listed_analyzers(text: str, trace: Trace | None = None) -> list[Analyzer]:
@@ -116,7 +116,7 @@ def listed_analyzers(text: str, trace: Trace | None = None) -> list[Analyzer]:
     Args:
         text: names as plans print them; or FILE.py:NAME, an Analyzer, or a function without arguments that
             makes one, of a Python file.
-        trace: what the analyzer ``"trace"`` provides.
+        trace: trace that the analyzer ``"trace"`` provides.
 
     Raises:
         InputError: no such analyzer.
@@ -126,7 +126,7 @@ def listed_analyzers(text: str, trace: Trace | None = None) -> list[Analyzer]:
         raise InputError("the list of analyzers is empty")
     by_name = known(trace)
     modules: dict[Path, ModuleType] = {}  # each file once, or the facts of two of its analyzers are not the same
-    return [_own(name, modules) if _is_file(name) else _known(name, by_name) for name in names]
+    return [_own_analyzer(name, modules) if _is_file(name) else _known(name, by_name) for name in names]
 
 
 def _known(name: str, by_name: Mapping[str, Analyzer]) -> Analyzer:
@@ -141,15 +141,15 @@ def _is_file(name: str) -> bool:
     return name.rpartition(":")[0].endswith(".py")
 
 
-def _own(spec: str, modules: dict[Path, ModuleType]) -> Analyzer:
+def _own_analyzer(spec: str, modules: dict[Path, ModuleType]) -> Analyzer:
     """An analyzer of a Python file."""
     file, _, name = spec.rpartition(":")
     path = Path(file)
     if not path.is_file():
         raise InputError(f"there is no Python file {file!r} with an analyzer")
     try:
-        made = getattr(_module(path.resolve(), modules), name)
-        analyzer = made if isinstance(made, Analyzer) else made()
+        named = getattr(_module(path.resolve(), modules), name)
+        analyzer = named if isinstance(named, Analyzer) else named()
     except Exception as error:  # whatever the user's file raises
         raise InputError(
             f"the analyzer {spec!r} cannot be made: {type(error).__name__}: {in_one_line(error)}"
@@ -162,10 +162,10 @@ def _own(spec: str, modules: dict[Path, ModuleType]) -> Analyzer:
 def _module(path: Path, modules: dict[Path, ModuleType]) -> ModuleType:
     """The module of a file that ends in .py."""
     if path not in modules:
-        found = importlib.util.spec_from_file_location(f"caramel_own_{path.stem}", path)
-        assert found is not None and found.loader is not None  # the name's end says which
-        made = importlib.util.module_from_spec(found)
-        sys.modules[found.name] = made  # dataclasses look their module up
-        found.loader.exec_module(made)
-        modules[path] = made
+        spec = importlib.util.spec_from_file_location(f"caramel_own_{path.stem}", path)
+        assert spec is not None and spec.loader is not None  # the name's end says which
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        modules[path] = module
     return modules[path]

@@ -13,7 +13,7 @@ from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.prediction import predict
 from caramel.analyzers.plan_checks import check_applies, check_plan
 from caramel.analyzers.registry import automatic_analyzers
-from caramel.analyzers.step.sparse_slices import with_sums
+from caramel.analyzers.step.sparse_slices import with_added_slices
 from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import InputError, PlanError, listed
@@ -150,7 +150,7 @@ def make_plan(
         deterministic=network.options.deterministic,
         statistics=statistics,
         network=None if network.options.network is None else network.options.network.description,
-        transfers=with_sums(model, transfers.transfers, trace, network.options.deterministic),
+        transfers=with_added_slices(model, transfers.transfers, trace, network.options.deterministic),
         variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
         notes=tuple(everything),
         sharding=None if pipeline is None else pipeline.sharding.value,

@@ -10,7 +10,7 @@ from test_sparse_exact import SPECS, examples, keras_with, loss_of, scattered, t
 from variants import each_once
 
 import caramel
-from caramel.analyzers.step.sparse_slices import adds_slices
+from caramel.analyzers.step.sparse_slices import distinct_rows_node
 from caramel.errors import PlanError
 
 v1 = tf.compat.v1
@@ -123,9 +123,9 @@ def test_slices_stay_as_they_are_where_they_are_an_output():
     make = PROGRAMS["by hand"]
     context = caramel.capture(fresh(make).step, SPECS)
     (gradient,) = context.model.gradients
-    assert adds_slices(context.model, gradient)
-    for tensor in (gradient.tensor, gradient.indices, f"{adds_slices(context.model, gradient)}:1"):
-        assert adds_slices(replace(context.model, outputs=(("seen", tensor),)), gradient) is None
+    assert distinct_rows_node(context.model, gradient)
+    for tensor in (gradient.tensor, gradient.indices, f"{distinct_rows_node(context.model, gradient)}:1"):
+        assert distinct_rows_node(replace(context.model, outputs=(("seen", tensor),)), gradient) is None
 
 
 def test_nothing_is_added_up_where_no_row_is_there_twice():

@@ -13,7 +13,7 @@ from exact_common import LOCAL, SERIAL, Case, assert_bits, assert_equivalent, as
 from variants import each_once, in_soak
 
 import caramel
-from caramel.analyzers.step.postponement import can_be_postponed
+from caramel.analyzers.step.postponement import reason_against_postponing
 from caramel.errors import CheckpointError, InputError, StepError
 
 STEPS = 6
@@ -305,7 +305,7 @@ def test_reasons():
             return step(x, rows, effect)
 
         model = caramel.capture(tf.function(program), specs, loss="loss").model
-        return can_be_postponed(model, ["w"]), can_be_postponed(model, ["table"])
+        return reason_against_postponing(model, ["w"]), reason_against_postponing(model, ["table"])
 
     def plain(loss, dw):
         w.assign_sub(0.1 * dw)
@@ -461,7 +461,7 @@ def test_what_waits_for_what(build, reason):
             w = tf.compat.v1.get_variable("w", initializer=tf.ones([3]), use_resource=True)
             loss, step = build(x, w)
         context = caramel.capture(graph, train_op=step, loss=loss)
-        said = can_be_postponed(context.model, ["w"])
+        said = reason_against_postponing(context.model, ["w"])
         assert reason in said if reason else said is None
         armodel = caramel.ARModel(context, 2, postponed=() if reason else postponed, deterministic=True)
         data = np.random.default_rng(0).normal(size=(STEPS, 4, 3)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Transfer boundaries: when each gradient is ready, and when its parameter is first read, in an order."""
+"""Transfer boundaries: the times when each gradient is ready and when its parameter is first read, in an order."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ def find_boundaries(
 
     Args:
         model: the single-device step.
-        found: its dependencies.
-        trace: measured times.
-        order: in which gradients are computed.
-        enforced: how that is enforced.
-        network: for the element type on the wire, and what transfers take from the computation.
+        found: dependencies of the step.
+        trace: measured times of the step.
+        order: order in which gradients are computed.
+        enforced: control edges that enforce the order.
+        network: network with the element type on the wire and the processor time that transfers take.
 
     Source:
         Caramel, sections 3.3.1 and 4.1.
     """
     updating = {node for nodes in found.updates.values() for node in nodes}
     in_stages = [op for stage in order.stages for op in stage]
-    rest = set(found.ops) - set(in_stages) - updating
+    remaining_ops = set(found.ops) - set(in_stages) - updating
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
     alone_s = _step_s(trace, enforced)
     sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
     # Times that were not measured are good for an order only; nothing has to be known of transfers for that.
-    factor = _beside_everything(network, alone_s, sum(sent_bytes.values())) if trace.runs > 0 else 1.0
+    factor = _computation_factor(network, alone_s, sum(sent_bytes.values())) if trace.runs > 0 else 1.0
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
-    for op in [*in_stages, *(op for op in found.ops if op in rest)]:
+    for op in [*in_stages, *(op for op in found.ops if op in remaining_ops)]:
         starts[op] = now_s
         now_s += scale * trace.op_s.get(op, 0.0)
         ends[op] = now_s
     compute_s = now_s
     by_name = {g.name: g for g in model.gradients}
-    made = []
+    gradient_boundaries = []
     for name in order.gradients:
         gradient = by_name[name]
-        reads = [_used_s(model.graph, user, starts, compute_s) for user in found.reads[name]]
+        reads = [_first_use_s(model.graph, user, starts, compute_s) for user in found.reads[name]]
         blocks = found.levels[name] > 0 or any(level > 0 for level in found.levels.values())
-        made.append(
+        gradient_boundaries.append(
             Boundary(
                 name=name,
                 dtype=gradient.dtype,
@@ -77,25 +77,25 @@ def find_boundaries(
             )
         )
     beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
-    return Boundaries(tuple(made), compute_s, f"{order.reason}; {trace.description}{beside}", factor)
+    return Boundaries(tuple(gradient_boundaries), compute_s, f"{order.reason}; {trace.description}{beside}", factor)
 
 
-def _beside_everything(network: Network, alone_s: float, total_bytes: float) -> float:
-    """How many times as long computation takes beside one transfer of everything."""
+def _computation_factor(network: Network, alone_s: float, total_bytes: float) -> float:
+    """The factor by which computation takes longer beside one transfer of everything."""
     if not network.takes_processor:
         return 1.0
     return network.compute_factor(alone_s, network.time_s(total_bytes), network.processor_s(total_bytes))
 
 
 def _step_s(trace: Trace, enforced: ControlEdges) -> float:
-    """What a step takes: as measured, and longer by what the order has cost where that was measured."""
+    """Seconds of a step: as measured, and longer by the cost of the order where that was measured."""
     measured = trace.ordered_step_s
     free_s = measured.get("none", 0.0)
     return trace.step_s * (measured.get(enforced.kind, free_s) / free_s if free_s > 0 else 1.0)
 
 
-def _used_s(graph: Graph, user: str, starts: dict[str, float], compute_s: float) -> float:
-    """When something that reads a variable is needed; the end of the step where only updates need it."""
+def _first_use_s(graph: Graph, user: str, starts: dict[str, float], compute_s: float) -> float:
+    """Seconds until an op that reads a variable is needed; the end of the step where only updates need it."""
     if user not in starts:
         return compute_s
     waiting: Sequence[str] = [user]
@@ -105,7 +105,7 @@ def _used_s(graph: Graph, user: str, starts: dict[str, float], compute_s: float)
 
 
 def _sent_bytes(model: Model, gradient: Gradient, trace: Trace, network: Network) -> float:
-    """Bytes of an all-reduce that sends as much."""
+    """Bytes of the all-reduce that sends as much as the transfer of a gradient."""
     wire = network.options.wire_for(gradient.dtype)
     if gradient.indices is None:
         return gradient.size * ITEM_BYTES[wire or gradient.dtype]

@@ -1,4 +1,4 @@
-"""Dependencies: which ops each gradient needs, and what uses what its update writes."""
+"""Dependencies: the ops that each gradient needs, and the users of the variables that its update writes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def find_dependencies(model: Model) -> Dependencies:
         gradients=tuple(g.name for g in model.gradients),
         needs=needs,
         producers={g.name: _producers(g) for g in model.gradients},
-        reads={name: _users(postponements, found) for name, (found, _) in closures.items()},
+        reads={name: _users(postponements, closure) for name, (closure, _) in closures.items()},
         updates=_updates(postponements),
         levels=_levels(model, postponements, masks),
         postponable={name: reason for name, (_, reason) in closures.items()},
@@ -52,7 +52,7 @@ def find_dependencies(model: Model) -> Dependencies:
 
 
 def conditions_of(model: Model) -> Mapping[str, str]:
-    """For each gradient under which condition a step makes it; "" where it always does.
+    """The condition under which a step makes each gradient; "" where it always does.
 
     Args:
         model: the single-device step.
@@ -67,7 +67,7 @@ def _producers(gradient: Gradient) -> tuple[str, ...]:
 
 
 def _needed_by(model: Model, ops: Sequence[str]) -> Mapping[str, int]:
-    """For each op the gradients that need it, as bits."""
+    """The gradients that need each op, as the bits of an integer."""
     masks = dict.fromkeys(ops, 0)
     for number, gradient in enumerate(model.gradients):
         for producer in _producers(gradient):
@@ -88,7 +88,7 @@ def _needed_by(model: Model, ops: Sequence[str]) -> Mapping[str, int]:
 
 
 def _bits(masks: Sequence[int], count: int) -> np.ndarray:
-    """(count, masks) whether each of so many bits is set in each mask."""
+    """Whether each of so many bits is set in each mask, shape [count, masks]."""
     width = -(-count // 8)
     data = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
     bits = np.unpackbits(data.reshape(len(masks), width), axis=1, count=count, bitorder="little")
@@ -102,23 +102,23 @@ def _closure(postponements: Postponements, gradient: Gradient) -> tuple[Postpone
         return None, str(error)
 
 
-def _users(postponements: Postponements, found: Postponement | None) -> tuple[str, ...]:
-    """What stays in a step and has to wait for a postponed update: whatever uses a variable that it writes."""
-    if found is None:
+def _users(postponements: Postponements, closure: Postponement | None) -> tuple[str, ...]:
+    """The ops of a step that have to wait for a postponed update: all that use a variable that it writes."""
+    if closure is None:
         return ()
-    moved = set(found.moved)
-    handles = dict.fromkeys([*found.written, *found.read])
+    moved = set(closure.moved)
+    handles = dict.fromkeys([*closure.written, *closure.read])
     users = (
         user
         for handle in handles
         for user in postponements.touched.get(handle, ())
-        if user not in moved and (handle in found.written or user in postponements.writes.get(handle, ()))
+        if user not in moved and (handle in closure.written or user in postponements.writes.get(handle, ()))
     )
     return tuple(dict.fromkeys(users))
 
 
 def _updates(postponements: Postponements) -> Mapping[str, tuple[str, ...]]:
-    """What follows from one gradient only."""
+    """The ops that follow from one gradient only, by its name."""
     following = {g.name: postponements.following(g) for g in postponements.model.gradients}
     counts: dict[str, int] = {}
     for nodes in following.values():
@@ -131,7 +131,7 @@ def _updates(postponements: Postponements) -> Mapping[str, tuple[str, ...]]:
 
 
 def _levels(model: Model, postponements: Postponements, masks: Mapping[str, int]) -> Mapping[str, int]:
-    """How many all-reduces there are in a row before each gradient."""
+    """The number of all-reduces in a row before each gradient."""
     before: dict[str, set[str]] = {g.name: set() for g in model.gradients}
     names = [g.name for g in model.gradients]
     for gradient in model.gradients:

@@ -1,4 +1,4 @@
-"""What stands in for a trace where there is none."""
+"""Times of ops: a trace that was given, or equal times where there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def given_trace(trace: Trace) -> Analyzer:
     """A trace that was measured before.
 
     Args:
-        trace: as `caramel.trace` made it; it has been checked to be of the Model.
+        trace: trace that `caramel.trace` made; it has been checked to be of the Model.
     """
     return Analyzer("trace", (), Trace, lambda: trace)
 

@@ -1,4 +1,4 @@
-"""Postponement: what has to move into the next step together with the update of a gradient.
+"""Postponement: the nodes that have to move into the next step together with the update of a gradient.
 
 An update that is postponed is still that of its own step. Whatever follows from the aggregated gradient
 moves with it: the writes, and all that the program does after them. What these nodes need of their own
@@ -22,17 +22,17 @@ _CONTROL_FLOW = frozenset({"Switch", "Merge"})
 
 @dataclass(frozen=True)
 class Postponement:
-    """What moves, by names of the Model's graph.
+    """The nodes that move, by names of the Model's graph.
 
     Attributes:
         gradients: names of the postponed gradients.
-        moved: the nodes that run in the next step, in the order of the graph.
+        moved: nodes that run in the next step, in the order of the graph.
         repeated: nodes that the moved ones need and that give the same in the next step; producers first.
         kept: tensors that the moved nodes need of their own step, besides the gradients.
         remaining: nodes that the moved ones wait for, and that the step still has to run.
         released: nodes that pass on the loss or an output, and no longer wait for what moves.
-        written: for each variable (its handle's node) that moved nodes write, these.
-        read: for each variable that moved or repeated nodes only read, these.
+        written: moved nodes that write a variable, by the node of its handle.
+        read: moved or repeated nodes that only read a variable, by the node of its handle.
     """
 
     gradients: tuple[str, ...]
@@ -46,14 +46,14 @@ class Postponement:
 
 
 def postponement(model: Model, names: Sequence[str]) -> Postponement:
-    """Find what moves with some gradients.
+    """Find the nodes that move with some gradients.
 
     Args:
         model: the single-device step.
-        names: of the gradients.
+        names: names of the gradients.
 
     Returns:
-        What moves.
+        The nodes that move.
 
     Raises:
         InputError: there is no such gradient, or it cannot be postponed and stay exact; with the reason.
@@ -66,8 +66,8 @@ def postponement(model: Model, names: Sequence[str]) -> Postponement:
     return Postponements(model).of(names)
 
 
-def can_be_postponed(model: Model, names: Sequence[str]) -> str | None:
-    """Why some gradients cannot be postponed together; None if they can."""
+def reason_against_postponing(model: Model, names: Sequence[str]) -> str | None:
+    """The reason why some gradients cannot be postponed together; None if they can."""
     try:
         postponement(model, names)
     except InputError as error:
@@ -76,7 +76,7 @@ def can_be_postponed(model: Model, names: Sequence[str]) -> str | None:
 
 
 class Postponements:
-    """What moves with any gradients of a Model; what does not depend on which is found out once."""
+    """Finds the nodes that move with any gradients of a Model; facts that all gradients share are found once."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -93,7 +93,7 @@ class Postponements:
         self._in_branch: dict[str, bool] = {}
 
     def of(self, names: Sequence[str]) -> Postponement:
-        """What moves with some gradients; see `postponement`."""
+        """The nodes that move with some gradients; see `postponement`."""
         by_name = {g.name: g for g in self.model.gradients}
         unknown = [name for name in names if name not in by_name]
         if unknown:
@@ -116,18 +116,18 @@ class Postponements:
         return seen
 
     def inputs(self, name: str) -> tuple[tuple[str, str, int], ...]:
-        """What a node reads or waits for that is not the same in every step: (text, producer, output index)."""
+        """The inputs of a node that are not the same in every step, as (text, producer, output index)."""
         if name not in self._inputs:
             parsed = ((text, *parse_input(text)) for text in self.graph[name].input)
-            self._inputs[name] = tuple(each for each in parsed if not is_shared(self.graph[each[1]]))
+            self._inputs[name] = tuple(entry for entry in parsed if not is_shared(self.graph[entry[1]]))
         return self._inputs[name]
 
     def is_in_branch(self, name: str) -> bool:
         """Whether a node is in a branch, or depends on one."""
         if name not in self._in_branch:
             graph, before = self.graph, [name, *self.graph.sources(name)]
-            found = any(self.guards.by_node[n] or graph[n].op == "Switch" for n in before)
-            self._in_branch[name] = found or graph[name].op in _CONTROL_FLOW
+            is_guarded = any(self.guards.by_node[n] or graph[n].op == "Switch" for n in before)
+            self._in_branch[name] = is_guarded or graph[name].op in _CONTROL_FLOW
         return self._in_branch[name]
 
     def _readers(self, gradient: Gradient) -> list[str]:
@@ -135,27 +135,27 @@ class Postponements:
         return [r for r in readers if not gradient.consumers or r in gradient.consumers]
 
     def _passing_on(self) -> dict[str, None]:
-        """Nodes that only pass on what a step gives back: a function's results wait for all of its effects.
+        """Nodes that only pass on the results of a step: a function's results wait for all of its effects.
 
         Nothing that has or sees effects follows from them, by data or by order: it would no longer wait.
         """
-        found: dict[str, None] = {}
+        passing: dict[str, None] = {}
         for tensor in (self.model.loss, *(t for _, t in self.model.outputs)):
             name = node_of(tensor)
             while self.graph[name].op == "Identity":
-                found[name] = None
+                passing[name] = None
                 name = node_of(self.graph[name].input[0])
-        before = self.graph.ancestors(n.name for n in self.graph if ops.is_stateful(n)) if found else set()
-        return {name: None for name in found if name not in before}
+        before = self.graph.ancestors(n.name for n in self.graph if ops.is_stateful(n)) if passing else set()
+        return {name: None for name in passing if name not in before}
 
     def _by_variable(self, handles: Callable[[NodeDef], Sequence[str]]) -> dict[str, list[str]]:
         """Nodes by the variables whose handles a function finds in them."""
-        found: dict[str, list[str]] = {}
+        nodes_by_variable: dict[str, list[str]] = {}
         for node in self.graph:
             for handle in dict.fromkeys(handles(node)):
                 if self.graph[handle].op == ops.VARIABLE:
-                    found.setdefault(handle, []).append(node.name)
-        return found
+                    nodes_by_variable.setdefault(handle, []).append(node.name)
+        return nodes_by_variable
 
 
 class _Closure:
@@ -195,16 +195,16 @@ class _Closure:
                     cone = self._cone(producer)
                     repeated.update(dict.fromkeys(cone))
                     # What these wait for has effects of its own step, and may be run for nothing else.
-                    inputs = (each for node in cone for each in self._common.inputs(node))
+                    inputs = (node_input for node in cone for node_input in self._common.inputs(node))
                     remaining.update(dict.fromkeys(source for _, source, position in inputs if position < 0))
                 else:
                     kept[tensor_name(text)] = None
         self._refuse_handles(kept)
         ordered = tuple(sorted(repeated, key=self._common.rank.__getitem__))
-        here = {*moved, *repeated}
-        touched = [v for v, nodes in self._common.touched.items() if not here.isdisjoint(nodes)]
+        next_step = {*moved, *repeated}
+        touched = [v for v, nodes in self._common.touched.items() if not next_step.isdisjoint(nodes)]
         written = {v: tuple(w for w in self._writes.get(v, ()) if w in self._moved) for v in touched}
-        read = {v: tuple(n for n in self._common.touched[v] if n in here and n not in written[v]) for v in touched}
+        read = {v: tuple(n for n in self._common.touched[v] if n in next_step and n not in written[v]) for v in touched}
         return Postponement(
             gradients=tuple(g.name for g in self._gradients),
             moved=tuple(moved),
@@ -238,10 +238,10 @@ class _Closure:
             return True
         if node.op == "ReadVariableOp":
             handle = node_of(node.input[0])
-            others = [w for w in self._writes.get(handle, ()) if w not in self._moved]
+            own_step_writes = [w for w in self._writes.get(handle, ()) if w not in self._moved]
             # A write of the same step must have come before, for the next step begins after all of them.
             return self._graph[handle].op == ops.VARIABLE and (
-                not others or set(others) <= self._graph.ancestors([name]) - {name}
+                not own_step_writes or set(own_step_writes) <= self._graph.ancestors([name]) - {name}
             )
         if node.op in ops.PLACEHOLDERS or node.op in _CONTROL_FLOW or ops.is_stateful(node) or ops.functions_of(node):
             return False
@@ -264,7 +264,7 @@ class _Closure:
                 self._refuse(f"{what}, which every step gives back, depends on it")
 
     def _refuse_other_gradients(self) -> None:
-        """Those that follow from the update, and those without which it cannot be made."""
+        """Refuse if other gradients follow from the update, or if it cannot be made without them."""
         names, readers = {g.name for g in self._gradients}, self._common.readers
         for gradient in self._model.gradients:
             tensors = [gradient.tensor, *(t for t, _ in gradient.sources)]
@@ -284,9 +284,9 @@ class _Closure:
     def _refuse_effects(self) -> None:
         for name in sorted(self._moved):
             node = self._graph[name]
-            inner = [each for _, each in self._library.inner_nodes(node)]
-            if inner:
-                with_state = next((each for each in inner if ops.is_stateful(each) and not ops.is_call(each)), None)
+            inner_nodes = [n for _, n in self._library.inner_nodes(node)]
+            if inner_nodes:
+                with_state = next((n for n in inner_nodes if ops.is_stateful(n) and not ops.is_call(n)), None)
                 if with_state is not None or ops.DT_RESOURCE in [t for _, t in ops.input_types(node)]:
                     self._refuse(f"op {name!r} ({node.op}) does in a function what would have to be moved")
             elif ops.is_stateful(node) and node.op not in ops.READS and not self._library.written(node):
