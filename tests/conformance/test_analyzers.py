@@ -12,7 +12,7 @@ from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.search import optimal_buckets
 from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
 from caramel.analyzers.policies.packing import priority
-from caramel.analyzers.policies.transfers import adaptive_depth, whole
+from caramel.analyzers.policies.transfers import adaptive_depth, whole_gradient
 from caramel.analyzers.registry import known, listed_analyzers
 from caramel.analyzers.step.dependencies import find_dependencies
 from caramel.errors import InputError, InvariantError
@@ -248,7 +248,7 @@ def test_edges(analyzer, seed):
 def test_transfers(analyzer, seed):
     rng = np.random.default_rng(seed)
     model, network = some_model(rng), some_network(rng)
-    scheduled = [Scheduled((whole(g),), "backward", f"why {g.name}") for g in model.gradients]
+    scheduled = [Scheduled((whole_gradient(g),), "backward", f"why {g.name}") for g in model.gradients]
     schedule = Schedule(tuple(scheduled), "each alone")
     found = result_of(analyzer, model, schedule, network)
     gradients = {g.name: g for g in model.gradients}

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.analyzers.policies.order import makers
+from caramel.analyzers.policies.order import computing_ops_with_fused
 from caramel.facts import Dependencies
 from caramel.measure.step_stats import ready_orders, traced_step
 from caramel.runtime.host.run_options import RunOptions
@@ -47,7 +47,7 @@ def program():
 def orders(program, serialization, count):
     context, batch, trace = program
     armodel = caramel.ARModel(context, WORKERS, trace=trace, serialization=serialization, batching=False)
-    found = makers(context.model, armodel.facts[Dependencies])
+    found = computing_ops_with_fused(context.model, armodel.facts[Dependencies])
     order = {name: found[name] for name in armodel.plan.order}
     with armodel.session(caramel.InProcess(RunOptions(optimize_graph=False))) as session:
         steps = (traced_step(session, *batch) for _ in range(count))

@@ -19,7 +19,7 @@ from caramel.util.arguments import byte_count
 from caramel.util.units import format_size, format_time
 
 DEFAULT_THRESHOLD_BYTES = 25 * 2**20
-"""What the buckets of PyTorch's DistributedDataParallel have by default; near the best in most simulations."""
+"""Bytes of a bucket of PyTorch's DistributedDataParallel by default; near the best in most simulations."""
 
 _Key = tuple[str, int]
 
@@ -37,7 +37,8 @@ def fixed(threshold_bytes: float = DEFAULT_THRESHOLD_BYTES) -> Analyzer:
     """Buckets of at least a fixed size: a bucket is closed by the gradient with which it reaches the threshold.
 
     Args:
-        threshold_bytes: on the wire; 0 for each gradient alone, infinity for one bucket of each element type and level.
+        threshold_bytes: bytes of a bucket on the wire from which on it is closed; 0 for each gradient alone, infinity
+            for one bucket of each element type and level.
 
     Raises:
         InputError: the threshold is negative or not a number.
@@ -62,7 +63,8 @@ def paper_batching(threshold_bytes: float | None = None) -> Analyzer:
     that with the oldest gradient is sent first.
 
     Args:
-        threshold_bytes: on the wire; None for the smallest x with f(2x) / (2 f(x)) > 0.8, where f is the network's.
+        threshold_bytes: bytes on the wire above which a gradient or a bucket is large; None for the smallest x with
+            f(2x) / (2 f(x)) > 0.8, where f is the network's.
 
     Raises:
         InputError: the threshold is negative or not a number; the analyzer: there is no network model.
@@ -102,10 +104,10 @@ def ready_order(boundaries: Boundaries) -> tuple[Boundary, ...]:
     """Gradients in the order in which they are ready; at one time in the order of the boundaries.
 
     Args:
-        boundaries: of all gradients.
+        boundaries: boundaries of all gradients.
 
     Raises:
-        InputError: they have a number that cannot be.
+        InputError: a number of the boundaries cannot be.
     """
     check_boundaries(boundaries)
     return tuple(sorted(boundaries.gradients, key=lambda g: g.ready_s))
@@ -119,7 +121,7 @@ def _sum_bytes(gradients: Sequence[Boundary]) -> float:
     return sum(g.size_bytes for g in gradients)
 
 
-class _Buckets:
+class _OpenBuckets:
     """Open and closed buckets; gradients come in the order in which they are ready."""
 
     def __init__(self) -> None:
@@ -155,30 +157,30 @@ class _Buckets:
         return Buckets(names, tuple(reason for _, reason in closed))
 
 
-_SPARSE = "a sparse gradient travels alone"
-_LAST = "no gradient of this element type and level is left"
+_SPARSE_REASON = "a sparse gradient travels alone"
+_LAST_REASON = "no gradient of this element type and level is left"
 
 
 def _single(boundaries: Boundaries) -> Buckets:
-    buckets = _Buckets()
+    buckets = _OpenBuckets()
     for gradient in ready_order(boundaries):
         alone = f"each gradient travels alone, this one of {format_size(gradient.size_bytes)}"
-        buckets.add_alone(gradient, _SPARSE if gradient.elements is None else alone)
-    return buckets.result(_LAST)
+        buckets.add_alone(gradient, _SPARSE_REASON if gradient.elements is None else alone)
+    return buckets.result(_LAST_REASON)
 
 
 def _fixed(boundaries: Boundaries, threshold_bytes: float) -> Buckets:
-    buckets = _Buckets()
+    buckets = _OpenBuckets()
     for gradient in ready_order(boundaries):
         if gradient.elements is None:
-            buckets.add_alone(gradient, _SPARSE)
+            buckets.add_alone(gradient, _SPARSE_REASON)
         elif _sum_bytes(buckets.add(gradient)) >= threshold_bytes:
             buckets.close(_key(gradient), f"the threshold of {format_size(threshold_bytes)} is reached")
-    return buckets.result(_LAST)
+    return buckets.result(_LAST_REASON)
 
 
 class _Channel:
-    """When the transfers that are queued so far have all arrived."""
+    """The channel: the time when all transfers that are queued so far have arrived, in seconds."""
 
     def __init__(self, time_s: Callable[[float], float]) -> None:
         self._time_s = time_s
@@ -197,7 +199,7 @@ class _PaperBatching:
     ) -> None:
         self._order = ready_order(boundaries)
         self._channel = _Channel(time_s)
-        self._buckets = _Buckets()
+        self._buckets = _OpenBuckets()
         self._threshold_bytes = threshold_bytes
         origin = f"f(2x) / (2 f(x)) = {LARGE_DOUBLING_RATIO:g}" if is_fitted else "set by hand"
         self._threshold_text = f"the threshold of {format_size(threshold_bytes)} ({origin})"
@@ -209,11 +211,11 @@ class _PaperBatching:
             # Gradients that are ready at the same time follow at once, so nothing is idle between them.
             while self._buckets.open and (idle_s := max(self._channel.idle_s, gradient.ready_s)) < next_s:
                 self._send(next(iter(self._buckets.open)), gradient.ready_s, _idle_reason(idle_s, next_s))
-        return self._buckets.result(_LAST)
+        return self._buckets.result(_LAST_REASON)
 
     def _take(self, gradient: Boundary) -> None:
         if gradient.elements is None:
-            self._buckets.add_alone(gradient, _SPARSE)
+            self._buckets.add_alone(gradient, _SPARSE_REASON)
             self._channel.send(gradient.size_bytes, gradient.ready_s)
         elif gradient.size_bytes > self._threshold_bytes:
             large = f"{format_size(gradient.size_bytes)} exceed {self._threshold_text}, so it travels alone"
@@ -240,30 +242,30 @@ def _mg_wfbp(boundaries: Boundaries, network: Network) -> Buckets:
     network.must_be_known("MG-WFBP's merging")
     order = ready_order(boundaries)
     line = network.line(_sum_bytes(order))
-    channel, buckets = _Channel(line.time_s), _Buckets()
+    channel, buckets = _Channel(line.time_s), _OpenBuckets()
     for gradient, following in zip(order, _followers(order)):
         if gradient.elements is None:
-            buckets.add_alone(gradient, _SPARSE)
+            buckets.add_alone(gradient, _SPARSE_REASON)
             channel.send(gradient.size_bytes, gradient.ready_s)
             continue
         bucket = buckets.add(gradient)
         start_s = max(channel.idle_s, gradient.ready_s)
         if following is None or following.ready_s - start_s >= line.a_s:
-            reason = _LAST if following is None else _waiting_reason(following, start_s, line.a_s)
+            reason = _LAST_REASON if following is None else _waiting_reason(following, start_s, line.a_s)
             buckets.close(_key(gradient), reason)
             channel.send(_sum_bytes(bucket), gradient.ready_s)
-    return buckets.result(_LAST)
+    return buckets.result(_LAST_REASON)
 
 
 def _followers(order: Sequence[Boundary]) -> list[Boundary | None]:
     """For each gradient the next one that may travel with it."""
-    found: list[Boundary | None] = []
-    following: dict[_Key, Boundary] = {}
+    followers: list[Boundary | None] = []
+    next_by_key: dict[_Key, Boundary] = {}
     for gradient in reversed(order):
-        found.append(following.get(_key(gradient)))
+        followers.append(next_by_key.get(_key(gradient)))
         if gradient.elements is not None:
-            following[_key(gradient)] = gradient
-    return found[::-1]
+            next_by_key[_key(gradient)] = gradient
+    return followers[::-1]
 
 
 def _waiting_reason(following: Boundary, start_s: float, a_s: float) -> str:

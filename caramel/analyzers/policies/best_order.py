@@ -17,15 +17,15 @@ from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import simulate_on
 from caramel.analyzers.optimal.search import optimal_buckets
-from caramel.analyzers.policies.best_packing import NOTHING, choose_packing
-from caramel.analyzers.policies.order import TICK_S, Rule, order_by_cost, order_by_rule
+from caramel.analyzers.policies.best_packing import INDIFFERENCE, choose_packing
+from caramel.analyzers.policies.order import TIME_RESOLUTION_S, Rule, order_by_cost, order_by_rule
 from caramel.analyzers.policies.packing import backward_only
 from caramel.analyzers.step.boundaries import find_boundaries
 from caramel.facts import Boundaries, ControlEdges, Dependencies, Schedule, Trace, UpdateOrder
 from caramel.model import Model
 
-_ENFORCED = ControlEdges((), "total", "not made yet")
-"""What the order is compared for; whatever is enforced in the end, the orders are as good in comparison."""
+_ASSUMED_EDGES = ControlEdges((), "total", "not made yet")
+"""Control edges with which the orders are compared; whatever is enforced in the end, the comparison is as good."""
 
 
 def best_order(uses_forward: bool = True) -> Analyzer:
@@ -38,7 +38,7 @@ def best_order(uses_forward: bool = True) -> Analyzer:
       one that is sent longest (Johnson's rule);
     - of those the one that is sent longest; if there is none, the one that is computed soonest.
 
-    The greedy one is taken unless another one is better by more than 0.5 % of the step, which is nothing.
+    The greedy one is taken unless another one is better by more than 0.5 % of the step (`INDIFFERENCE`).
 
     Args:
         uses_forward: whether gradients may travel in the next step.
@@ -51,25 +51,25 @@ def best_order(uses_forward: bool = True) -> Analyzer:
         schedules with setup times included, 1954, for the rule.
     """
 
-    def run(model: Model, found: Dependencies, trace: Trace, network: Network) -> UpdateOrder:
+    def run(model: Model, dependencies: Dependencies, trace: Trace, network: Network) -> UpdateOrder:
         network.must_be_known("the order of gradients for their transfers")
 
         def bounds_of(order: UpdateOrder) -> Boundaries:
-            return find_boundaries(model, found, trace, order, _ENFORCED, network)
+            return find_boundaries(model, dependencies, trace, order, _ASSUMED_EDGES, network)
 
-        greedy = order_by_cost(model, found, trace.op_s, "")
+        greedy = order_by_cost(model, dependencies, trace.op_s, "")
         bounds = bounds_of(greedy)
         orders = {"least remaining computation first": (greedy, bounds)}
-        for name, rule in _rules(_sent_ticks(found, trace, bounds, network)):
-            order = order_by_rule(model, found, trace.op_s, rule, "")
+        for name, rule in _rules(_sent_ticks(dependencies, trace, bounds, network)):
+            order = order_by_rule(model, dependencies, trace.op_s, rule, "")
             if all(order.gradients != other.gradients for other, _ in orders.values()):
                 orders[name] = order, bounds_of(order)
         steps_s = {
-            name: simulate_on(network, each, _packed(each, network, uses_forward)).iteration_s
-            for name, (_, each) in orders.items()
+            name: simulate_on(network, order_bounds, _packed(order_bounds, network, uses_forward)).iteration_s
+            for name, (_, order_bounds) in orders.items()
         }
         least_s = min(steps_s.values())
-        best = next(name for name, step_s in steps_s.items() if step_s <= (1 + NOTHING) * least_s)
+        best = next(name for name, step_s in steps_s.items() if step_s <= (1 + INDIFFERENCE) * least_s)
         costs = "; ".join(f"{name} {step_s * 1e3:.4g} ms" for name, step_s in steps_s.items())
         return replace(orders[best][0], reason=f"{best}, by the predicted steps: {costs}")
 
@@ -83,13 +83,13 @@ def _packed(bounds: Boundaries, network: Network, uses_forward: bool) -> Schedul
     return schedule
 
 
-def _sent_ticks(found: Dependencies, trace: Trace, bounds: Boundaries, network: Network) -> np.ndarray:
-    """What the bytes of each gradient take on the links, on the clock of the trace's ops."""
+def _sent_ticks(dependencies: Dependencies, trace: Trace, bounds: Boundaries, network: Network) -> np.ndarray:
+    """The time of the bytes of each gradient on the links, in ticks of the clock of the trace's ops; [gradients]."""
     sizes = {g.name: g.size_bytes for g in bounds.gradients}
-    total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
+    total_s = sum(trace.op_s.get(op, 0.0) for op in dependencies.ops)
     speed = total_s / bounds.compute_s if bounds.compute_s > 0 else 1.0  # the boundaries' clock is that of a step
     byte_s = speed * network.line(sum(sizes.values())).b_s_per_byte
-    return np.array([sizes[name] * byte_s for name in found.gradients]) / TICK_S
+    return np.array([sizes[name] * byte_s for name in dependencies.gradients]) / TIME_RESOLUTION_S
 
 
 def _rules(sent: np.ndarray) -> Sequence[tuple[str, Rule]]:

@@ -14,17 +14,20 @@ from caramel.analyzers.policies.batching import paper_batching
 from caramel.analyzers.policies.packing import backward_only, paper_packing
 from caramel.facts import Boundaries, Schedule
 
-NOTHING = 0.005
-"""Of a step: predictions are far from that exact."""
+INDIFFERENCE = 0.005
+"""Fraction of a step below which two plans count as equal: predictions are far from that exact."""
 
-_OFF = 0.15
-"""So much longer or shorter than predicted may the computation be, against the transfers (our choice). On 4 hosts that
-were also used by others, steps without communication were measured with up to 12 % difference an hour apart."""
+_COMPUTATION_ERROR = 0.15
+"""Fraction by which the computation may be longer or shorter than predicted, against the transfers (our choice). On 4
+hosts that were also used by others, steps without communication were measured with up to 12 % difference an hour
+apart."""
 
-_STARTS = (1, 3)
-"""Each transfer delays the others and the computation; how much of that makes a step longer, simulation shows."""
+_START_MULTIPLES = (1, 3)
+"""Multiples of the processor time of a transfer that a packing counts as the start of each transfer. Each transfer
+delays the others and the computation; how much of that makes a step longer, simulation shows."""
 
-_LENGTHS = (1.0, 1 / (1 + _OFF), 1 + _OFF)
+_COMPUTATION_SCALES = (1.0, 1 / (1 + _COMPUTATION_ERROR), 1 + _COMPUTATION_ERROR)
+"""Factors on the predicted computation: as predicted, shorter and longer."""
 
 
 def best_packing() -> Analyzer:
@@ -35,30 +38,35 @@ def best_packing() -> Analyzer:
     packings for the fitted line and computation as predicted, shorter and longer, those in fewer transfers, that for
     transfers that do not overlap, that without the forward window, and the paper's own rules are all simulated with the
     times of the network model, each with all three computations, and the least mean decides. One is only taken before
-    those that are named in front of it if it is better by more than 0.5 % of the step, which is nothing.
+    those that are named in front of it if it is better by more than 0.5 % of the step (`INDIFFERENCE`).
     """
     return Analyzer("best packing", (Boundaries, Network), Schedule, choose_packing)
 
 
 def choose_packing(boundaries: Boundaries, network: Network) -> Schedule:
-    """See `best_packing`."""
-    possible = [boundaries.scaled(length) for length in _LENGTHS]
-    found = []
-    for name, schedule in _candidates(boundaries, possible, network):
-        times_s = [simulate_on(network, each, schedule).iteration_s for each in possible]
-        found.append((statistics.fmean(times_s), times_s[0], name, schedule))
-    least_s = min(mean_s for mean_s, _, _, _ in found)
-    best = next(each for each in found if each[0] <= (1 + NOTHING) * least_s)
-    others = "; ".join(f"{name} {time_s * 1e3:.4g} and {mean_s * 1e3:.4g} ms" for mean_s, time_s, name, _ in found)
-    how = f"by simulation as predicted and as mean with computation {_OFF:.0%} shorter and longer"
+    """The schedule that the analyzer `best_packing` chooses.
+
+    Args:
+        boundaries: boundaries of all gradients.
+        network: network as planners see it.
+    """
+    variants = [boundaries.scaled(length) for length in _COMPUTATION_SCALES]
+    scores = []
+    for name, schedule in _candidates(boundaries, variants, network):
+        times_s = [simulate_on(network, variant, schedule).iteration_s for variant in variants]
+        scores.append((statistics.fmean(times_s), times_s[0], name, schedule))
+    least_s = min(mean_s for mean_s, _, _, _ in scores)
+    best = next(score for score in scores if score[0] <= (1 + INDIFFERENCE) * least_s)
+    others = "; ".join(f"{name} {time_s * 1e3:.4g} and {mean_s * 1e3:.4g} ms" for mean_s, time_s, name, _ in scores)
+    how = f"by simulation as predicted and as mean with computation {_COMPUTATION_ERROR:.0%} shorter and longer"
     return replace(best[3], reason=f"{best[2]}, {how}: {others}")
 
 
-def _candidates(boundaries: Boundaries, possible: list[Boundaries], network: Network) -> Iterator[tuple[str, Schedule]]:
-    for each, what in zip(possible, ("", " for shorter computation", " for longer computation")):
-        yield f"optimal in both windows{what}", optimal_packing().run(each, network)
+def _candidates(boundaries: Boundaries, variants: list[Boundaries], network: Network) -> Iterator[tuple[str, Schedule]]:
+    for variant, what in zip(variants, ("", " for shorter computation", " for longer computation")):
+        yield f"optimal in both windows{what}", optimal_packing().run(variant, network)
     start_s = network.processor_start_s(sum(g.size_bytes for g in boundaries.gradients))
-    for times in _STARTS if start_s > 0 else ():
+    for times in _START_MULTIPLES if start_s > 0 else ():
         fewer = optimal_packing(start_s=times * start_s).run(boundaries, network)
         yield f"optimal with {times} times the processor time of a transfer for each", fewer
     if network.has_overlaps:

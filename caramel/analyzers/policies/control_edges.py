@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from caramel.analyzers.analyzer import Analyzer
-from caramel.analyzers.policies.order import anchors
+from caramel.analyzers.policies.order import computing_ops
 from caramel.errors import InputError
 from caramel.facts import ControlEdges, Dependencies, Trace, UpdateOrder
 from caramel.graph import ops
@@ -14,24 +14,25 @@ from caramel.graph.graph import Graph, node_of
 from caramel.graph.guards import guards_of
 from caramel.model import Model
 
-KINDS = ("total", "updates")
+ORDER_KINDS = ("total", "updates")
+"""Kinds of order that edges can enforce, see `enforced_order`."""
 
-WORTH = 0.01
-"""By how much of a step an order of updates alone must be shorter than a total one to be taken (our choice: less is
-noise, and windows are more certain under a total order)."""
+LEAST_GAIN = 0.01
+"""Fraction of a step by which an order of updates alone must be shorter than a total one to be taken (our choice: less
+is noise, and windows are more certain under a total order)."""
 
 
 def serialization() -> Analyzer:
     """The order that makes the shorter step, by what the trace has measured; the total one if it has not."""
 
-    def run(model: Model, found: Dependencies, order: UpdateOrder, trace: Trace) -> ControlEdges:
+    def run(model: Model, dependencies: Dependencies, order: UpdateOrder, trace: Trace) -> ControlEdges:
         measured = trace.ordered_step_s
-        known = all(kind in measured for kind in ("none", *KINDS))
-        kind = "updates" if known and measured["updates"] < (1 - WORTH) * measured["total"] else "total"
-        edges = control_edges(model, found, order, kind)
+        known = all(kind in measured for kind in ("none", *ORDER_KINDS))
+        kind = "updates" if known and measured["updates"] < (1 - LEAST_GAIN) * measured["total"] else "total"
+        edges = control_edges(model, dependencies, order, kind)
         if not known:
             return edges
-        costs = ", ".join(f"{each} {measured[each] / measured['none'] - 1:+.1%}" for each in KINDS)
+        costs = ", ".join(f"{name} {measured[name] / measured['none'] - 1:+.1%}" for name in ORDER_KINDS)
         return replace(edges, reason=f"{edges.reason}; measured cost of an order: {costs} of a step")
 
     return Analyzer("serialization", (Model, Dependencies, UpdateOrder, Trace), ControlEdges, run)
@@ -47,11 +48,11 @@ def enforced_order(kind: str) -> Analyzer:
     Raises:
         InputError: no such kind.
     """
-    if kind not in KINDS:
-        raise InputError(f"the order can be {' or '.join(map(repr, KINDS))}, got {kind!r}")
+    if kind not in ORDER_KINDS:
+        raise InputError(f"the order can be {' or '.join(map(repr, ORDER_KINDS))}, got {kind!r}")
 
-    def run(model: Model, found: Dependencies, order: UpdateOrder) -> ControlEdges:
-        return control_edges(model, found, order, kind)
+    def run(model: Model, dependencies: Dependencies, order: UpdateOrder) -> ControlEdges:
+        return control_edges(model, dependencies, order, kind)
 
     return Analyzer(f"serialization ({kind})", (Model, Dependencies, UpdateOrder), ControlEdges, run)
 
@@ -66,8 +67,8 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
 
     Args:
         model: the single-device step.
-        found: its dependencies.
-        order: of the gradients.
+        found: dependencies of the step.
+        order: order of the gradients.
         kind: ``"total"`` or ``"updates"``.
 
     Returns:
@@ -79,12 +80,12 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
         Caramel, section 4.1, stage 2.
     """
     graph = model.graph
-    makers = {name: anchors(graph, found.producers[name]) for name in order.gradients}
-    reach = _Reach(graph, found.ops, [a for name in order.gradients for a in makers[name]])
+    computing_by_gradient = {name: computing_ops(graph, found.producers[name]) for name in order.gradients}
+    reach = _Reach(graph, found.ops, [a for name in order.gradients for a in computing_by_gradient[name]])
     guards = guards_of(graph).by_node
     edges: dict[tuple[str, str], None] = {}
     ends: list[str] = []
-    computing = {a for of in makers.values() for a in of}
+    computing = {a for of in computing_by_gradient.values() for a in of}
     for name, stage in zip(order.gradients, order.stages):
         # What TensorFlow joins is in one stage, so nothing comes between.
         free = _free(graph, stage) if kind == "total" else [op for op in stage if op in computing]
@@ -93,7 +94,7 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
             edges.update(dict.fromkeys(new))
             ends = []
         # Where a gradient has no ops of its own it is ready with the one before it.
-        ends = _last(reach, [*ends, *makers[name]])
+        ends = _last(reach, [*ends, *computing_by_gradient[name]])
     count = len(edges)
     what = "every op waits that only later gradients need" if kind == "total" else "only gradients wait for each other"
     return ControlEdges(tuple(edges), kind, f"{count} control edges on each worker; {what}")
@@ -119,7 +120,7 @@ def _last(reach: _Reach, ends: Sequence[str]) -> list[str]:
 
 
 class _Reach:
-    """Which of some ops come before an op anyway."""
+    """The ops, of some that matter, from which each op follows anyway."""
 
     def __init__(self, graph: Graph, order: Sequence[str], of: Sequence[str]) -> None:
         self._bits = {name: 1 << number for number, name in enumerate(dict.fromkeys(of))}

@@ -15,11 +15,11 @@ from caramel.graph.fusion import fused_groups
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Model
 
-TICK_S = 1e-9
-"""Times are added up as whole nanoseconds, so that what has been taken off is exactly gone."""
+TIME_RESOLUTION_S = 1e-9
+"""Seconds of one tick: times are added up as whole nanoseconds, so that what has been taken off is exactly gone."""
 
 Rule = Callable[[int, int], Sequence[float]]
-"""(position of a gradient, ticks of its computation that remain) -> what is least for the next one."""
+"""Function (position of a gradient, remaining ticks of its computation) -> score; the next gradient has the least."""
 
 
 def greedy_order() -> Analyzer:
@@ -27,10 +27,10 @@ def greedy_order() -> Analyzer:
     return Analyzer("greedy order", (Model, Dependencies, Trace), UpdateOrder, _greedy)
 
 
-def _greedy(model: Model, found: Dependencies, trace: Trace) -> UpdateOrder:
+def _greedy(model: Model, dependencies: Dependencies, trace: Trace) -> UpdateOrder:
     how = "least remaining computation first, by the trace"
     return order_by_cost(
-        model, found, trace.op_s, how if trace.runs > 0 else "least remaining ops first, as there is no trace"
+        model, dependencies, trace.op_s, how if trace.runs > 0 else "least remaining ops first, as there is no trace"
     )
 
 
@@ -39,9 +39,9 @@ def order_by_cost(model: Model, found: Dependencies, op_s: Mapping[str, float], 
 
     Args:
         model: the single-device step.
-        found: its dependencies.
+        found: dependencies of the step.
         op_s: seconds of each op; 0 where it is not there.
-        reason: for the result.
+        reason: reason that the result gives.
 
     Returns:
         The order: again and again the gradient whose ops that are still to be done take the least time; of
@@ -58,12 +58,13 @@ def order_by_rule(model: Model, found: Dependencies, op_s: Mapping[str, float], 
 
     Args:
         model: the single-device step.
-        found: its dependencies.
+        found: dependencies of the step.
         op_s: seconds of each op; 0 where it is not there.
-        rule: which is best; of equal ones it is that with the fewest ops left to do, then the first of the Model.
-        reason: for the result.
+        rule: score of a gradient, of which the least is best; of equal ones it is that with the fewest ops left to do,
+            then the first of the Model.
+        reason: reason that the result gives.
     """
-    costs = np.array([round(op_s.get(op, 0.0) / TICK_S) for op in found.ops], dtype=np.int64)
+    costs = np.array([round(op_s.get(op, 0.0) / TIME_RESOLUTION_S) for op in found.ops], dtype=np.int64)
     needs = found.needs
     remaining = needs @ costs
     counts = needs.sum(axis=1)
@@ -72,19 +73,19 @@ def order_by_rule(model: Model, found: Dependencies, op_s: Mapping[str, float], 
     gradients: list[str] = []
     levels = np.array([found.levels[name] for name in found.gradients], dtype=np.int64)
 
-    def left(number: int) -> tuple[np.ndarray, np.ndarray]:
+    def remaining_ops(number: int) -> tuple[np.ndarray, np.ndarray]:
         """The ops that a gradient still needs, and how many of them each gradient does."""
         positions = np.flatnonzero(needs[number] & ~done)
         return positions, needs[:, positions].sum(axis=1)
 
     for _ in found.gradients:
         best = min(np.flatnonzero(waiting), key=lambda n: (levels[n], *rule(int(n), int(remaining[n])), counts[n], n))
-        positions, shared = left(int(best))
+        positions, shared = remaining_ops(int(best))
         # What is done on the way to it comes first.
-        inside = np.flatnonzero(waiting & (levels == levels[best]) & (shared == counts) & (counts < counts[best]))
-        if inside.size:
-            best = min(inside, key=lambda n: (remaining[n], counts[n], n))
-            positions, shared = left(int(best))
+        on_the_way = np.flatnonzero(waiting & (levels == levels[best]) & (shared == counts) & (counts < counts[best]))
+        if on_the_way.size:
+            best = min(on_the_way, key=lambda n: (remaining[n], counts[n], n))
+            positions, shared = remaining_ops(int(best))
         gradients.append(found.gradients[best])
         remaining -= needs[:, positions] @ costs[positions]
         counts -= shared
@@ -98,9 +99,9 @@ def order_of(model: Model, found: Dependencies, gradients: Sequence[str], reason
 
     Args:
         model: the single-device step.
-        found: its dependencies.
+        found: dependencies of the step.
         gradients: names of all gradients, in the order.
-        reason: for the result.
+        reason: reason that the result gives.
 
     Raises:
         InputError: a gradient is not there, there twice, or there is no such one.
@@ -121,37 +122,37 @@ def order_of(model: Model, found: Dependencies, gradients: Sequence[str], reason
     return UpdateOrder(tuple(gradients), tuple(stages), reason)
 
 
-def makers(model: Model, found: Dependencies) -> Mapping[str, tuple[str, ...]]:
-    """For each gradient the ops that compute it, and those that TensorFlow makes one op of with these.
+def computing_ops_with_fused(model: Model, found: Dependencies) -> Mapping[str, tuple[str, ...]]:
+    """The ops that compute each gradient, and those that TensorFlow fuses with these, by the gradient's name.
 
     Args:
         model: the single-device step.
-        found: its dependencies.
+        found: dependencies of the step.
     """
-    group = {name: names for names in fused_groups(model.graph) for name in names}
+    fused = {name: names for names in fused_groups(model.graph) for name in names}
     return {
-        gradient: tuple(dict.fromkeys(o for op in anchors(model.graph, of) for o in group.get(op, (op,))))
+        gradient: tuple(dict.fromkeys(o for op in computing_ops(model.graph, of) for o in fused.get(op, (op,))))
         for gradient, of in found.producers.items()
     }
 
 
-def anchors(graph: Graph, producers: Iterable[str]) -> list[str]:
+def computing_ops(graph: Graph, producers: Iterable[str]) -> list[str]:
     """The ops that compute a gradient, behind those that only pass it on.
 
     Args:
-        graph: of the Model.
-        producers: see `Dependencies.producers`.
+        graph: graph of the Model.
+        producers: names of the ops that give the gradient, see `Dependencies.producers`.
     """
-    found: dict[str, None] = {}
+    computing: dict[str, None] = {}
     for name in producers:
         while graph[name].op in ops.ZERO_COST_OPS and any(not text.startswith("^") for text in graph[name].input):
             name = node_of(graph[name].input[0])
-        found[name] = None
-    return list(found)
+        computing[name] = None
+    return list(computing)
 
 
 def _depths(graph: Graph, order: Sequence[str]) -> Mapping[str, int]:
-    """The number of nodes on the longest way to each."""
+    """The number of nodes on the longest path to each op."""
     depths: dict[str, int] = {}
     for op in order:
         depths[op] = 1 + max((depths[node_of(text)] for text in graph[op].input), default=0)

@@ -16,14 +16,14 @@ from itertools import accumulate
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.policies.pending_transfers import Item, items_of
+from caramel.analyzers.policies.pending_transfers import PendingTransfer, pending_transfers_of
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Buckets, Schedule, Scheduled
 from caramel.simulator import validate_schedule
 from caramel.util.arguments import byte_count
 from caramel.util.units import format_size, format_time
 
-_SAME = 1e-9
-"""Times that differ by less than this part of the computation are equal: they are sums of the same numbers, in another
+_TIME_TOLERANCE = 1e-9
+"""Fraction of the computation below which two times count as equal: they are sums of the same numbers, in another
 order."""
 
 
@@ -35,8 +35,10 @@ def backward_only() -> Analyzer:
     """
 
     def run(boundaries: Boundaries, buckets: Buckets) -> Schedule:
-        items = items_of(boundaries, buckets)
-        return _schedule(boundaries, [], [(i, f"complete at {format_time(i.ready_s)}") for i in items], "backward only")
+        transfers = pending_transfers_of(boundaries, buckets)
+        return _schedule(
+            boundaries, [], [(t, f"complete at {format_time(t.ready_s)}") for t in transfers], "backward only"
+        )
 
     return Analyzer("backward only", (Boundaries, Buckets), Schedule, run)
 
@@ -64,7 +66,7 @@ def paper_packing() -> Analyzer:
 
     def run(boundaries: Boundaries, buckets: Buckets, network: Network) -> Schedule:
         network.must_be_known("Caramel's packing")
-        return _PaperPacking(boundaries, items_of(boundaries, buckets, network)).run()
+        return _PaperPacking(boundaries, pending_transfers_of(boundaries, buckets, network)).run()
 
     return Analyzer("Caramel's packing", (Boundaries, Buckets, Network), Schedule, run)
 
@@ -83,8 +85,8 @@ def priority(partition_bytes: float | None = None) -> Analyzer:
     read for. A transfer that has begun is not interrupted; ByteScheduler cuts tensors so that this matters less.
 
     Args:
-        partition_bytes: the most bytes of a transfer on the wire. Of larger buckets each gradient travels by itself, in
-            equal parts if it is larger still and can be cut. None to cut nothing.
+        partition_bytes: largest number of bytes of a transfer on the wire. Of larger buckets each gradient travels by
+            itself, in equal parts if it is larger still and can be cut. None to cut nothing.
 
     Raises:
         InputError: the partition size is not positive; the analyzer: it cuts a gradient into too many pieces, or there
@@ -97,7 +99,7 @@ def priority(partition_bytes: float | None = None) -> Analyzer:
 
     def run(boundaries: Boundaries, buckets: Buckets, network: Network) -> Schedule:
         network.must_be_known("priority scheduling")
-        return _Priority(boundaries, items_of(boundaries, buckets, network, size)).run()
+        return _Priority(boundaries, pending_transfers_of(boundaries, buckets, network, size)).run()
 
     cut = "" if partition_bytes is None else f" in pieces of {format_size(size)}"
     return Analyzer(f"by priority of the next read{cut}", (Boundaries, Buckets, Network), Schedule, run)
@@ -108,21 +110,21 @@ def priority(partition_bytes: float | None = None) -> Analyzer:
 
 def _schedule(
     boundaries: Boundaries,
-    forward: Sequence[tuple[Item, str]],
-    backward: Sequence[tuple[Item, str]],
+    forward: Sequence[tuple[PendingTransfer, str]],
+    backward: Sequence[tuple[PendingTransfer, str]],
     reason: str,
 ) -> Schedule:
-    """Of items with their reasons, in the order in which each window sends.
+    """The schedule of pending transfers with their reasons, in the order in which each window sends.
 
     A gradient of a higher level may need updates of all lower ones, so in their own step these go first.
     """
     backward = sorted(backward, key=lambda pair: boundaries.by_name[pair[0].pieces[0].gradient].level)
-    transfers = [
-        Scheduled(item.pieces, window, f"{window} window: {why}; {item.reason}")
-        for window, items in ((FORWARD, forward), (BACKWARD, backward))
-        for item, why in items
+    scheduled = [
+        Scheduled(transfer.pieces, window, f"{window} window: {why}; {transfer.reason}")
+        for window, window_transfers in ((FORWARD, forward), (BACKWARD, backward))
+        for transfer, why in window_transfers
     ]
-    schedule = Schedule(tuple(transfers), reason)
+    schedule = Schedule(tuple(scheduled), reason)
     validate_schedule(boundaries, schedule)
     return schedule
 
@@ -131,17 +133,17 @@ def _schedule(
 
 
 class _Axis:
-    """One channel: intervals of time that are taken."""
+    """One channel: the intervals of time that are taken, in seconds."""
 
-    def __init__(self, same_s: float) -> None:
-        self._same_s = same_s
+    def __init__(self, tolerance_s: float) -> None:
+        self._tolerance_s = tolerance_s
         self._taken: list[tuple[float, float]] = []
 
     def earliest(self, from_s: float, duration_s: float) -> tuple[float, float]:
         """The first gap of a duration that does not begin before a time."""
         start_s = from_s
         for taken_from_s, taken_until_s in self._taken:
-            if start_s + duration_s <= taken_from_s + self._same_s:
+            if start_s + duration_s <= taken_from_s + self._tolerance_s:
                 break
             start_s = max(start_s, taken_until_s)
         return start_s, start_s + duration_s
@@ -150,7 +152,7 @@ class _Axis:
         """The last gap of a duration that does not end after a time."""
         end_s = until_s
         for taken_from_s, taken_until_s in reversed(self._taken):
-            if taken_until_s <= end_s - duration_s + self._same_s:
+            if taken_until_s <= end_s - duration_s + self._tolerance_s:
                 break
             end_s = min(end_s, taken_from_s)
         return end_s - duration_s, end_s
@@ -160,79 +162,82 @@ class _Axis:
 
 
 class _PaperPacking:
-    def __init__(self, boundaries: Boundaries, items: Sequence[Item]) -> None:
+    def __init__(self, boundaries: Boundaries, transfers: Sequence[PendingTransfer]) -> None:
         self._boundaries = boundaries
-        self._items = sorted(items, key=lambda item: (-item.size_bytes, item.number))
-        self._same_s = _SAME * boundaries.compute_s
-        self._axis = _Axis(self._same_s)
+        self._transfers = sorted(transfers, key=lambda transfer: (-transfer.size_bytes, transfer.number))
+        self._tolerance_s = _TIME_TOLERANCE * boundaries.compute_s
+        self._axis = _Axis(self._tolerance_s)
         self._starts_s = 0.0  # of the step, which begins with computation or with what goes before it
         self._ends_s = boundaries.compute_s
-        self._placed: dict[str, list[tuple[float, Item, str]]] = {FORWARD: [], BACKWARD: []}
+        self._placed: dict[str, list[tuple[float, PendingTransfer, str]]] = {FORWARD: [], BACKWARD: []}
 
     def run(self) -> Schedule:
-        unassigned = [item for item in self._items if not self._packed_in_parallel(item)]
-        for item in unassigned:
-            self._pack_beyond(item)
+        unassigned = [t for t in self._transfers if not self._packed_in_parallel(t)]
+        for t in unassigned:
+            self._pack_beyond(t)
         forward, backward = (
-            [(item, why) for _, item, why in sorted(self._placed[w], key=lambda placed: (placed[0], placed[1].number))]
+            [(t, why) for _, t, why in sorted(self._placed[w], key=lambda placed: (placed[0], placed[1].number))]
             for w in (FORWARD, BACKWARD)
         )
         added_s = self._ends_s - self._starts_s - self._boundaries.compute_s
         reason = f"packed by size, {format_time(added_s)} of {len(unassigned)} transfers beyond the computation"
         return _schedule(self._boundaries, forward, backward, reason)
 
-    def _packed_in_parallel(self, item: Item) -> bool:
+    def _packed_in_parallel(self, transfer: PendingTransfer) -> bool:
         """The first stage; whether there was room."""
-        size = f"{format_size(item.size_bytes)} in {format_time(item.duration_s)}"
-        slot = self._axis.earliest(item.ready_s, item.duration_s)
-        if slot[1] <= self._boundaries.compute_s + self._same_s:
+        size = f"{format_size(transfer.size_bytes)} in {format_time(transfer.duration_s)}"
+        slot = self._axis.earliest(transfer.ready_s, transfer.duration_s)
+        if slot[1] <= self._boundaries.compute_s + self._tolerance_s:
             self._place(
-                item, BACKWARD, slot, f"{size} fit at {format_time(slot[0])}, complete at {format_time(item.ready_s)}"
+                transfer,
+                BACKWARD,
+                slot,
+                f"{size} fit at {format_time(slot[0])}, complete at {format_time(transfer.ready_s)}",
             )
             return True
-        slot = self._axis.latest(item.read_s, item.duration_s)
-        if slot[0] >= -self._same_s and not item.kept_reason:
-            why = f"{size} fit at {format_time(max(slot[0], 0.0))}, before the read at {format_time(item.read_s)}"
-            self._place(item, FORWARD, slot, f"{why}, and not after {format_time(item.ready_s)}")
+        slot = self._axis.latest(transfer.read_s, transfer.duration_s)
+        if slot[0] >= -self._tolerance_s and not transfer.kept_reason:
+            why = f"{size} fit at {format_time(max(slot[0], 0.0))}, before the read at {format_time(transfer.read_s)}"
+            self._place(transfer, FORWARD, slot, f"{why}, and not after {format_time(transfer.ready_s)}")
             return True
         return False
 
-    def _pack_beyond(self, item: Item) -> None:
+    def _pack_beyond(self, transfer: PendingTransfer) -> None:
         """The second stage."""
-        after = self._axis.earliest(item.ready_s, item.duration_s)
-        before = self._axis.latest(item.read_s, item.duration_s)
+        after = self._axis.earliest(transfer.ready_s, transfer.duration_s)
+        before = self._axis.latest(transfer.read_s, transfer.duration_s)
         after_s = max(after[1] - self._ends_s, 0.0)
         before_s = max(self._starts_s - before[0], 0.0)
-        size = f"{format_size(item.size_bytes)} in {format_time(item.duration_s)} fit nowhere"
-        if item.kept_reason:
+        size = f"{format_size(transfer.size_bytes)} in {format_time(transfer.duration_s)} fit nowhere"
+        if transfer.kept_reason:
             self._place(
-                item, BACKWARD, after, f"{size}, add {format_time(after_s)} to the step, and {item.kept_reason}"
+                transfer, BACKWARD, after, f"{size}, add {format_time(after_s)} to the step, and {transfer.kept_reason}"
             )
-        elif after_s <= before_s + self._same_s:
+        elif after_s <= before_s + self._tolerance_s:
             why = f"{size} and add {format_time(after_s)} to the step, in the forward window {format_time(before_s)}"
-            self._place(item, BACKWARD, after, why)
+            self._place(transfer, BACKWARD, after, why)
         else:
             why = f"{size} and add {format_time(before_s)} to the step, in the backward window {format_time(after_s)}"
-            self._place(item, FORWARD, before, why)
+            self._place(transfer, FORWARD, before, why)
 
-    def _place(self, item: Item, window: str, slot: tuple[float, float], why: str) -> None:
+    def _place(self, transfer: PendingTransfer, window: str, slot: tuple[float, float], why: str) -> None:
         self._axis.take(slot)
         self._starts_s, self._ends_s = min(self._starts_s, slot[0]), max(self._ends_s, slot[1])
-        self._placed[window].append((slot[0], item, why))
+        self._placed[window].append((slot[0], transfer, why))
 
 
 # -- priority scheduling -------------------------------------------------------------------------
 
 
 class _Priority:
-    def __init__(self, boundaries: Boundaries, items: Sequence[Item]) -> None:
+    def __init__(self, boundaries: Boundaries, transfers: Sequence[PendingTransfer]) -> None:
         self._boundaries = boundaries
-        self._items = items  # in the order in which they are complete
+        self._transfers = transfers  # in the order in which they are complete
 
     def run(self) -> Schedule:
         put_off: set[int] = set()
         while True:
-            forward = sorted((i for i in self._items if i.number in put_off), key=lambda i: (i.read_s, i.number))
+            forward = sorted((t for t in self._transfers if t.number in put_off), key=lambda t: (t.read_s, t.number))
             sent, late = self._backward(forward)
             if not late:
                 break
@@ -240,57 +245,58 @@ class _Priority:
         return _schedule(
             self._boundaries,
             [
-                (item, f"would not arrive in the step that makes it; read at {format_time(item.read_s)}")
-                for item in forward
+                (transfer, f"would not arrive in the step that makes it; read at {format_time(transfer.read_s)}")
+                for transfer in forward
             ],
-            [(item, _sent_reason(item, start_s)) for item, start_s in sent],
-            f"by priority of the next read, {len(forward)} of {len(self._items)} transfers put off",
+            [(transfer, _sent_reason(transfer, start_s)) for transfer, start_s in sent],
+            f"by priority of the next read, {len(forward)} of {len(self._transfers)} transfers put off",
         )
 
-    def _backward(self, forward: Sequence[Item]) -> tuple[list[tuple[Item, float]], set[int]]:
-        """What the channel sends after the forward window, and when; and numbers of what would arrive too late."""
+    def _backward(self, forward: Sequence[PendingTransfer]) -> tuple[list[tuple[PendingTransfer, float]], set[int]]:
+        """The transfers that the channel sends after the forward window, each with the second of its start; and the
+        numbers of those that would arrive too late."""
         stalls = _Stalls(forward, self._boundaries.compute_s)
-        end_s = (1 + _SAME) * self._boundaries.compute_s + stalls.before(self._boundaries.compute_s)
-        put_off = {item.number for item in forward}
-        ready = [(i.ready_s + stalls.before(i.ready_s), i) for i in self._items if i.number not in put_off]
+        end_s = (1 + _TIME_TOLERANCE) * self._boundaries.compute_s + stalls.before(self._boundaries.compute_s)
+        put_off = {transfer.number for transfer in forward}
+        ready = [(t.ready_s + stalls.before(t.ready_s), t) for t in self._transfers if t.number not in put_off]
         coming = deque(sorted(ready, key=lambda pair: (pair[0], pair[1].number)))
-        now_s = sum(item.duration_s for item in forward)
-        queue: list[tuple[int, float, int, Item]] = []
-        sent: list[tuple[Item, float]] = []
+        now_s = sum(transfer.duration_s for transfer in forward)
+        queue: list[tuple[int, float, int, PendingTransfer]] = []
+        sent: list[tuple[PendingTransfer, float]] = []
         late: set[int] = set()
         while coming or queue:
             if not queue:
                 now_s = max(now_s, coming[0][0])
             while coming and coming[0][0] <= now_s:
-                item = coming.popleft()[1]
-                heappush(queue, (self._level(item), item.read_s, item.number, item))
-            item = heappop(queue)[3]
-            if now_s + item.duration_s > end_s and not item.kept_reason:
-                late.add(item.number)
+                transfer = coming.popleft()[1]
+                heappush(queue, (self._level(transfer), transfer.read_s, transfer.number, transfer))
+            transfer = heappop(queue)[3]
+            if now_s + transfer.duration_s > end_s and not transfer.kept_reason:
+                late.add(transfer.number)
             else:
-                sent.append((item, now_s))
-                now_s += item.duration_s
+                sent.append((transfer, now_s))
+                now_s += transfer.duration_s
         return sent, late
 
-    def _level(self, item: Item) -> int:
-        return self._boundaries.by_name[item.pieces[0].gradient].level
+    def _level(self, transfer: PendingTransfer) -> int:
+        return self._boundaries.by_name[transfer.pieces[0].gradient].level
 
 
 class _Stalls:
-    """How long the computation has waited for transfers that all start with the step, in the order of their reads."""
+    """The stalls of the computation for transfers that all start with the step, in the order of their reads."""
 
-    def __init__(self, forward: Sequence[Item], compute_s: float) -> None:
-        inside = [item for item in forward if item.read_s < compute_s]
-        arrivals_s = accumulate(item.duration_s for item in inside)
-        self._reads_s = [item.read_s for item in inside]
+    def __init__(self, forward: Sequence[PendingTransfer], compute_s: float) -> None:
+        inside = [transfer for transfer in forward if transfer.read_s < compute_s]
+        arrivals_s = accumulate(transfer.duration_s for transfer in inside)
+        self._reads_s = [transfer.read_s for transfer in inside]
         waits_s = (arrived_s - read_s for arrived_s, read_s in zip(arrivals_s, self._reads_s))
         self._stalls_s = list(accumulate(waits_s, max, initial=0.0))
 
     def before(self, at_s: float) -> float:
-        """How much later than by itself the computation is at a time of its clock."""
+        """Seconds by which the computation is later than by itself, at a time of its clock."""
         return self._stalls_s[bisect_right(self._reads_s, at_s)]
 
 
-def _sent_reason(item: Item, start_s: float) -> str:
-    kept = f"; {item.kept_reason}" if item.kept_reason else ""
-    return f"the first to be read, at {format_time(item.read_s)}, of what is ready at {format_time(start_s)}{kept}"
+def _sent_reason(transfer: PendingTransfer, start_s: float) -> str:
+    kept = f"; {transfer.kept_reason}" if transfer.kept_reason else ""
+    return f"the first to be read, at {format_time(transfer.read_s)}, of what is ready at {format_time(start_s)}{kept}"

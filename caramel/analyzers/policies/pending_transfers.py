@@ -14,22 +14,22 @@ from caramel.facts import BACKWARD, Boundaries, Boundary, Buckets, Piece, Schedu
 from caramel.simulator import wire_bytes
 
 MOST_PIECES = 10_000
-"""More pieces of a gradient are a wrong partition size, not a plan (our choice)."""
+"""Largest number of pieces of a gradient: more are a wrong partition size, not a plan (our choice)."""
 
 
 @dataclass(frozen=True)
-class Item:
-    """A transfer to be.
+class PendingTransfer:
+    """A transfer that has no window yet.
 
     Attributes:
-        number: the order in which they are complete.
-        pieces: of gradients.
-        size_bytes: on the wire.
-        duration_s: predicted.
-        ready_s: when it is complete.
-        read_s: when it is first read; at the latest the end of the computation.
-        kept_reason: why it cannot be postponed; "" where it can.
-        reason: why these travel together.
+        number: position in the order in which transfers are complete.
+        pieces: pieces of gradients that travel together.
+        size_bytes: bytes on the wire.
+        duration_s: predicted seconds.
+        ready_s: time when it is complete, in seconds.
+        read_s: time when it is first read, in seconds; at the latest the end of the computation.
+        kept_reason: reason why it cannot be postponed; "" where it can.
+        reason: reason why the pieces travel together.
     """
 
     number: int
@@ -42,17 +42,17 @@ class Item:
     reason: str
 
 
-def items_of(
+def pending_transfers_of(
     boundaries: Boundaries, buckets: Buckets, network: Network | None = None, partition_bytes: float = math.inf
-) -> list[Item]:
+) -> list[PendingTransfer]:
     """Transfers in the order in which they are complete.
 
     Args:
-        boundaries: of all gradients.
-        buckets: what travels together.
-        network: predicts how long; None for no time at all.
-        partition_bytes: the most bytes of a transfer. Of larger buckets each gradient travels by itself, in equal parts
-            if it is larger still and can be cut.
+        boundaries: boundaries of all gradients.
+        buckets: gradients that travel together.
+        network: network that predicts the seconds of a transfer; None for transfers that take no time.
+        partition_bytes: largest number of bytes of a transfer on the wire. Of larger buckets each gradient travels by
+            itself, in equal parts if it is larger still and can be cut.
 
     Raises:
         InputError: the boundaries have numbers that cannot be, or a gradient is cut into too many pieces.
@@ -66,7 +66,7 @@ def items_of(
         for pieces in _cut([boundaries.by_name[name] for name in bucket], partition_bytes)
     ]
     parts.sort(key=lambda part: (max(position[p.gradient] for p in part[0]), part[0][0].start))
-    return [_item(boundaries, number, *part, network) for number, part in enumerate(parts)]
+    return [_pending_transfer(boundaries, number, *part, network) for number, part in enumerate(parts)]
 
 
 def _check_buckets(buckets: Buckets, known: Collection[str]) -> None:
@@ -82,11 +82,13 @@ def _check_buckets(buckets: Buckets, known: Collection[str]) -> None:
             raise PlanError(f"bucket {number} is empty: leave it out")
 
 
-def _item(boundaries: Boundaries, number: int, pieces: tuple[Piece, ...], reason: str, network: Network | None) -> Item:
+def _pending_transfer(
+    boundaries: Boundaries, number: int, pieces: tuple[Piece, ...], reason: str, network: Network | None
+) -> PendingTransfer:
     gradients = [boundaries.by_name[p.gradient] for p in pieces]
     size_bytes = wire_bytes(boundaries, Scheduled(pieces, BACKWARD, ""))
     kept = [g for g in gradients if not g.is_postponable]
-    return Item(
+    return PendingTransfer(
         number=number,
         pieces=pieces,
         size_bytes=size_bytes,
@@ -98,21 +100,21 @@ def _item(boundaries: Boundaries, number: int, pieces: tuple[Piece, ...], reason
     )
 
 
-def _cut(gradients: Sequence[Boundary], most_bytes: float) -> list[tuple[Piece, ...]]:
+def _cut(gradients: Sequence[Boundary], partition_bytes: float) -> list[tuple[Piece, ...]]:
     """The pieces of each transfer of a bucket: all in one, or where that is too large each gradient in equal parts."""
-    if sum(g.size_bytes for g in gradients) <= most_bytes:
+    if sum(g.size_bytes for g in gradients) <= partition_bytes:
         return [tuple(Piece(g.name, 0, g.elements) for g in gradients)]
-    return [(piece,) for g in gradients for piece in _parts(g, most_bytes)]
+    return [(piece,) for g in gradients for piece in _parts(g, partition_bytes)]
 
 
-def _parts(gradient: Boundary, most_bytes: float) -> list[Piece]:
-    if gradient.elements is None or not gradient.divisible or gradient.size_bytes <= most_bytes:
+def _parts(gradient: Boundary, partition_bytes: float) -> list[Piece]:
+    if gradient.elements is None or not gradient.divisible or gradient.size_bytes <= partition_bytes:
         return [Piece(gradient.name, 0, gradient.elements)]
-    most = max(int(most_bytes / gradient.item_bytes), 1)
+    most = max(int(partition_bytes / gradient.item_bytes), 1)
     count = -(-gradient.elements // most)
     if count > MOST_PIECES:
         raise InputError(
-            f"partition_bytes={most_bytes:g} cuts gradient {gradient.name!r} into {count} pieces, more than "
+            f"partition_bytes={partition_bytes:g} cuts gradient {gradient.name!r} into {count} pieces, more than "
             f"{MOST_PIECES}: raise it"
         )
     starts = [gradient.elements * n // count for n in range(count + 1)]

@@ -19,7 +19,7 @@ def adaptive_depth(in_flight: int | None = None) -> Analyzer:
     """The best algorithm and depth for each transfer by the network model.
 
     Args:
-        in_flight: how many transfers of each window may be under way at once on a worker; default: no limit
+        in_flight: number of transfers of each window that may be under way at once on a worker; default: no limit
             where nothing is postponed, else `ORDERED_IN_FLIGHT`. Packings are always chosen for the default.
 
     Source:
@@ -37,9 +37,10 @@ def make_transfers(model: Model, schedule: Schedule, network: Network, in_flight
 
     Args:
         model: the single-device step.
-        schedule: what travels together, and when.
-        network: how to choose.
-        in_flight: see `adaptive_depth`.
+        schedule: pieces that travel together, with their windows, in their order.
+        network: network by which collectives are chosen.
+        in_flight: number of transfers of each window that may be under way at once; None for the default, see
+            `adaptive_depth`.
 
     Raises:
         PlanError: the schedule names gradients that do not exist, or several element types together.
@@ -96,8 +97,8 @@ def _sparse(gradient: Gradient, options: CollectiveOptions, scheduled: Scheduled
     )
 
 
-def whole(gradient: Gradient) -> Piece:
-    """All elements of a gradient."""
+def whole_gradient(gradient: Gradient) -> Piece:
+    """The piece that has all elements of a gradient."""
     return Piece(gradient.name, 0, None if gradient.is_sparse else gradient.size)
 
 
@@ -108,23 +109,27 @@ def as_they_are(postponed: Sequence[str] = ()) -> Analyzer:
         postponed: names of gradients whose buckets travel in the next step.
     """
 
-    def run(model: Model, found: Dependencies, buckets: Buckets) -> Schedule:
+    def run(model: Model, dependencies: Dependencies, buckets: Buckets) -> Schedule:
         by_name = {g.name: g for g in model.gradients}
         if unknown := [name for name in postponed if name not in by_name]:
             raise InputError(f"there is no gradient {unknown[0]!r} to postpone; there are {listed(list(by_name), 8)}")
         for name in postponed:
-            if found.postponable[name]:
-                raise InputError(found.postponable[name])
-        asked = set(postponed)
-        made: dict[str, list[Scheduled]] = {FORWARD: [], BACKWARD: []}
+            if dependencies.postponable[name]:
+                raise InputError(dependencies.postponable[name])
+        postponed_names = set(postponed)
+        scheduled: dict[str, list[Scheduled]] = {FORWARD: [], BACKWARD: []}
         for bucket, reason in zip(buckets.buckets, buckets.reasons):
             for window in (FORWARD, BACKWARD):
-                names = [name for name in bucket if (name in asked) == (window == FORWARD)]
+                names = [name for name in bucket if (name in postponed_names) == (window == FORWARD)]
                 if names:
                     why = f"It was asked to travel in the next step; {reason}" if window == FORWARD else reason
-                    made[window].append(Scheduled(tuple(whole(by_name[name]) for name in names), window, why))
+                    scheduled[window].append(
+                        Scheduled(tuple(whole_gradient(by_name[name]) for name in names), window, why)
+                    )
         # What is read first comes first, and that is what was ready last.
-        return Schedule((*reversed(made[FORWARD]), *made[BACKWARD]), "as asked for" if postponed else "backward only")
+        return Schedule(
+            (*reversed(scheduled[FORWARD]), *scheduled[BACKWARD]), "as asked for" if postponed else "backward only"
+        )
 
     return Analyzer(
         "windows by hand" if postponed else "backward window", (Model, Dependencies, Buckets), Schedule, run
