@@ -24,16 +24,16 @@ class Transfer:
     """The all-reduce of one bucket.
 
     Attributes:
-        pieces: the gradients that travel together, or ranges of their elements, in the order in which they lie.
-        dtype: their element type.
-        elements: how many there are; None for a sparse gradient, whose rows vary from step to step.
-        size_bytes: their size; None likewise.
-        algorithm: the collective.
+        pieces: gradients that travel together, or ranges of their elements, in the order in which they lie.
+        dtype: element type of the gradients.
+        elements: number of elements; None for a sparse gradient, whose rows vary from step to step.
+        size_bytes: bytes of the elements; None for a sparse gradient.
+        algorithm: name of the collective.
         depth: number of chunks in flight at once.
         window: ``"backward"`` (in the step that makes the gradients) or ``"forward"`` (in the next).
-        wire: element type of the messages, if another than ``dtype``.
-        predicted_s: seconds that it will take, if a network model was given.
-        reason: why it is so.
+        wire: element type of the messages; None if it is ``dtype``.
+        predicted_s: predicted seconds of the transfer; None without a network model.
+        reason: reason of these decisions.
         adds_slices: whether each worker adds up its slices of one row of a sparse gradient before it sends them.
     """
 
@@ -60,9 +60,9 @@ class Transfers:
     """All transfers with their collectives; the fact from which a plan is made.
 
     Attributes:
-        transfers: those of the forward window first, each window in the order in which all workers send.
-        in_flight: how many may be under way at once on a worker.
-        notes: for the plan.
+        transfers: transfers of the forward window, then of the backward window, in the order in which all workers send.
+        in_flight: number of transfers of each window that may be under way at once on a worker.
+        notes: notes for the plan.
     """
 
     transfers: tuple[Transfer, ...]
@@ -72,15 +72,14 @@ class Transfers:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step will take, in steady state.
+    """The predicted step, in steady state.
 
     Attributes:
-        timeline: of one step on each worker.
-        lower_bound_s: no plan of the same computation on the same network takes less, with whatever all-reduces are
-            allowed and measured.
-        basis: what the times are from.
-        alternatives: for each transfer what the step would take with it in the other window; None where it
-            cannot be there.
+        timeline: timeline of one step on each worker.
+        lower_bound_s: seconds below which no plan of the same computation on the same network can be, with whatever
+            all-reduces are allowed and measured.
+        basis: origin of the times.
+        alternatives: seconds of the step with each transfer in its other window; None where it cannot be there.
     """
 
     timeline: Timeline
@@ -95,15 +94,15 @@ class Prediction:
 
     def as_dict(self) -> dict[str, float]:
         """The figures, in SI units."""
-        found = self.timeline
+        timeline = self.timeline
         return {
-            "predicted_iteration_s": found.iteration_s,
-            "compute_s": found.compute_s,
-            "communication_s": found.communication_s,
-            "exposed_s": found.exposed_s,
-            "alpha": found.alpha,
-            "rho": found.rho,
-            "utilisation": found.utilisation,
+            "predicted_iteration_s": timeline.iteration_s,
+            "compute_s": timeline.compute_s,
+            "communication_s": timeline.communication_s,
+            "exposed_s": timeline.exposed_s,
+            "alpha": timeline.alpha,
+            "rho": timeline.rho,
+            "utilisation": timeline.utilisation,
             "lower_bound_s": self.lower_bound_s,
             "gap": self.gap,
         }
@@ -114,29 +113,29 @@ class Plan:
     """Everything that was decided about the distributed graph.
 
     Attributes:
-        model_digest: of the Model that it was made for.
+        model_digest: digest of the Model for which the plan was made.
         workers: number of workers.
         devices: device string of each rank, as `caramel.modifiers.replicate.parse_devices` writes them.
         reduction: ``"mean"`` or ``"sum"`` over the workers.
-        reduction_reason: what that was concluded from.
+        reduction_reason: observation from which the reduction was concluded.
         weighted: whether gradients are weighted by each worker's share of the examples.
         deterministic: whether gradients are added in rank order, so that no decision changes a bit.
         statistics: ``"local"`` if checkpoints and evaluations have worker 0's statistics (of batch
             normalisation), ``"mean"`` if they have the mean over the workers.
         network: description of the network model, if one was given.
-        transfers: in the order in which all workers start them.
+        transfers: transfers in the order in which all workers start them.
         variable_classes: class of each variable.
         notes: assumptions, and options that have no effect.
-        sharding: how a dataset on the workers is divided between them, if there is one.
+        sharding: way in which a dataset on the workers is divided between them; None without one.
         analyzers: names of the analyzers that decided, in the order in which they ran.
         order: names of the gradients in the order in which they are computed.
-        order_reason: how it was found, and how it is enforced.
+        order_reason: way in which the order was found, and in which it is enforced.
         edges: control edges (before, after) that enforce it on each worker, by names of the single-device graph.
-        in_flight: how many transfers may be under way at once on a worker.
-        extra_bytes: of the gradients that each worker keeps for the next step; numbers such as learning rates that it
-            keeps with them are not counted.
-        prediction: what a step will take; None without a trace or a network model.
-        proof: what was checked of the emitted graph; empty before it is emitted.
+        in_flight: number of transfers of each window that may be under way at once on a worker.
+        extra_bytes: bytes of the gradients that each worker keeps for the next step; numbers such as learning rates
+            that it keeps with them are not counted.
+        prediction: predicted step; None without a trace or a network model.
+        proof: statements that were checked of the emitted graph; empty before it is emitted.
 
     Examples:
         >>> import tensorflow as tf
@@ -198,8 +197,8 @@ class Plan:
         data = FORMAT.read(text, name)
         with FORMAT.reading(name):
             plan: Plan = from_data(cls, data)
-        others = () if plan.prediction is None else plan.prediction.alternatives
-        if others and len(others) != len(plan.transfers):
+        alternatives = () if plan.prediction is None else plan.prediction.alternatives
+        if alternatives and len(alternatives) != len(plan.transfers):
             raise PlanError(f"{name} predicts other transfers than it has: make the plan anew")
         return plan
 
@@ -222,7 +221,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the JSON text of all that was decided; what was proved of the result is no decision."""
+        """SHA-256 of the JSON text of all decisions; the proof of the emitted graph is no decision."""
         return hashlib.sha256(replace(self, proof=()).to_json().encode()).hexdigest()
 
     # -- what is in it -----------------------------------------------------------------------
@@ -234,12 +233,15 @@ class Plan:
 
     @cached_property
     def pieces(self) -> Mapping[str, tuple[tuple[Piece, str], ...]]:
-        """For each gradient its pieces and their windows, in the order of its elements."""
-        found: dict[str, list[tuple[Piece, str]]] = {}
+        """The pieces of each gradient and their windows, in the order of its elements, by the gradient's name."""
+        pieces_by_gradient: dict[str, list[tuple[Piece, str]]] = {}
         for transfer in self.transfers:
             for piece in transfer.pieces:
-                found.setdefault(piece.gradient, []).append((piece, transfer.window))
-        return {name: tuple(sorted(pieces, key=lambda p: p[0].start)) for name, pieces in found.items()}
+                pieces_by_gradient.setdefault(piece.gradient, []).append((piece, transfer.window))
+        return {
+            name: tuple(sorted(gradient_pieces, key=lambda p: p[0].start))
+            for name, gradient_pieces in pieces_by_gradient.items()
+        }
 
     @cached_property
     def postponed(self) -> tuple[str, ...]:
@@ -277,18 +279,18 @@ class Plan:
         """What happens to one gradient, and why.
 
         Args:
-            gradient: its name (the parameter's).
+            gradient: name of the gradient (the parameter's).
 
         Raises:
             InputError: the plan has no such gradient.
         """
-        found = [
+        explanations = [
             self._explained(number, transfer, piece)
             for number, transfer in enumerate(self.transfers)
             for piece in transfer.pieces
             if piece.gradient == gradient
         ]
-        if not found:
+        if not explanations:
             names = list(self.pieces)
             raise InputError(f"the plan has no gradient {gradient!r}; it has {listed(names, 8)}")
         place = (
@@ -296,7 +298,7 @@ class Plan:
             if gradient in self.order
             else ""
         )
-        return "\n".join(found) + place
+        return "\n".join(explanations) + place
 
     def _explained(self, number: int, transfer: Transfer, piece: Piece) -> str:
         size = "a number of" if transfer.size_bytes is None else str(transfer.size_bytes)
@@ -361,21 +363,21 @@ class Plan:
     def _predicted(self) -> list[str]:
         if self.prediction is None:
             return []
-        found, times = self.prediction, self.prediction.timeline
+        prediction, step = self.prediction, self.prediction.timeline
         return [
             "",
-            f"predicted: {times.iteration_s * 1e3:.4g} ms per step: {times.compute_s * 1e3:.4g} ms of computation, "
-            f"{times.communication_s * 1e3:.4g} ms of communication, {times.exposed_s * 1e3:.4g} ms of it exposed",
-            f"alpha {times.alpha:.3f}, rho {times.rho:.3f}, utilisation {times.utilisation:.1%}; "
-            f"no plan takes less than {found.lower_bound_s * 1e3:.4g} ms (gap {found.gap:.1%})",
-            f"from: {found.basis}",
+            f"predicted: {step.iteration_s * 1e3:.4g} ms per step: {step.compute_s * 1e3:.4g} ms of computation, "
+            f"{step.communication_s * 1e3:.4g} ms of communication, {step.exposed_s * 1e3:.4g} ms of it exposed",
+            f"alpha {step.alpha:.3f}, rho {step.rho:.3f}, utilisation {step.utilisation:.1%}; "
+            f"no plan takes less than {prediction.lower_bound_s * 1e3:.4g} ms (gap {prediction.gap:.1%})",
+            f"from: {prediction.basis}",
         ]
 
     def diff(self, other: Plan) -> str:
-        """What another plan decides otherwise, as text; empty if nothing.
+        """The decisions in which another plan differs, as text; empty if there are none.
 
         Args:
-            other: the plan to compare with.
+            other: plan to compare with.
         """
         lines = []
         for field in fields(Plan):
@@ -396,25 +398,25 @@ class Plan:
         return "\n".join(lines)
 
     def _moved(self, other: Plan) -> list[tuple[str, str, str]]:
-        """Gradients whose transfers differ, with how they travel in either plan."""
+        """Gradients whose transfers differ, with the descriptions of their transfers in either plan."""
         mine, theirs = self._travels(), other._travels()
         names = list(dict.fromkeys([*mine, *theirs]))
-        each = ((name, mine.get(name, "not there"), theirs.get(name, "not there")) for name in names)
-        return [(name, here, there) for name, here, there in each if here != there]
+        descriptions = ((name, mine.get(name, "not there"), theirs.get(name, "not there")) for name in names)
+        return [(name, here, there) for name, here, there in descriptions if here != there]
 
     def _travels(self) -> dict[str, str]:
-        found: dict[str, list[str]] = {}
+        parts_by_gradient: dict[str, list[str]] = {}
         for number, t in enumerate(self.transfers):
             for piece in t.pieces:
                 part = "" if len(self.pieces[piece.gradient]) == 1 else f"[{_range(piece)}] "
                 wire = f" as {t.wire}" if t.wire else ""
                 how = f"{part}transfer {number} ({len(t.pieces)} pieces, {t.size_bytes} bytes), {t.window}, "
-                found.setdefault(piece.gradient, []).append(f"{how}{t.algorithm} x{t.depth}{wire}")
-        return {name: "; ".join(parts) for name, parts in found.items()}
+                parts_by_gradient.setdefault(piece.gradient, []).append(f"{how}{t.algorithm} x{t.depth}{wire}")
+        return {name: "; ".join(parts) for name, parts in parts_by_gradient.items()}
 
 
 _MOST_NAMES = 6
-"""Of a bucket, in a table."""
+"""Largest number of gradients of a bucket whose names a table shows."""
 
 
 def _range(piece: Piece) -> str:

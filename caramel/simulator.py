@@ -57,11 +57,12 @@ def simulate(
     - Gradients of a level above 0, and what they wait for, are transfers like others.
 
     Args:
-        boundaries: of all gradients.
+        boundaries: boundaries of all gradients.
         schedule: all transfers.
-        channel_s: seconds for which a transfer has the channel, by its bytes on the wire.
-        lag_s: seconds from when it has left the channel until it has arrived, by the same; default: none.
-        in_flight: how many transfers of each window may be under way at once; default: no limit.
+        channel_s: function from bytes on the wire to the seconds for which a transfer has the channel.
+        lag_s: function from bytes on the wire to the seconds from when a transfer has left the channel until it has
+            arrived; default: none.
+        in_flight: number of transfers of each window that may be under way at once; default: no limit.
 
     Returns:
         The step. Spans of computation have no name, those of stalls that of the gradient for which the step waits (of
@@ -96,7 +97,7 @@ def wire_bytes(boundaries: Boundaries, transfer: Scheduled) -> float:
     """Bytes of a transfer on the wire: each piece has its share of its gradient's.
 
     Args:
-        boundaries: of its gradients.
+        boundaries: boundaries of the gradients of the transfer.
         transfer: the transfer.
     """
     return sum(_piece_bytes(boundaries.by_name[p.gradient], p) for p in transfer.pieces)
@@ -120,10 +121,10 @@ def check_boundaries(boundaries: Boundaries) -> None:
     """Check that all numbers are such as times and sizes can be, and that no name is there twice.
 
     Args:
-        boundaries: of all gradients. A parameter that is never read may have an infinite read_s.
+        boundaries: boundaries of all gradients. A parameter that is never read may have an infinite read_s.
 
     Raises:
-        InputError: they are not; with the gradient and the attribute.
+        InputError: a number or a name is wrong; with the gradient and the attribute.
     """
     _checked(boundaries.compute_s, "compute_s of the boundaries")
     if len(boundaries.by_name) != len(boundaries.gradients):
@@ -144,11 +145,11 @@ def validate_schedule(boundaries: Boundaries, schedule: Schedule) -> None:
     cut is whole, and a piece is empty only where its gradient is.
 
     Args:
-        boundaries: of all gradients.
+        boundaries: boundaries of all gradients.
         schedule: all transfers.
 
     Raises:
-        PlanError: something is otherwise; with the transfer or the gradient.
+        PlanError: a rule is broken; with the transfer or the gradient.
     """
     seen: dict[str, list[Piece]] = {g.name: [] for g in boundaries.gradients}
     was_backward = False
@@ -178,8 +179,8 @@ def _check_transfer(where: str, transfer: Scheduled, gradients: Sequence[Boundar
     )
     for what, values in kinds:
         if len(values) > 1:
-            found = listed(map(str, sorted(values)))
-            raise PlanError(f"{where} has gradients of more than one {what} ({found}): take it apart")
+            listed_values = listed(map(str, sorted(values)))
+            raise PlanError(f"{where} has gradients of more than one {what} ({listed_values}): take it apart")
     kept = [g for g in gradients if not g.is_postponable]
     if transfer.window == FORWARD and kept:
         raise PlanError(f"{where} is of the forward window, but {kept[0].name!r} cannot be: {kept[0].kept_reason}")
@@ -222,7 +223,7 @@ def _covered_s(spans: Sequence[Span]) -> float:
 
 
 def _predecessors(transfers: Sequence[Scheduled], in_flight: InFlight) -> Iterator[int | None]:
-    """For each transfer the number of the one in its window that has to have arrived, if there is one."""
+    """The number of the transfer that has to have arrived before each one in its window; None if there is none."""
     firsts = sum(t.window == FORWARD for t in transfers)
     for number, transfer in enumerate(transfers):
         most = in_flight.most(transfer.window)
@@ -231,7 +232,7 @@ def _predecessors(transfers: Sequence[Scheduled], in_flight: InFlight) -> Iterat
 
 
 class _Step:
-    """What happens in a step, event by event. Computation is at ``now - delay`` of its own clock while it runs."""
+    """A step, event by event. Computation is at ``now - delay`` of its own clock while it runs."""
 
     def __init__(
         self,
