@@ -6,24 +6,26 @@ from caramel.graph.graph import Graph, NodeDef, copied
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 
 GRADIENT_ATTRIBUTE = "_caramel_gradient"
-"""Attribute of the Identity that carries a gradient out of the differentiation: its number."""
+"""Attribute of the Identity that carries a gradient out of the differentiation; its value is the gradient's number."""
 
 INDICES_ATTRIBUTE = "_caramel_indices"
-"""The same for the indices of a sparse gradient."""
+"""Attribute of the Identity that carries the indices of a sparse gradient; its value is the gradient's number."""
 
 TARGETS_ATTRIBUTE = "_caramel_targets"
-"""Attribute of an op that is differentiated: (number of the call, index of the output), one after the other."""
+"""Attribute of an op that is differentiated; its value is a flat list of pairs (number of the call, output index)."""
 
 SOURCE_ATTRIBUTE = "_caramel_source"
-"""Attribute of an Identity of a tensor, no variable, by which was differentiated: the number of the result."""
+"""Attribute of an Identity of a tensor, not a variable, with respect to which the program differentiates; its value is
+the number of the resulting gradient."""
 
 RESULT_ATTRIBUTE = "_caramel_result"
-"""Attribute of the Identity that carries such a gradient: its number and ``file:line`` of the call."""
+"""Attribute of the Identity that carries a gradient with respect to a tensor; its value is the gradient's number and
+the ``file:line`` of the call."""
 
 SCOPE_ATTRIBUTE = "_caramel_scope"
-"""Attribute of a node that came out of a function: the prefix of its name."""
+"""Attribute of a node that was inlined from a function; its value is the prefix of the node's name."""
 
-_OWN = (
+_CAPTURE_ATTRIBUTES = (
     GRADIENT_ATTRIBUTE,
     INDICES_ATTRIBUTE,
     TARGETS_ATTRIBUTE,
@@ -33,20 +35,20 @@ _OWN = (
 )
 
 
-def bare(graph: Graph) -> Graph:
-    """A graph for all that comes after capture: without these attributes, and without static shapes."""
+def without_capture_attributes(graph: Graph) -> Graph:
+    """A copy of the graph for all stages after capture: without these attributes, and without static shapes."""
     nodes = []
     for node in graph:
         copy = copied(node)
-        strip(copy)
+        remove_capture_attributes(copy)
         copy.attr.pop(SHAPES_ATTRIBUTE, None)
         nodes.append(copy)
     return Graph(nodes, graph.library, graph.versions)
 
 
-def strip(node: NodeDef) -> None:
-    """Take all of them away from a node, which is changed."""
+def remove_capture_attributes(node: NodeDef) -> None:
+    """Remove all of these attributes from a node, in place."""
     if GRADIENT_ATTRIBUTE in node.attr:
         node.attr.pop("_gradient_op_type", None)  # how the Identity tells that it is differentiated
-    for name in _OWN:
+    for name in _CAPTURE_ATTRIBUTES:
         node.attr.pop(name, None)

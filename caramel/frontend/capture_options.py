@@ -1,4 +1,4 @@
-"""What a caller says about a program that is captured."""
+"""Options that a caller gives with a program to capture."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from caramel.errors import InputError
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """The options of `caramel.capture`, which says what each does.
+    """The options of `caramel.capture`, which describes each of them.
 
     Raises:
-        InputError: one does not fit.
+        InputError: ``loss_reduction`` is neither ``"mean"`` nor ``"sum"``.
     """
 
     loss: Any = None

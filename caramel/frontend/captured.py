@@ -1,11 +1,11 @@
-"""What both ways of capturing produce before the roles are worked out."""
+"""The captured program that both ways of capturing produce, before the roles are worked out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from caramel.data.dataset import Given
+from caramel.data.dataset import TrainingData
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph
 from caramel.model import Input, ValueSource
@@ -16,12 +16,12 @@ class RawVariable:
     """A variable as the program declares it.
 
     Attributes:
-        name: the user's name.
-        node: its VarHandleOp.
-        dtype: element type.
+        name: the user's name of the variable.
+        node: name of its VarHandleOp.
+        dtype: element type, by its TensorFlow name.
         shape: static shape.
         trainable: the program's own flag.
-        saved: whether single-device checkpoints contain it.
+        saved: whether single-device checkpoints contain the variable.
     """
 
     name: str
@@ -34,16 +34,16 @@ class RawVariable:
 
 @dataclass(frozen=True)
 class RawGradient:
-    """A result of a differentiation.
+    """The gradient of a variable that one differentiation gives.
 
     Attributes:
-        variable: VarHandleOp of the variable.
-        tensor: tensor name; of the values where the gradient is sparse.
-        consumers: readers for which the tensor is the result (empty: all).
+        variable: name of the variable's VarHandleOp.
+        tensor: name of the gradient's tensor; where the gradient is sparse, of its values.
+        consumers: names of the readers that read the tensor as the gradient (empty: all readers).
         call: number of the differentiation, in program order.
         location: ``file:line`` of the call.
-        indices: tensor name of the rows that the values are for, where the gradient is sparse.
-        passed: whether another differentiation goes through it.
+        indices: tensor name of the row numbers of the values, where the gradient is sparse; else None.
+        differentiated_again: whether another differentiation goes through the gradient.
     """
 
     variable: str
@@ -52,29 +52,29 @@ class RawGradient:
     call: int
     location: str
     indices: str | None = None
-    passed: bool = False
+    differentiated_again: bool = False
 
 
 @dataclass(frozen=True)
 class RawProgram:
-    """A captured program: everything that is known without analysis.
+    """A captured program: all that is known of it without analysis.
 
     Attributes:
         graph: all nodes, with ``_output_shapes`` attributes.
-        variables: in a fixed order.
-        gradients: in program order.
-        differentiated: tensors that were differentiated, with the number of the call.
-        inputs: what can be fed.
-        loss: tensor to report, if chosen already.
-        outputs: further per-step results.
-        targets: nodes that make up the step.
+        variables: the program's variables, in a fixed order.
+        gradients: gradients of variables, in program order.
+        differentiated: pairs (differentiated tensor, number of the call).
+        inputs: tensors that can be fed.
+        loss: name of the tensor to report as the loss; None if it is not chosen yet.
+        outputs: pairs (name, tensor) of the step's further results.
+        targets: names of the nodes that make up the step.
         values: source of the initial values.
-        reduction: the caller's word on the loss' reduction, or None.
+        reduction: the caller's ``"mean"`` or ``"sum"`` for the loss, or None.
         is_graph: whether this is TF1-style graph code rather than a step function.
-        notes: what was assumed.
-        loop_marks: numbers of the gradients inside loops whose sums are among ``gradients``.
-        given: the dataset that a graph's iterator reads, if there is one.
-        iterator: the op that takes elements of it, for which the graph has placeholders instead.
+        notes: assumptions that the capture made, for the user.
+        loop_gradient_numbers: numbers of the gradients inside loops whose sums are among ``gradients``.
+        given: dataset that the graph's iterator reads; None without one.
+        iterator: name of the op that takes elements of the dataset, in whose place the graph has placeholders; or None.
     """
 
     graph: Graph
@@ -89,8 +89,8 @@ class RawProgram:
     reduction: str | None
     is_graph: bool
     notes: tuple[str, ...] = ()
-    loop_marks: frozenset[int] = frozenset()
-    given: Given | None = None
+    loop_gradient_numbers: frozenset[int] = frozenset()
+    given: TrainingData | None = None
     iterator: str | None = None
 
     @cached_property
@@ -99,5 +99,9 @@ class RawProgram:
         return Library(self.graph)
 
     def targets_of(self, call: int) -> list[str]:
-        """What a call differentiates."""
+        """The tensors that a call differentiates.
+
+        Args:
+            call: number of the differentiation.
+        """
         return [tensor for tensor, number in self.differentiated if number == call]

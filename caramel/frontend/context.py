@@ -17,15 +17,15 @@ from tensorflow.python.util import nest
 from caramel.data.components import (
     are_arguments,
     arguments_of,
-    by_name_or_order,
-    by_position,
+    bind_by_name_or_order,
+    bind_by_position,
     check_arguments,
     components_of,
 )
-from caramel.data.dataset import Given, given_data
+from caramel.data.dataset import TrainingData, training_data
 from caramel.errors import CaptureError, InputError
 from caramel.facts import Trace
-from caramel.frontend.attributes import bare
+from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.programs.files import graph_from, is_graph_proto, read_file
@@ -241,19 +241,19 @@ class Context:
         model = assemble(self._raw)
         if self.graph is None or self.given is None or self._raw.given is not None:
             return model
-        return replace(model, inputs=by_name_or_order(model.inputs, model.unused_inputs, self.given.element_spec))
+        return replace(model, inputs=bind_by_name_or_order(model.inputs, model.unused_inputs, self.given.element_spec))
 
     def to_networkx(self, trace: Trace | None = None) -> Any:
         """The captured step as a networkx.DiGraph; see `caramel.graph.graph.Graph.to_networkx`.
 
         Args:
-            trace: measured times of the step's ops, which become attributes of the nodes.
+            trace: measured times of the step's ops, in seconds, and their bytes, which become attributes of the nodes.
         """
         graph = self.model.graph
         return graph.to_networkx() if trace is None else graph.to_networkx(trace.op_s, trace.op_bytes)
 
     @cached_property
-    def given(self) -> Given | None:
+    def given(self) -> TrainingData | None:
         """The dataset that the workers read their inputs from; None if inputs are fed.
 
         Raises:
@@ -264,7 +264,7 @@ class Context:
             return read
         if read is not None:
             raise InputError("the graph reads its data from an iterator already: leave out data=")
-        return given_data(self.data)
+        return training_data(self.data)
 
     @cached_property
     def _raw(self) -> RawProgram:
@@ -312,23 +312,23 @@ class Context:
         if specs is None:
             components_of(self.given.element_spec)  # refuses what is no dense tensor
             return arguments_of(self.given.element_spec)
-        given = [specs] if isinstance(specs, (tf.TensorSpec, Mapping)) else list(specs)
-        self._by_name = not are_arguments(given, self.given.element_spec)
+        argument_specs = [specs] if isinstance(specs, (tf.TensorSpec, Mapping)) else list(specs)
+        self._by_name = not are_arguments(argument_specs, self.given.element_spec)
         if not self._by_name:
-            check_arguments(given, self.given.element_spec)
+            check_arguments(argument_specs, self.given.element_spec)
         return specs
 
-    def _bound(self, inputs: Sequence[Input], given: Given) -> tuple[Input, ...]:
+    def _bound(self, inputs: Sequence[Input], given: TrainingData) -> tuple[Input, ...]:
         if self._by_name:
-            return by_name_or_order(inputs, (), given.element_spec)
-        return by_position(inputs, given.components)
+            return bind_by_name_or_order(inputs, (), given.element_spec)
+        return bind_by_position(inputs, given.components)
 
     def evaluation_for(self, fetches: Any = None) -> Evaluation:
-        """The evaluation of the given tensors, or the one that was declared.
+        """The evaluation of the given tensors, or the declared one.
 
         Args:
             fetches: for a graph, a tensor, a name, or a list or dict of these; for a step, a
-                function. None takes what ``evaluation`` says.
+                function; None for the program's own ``evaluation``.
 
         Raises:
             CaptureError: nothing to evaluate, or it cannot be captured.
@@ -338,15 +338,15 @@ class Context:
             raise CaptureError("nothing to evaluate: pass evaluation= to caramel.capture, or name what to fetch")
         if self.graph is not None:
             return _graph_evaluation(self.graph, self._raw, wanted)
-        known = len(self._raw.variables)
+        variable_count = len(self._raw.variables)
         if fetches is None:
             return self._declared
         naming = self._naming.copy()  # of an evaluation that is refused nothing stays
         evaluation = capture_evaluation(wanted, None, naming)
-        new = naming.variables[known:]
-        if new:
+        new_variables = naming.variables[variable_count:]
+        if new_variables:
             raise CaptureError(
-                f"the evaluation uses variable {new[0].name!r}, which the captured program does not have: "
+                f"the evaluation uses variable {new_variables[0].name!r}, which the captured program does not have: "
                 "declare the function as evaluation= of caramel.capture"
             )
         return evaluation
@@ -378,4 +378,10 @@ def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
     def pack(arrays: Sequence[Any]) -> Any:
         return tf.nest.pack_sequence_as(wanted, list(arrays))
 
-    return Evaluation(bare(nodes), inputs, tuple((name, value) for (name, _), value in zip(outputs, values)), (), pack)
+    return Evaluation(
+        without_capture_attributes(nodes),
+        inputs,
+        tuple((name, value) for (name, _), value in zip(outputs, values)),
+        (),
+        pack,
+    )

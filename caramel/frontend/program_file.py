@@ -29,7 +29,7 @@ from caramel.errors import CaramelError, InputError, ProgramError, in_one_line
 if TYPE_CHECKING:
     from caramel.frontend.context import Context
 
-_KEYS = frozenset(
+_PROGRAM_KEYS = frozenset(
     {"step", "inputs", "data", "evaluation", "loss", "train_op", "loss_reduction", "replicated", "checkpoint"}
 )
 _EVALUATION_KEYS = frozenset({"function", "outputs", "inputs", "data"})
@@ -41,9 +41,9 @@ class Program:
 
     Attributes:
         context: the captured program.
-        data: its batches, or None.
-        evaluation_data: arrays for its evaluation (a tuple or a dict), or None.
-        why_here: why a dataset is read in this process and not by the workers, or None.
+        data: batches of the program, or None.
+        evaluation_data: arrays for the program's evaluation (a tuple or a dict), or None.
+        why_here: reason for which this process, not the workers, reads the dataset; or None.
     """
 
     context: Context
@@ -57,7 +57,10 @@ class Program:
         return self.context.given is not None
 
     def batches(self, steps: int | None) -> Iterator[Any]:
-        """The batches of ``steps`` steps, starting the data over as often as needed; one pass if None.
+        """The batches of ``steps`` steps; the data starts over as often as needed.
+
+        Args:
+            steps: number of steps; None for one pass over the data.
 
         Raises:
             ProgramError: there is no data, it is empty, or it ends and cannot be started over.
@@ -83,13 +86,13 @@ class Program:
 
 def _guarded_batches(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[Any]:
     """One pass over the data; what the user's code raises becomes a ProgramError."""
-    made = _guarded(data, "the program's data") if callable(data) else data
-    if not isinstance(made, Iterable):
+    batches = _guarded(data, "the program's data") if callable(data) else data
+    if not isinstance(batches, Iterable):
         raise ProgramError(
-            f"the program's data is {type(made).__name__}, not batches: return a list of them, or a function that "
+            f"the program's data is {type(batches).__name__}, not batches: return a list of them, or a function that "
             "makes an iterator"
         )
-    iterator = _guarded(lambda: iter(made), "the program's data")
+    iterator = _guarded(lambda: iter(batches), "the program's data")
     while True:
         batch = _guarded(lambda: next(iterator, iterator), "the program's data")
         if batch is iterator:
@@ -99,6 +102,9 @@ def _guarded_batches(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Itera
 
 def load_program(spec: str) -> Program:
     """Load and capture ``FILE.py:ENTRY``.
+
+    Args:
+        spec: path of the program file and name of the function in it, with a colon between them.
 
     Raises:
         ProgramError: the file or the entry is not there, raises, or returns something else.
@@ -118,12 +124,12 @@ def _module(path: Path) -> Any:
     directory = str(path.resolve().parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as `python FILE.py` does, so that its neighbours can be imported
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    if found is None or found.loader is None:
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    if module_spec is None or module_spec.loader is None:
         raise ProgramError(f"{str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(module_spec)
     sys.modules[path.stem] = module
-    _guarded(lambda: found.loader.exec_module(module), f"program file {str(path)!r}")  # type: ignore[union-attr]
+    _guarded(lambda: module_spec.loader.exec_module(module), f"program file {str(path)!r}")  # type: ignore[union-attr]
     return module
 
 
@@ -150,7 +156,7 @@ def _guarded(call: Callable[[], Any], what: str) -> Any:
 
 
 def _program_error(what: str, error: Exception) -> ProgramError:
-    """Names the innermost line that is the user's own."""
+    """The error for a failure in the user's code; it names the innermost line that is the user's own."""
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and "<frozen" not in f.filename
     ]
@@ -168,28 +174,28 @@ def _program(entry: Callable[[], Any], what: str) -> Program:
     if tf.executing_eagerly():
         try:
             with context.watching():
-                result = _guarded(entry, what)
+                returned = _guarded(entry, what)
         except ProgramError as error:
             if not (isinstance(error.__cause__, RuntimeError) and "eager" in str(error.__cause__)):
                 raise
             context = capture()  # TF1 code that leaves it to its caller to make a graph: give it one below
         else:
-            is_step = isinstance(result, Mapping) and "step" in result
-            return _step_program(result, what) if is_step else _graph_program(context, result, what)
+            is_step = isinstance(returned, Mapping) and "step" in returned
+            return _step_program(returned, what) if is_step else _graph_program(context, returned, what)
     with context:
-        result = _guarded(entry, what)
-    return _graph_program(context, result, what)
+        returned = _guarded(entry, what)
+    return _graph_program(context, returned, what)
 
 
-def _checked(result: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(result, Mapping):  # a graph program may return what it likes to its own main part
+def _checked(returned: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(returned, Mapping):  # a graph program may return what it likes to its own main part
         return {}
-    unknown = sorted(str(key) for key in result if key not in _KEYS)
+    unknown = sorted(str(key) for key in returned if key not in _PROGRAM_KEYS)
     if unknown:
         raise ProgramError(
-            f"{what} returns the key {unknown[0]!r}, which is not known; known are {', '.join(sorted(_KEYS))}"
+            f"{what} returns the key {unknown[0]!r}, which is not known; known are {', '.join(sorted(_PROGRAM_KEYS))}"
         )
-    evaluation = result.get("evaluation")
+    evaluation = returned.get("evaluation")
     if evaluation is not None:
         if not isinstance(evaluation, Mapping):
             raise ProgramError(f"{what}: 'evaluation' must be a dict with {', '.join(sorted(_EVALUATION_KEYS))}")
@@ -198,27 +204,27 @@ def _checked(result: Any, what: str) -> Mapping[str, Any]:
             raise ProgramError(
                 f"{what}: 'evaluation' has the key {wrong[0]!r}; known are {', '.join(sorted(_EVALUATION_KEYS))}"
             )
-    return result
+    return returned
 
 
-def _graph_program(context: Context, result: Any, what: str) -> Program:
-    given = _checked(result, what)
-    if "inputs" in given:
+def _graph_program(context: Context, returned: Any, what: str) -> Program:
+    entries = _checked(returned, what)
+    if "inputs" in entries:
         raise ProgramError(f"{what} returns 'inputs' without 'step': they go together")
     for key in ("loss", "train_op", "loss_reduction", "replicated", "checkpoint"):
-        if given.get(key) is not None:
-            setattr(context, key, given[key])
-    evaluation = given.get("evaluation") or {}
+        if entries.get(key) is not None:
+            setattr(context, key, entries[key])
+    evaluation = entries.get("evaluation") or {}
     if "function" in evaluation:
         raise ProgramError(f"{what} builds a graph: its 'evaluation' takes 'outputs' (tensors), not a 'function'")
     context.evaluation = evaluation.get("outputs")
-    data, why_here = _for_workers(given.get("data"), what)
+    data, why_here = _for_workers(entries.get("data"), what)
     context.data = data if why_here is None else None
-    return Program(context, given.get("data"), evaluation.get("data"), why_here)
+    return Program(context, entries.get("data"), evaluation.get("data"), why_here)
 
 
 def _for_workers(data: Any, what: str) -> tuple[Any, str | None]:
-    """The data, if it is a dataset that the workers can run; otherwise why not.
+    """The data, if it is a dataset that the workers can run, and the reason for which they cannot, if there is one.
 
     Raises:
         ProgramError: nor can it be read in this process, for it belongs to a graph.
@@ -240,28 +246,28 @@ def _for_workers(data: Any, what: str) -> tuple[Any, str | None]:
     return data, why_here
 
 
-def _step_program(result: Mapping[str, Any], what: str) -> Program:
+def _step_program(returned: Mapping[str, Any], what: str) -> Program:
     from caramel.frontend.context import capture
 
-    given = _checked(result, what)
-    if given.get("train_op") is not None:
+    entries = _checked(returned, what)
+    if entries.get("train_op") is not None:
         raise ProgramError(f"{what} returns 'train_op' with 'step': the step itself is the training op")
-    evaluation = given.get("evaluation") or {}
+    evaluation = entries.get("evaluation") or {}
     if "outputs" in evaluation:
         raise ProgramError(f"{what} returns a step: its 'evaluation' takes a 'function', not 'outputs'")
-    data, why_here = _for_workers(given.get("data"), what)
+    data, why_here = _for_workers(entries.get("data"), what)
     try:
         context = capture(
-            given["step"],
-            given.get("inputs"),
-            loss=given.get("loss"),
-            loss_reduction=given.get("loss_reduction"),
-            replicated=given.get("replicated") or (),
+            entries["step"],
+            entries.get("inputs"),
+            loss=entries.get("loss"),
+            loss_reduction=entries.get("loss_reduction"),
+            replicated=entries.get("replicated") or (),
             evaluation=evaluation.get("function"),
             evaluation_inputs=evaluation.get("inputs"),
-            checkpoint=given.get("checkpoint"),
+            checkpoint=entries.get("checkpoint"),
             data=data if why_here is None else None,
         )
     except InputError as error:
         raise ProgramError(f"{what}: {error}") from error
-    return Program(context, given.get("data"), evaluation.get("data"), why_here)
+    return Program(context, entries.get("data"), evaluation.get("data"), why_here)

@@ -13,7 +13,7 @@ from caramel.frontend.roles.loss_reduction import Reductions
 @pytest.fixture
 def untold(monkeypatch):
     """Nothing can be told from the graph."""
-    monkeypatch.setattr(Reductions, "of", lambda *given: (None, "op 'X' is not known"))
+    monkeypatch.setattr(Reductions, "reduction_of", lambda *given: (None, "op 'X' is not known"))
 
 
 def model_with(loss, body=None, kind=keras.Model, dtype="float64"):

@@ -1,11 +1,11 @@
-"""What becomes of the examples of a batch on their way to the loss: op by op, nothing is guessed.
+"""An abstract interpreter that follows the examples of a batch to the loss: op by op, nothing is guessed.
 
 =============== ================================================================================================
-file            what is in it
+file            contents
 =============== ================================================================================================
-interpreter     follows the examples through a graph, functions, branches and loops included
-domain          what is known of a tensor
-op              one node as the rules see it
+interpreter     the interpreter of a graph, functions, branches and loops included
+domain          the abstract values: how a tensor depends on the examples
+op              one node, as the rules see it
 rules           the rule of each op, merged from the files below
 elementwise     ops that treat every entry by itself: arithmetic, activations, comparisons, casts
 reductions      ops that add or average along axes, and products of matrices

@@ -1,19 +1,19 @@
-"""What is known of a tensor: how it depends on the examples of the batch, and on how many there are.
+"""Abstract values: how a tensor depends on the examples of the batch, and on their number.
 
 Let B be the number of examples x_1 ... x_B. A tensor is one of
 
-- `Free`: ``c * B**power``, where c does not depend on the batch; of small integers that are made of
-  sizes, each one by itself (`Size`);
+- `Independent`: ``c * B**power``, where c does not depend on the batch; for small integers that are made
+  of sizes, the power of each one by itself (`Size`);
 - `Examples`: along one axis, ``B**power * f(x_i)`` for each example;
 - `Total`: ``B**power`` times the sum of ``f(x_i)`` over the examples;
 - `Statistic`: some other function of means over the examples, one for each channel;
-- `One`: a function of a single example, in a loop over them;
-- `ListOf`: a TensorList of such tensors;
+- `SingleExample`: a function of a single example, in a loop over them;
+- `TensorList`: a TensorList of such tensors;
 - `Unknown`: anything else, with the op that made it so.
 
-A batch that is cut into parts then has, for each part, the values that the whole batch has for these
-examples. That holds for all but `Statistic` and what is made of it: batch normalisation takes the
-statistics of each worker's part (`Examples.normalised`); all other uses of them are told apart (``centred``).
+When the batch is split into parts, each part has the values that the whole batch has for its examples.
+That holds for all values but `Statistic` and those made from it: batch normalisation takes the statistics
+of each worker's part (`Examples.normalised`); ``mixed_by`` marks all other uses of statistics.
 """
 
 from __future__ import annotations
@@ -25,36 +25,41 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Size:
-    """``coefficient * B**power``; without a coefficient it is some positive integer times that."""
+    """A size: ``coefficient * B**power``.
+
+    Attributes:
+        coefficient: exact factor; None for an unknown positive integer.
+        power: power of B.
+    """
 
     coefficient: Fraction | None
     power: Fraction = Fraction(0)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is an integer, however many examples there are."""
+        """Whether the size is an integer for any number of examples."""
         coefficient = Fraction(1) if self.coefficient is None else self.coefficient
         return coefficient == 0 or (coefficient.denominator == self.power.denominator == 1 and self.power >= 0)
 
     def times(self, other: Size) -> Size | None:
-        """The product; None where it cannot be told."""
+        """The product with another size; None where it cannot be told."""
         first, second = self.coefficient, other.coefficient
         if 0 in (first, second):
             return Size(Fraction(0))
         power = self.power + other.power
         if first is not None and second is not None:
             return Size(first * second, power)
-        known = first if second is None else second
-        return Size(None, power) if known is None or (known > 0 and known.denominator == 1) else None
+        coefficient = first if second is None else second
+        return Size(None, power) if coefficient is None or (coefficient > 0 and coefficient.denominator == 1) else None
 
 
 @dataclass(frozen=True)
-class Free:
-    """Does not depend on the examples, only on how many there are.
+class Independent:
+    """A tensor that does not depend on the examples, only on their number B.
 
     Attributes:
-        power: of B in it; None where it is no multiple of a power, or where ``sizes`` have several.
-        sizes: the entries of a scalar or vector that is made of sizes; None for all other tensors.
+        power: power of B in each entry; None where there is no such power, or where ``sizes`` have several powers.
+        sizes: entries of a scalar or vector that is made of sizes; None for all other tensors.
     """
 
     power: Fraction | None = Fraction(0)
@@ -63,27 +68,28 @@ class Free:
 
 @dataclass(frozen=True)
 class Examples:
-    """One entry, or several, for each example along an axis.
+    """A tensor with one entry, or several, for each example along an axis.
 
     The axis has ``before * B * after`` entries: ``before`` batches one after the other, in which each
-    example has ``after`` entries side by side. None: it is not known how many.
+    example has ``after`` entries side by side.
 
     Attributes:
-        axis: which one.
-        power: of B in each entry.
-        before: batches.
-        after: entries of an example.
-        same: whether all entries along the axis are the same and do not depend on the examples.
-        centred: the op that put statistics of the batch in without a normalisation by them, if there is one.
-        normalised: whether they are what a normalisation by statistics of the batch gave, or linear in it.
+        axis: index of the axis of the examples.
+        power: power of B in each entry.
+        before: number of batches along the axis; None if it is not known.
+        after: number of adjacent entries of an example; None if it is not known.
+        repeated: whether all entries along the axis are the same and do not depend on the examples.
+        mixed_by: name of the op that put statistics of the batch into the entries without a normalisation by them; None
+            if there is no such op.
+        normalised: whether the entries are the result of a normalisation by statistics of the batch, or linear in it.
     """
 
     axis: int
     power: Fraction = Fraction(0)
     before: int | None = 1
     after: int | None = 1
-    same: bool = False
-    centred: str | None = None
+    repeated: bool = False
+    mixed_by: str | None = None
     normalised: bool = False
 
 
@@ -92,28 +98,28 @@ class Total:
     """A sum over the examples.
 
     Attributes:
-        power: of B; -1 for a mean.
-        channels: whether it has one entry for each channel, as the means of batch normalisation have.
-        counts: static numbers by which a mean over it would divide.
-        centred: see `Examples`.
+        power: power of B in each entry; -1 for a mean.
+        channels: whether the tensor has one entry for each channel, as the means of batch normalisation have.
+        mean_divisors: static numbers by which a division would make the sum a mean.
+        mixed_by: see `Examples`.
     """
 
     power: Fraction = Fraction(0)
     channels: bool = False
-    counts: tuple[int, ...] = ()
-    centred: str | None = None
+    mean_divisors: tuple[int, ...] = ()
+    mixed_by: str | None = None
 
 
 class Role(enum.Enum):
-    """What a statistic does in a normalisation."""
+    """Role of a statistic in a normalisation."""
 
     NONE = enum.auto()
     DIVISOR = enum.auto()
-    """The root of means: what is divided by it is normalised."""
+    """Root of means: a division by it normalises."""
     FACTOR = enum.auto()
-    """One over such a root: what is multiplied by it is normalised."""
+    """One over such a root: a multiplication by it normalises."""
     SHIFT = enum.auto()
-    """Means divided by such a root: to be added to what is normalised."""
+    """Means divided by such a root: a term to add to normalised entries."""
 
 
 @dataclass(frozen=True)
@@ -121,113 +127,134 @@ class Statistic:
     """A function of means over the batch, for each channel.
 
     Attributes:
-        role: what it may be used for.
+        role: role that the statistic may have in a normalisation.
     """
 
     role: Role = Role.NONE
 
 
 @dataclass(frozen=True)
-class One:
-    """A function of one example.
+class SingleExample:
+    """A function of one example, in a loop over the examples.
 
     Attributes:
-        index: which one, as the tensor that it was read at; None for the example whose place in a list it has.
+        index: qualified name of the tensor with the example's index; None for an entry that a list has at its example.
     """
 
     index: str | None = None
 
 
 @dataclass(frozen=True)
-class ListOf:
+class TensorList:
     """A TensorList.
 
     Attributes:
-        element: what each entry is; None while it has none.
-        examples: whether it has one entry for each example.
-        complete: whether each of these has what belongs to its example; else some may be empty, or have other things.
+        element: abstract value of each entry; None while the list has no entries.
+        per_example: whether the list has one entry for each example.
+        complete: whether each such entry is a function of its example; else some may be empty, or hold other values.
     """
 
     element: Value | None = None
-    examples: bool = False
+    per_example: bool = False
     complete: bool = False
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that cannot be told.
+    """A tensor whose dependence on the examples cannot be told.
 
     Attributes:
-        why: what makes it so.
-        unheard: whether that is an op, or a variable's value, of which nothing is known; else it is known that
-            examples are mixed, or how many there are.
+        why: clause for messages with the cause, such as "Exp 'y' is not linear in a mean or sum over the batch".
+        unmodelled: whether the cause is an op without a rule, or a variable's value of which nothing is known; else
+            examples are known to be mixed, or the value to depend on their number.
     """
 
     why: str
-    unheard: bool = False
+    unmodelled: bool = False
 
 
-Value = Free | Examples | Total | Statistic | One | ListOf | Unknown
+Value = Independent | Examples | Total | Statistic | SingleExample | TensorList | Unknown
 
-FREE = Free()
-
-
-def constant(*numbers: int | float) -> Free:
-    """A constant scalar or vector."""
-    return Free(Fraction(0), tuple(Size(Fraction(n)) for n in numbers))
+INVARIANT = Independent()
+"""A tensor that depends neither on the examples nor on their number."""
 
 
-def free(sizes: tuple[Size, ...]) -> Free:
-    """A scalar or vector of sizes."""
+def constant(*numbers: int | float) -> Independent:
+    """The abstract value of a constant scalar or vector.
+
+    Args:
+        numbers: entries of the constant.
+    """
+    return Independent(Fraction(0), tuple(Size(Fraction(n)) for n in numbers))
+
+
+def of_sizes(sizes: tuple[Size, ...]) -> Independent:
+    """The abstract value of a scalar or vector of sizes.
+
+    Args:
+        sizes: entries of the tensor.
+    """
     powers = {s.power for s in sizes if s.coefficient != 0}
     if len(powers) > 1:
-        return Free(None, sizes)
-    return Free(powers.pop() if powers else Fraction(0), sizes)
+        return Independent(None, sizes)
+    return Independent(powers.pop() if powers else Fraction(0), sizes)
 
 
-def is_number(value: Value) -> bool:
-    """Whether it depends neither on the examples nor on how many there are."""
-    return isinstance(value, Free) and value.power == 0
+def is_invariant(value: Value) -> bool:
+    """Whether a value depends neither on the examples nor on their number."""
+    return isinstance(value, Independent) and value.power == 0
 
 
 def joined(first: Value, second: Value) -> Value | None:
-    """What a tensor is that is one or the other, whatever decides which one; None where nothing is both.
+    """The value of a tensor that has one of two values, whichever is chosen; None where no value covers both.
 
-    Only a decision that does not depend on the examples may be joined like this.
+    Two values may be joined only where the choice between them does not depend on the examples.
     """
     if first == second:
         return first
-    for one, other in ((first, second), (second, first)):
-        if isinstance(one, Unknown):
-            return one
-        if isinstance(one, Free) and isinstance(other, Examples) and one.power == 0 and other.power == 0:
-            return replace(other, same=False)
-        if isinstance(one, Free) and isinstance(other, Total) and one.power == 0 and other.power == -1:
-            return other  # a mean, plus a constant, or not
-    if isinstance(first, Free) and isinstance(second, Free):
+    for value, alternative in ((first, second), (second, first)):
+        if isinstance(value, Unknown):
+            return value
+        if (
+            isinstance(value, Independent)
+            and isinstance(alternative, Examples)
+            and value.power == 0
+            and alternative.power == 0
+        ):
+            return replace(alternative, repeated=False)
+        if (
+            isinstance(value, Independent)
+            and isinstance(alternative, Total)
+            and value.power == 0
+            and alternative.power == -1
+        ):
+            return alternative  # a mean, plus a constant, or not
+    if isinstance(first, Independent) and isinstance(second, Independent):
         if first.power == second.power and first.power is not None:
-            return Free(first.power)
+            return Independent(first.power)
     elif isinstance(first, Examples) and isinstance(second, Examples):
-        one = replace(
+        examples = replace(
             first,
-            same=first.same and second.same,
-            centred=first.centred or second.centred,
+            repeated=first.repeated and second.repeated,
+            mixed_by=first.mixed_by or second.mixed_by,
             normalised=first.normalised and second.normalised,
         )
-        if one == replace(second, same=one.same, centred=one.centred, normalised=one.normalised):
-            return one
+        if examples == replace(
+            second, repeated=examples.repeated, mixed_by=examples.mixed_by, normalised=examples.normalised
+        ):
+            return examples
     elif isinstance(first, Total) and isinstance(second, Total) and first.power == second.power:
-        return Total(first.power, first.channels and second.channels, (), first.centred or second.centred)
-    elif isinstance(first, ListOf) and isinstance(second, ListOf):
+        return Total(first.power, first.channels and second.channels, (), first.mixed_by or second.mixed_by)
+    elif isinstance(first, TensorList) and isinstance(second, TensorList):
         return _joined_lists(first, second)
     return None
 
 
-def _joined_lists(first: ListOf, second: ListOf) -> ListOf | None:
-    if first.examples != second.examples:
+def _joined_lists(first: TensorList, second: TensorList) -> TensorList | None:
+    if first.per_example != second.per_example:
         return None
     complete = first.complete and second.complete
     if first.element is None or second.element is None:
-        return ListOf(first.element or second.element, first.examples, complete)
+        return TensorList(first.element or second.element, first.per_example, complete)
     element = joined(first.element, second.element)
-    return None if element is None else ListOf(element, first.examples, complete)
+    return None if element is None else TensorList(element, first.per_example, complete)

@@ -7,30 +7,30 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import (
-    FREE,
+    INVARIANT,
     Examples,
-    Free,
-    ListOf,
+    Independent,
     Role,
     Statistic,
+    TensorList,
     Total,
     Unknown,
     Value,
-    is_number,
+    is_invariant,
 )
-from caramel.frontend.batch.op import Op, Rule, names
+from caramel.frontend.batch.op import Op, Rule, op_names
 from caramel.graph.shapes import Shape
 
 Power = Fraction | None
-"""Of the number of examples in a result; None where it has none."""
+"""Power of the number of examples in a result; None where it has no such power."""
 
-LINEAR = names(
+LINEAR = op_names(
     "Identity Cast StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Neg Snapshot "
     "Real Imag Conj GuaranteeConst DebugGradientIdentity OptimizationBarrier Copy"
 )
-"""Of one input; a multiple of it gives that multiple."""
+"""Ops of one input that are linear: a multiple of the input gives that multiple."""
 
-UNARY = names(
+UNARY = op_names(
     "Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 "
     "BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Bucketize Ceil ComplexAbs Cos Cosh Dawsn "
     "Digamma Elu Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs Floor FresnelCos FresnelSin "
@@ -39,74 +39,90 @@ UNARY = names(
     "FakeQuantWithMinMaxVars Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus "
     "Softsign Spence Sqrt Square Tan Tanh"
 )
-"""Of one input, or of one and of bounds that do not depend on the batch."""
+"""Ops of one input, or of one input and bounds that do not depend on the batch."""
 
-_ADDITIVE = names("Add AddV2 AddN AccumulateNV2 Sub Maximum Minimum Select SelectV2 ClipByValue Complex")
-"""A multiple of all inputs gives that multiple (for a positive one)."""
+_HOMOGENEOUS = op_names("Add AddV2 AddN AccumulateNV2 Sub Maximum Minimum Select SelectV2 ClipByValue Complex")
+"""Ops of several inputs where a positive multiple of all inputs gives that multiple."""
 
 _PRODUCTS = frozenset({"Mul", "MulNoNan"})
+"""Ops that multiply two inputs."""
+
 _QUOTIENTS = frozenset({"RealDiv", "Div", "DivNoNan", "Xdivy"})
+"""Ops that divide the first input by the second."""
+
 _SUMS = frozenset({"Add", "AddV2", "AddN", "AccumulateNV2", "Sub"})
+"""Ops that are linear in all inputs together."""
 
 _COMPARISONS = frozenset({"Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual"})
+"""Ops that compare two inputs, with a boolean result."""
 
 NARY = (
-    _ADDITIVE
+    _HOMOGENEOUS
     | _PRODUCTS
     | _QUOTIENTS
     | _COMPARISONS
-    | names(
+    | op_names(
         "SquaredDifference Pow FloorDiv FloorMod Mod TruncateDiv TruncateMod Atan2 ApproximateEqual "
         "LogicalAnd LogicalOr BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift Xlogy Xlog1py Igamma "
         "Igammac IgammaGradA Betainc Zeta Polygamma NextAfter ReluGrad Relu6Grad LeakyReluGrad EluGrad "
         "SeluGrad SoftplusGrad SoftsignGrad SigmoidGrad TanhGrad SqrtGrad RsqrtGrad InvGrad ReciprocalGrad"
     )
 )
+"""Ops of several inputs, which broadcast."""
 
-_INVERSE = {
+_INVERSE_ROLES = {
     Role.NONE: Role.NONE,
     Role.DIVISOR: Role.FACTOR,
     Role.FACTOR: Role.DIVISOR,
     Role.SHIFT: Role.NONE,
 }
+"""Role of one over a statistic, by the role of the statistic."""
 
-_ROOTS = {
+_EXPONENTS = {
     "Sqrt": Fraction(1, 2),
     "Rsqrt": Fraction(-1, 2),
     "Square": Fraction(2),
     "Inv": Fraction(-1),
     "Reciprocal": Fraction(-1),
 }
+"""Exponent to which an op raises its input."""
 
 
 def _power_of(op: Op, powers: Sequence[Power]) -> Power:
-    """Of the number of examples in a result, where every input has one."""
-    known = [p for p in powers if p is not None]
-    if len(known) != len(powers):
+    """The power of the number of examples in a result.
+
+    Args:
+        op: the op.
+        powers: power of each input.
+    """
+    known_powers = [p for p in powers if p is not None]
+    if len(known_powers) != len(powers):
         return None
     kind = op.node.op
-    if op.truncates and any(known):
+    if op.truncates and any(known_powers):
         return None
     if kind in _PRODUCTS:
-        return sum(known, Fraction(0))
+        return sum(known_powers, Fraction(0))
     if kind in _QUOTIENTS:
-        return known[0] - known[1]
+        return known_powers[0] - known_powers[1]
     if kind == "SquaredDifference":
-        return 2 * known[0] if known[0] == known[1] else None
-    if kind in _ROOTS:
-        return known[0] * _ROOTS[kind]
+        return 2 * known_powers[0] if known_powers[0] == known_powers[1] else None
+    if kind in _EXPONENTS:
+        return known_powers[0] * _EXPONENTS[kind]
     if kind == "Sign":
         return Fraction(0)
     if kind in ("Select", "SelectV2"):
-        return known[1] if known[0] == 0 and known[1] == known[2] else None
-    if kind == "Pow" and known[1] == 0 and known[0] != 0:
+        return known_powers[1] if known_powers[0] == 0 and known_powers[1] == known_powers[2] else None
+    if kind == "Pow" and known_powers[1] == 0 and known_powers[0] != 0:
         exponent = op.constant(1)
-        return None if exponent is None or exponent.size != 1 else known[0] * Fraction(float(exponent.ravel()[0]))
+        return (
+            None if exponent is None or exponent.size != 1 else known_powers[0] * Fraction(float(exponent.ravel()[0]))
+        )
     if kind in LINEAR or kind in ("Abs", "Relu", "LeakyRelu", "ComplexAbs"):
-        return known[0]
-    if kind in _ADDITIVE:
-        return known[0] if len(set(known)) == 1 else None
-    return Fraction(0) if not any(known) else None
+        return known_powers[0]
+    if kind in _HOMOGENEOUS:
+        return known_powers[0] if len(set(known_powers)) == 1 else None
+    return Fraction(0) if not any(known_powers) else None
 
 
 def _static_divisor(op: Op, counts: Sequence[int]) -> int:
@@ -122,31 +138,31 @@ def _static_divisor(op: Op, counts: Sequence[int]) -> int:
 
 
 def elementwise(op: Op) -> Value:
-    """Any op of this module."""
-    if any(isinstance(v, ListOf) for v in op.inputs):
+    """The rule of every elementwise op."""
+    if any(isinstance(v, TensorList) for v in op.inputs):
         return op.inputs[0] if op.node.op in LINEAR else op.unknown("mixes lists with tensors")
     if any(isinstance(v, Examples) for v in op.inputs):
         return _of_examples(op)
-    if all(isinstance(v, Free) for v in op.inputs):
+    if all(isinstance(v, Independent) for v in op.inputs):
         return _of_free(op)
     return _of_totals(op)
 
 
 def _of_free(op: Op) -> Value:
     if op.node.op in _COMPARISONS or op.node.op.startswith("Logical"):
-        return FREE if all(is_number(v) for v in op.inputs) else Free(None)
-    return Free(_power_of(op, [v.power if isinstance(v, Free) else None for v in op.inputs]))
+        return INVARIANT if all(is_invariant(v) for v in op.inputs) else Independent(None)
+    return Independent(_power_of(op, [v.power if isinstance(v, Independent) else None for v in op.inputs]))
 
 
 def _of_totals(op: Op) -> Value:
-    """Linear in one sum over the examples; what batch normalisation makes of means is a statistic."""
+    """The value of an op that is linear in one sum over the examples, or makes a statistic of means."""
     kind, totals = op.node.op, [v for v in op.inputs if isinstance(v, Total)]
-    rest = [v for v in op.inputs if isinstance(v, Free)]
-    centred = next((v.centred for v in totals if v.centred), None)
+    rest = [v for v in op.inputs if isinstance(v, Independent)]
+    mixed_by = next((v.mixed_by for v in totals if v.mixed_by), None)
     if len(totals) + len(rest) == len(op.inputs):
         linear = _linear(op, totals, rest)
         if linear is not None:
-            return replace(linear, centred=centred)
+            return replace(linear, mixed_by=mixed_by)
     if _are_statistics(op.inputs) and (kind in UNARY or kind in LINEAR or kind in NARY):
         return Statistic(_role(op))
     if kind in _SUMS and totals and rest:
@@ -157,7 +173,7 @@ def _of_totals(op: Op) -> Value:
     return op.unknown("is not linear in a mean or sum over the batch")
 
 
-def _linear(op: Op, totals: Sequence[Total], rest: Sequence[Free]) -> Total | None:
+def _linear(op: Op, totals: Sequence[Total], rest: Sequence[Independent]) -> Total | None:
     kind = op.node.op
     channels = all(t.channels for t in totals)
     if op.truncates:
@@ -167,55 +183,57 @@ def _linear(op: Op, totals: Sequence[Total], rest: Sequence[Free]) -> Total | No
     if kind in _PRODUCTS and len(totals) == 1 and rest[0].power is not None:
         return Total(totals[0].power + rest[0].power, channels)
     if kind in _QUOTIENTS and isinstance(op.inputs[0], Total) and rest and rest[0].power is not None:
-        static = _static_divisor(op, totals[0].counts)
+        static = _static_divisor(op, totals[0].mean_divisors)
         return Total(totals[0].power - rest[0].power - static, channels)
     if kind in _SUMS:
         powers = {t.power for t in totals}
         if len(powers) == 1 and (not rest or (powers == {-1} and all(v.power == 0 for v in rest))):
-            return Total(totals[0].power, channels, () if rest else totals[0].counts)
+            return Total(totals[0].power, channels, () if rest else totals[0].mean_divisors)
     if kind in ("Select", "SelectV2"):
-        branches = {v.power for v in op.inputs[1:] if isinstance(v, (Total, Free))}
-        if len(totals) == 2 and len(branches) == 1 and is_number(op.inputs[0]):
+        branches = {v.power for v in op.inputs[1:] if isinstance(v, (Total, Independent))}
+        if len(totals) == 2 and len(branches) == 1 and is_invariant(op.inputs[0]):
             return Total(totals[0].power, channels)
     return None
 
 
 def _are_statistics(values: Sequence[Value]) -> bool:
-    """Whether they are means for each channel, functions of such, and numbers."""
+    """Whether all values are means for each channel, functions of such means, or invariant."""
     return all(
-        isinstance(v, Statistic) or is_number(v) or (isinstance(v, Total) and v.channels and v.power == -1)
+        isinstance(v, Statistic) or is_invariant(v) or (isinstance(v, Total) and v.channels and v.power == -1)
         for v in values
     )
 
 
 def _role(op: Op) -> Role:
-    """What a function of statistics is to a normalisation."""
+    """The role in a normalisation of a function of statistics."""
     kind = op.node.op
     roles = [v.role if isinstance(v, Statistic) else Role.NONE for v in op.inputs]
     first = roles[0]
     if kind in ("Sqrt", "Rsqrt", "Pow"):
         return _role_of_power(op) if first is Role.NONE else Role.NONE
     if kind in ("Inv", "Reciprocal"):
-        return _INVERSE[first]
+        return _INVERSE_ROLES[first]
     if kind in LINEAR:
         return first
     if kind in _QUOTIENTS or kind in _PRODUCTS:
-        other = _INVERSE[roles[1]] if kind in _QUOTIENTS else roles[1]
-        if roles[1] is Role.NONE and is_number(op.inputs[1]):
+        second = _INVERSE_ROLES[roles[1]] if kind in _QUOTIENTS else roles[1]
+        if roles[1] is Role.NONE and is_invariant(op.inputs[1]):
             return first
-        if first is Role.NONE and is_number(op.inputs[0]):
-            return other
-        factors = {first, other} - {Role.NONE}
-        return Role.SHIFT if factors == {Role.FACTOR} and first is not other else Role.NONE
+        if first is Role.NONE and is_invariant(op.inputs[0]):
+            return second
+        factors = {first, second} - {Role.NONE}
+        return Role.SHIFT if factors == {Role.FACTOR} and first is not second else Role.NONE
     # A small number beside the root, or the smallest one that it may be; a trained shift.
-    own = {role for role, value in zip(roles, op.inputs) if not is_number(value)}
-    return own.pop() if kind in _ADDITIVE and own in ({Role.DIVISOR}, {Role.SHIFT}) else Role.NONE
+    varying_roles = {role for role, value in zip(roles, op.inputs) if not is_invariant(value)}
+    return (
+        varying_roles.pop() if kind in _HOMOGENEOUS and varying_roles in ({Role.DIVISOR}, {Role.SHIFT}) else Role.NONE
+    )
 
 
 def _role_of_power(op: Op) -> Role:
     exponents = {"Sqrt": 0.5, "Rsqrt": -0.5}
-    given = None if op.node.op in exponents else op.constant(1)
-    exponent = exponents.get(op.node.op, 0.0) if given is None or given.size != 1 else float(given.ravel()[0])
+    constant = None if op.node.op in exponents else op.constant(1)
+    exponent = exponents.get(op.node.op, 0.0) if constant is None or constant.size != 1 else float(constant.ravel()[0])
     return Role.DIVISOR if exponent == 0.5 else Role.FACTOR if exponent == -0.5 else Role.NONE
 
 
@@ -226,7 +244,7 @@ def _of_examples(op: Op) -> Value:
     others = [v for v in op.inputs if isinstance(v, (Total, Statistic))]
     if others and not (_are_statistics(others) and op.node.op in NARY):
         return op.unknown("puts a sum or mean over the batch into the values of single examples")
-    power = _power_of(op, [v.power if isinstance(v, (Free, Examples)) else Fraction(0) for v in op.inputs])
+    power = _power_of(op, [v.power if isinstance(v, (Independent, Examples)) else Fraction(0) for v in op.inputs])
     if power is None:
         return op.unknown("is not linear in values that are divided by, or multiplied with, the number of examples")
     shape = op.shape(0)
@@ -237,7 +255,7 @@ def _of_examples(op: Op) -> Value:
 
 
 def _after_statistics(op: Op, others: Sequence[Value], value: Examples) -> Examples:
-    """What examples are after statistics of the batch went in, if some did."""
+    """The value of examples after an op that may put statistics of the batch into them."""
     kind = op.node.op
     normalised = value.normalised and kind in LINEAR | _SUMS | _PRODUCTS | _QUOTIENTS
     if not others:
@@ -246,51 +264,56 @@ def _after_statistics(op: Op, others: Sequence[Value], value: Examples) -> Examp
     roles = {v.role if isinstance(v, Statistic) else Role.NONE for v in others}
     divides = kind in _QUOTIENTS and roles == {Role.DIVISOR} and isinstance(op.inputs[0], Examples)
     if divides or (kind in _PRODUCTS and roles == {Role.FACTOR}):
-        return replace(value, centred=None, normalised=True)
+        return replace(value, mixed_by=None, normalised=True)
     if kind in _SUMS and roles == {Role.SHIFT} and normalised:
         return value
-    return replace(value, centred=op.node.name, normalised=False)
+    return replace(value, mixed_by=op.node.name, normalised=False)
 
 
 def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
-    """Where the examples are in the result of an op that broadcasts; its ``power`` is to be set."""
-    rank = None if op.result() is None else len(op.result() or ())
-    places, same, normalised = set(), True, True
-    centred: str | None = None
+    """The examples in the result of an op that broadcasts its inputs; the caller sets their ``power``.
+
+    Args:
+        op: the op.
+        positions: positions of the inputs that are broadcast.
+    """
+    rank = None if op.result_shape() is None else len(op.result_shape() or ())
+    places, repeated, normalised = set(), True, True
+    mixed_by: str | None = None
     for position in positions:
         value = op.inputs[position]
-        own = op.rank(position)
+        value_rank = op.rank(position)
         if isinstance(value, Examples):
-            if own is None or rank is None:
+            if value_rank is None or rank is None:
                 return op.unknown("has a tensor of unknown rank")
             if value.before is None and value.after is None:
                 return op.unknown("has examples in an order that cannot be told")
-            places.add((own - value.axis, value.before, value.after))
-            same, normalised = same and value.same, normalised and value.normalised
-            centred = centred or value.centred
+            places.add((value_rank - value.axis, value.before, value.after))
+            repeated, normalised = repeated and value.repeated, normalised and value.normalised
+            mixed_by = mixed_by or value.mixed_by
         else:
-            same = same and isinstance(value, Free)
+            repeated = repeated and isinstance(value, Independent)
     if len(places) != 1:
         return op.unknown("brings different examples together")
-    from_the_end, before, after = places.pop()
+    axis_from_end, before, after = places.pop()
     for position in positions:
-        if isinstance(op.inputs[position], (Total, Statistic)) and not _is_one(op.shape(position), from_the_end):
+        if isinstance(op.inputs[position], (Total, Statistic)) and not _is_one(op.shape(position), axis_from_end):
             return op.unknown("brings different examples together")
-    return Examples((rank or 0) - from_the_end, Fraction(0), before, after, same, centred, normalised)
+    return Examples((rank or 0) - axis_from_end, Fraction(0), before, after, repeated, mixed_by, normalised)
 
 
-def _is_one(shape: Shape | None, from_the_end: int) -> bool:
-    return shape is not None and (len(shape) < from_the_end or shape[-from_the_end] == 1)
+def _is_one(shape: Shape | None, axis_from_end: int) -> bool:
+    return shape is not None and (len(shape) < axis_from_end or shape[-axis_from_end] == 1)
 
 
 def _ones_like(op: Op) -> Value:
     value = op.inputs[0]
     if isinstance(value, Examples):
-        return replace(value, power=Fraction(0), same=True, centred=None, normalised=False)
-    return op.unknown("makes a list like another") if isinstance(value, ListOf) else FREE
+        return replace(value, power=Fraction(0), repeated=True, mixed_by=None, normalised=False)
+    return op.unknown("makes a list like another") if isinstance(value, TensorList) else INVARIANT
 
 
-def _each(op: Op) -> Sequence[Value]:
+def _per_input(op: Op) -> Sequence[Value]:
     return op.inputs
 
 
@@ -300,4 +323,5 @@ RULES: dict[str, Rule] = {
     "ZerosLike": _ones_like,
 }
 
-PARTLY: dict[str, Rule] = {"IdentityN": _each}
+PARTIAL_RULES: dict[str, Rule] = {"IdentityN": _per_input}
+"""Rules of ops of which an output may depend on some inputs only."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import FREE, Examples, Free, Statistic, Total, Value, is_number
-from caramel.frontend.batch.op import MIXES, Op, Rule, moved
+from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Statistic, Total, Value, is_invariant
+from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, moved
 
 
 def _gather(op: Op) -> Value:
-    """Rows of one tensor, as another says."""
+    """Rows of one tensor, at the indices of another."""
     table, indices, axis, rank = op.inputs[0], op.inputs[1], op.integer(2), op.rank(0)
     batched = op.node.attr["batch_dims"].i
     if axis is None or rank is None:
@@ -19,43 +19,43 @@ def _gather(op: Op) -> Value:
 
 
 def _resource_gather(op: Op) -> Value:
-    return _looked_up(op, FREE, op.inputs[1], None, op.node.attr["batch_dims"].i)
+    return _looked_up(op, INVARIANT, op.inputs[1], None, op.node.attr["batch_dims"].i)
 
 
 def _looked_up(op: Op, table: Value, indices: Value, axis: int | None, batched: int) -> Value:
-    """Rows along an axis: the first that is not batched, unless it is given."""
-    own = op.rank(1)
-    if own is None:
+    """Rows along an axis; without one along the first axis that is not batched."""
+    index_rank = op.rank(1)
+    if index_rank is None:
         return op.unknown("has indices of unknown rank")
-    batched += own if batched < 0 else 0
+    batched += index_rank if batched < 0 else 0
     axis = batched if axis is None else axis
     if isinstance(table, Examples) and isinstance(indices, Examples):
         if table.axis == indices.axis < batched and (table.before, table.after) == (indices.before, indices.after):
-            return replace(table, same=False, centred=table.centred or indices.centred)
+            return replace(table, repeated=False, mixed_by=table.mixed_by or indices.mixed_by)
         return op.unknown("looks up examples by what other examples say")
-    if isinstance(indices, Examples) and is_number(table):
+    if isinstance(indices, Examples) and is_invariant(table):
         place = indices.axis + (axis - batched) if indices.axis >= batched else indices.axis
         return replace(indices, axis=place, power=Fraction(0))
-    if isinstance(table, Examples) and is_number(indices) and axis != table.axis:
-        return replace(table, axis=table.axis if table.axis < axis else table.axis + own - batched - 1)
-    if isinstance(table, (Total, Free, Statistic)) and is_number(indices):
+    if isinstance(table, Examples) and is_invariant(indices) and axis != table.axis:
+        return replace(table, axis=table.axis if table.axis < axis else table.axis + index_rank - batched - 1)
+    if isinstance(table, (Total, Independent, Statistic)) and is_invariant(indices):
         return moved(op, table, None)
-    return op.unknown(MIXES)
+    return op.unknown(MIXES_EXAMPLES)
 
 
 def _gather_nd(op: Op) -> Value:
-    table = op.inputs[0] if op.node.op == "GatherNd" else FREE
+    table = op.inputs[0] if op.node.op == "GatherNd" else INVARIANT
     indices, rank = op.inputs[1], op.rank(1)
-    if is_number(table) and isinstance(indices, Examples) and rank is not None:
-        return op.unknown(MIXES) if indices.axis == rank - 1 else replace(indices, power=Fraction(0))
-    if isinstance(table, (Total, Free)) and is_number(indices):
+    if is_invariant(table) and isinstance(indices, Examples) and rank is not None:
+        return op.unknown(MIXES_EXAMPLES) if indices.axis == rank - 1 else replace(indices, power=Fraction(0))
+    if isinstance(table, (Total, Independent)) and is_invariant(indices):
         return moved(op, table, None)
-    return op.unknown(MIXES)
+    return op.unknown(MIXES_EXAMPLES)
 
 
 def _one_hot(op: Op) -> Value:
     indices, rank = op.inputs[0], op.rank(0)
-    if not isinstance(indices, Examples) or rank is None or not all(is_number(v) for v in op.inputs[1:]):
+    if not isinstance(indices, Examples) or rank is None or not all(is_invariant(v) for v in op.inputs[1:]):
         return op.unknown("cannot be followed")
     axis = op.node.attr["axis"].i % (rank + 1)
     return replace(indices, axis=indices.axis + (axis <= indices.axis), power=Fraction(0))

@@ -1,4 +1,4 @@
-"""Ops that move entries: the axis of the examples goes with them, or is taken apart, which is unknown."""
+"""Ops that move entries: the axis of the examples moves, too, or the op takes it apart, which gives `Unknown`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import Examples, Free, Size, Statistic, Total, Value, is_number
-from caramel.frontend.batch.op import MIXES, Op, Rule, moved, only_first
-from caramel.frontend.batch.reshape import reshaped, whole
+from caramel.frontend.batch.domain import Examples, Independent, Size, Statistic, Total, Value, is_invariant
+from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, moved, varying_arguments
+from caramel.frontend.batch.reshape import positive_integer, reshaped
 
 
 def _reshape(op: Op) -> Value:
     value, target = op.inputs
     if isinstance(value, Examples):
         return reshaped(op, value, target)
-    return only_first(op) or moved(op, value, None)
+    return varying_arguments(op) or moved(op, value, None)
 
 
 def _expand_dims(op: Op) -> Value:
     value, position, rank = op.inputs[0], op.integer(1), op.rank(0)
     if not isinstance(value, Examples):
-        return only_first(op) or moved(op, value, None)
+        return varying_arguments(op) or moved(op, value, None)
     if position is None or rank is None:
         return op.unknown("adds an axis at a place that is not constant")
     position %= rank + 1
@@ -36,7 +36,7 @@ def _squeeze(op: Op) -> Value:
     axes = listed or [a for a, d in enumerate(op.shape(0) or []) if d == 1]
     if value.axis in axes:
         return op.unknown("removes the axis of the examples")
-    if not listed and op.result() is None:
+    if not listed and op.result_shape() is None:
         return op.unknown("removes axes whose size is not known")
     return replace(value, axis=value.axis - sum(1 for axis in axes if axis < value.axis))
 
@@ -44,7 +44,7 @@ def _squeeze(op: Op) -> Value:
 def _transpose(op: Op) -> Value:
     value, order = op.inputs[0], op.integers(1)
     if not isinstance(value, Examples):
-        return only_first(op) or moved(op, value, None)
+        return varying_arguments(op) or moved(op, value, None)
     return (
         op.unknown("has an order that is not constant") if order is None else moved(op, value, order.index(value.axis))
     )
@@ -60,38 +60,38 @@ def _joined(op: Op, positions: Sequence[int], axis: int, new_axis: bool) -> Valu
     if not examples:
         return _joined_without_examples(op, values)
     if len({(v.axis, v.power) for v in examples}) != 1 or any(
-        isinstance(v, Free) and v.power != examples[0].power for v in values
+        isinstance(v, Independent) and v.power != examples[0].power for v in values
     ):
         return op.unknown("brings different examples together")
     if any(isinstance(v, (Total, Statistic)) for v in values):
         return op.unknown("puts a sum or mean over the batch beside the values of single examples")
-    centred = next((v.centred for v in examples if v.centred), None)
+    mixed_by = next((v.mixed_by for v in examples if v.mixed_by), None)
     normalised = all(v.normalised for v in examples)
     if not new_axis and axis == examples[0].axis:
         if len(examples) < len(values) or any(v.before is None or v.after != examples[0].after for v in examples):
             return op.unknown("joins examples with other entries")
         before = sum(v.before or 0 for v in examples)
-        return replace(examples[0], before=before, same=False, centred=centred, normalised=normalised)
+        return replace(examples[0], before=before, repeated=False, mixed_by=mixed_by, normalised=normalised)
     if len({(v.before, v.after) for v in examples}) != 1:
         return op.unknown("brings different examples together")
-    same = all(v.same for v in examples) and len(examples) == len(values)
+    repeated = all(v.repeated for v in examples) and len(examples) == len(values)
     axis = examples[0].axis + (new_axis and axis <= examples[0].axis)
-    return replace(examples[0], axis=axis, same=same, centred=centred, normalised=normalised)
+    return replace(examples[0], axis=axis, repeated=repeated, mixed_by=mixed_by, normalised=normalised)
 
 
 def _joined_without_examples(op: Op, values: Sequence[Value]) -> Value:
     totals = [v for v in values if isinstance(v, Total)]
-    powers = {v.power for v in values if isinstance(v, (Total, Free))}
+    powers = {v.power for v in values if isinstance(v, (Total, Independent))}
     if len(totals) == len(values) and len(powers) == 1:
-        return Total(totals[0].power, centred=next((t.centred for t in totals if t.centred), None))
+        return Total(totals[0].power, mixed_by=next((t.mixed_by for t in totals if t.mixed_by), None))
     if (
         totals
         and {t.power for t in totals} == {-1}
-        and all(isinstance(v, Total) or v == Free(Fraction(0)) for v in values)
+        and all(isinstance(v, Total) or v == Independent(Fraction(0)) for v in values)
     ):
-        return Total(totals[0].power, centred=next((t.centred for t in totals if t.centred), None))
-    if all(isinstance(v, Free) for v in values):
-        return Free(powers.pop() if len(powers) == 1 else None)
+        return Total(totals[0].power, mixed_by=next((t.mixed_by for t in totals if t.mixed_by), None))
+    if all(isinstance(v, Independent) for v in values):
+        return Independent(powers.pop() if len(powers) == 1 else None)
     return op.unknown("puts sums over the examples beside terms that are none")
 
 
@@ -120,7 +120,7 @@ def _unpack(op: Op) -> Value:
 
 def _split_op(op: Op, value_at: int, axis_at: int, equal: bool) -> Value:
     value, axis, rank = op.inputs[value_at], op.integer(axis_at), op.rank(value_at)
-    if not all(is_number(v) for position, v in enumerate(op.inputs) if position != value_at):
+    if not all(is_invariant(v) for position, v in enumerate(op.inputs) if position != value_at):
         return op.unknown("has arguments that depend on the batch")
     if not isinstance(value, Examples):
         return moved(op, value, None)
@@ -130,7 +130,7 @@ def _split_op(op: Op, value_at: int, axis_at: int, equal: bool) -> Value:
         return value
     if equal and value.before and value.before % op.outputs == 0:
         return replace(value, before=value.before // op.outputs)
-    return op.unknown(MIXES)
+    return op.unknown(MIXES_EXAMPLES)
 
 
 def _split_equal(op: Op) -> Value:
@@ -147,37 +147,37 @@ def _split_sizes(op: Op) -> Value:
 def _strided_slice(op: Op) -> Value:
     value = op.inputs[0]
     if not isinstance(value, Examples):
-        return only_first(op) or moved(op, value, None)
+        return varying_arguments(op) or moved(op, value, None)
     begins, ends, strides = (op.integers(p) for p in (1, 2, 3))
     length = op.shape(1)
-    if length is None or length[0] is None or not all(is_number(v) for v in op.inputs[1:]):
+    if length is None or length[0] is None or not all(is_invariant(v) for v in op.inputs[1:]):
         return op.unknown("has bounds that are not constant")
     axis = _sliced_axis(op, value.axis, length[0], (begins, ends, strides))
     return moved(op, value, axis)
 
 
 def _sliced_axis(op: Op, axis: int, entries: int, bounds: Sequence[list[int] | None]) -> int | None:
-    """Where the batch axis is after a slice that takes all of it, else None."""
+    """The batch axis after a slice that takes all of it; None if the slice does not."""
     masks = {name: op.node.attr[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
 
     def has(name: str, entry: int) -> bool:
         return bool(masks[name] >> entry & 1)
 
     consumed = sum(1 for e in range(entries) if not has("ellipsis", e) and not has("new_axis", e))
-    source = result = 0
+    source_axis = result_axis = 0
     for entry in range(entries):
         if has("ellipsis", entry):
             skipped = (op.rank(0) or 0) - consumed
-            if source <= axis < source + skipped:
-                return result + axis - source
-            source, result = source + skipped, result + skipped
+            if source_axis <= axis < source_axis + skipped:
+                return result_axis + axis - source_axis
+            source_axis, result_axis = source_axis + skipped, result_axis + skipped
         elif has("new_axis", entry):
-            result += 1
-        elif source == axis:
-            return None if has("shrink_axis", entry) or not _takes_all(entry, has, bounds) else result
+            result_axis += 1
+        elif source_axis == axis:
+            return None if has("shrink_axis", entry) or not _takes_all(entry, has, bounds) else result_axis
         else:
-            source, result = source + 1, result + (not has("shrink_axis", entry))
-    return result + axis - source
+            source_axis, result_axis = source_axis + 1, result_axis + (not has("shrink_axis", entry))
+    return result_axis + axis - source_axis
 
 
 def _takes_all(entry: int, has: Callable[[str, int], bool], bounds: Sequence[list[int] | None]) -> bool:
@@ -190,69 +190,71 @@ def _takes_all(entry: int, has: Callable[[str, int], bool], bounds: Sequence[lis
 def _slice(op: Op) -> Value:
     value = op.inputs[0]
     if not isinstance(value, Examples):
-        return only_first(op) or moved(op, value, None)
+        return varying_arguments(op) or moved(op, value, None)
     begin, size = op.integers(1), op.inputs[2]
-    if begin is None or begin[value.axis] != 0 or not isinstance(size, Free) or size.sizes is None:
-        return op.unknown(MIXES)
+    if begin is None or begin[value.axis] != 0 or not isinstance(size, Independent) or size.sizes is None:
+        return op.unknown(MIXES_EXAMPLES)
     taken = size.sizes[value.axis]
     if any(s.power != 0 for axis, s in enumerate(size.sizes) if axis != value.axis):
         return op.unknown("takes as many entries as there are examples")
     count = None if value.before is None or value.after is None else Fraction(value.before * value.after)
     is_whole = taken == Size(Fraction(-1)) or (count is not None and taken == Size(count, Fraction(1)))
-    return value if is_whole else op.unknown(MIXES)
+    return value if is_whole else op.unknown(MIXES_EXAMPLES)
 
 
 def _tile(op: Op) -> Value:
-    value, times = op.inputs
-    if not isinstance(times, Free):
+    value, multiples = op.inputs
+    if not isinstance(multiples, Independent):
         return op.unknown("repeats as often as the examples say")
     if isinstance(value, Examples):
         count = op.integers(1)
         return op.unknown("repeats the examples") if count is None or count[value.axis] != 1 else value
-    found = _spread(op, value, times)
-    if isinstance(found, Examples) and not _is_one_at(op, found.axis):
+    spread = _spread(op, value, multiples)
+    if isinstance(spread, Examples) and not _is_one_at(op, spread.axis):
         return op.unknown("repeats different entries for the examples")
-    return found
+    return spread
 
 
-def _spread(op: Op, value: Value, sizes: Free) -> Value:
-    """What does not depend on the examples, once for each of them."""
-    if not isinstance(value, Free) or value.power is None:
+def _spread(op: Op, value: Value, sizes: Independent) -> Value:
+    """The value of a tensor that repeats an independent value for each example, as ``sizes`` says."""
+    if not isinstance(value, Independent) or value.power is None:
         return op.unknown("repeats a sum or mean over the batch")
     if sizes.power == 0:
-        return Free(value.power)
+        return Independent(value.power)
     if sizes.sizes is None or any(s.power not in (0, 1) for s in sizes.sizes):
         return op.unknown("makes a tensor whose size does not scale with the number of examples")
     axes = [a for a, s in enumerate(sizes.sizes) if s.power == 1]
     if len(axes) != 1:
         return op.unknown("makes a tensor with an entry for each pair of examples")
     coefficient = sizes.sizes[axes[0]].coefficient
-    after = None if coefficient is None else whole(coefficient)
+    after = None if coefficient is None else positive_integer(coefficient)
     if coefficient is not None and after is None:
         return op.unknown("makes a tensor whose size does not scale with the number of examples")
-    return Examples(axes[0], value.power, 1, after, same=True)
+    return Examples(axes[0], value.power, 1, after, repeated=True)
 
 
 def _fill(op: Op) -> Value:
     sizes, value = op.inputs
     return (
-        _spread(op, value, sizes) if isinstance(sizes, Free) else op.unknown("has a size that depends on the examples")
+        _spread(op, value, sizes)
+        if isinstance(sizes, Independent)
+        else op.unknown("has a size that depends on the examples")
     )
 
 
 def _broadcast_to(op: Op) -> Value:
     value, sizes = op.inputs
-    rank, result = op.rank(0), op.result()
-    if not isinstance(sizes, Free) or rank is None or result is None:
+    rank, result_shape = op.rank(0), op.result_shape()
+    if not isinstance(sizes, Independent) or rank is None or result_shape is None:
         return op.unknown("broadcasts to a shape that cannot be told")
     if isinstance(value, Examples):
-        axis = value.axis + len(result) - rank
+        axis = value.axis + len(result_shape) - rank
         powers = [sizes.power] if sizes.sizes is None else [s.power for a, s in enumerate(sizes.sizes) if a != axis]
         return op.unknown("repeats the examples") if any(p != 0 for p in powers) else replace(value, axis=axis)
-    found = _spread(op, value, sizes)
-    if isinstance(found, Examples) and not _is_one_at(op, found.axis - len(result) + rank):
+    spread = _spread(op, value, sizes)
+    if isinstance(spread, Examples) and not _is_one_at(op, spread.axis - len(result_shape) + rank):
         return op.unknown("repeats different entries for the examples")
-    return found
+    return spread
 
 
 def _is_one_at(op: Op, axis: int) -> bool:
@@ -263,18 +265,18 @@ def _is_one_at(op: Op, axis: int) -> bool:
 def _pad(op: Op) -> Value:
     value, padding = op.inputs[0], op.constant(1)
     if not isinstance(value, Examples):
-        if is_number(value) or (isinstance(value, Total) and value.power == -1) or _pads_with_zeros(op):
-            return only_first(op) or moved(op, value, None)
+        if is_invariant(value) or (isinstance(value, Total) and value.power == -1) or _pads_with_zeros(op):
+            return varying_arguments(op) or moved(op, value, None)
         return op.unknown("puts a sum over the examples, or their number, beside a term that does not depend on them")
     if padding is None or padding[value.axis].any():
         return op.unknown("adds entries that are no examples")
     if value.power != 0 and not _pads_with_zeros(op):
         return op.unknown("adds a constant to values that are divided by the number of examples")
-    return replace(value, same=False)
+    return replace(value, repeated=False)
 
 
 def _pads_with_zeros(op: Op) -> bool:
-    """Or with what is there."""
+    """Whether a pad adds zeros, or copies of entries."""
     if len(op.inputs) < 3:
         return True
     filling = op.constant(2)
@@ -282,17 +284,17 @@ def _pads_with_zeros(op: Op) -> bool:
 
 
 def _along(axis_at: int) -> Rule:
-    """An op that mixes the entries along axes that one of its inputs names."""
+    """The rule of an op that mixes the entries along the axes in one of its inputs."""
 
     def rule(op: Op) -> Value:
         value, axes, rank = op.inputs[0], op.integers(axis_at), op.rank(0)
         if not isinstance(value, Examples):
-            linear = isinstance(value, (Total, Free)) and op.node.op not in ("Cumprod", "CumulativeLogsumexp")
-            return (only_first(op) or moved(op, value, None)) if linear else op.unknown("is not linear")
+            linear = isinstance(value, (Total, Independent)) and op.node.op not in ("Cumprod", "CumulativeLogsumexp")
+            return (varying_arguments(op) or moved(op, value, None)) if linear else op.unknown("is not linear")
         if axes is None or rank is None:
             return op.unknown("works along an axis that is not constant")
-        if value.axis in [a % rank for a in axes] or not all(is_number(v) for v in op.inputs[1:]):
-            return op.unknown(MIXES)
+        if value.axis in [a % rank for a in axes] or not all(is_invariant(v) for v in op.inputs[1:]):
+            return op.unknown(MIXES_EXAMPLES)
         if value.power != 0 and op.node.op in ("Cumprod", "CumulativeLogsumexp"):
             return op.unknown("is not linear in values that are divided by the number of examples")
         return value
@@ -304,10 +306,10 @@ def _reverse_sequence(op: Op) -> Value:
     value, lengths = op.inputs
     batch, sequence = op.node.attr["batch_dim"].i, op.node.attr["seq_dim"].i
     if not isinstance(value, Examples) or value.axis != batch or sequence == batch:
-        return op.unknown(MIXES)
-    if isinstance(lengths, (Examples, Free)):
-        return replace(value, same=False)
-    return op.unknown(MIXES)
+        return op.unknown(MIXES_EXAMPLES)
+    if isinstance(lengths, (Examples, Independent)):
+        return replace(value, repeated=False)
+    return op.unknown(MIXES_EXAMPLES)
 
 
 RULES: dict[str, Rule] = {

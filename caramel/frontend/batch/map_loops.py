@@ -1,4 +1,4 @@
-"""Loops with one round for each example, as `tf.map_fn` makes them: their counters, and what they index."""
+"""Loops with one round for each example, as `tf.map_fn` makes them: their counters, and the lists that they index."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ from fractions import Fraction
 
 import tensorflow as tf
 
-from caramel.frontend.batch.domain import Free, Size
+from caramel.frontend.batch.domain import Independent, Size
 from caramel.frontend.batch.op import Op
 from caramel.graph.functions import Body
 from caramel.graph.graph import NodeDef, data_texts, node_of
 
-_EACH = (Size(Fraction(1), Fraction(1)),)
-_INDEXED = frozenset({"TensorListGetItem", "TensorListSetItem"})
+_BATCH_SIZE = (Size(Fraction(1), Fraction(1)),)
+"""Length of a list with one entry for each example: B."""
+
+_INDEXED_LIST_OPS = frozenset({"TensorListGetItem", "TensorListSetItem"})
+"""Ops that read or write one entry of a list, at an index."""
 
 
 def counters(condition: Body, body: Body, loop: Op) -> set[int] | None:
-    """Which variables of a loop count its rounds from 0 to the number of examples.
+    """The loop variables that count the rounds from 0 to the number of examples.
 
     Args:
-        condition: the function that says whether it goes on.
-        body: what a round does.
+        condition: function that says whether the loop goes on.
+        body: function that computes one round.
         loop: the loop.
 
     Returns:
-        Their positions; None for a loop that has other rounds.
+        Positions of the variables; None for a loop that does not have one round for each example.
     """
-    found = set()
+    positions = set()
     for node in condition.inner:
         if node.op in ("LogicalAnd", "Identity", "Const"):
             continue
@@ -35,12 +38,16 @@ def counters(condition: Body, body: Body, loop: Op) -> set[int] | None:
             return None
         counter, limit = (place for place in places if place is not None)
         sizes = loop.inputs[limit]
-        if not isinstance(sizes, Free) or sizes.sizes != _EACH or body.argument_of(body.results[limit]) != limit:
+        if (
+            not isinstance(sizes, Independent)
+            or sizes.sizes != _BATCH_SIZE
+            or body.argument_of(body.results[limit]) != limit
+        ):
             return None
         if loop.integer(counter) != 0 or not _adds_one(body, counter):
             return None
-        found.add(counter)
-    return found or None
+        positions.add(counter)
+    return positions or None
 
 
 def _adds_one(body: Body, position: int) -> bool:
@@ -62,17 +69,30 @@ def _behind(body: Body, text: str) -> NodeDef:
     return node
 
 
-def written(body: Body, positions: set[int]) -> set[int]:
-    """Which variables of a loop are lists that get one entry in each round, at one of these positions."""
-    found = set()
+def lists_written(body: Body, positions: set[int]) -> set[int]:
+    """The loop variables that are lists into which each round writes one entry.
+
+    Args:
+        body: function that computes one round.
+        positions: positions of the loop variables that may index the entry.
+
+    Returns:
+        Positions of the lists.
+    """
+    lists = set()
     for place, text in enumerate(body.results):
         node = _behind(body, text)
         own = node.op == "TensorListSetItem" and body.argument_of(node.input[0]) == place
         if own and body.argument_of(node.input[1]) in positions:
-            found.add(place)
-    return found
+            lists.add(place)
+    return lists
 
 
 def reads_and_writes_at(body: Body, positions: set[int]) -> bool:
-    """Whether all lists are read and written at the entry of the round."""
-    return all(body.argument_of(node.input[1]) in positions for node in body.inner if node.op in _INDEXED)
+    """Whether all lists are read and written at the entry of the round.
+
+    Args:
+        body: function that computes one round.
+        positions: positions of the loop variables that may index the entry.
+    """
+    return all(body.argument_of(node.input[1]) in positions for node in body.inner if node.op in _INDEXED_LIST_OPS)

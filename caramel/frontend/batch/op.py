@@ -1,4 +1,4 @@
-"""One node as the rules see it: what its inputs are, shapes, and constants."""
+"""One node as the rules see it: abstract values of its inputs, shapes, and constants."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from typing import Any
 
 import numpy as np
 
-from caramel.frontend.batch.domain import Examples, Free, Statistic, Total, Unknown, Value, is_number, joined
+from caramel.frontend.batch.domain import Examples, Independent, Statistic, Total, Unknown, Value, is_invariant, joined
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef
 from caramel.graph.shapes import Shape
 
-_FRACTIONAL = ("float", "bfloat", "complex")
-"""How the names of the types begin whose numbers need not be whole."""
+_FRACTIONAL_PREFIXES = ("float", "bfloat", "complex")
+"""Beginnings of the names of the dtypes whose numbers need not be integers."""
 
 
-def names(text: str) -> frozenset[str]:
-    """Names of ops, given with spaces between them."""
+def op_names(text: str) -> frozenset[str]:
+    """A set of op types.
+
+    Args:
+        text: op types with spaces between them.
+    """
     return frozenset(text.split())
 
 
 @dataclass(frozen=True)
 class Op:
-    """A node with what is known of its inputs.
+    """A node with the facts about its inputs.
 
     Attributes:
         node: the node.
-        inputs: what each data input is.
-        texts: the data inputs.
-        shape_of: static shape of a tensor; None where not even its rank is known.
-        constant_of: value of a tensor that is made of constants only, else None.
-        outputs: how many outputs it has.
-        scope: the function that it is in.
-        notes: names of the ops that put a value of the whole batch into values of single examples.
+        inputs: abstract value of each data input.
+        texts: input text of each data input.
+        shape_of: function from a tensor to its static shape; None where not even the rank is known.
+        constant_of: function from a tensor to its value, if it is made of constants only; else None.
+        outputs: number of outputs.
+        function: name of the function that contains the node; "" for the graph itself.
+        notes: names of the ops that put a value of the whole batch into values of single examples, as keys; a rule
+            adds to them.
     """
 
     node: NodeDef
@@ -43,7 +48,7 @@ class Op:
     shape_of: Callable[[str], Shape | None]
     constant_of: Callable[[str], Any]
     outputs: int
-    scope: str
+    function: str
     notes: dict[str, None]
 
     def shape(self, position: int) -> Shape | None:
@@ -55,14 +60,14 @@ class Op:
         shape = self.shape(position)
         return None if shape is None else len(shape)
 
-    def result(self, index: int = 0) -> Shape | None:
+    def result_shape(self, index: int = 0) -> Shape | None:
         """Static shape of an output."""
         return self.shape_of(f"{self.node.name}:{index}")
 
     def constant(self, position: int) -> np.ndarray | None:
-        """An input's value, where it is made of constants only."""
+        """An input's value, where it is made of constants only; else None."""
         value = self.inputs[position]
-        if not isinstance(value, Free) or (value.power is None and value.sizes is None):
+        if not isinstance(value, Independent) or (value.power is None and value.sizes is None):
             return None
         if value.sizes is not None:
             numbers = [s.coefficient for s in value.sizes]
@@ -70,69 +75,82 @@ class Op:
                 return None
             array = np.array([int(n) if n.denominator == 1 else float(n) for n in numbers if n is not None])
             return array.reshape(()) if self.rank(position) == 0 else array
-        found = self.constant_of(self.texts[position])
-        return None if found is None else np.asarray(found)
+        folded = self.constant_of(self.texts[position])
+        return None if folded is None else np.asarray(folded)
 
     def integer(self, position: int) -> int | None:
-        """An input that is one constant integer."""
-        found = self.constant(position)
-        return int(found.ravel()[0]) if found is not None and found.size == 1 else None
+        """The value of an input that is one constant integer; else None."""
+        array = self.constant(position)
+        return int(array.ravel()[0]) if array is not None and array.size == 1 else None
 
     def integers(self, position: int) -> list[int] | None:
-        """An input that is a constant vector of integers, or one integer."""
-        found = self.constant(position)
-        return None if found is None else [int(n) for n in found.ravel()]
+        """The entries of an input that is a constant vector of integers, or one integer; else None."""
+        array = self.constant(position)
+        return None if array is None else [int(n) for n in array.ravel()]
 
     @property
-    def gives_truth(self) -> bool:
-        """Whether a Cast only says which numbers are not zero."""
+    def casts_to_bool(self) -> bool:
+        """Whether the op is a Cast to bool, which only says which numbers are not zero."""
         return self._type("DstT") == "bool"
 
     @property
     def truncates(self) -> bool:
-        """Whether what is left of a number is whole: of half of it is not half as much left."""
+        """Whether the op rounds to an integer, so that it is not linear: half of a number need not give half of it."""
         if self.node.op == "Cast":
             source, target = self._type("SrcT"), self._type("DstT")
-            return target == "bool" or (source.startswith(_FRACTIONAL) and not target.startswith(_FRACTIONAL))
-        return self.node.op in ("Div", "Mean") and not self._type("T").startswith(_FRACTIONAL)
+            return target == "bool" or (
+                source.startswith(_FRACTIONAL_PREFIXES) and not target.startswith(_FRACTIONAL_PREFIXES)
+            )
+        return self.node.op in ("Div", "Mean") and not self._type("T").startswith(_FRACTIONAL_PREFIXES)
 
     def _type(self, attribute: str) -> str:
         return ops.dtype_name(self.node.attr[attribute].type)
 
-    def place(self, position: int) -> str:
-        """The name of an input, which no other function has."""
-        return f"{self.scope}/{self.texts[position]}"
+    def qualified_name(self, position: int) -> str:
+        """The name of an input with that of its function, unique over all functions."""
+        return f"{self.function}/{self.texts[position]}"
 
     def joined(self, first: Value, second: Value) -> Value:
-        """What an output is that may be one or the other."""
-        found = joined(first, second)
-        return self.unknown("has what cannot be told") if found is None else found
+        """The value of an output that has one of two values."""
+        value = joined(first, second)
+        return self.unknown("has what cannot be told") if value is None else value
 
-    def unknown(self, why: str, unheard: bool = False) -> Unknown:
-        """Nothing can be told, because the op does this."""
-        return Unknown(f"{self.node.op} {self.node.name!r} {why}", unheard)
+    def unknown(self, why: str, unmodelled: bool = False) -> Unknown:
+        """The value of an output of which nothing can be told.
+
+        Args:
+            why: predicate of the sentence about the op in messages, such as "takes a diagonal".
+            unmodelled: whether the op has no rule; see `Unknown`.
+        """
+        return Unknown(f"{self.node.op} {self.node.name!r} {why}", unmodelled)
 
 
 Rule = Callable[[Op], "Value | Sequence[Value]"]
-"""What the outputs of an op are: one value for all, or one for each."""
+"""Function from an op to the abstract values of its outputs: one value for all, or one for each."""
 
-MIXES = "takes some of the examples, or brings them into another order"
-"""What is wrong with an op that takes the examples apart."""
+MIXES_EXAMPLES = "takes some of the examples, or brings them into another order"
+"""Predicate, for messages, of an op that takes some of the examples or reorders them."""
 
 
 def moved(op: Op, value: Value, axis: int | None) -> Value:
-    """The value with its examples along another axis; without examples as it is."""
+    """A value with its examples along another axis; a value without examples as it is.
+
+    Args:
+        op: the op.
+        value: abstract value of its input.
+        axis: axis of the examples in the result; None where the op takes them apart.
+    """
     if isinstance(value, Examples):
-        return op.unknown(MIXES) if axis is None else replace(value, axis=axis)
+        return op.unknown(MIXES_EXAMPLES) if axis is None else replace(value, axis=axis)
     if isinstance(value, (Total, Statistic)):
         return value
-    if isinstance(value, Free) and value.power is not None:
-        return Free(value.power)
+    if isinstance(value, Independent) and value.power is not None:
+        return Independent(value.power)
     return op.unknown("is not followed here")
 
 
-def only_first(op: Op) -> Unknown | None:
-    """What is wrong where anything but the first input depends on the batch, or on its size."""
-    if all(is_number(v) for v in op.inputs[1:]):
+def varying_arguments(op: Op) -> Unknown | None:
+    """An Unknown that says so where an input other than the first depends on the batch or its size; else None."""
+    if all(is_invariant(v) for v in op.inputs[1:]):
         return None
     return op.unknown("has arguments that depend on the batch")

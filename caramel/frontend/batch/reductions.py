@@ -7,35 +7,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import Examples, Free, Statistic, Total, Value, is_number
+from caramel.frontend.batch.domain import Examples, Independent, Statistic, Total, Value, is_invariant
 from caramel.frontend.batch.op import Op, Rule
 
 
 def _axes(op: Op) -> list[int] | None:
-    """The axes of a reduction, all of them where the result is a scalar."""
+    """The axes of a reduction: all axes where the result is a scalar; None where they are not constant."""
     rank = op.rank(0)
     if rank is None:
         return None
     axes = op.integers(1)
     if axes is None:
-        return list(range(rank)) if op.result() == () else None
+        return list(range(rank)) if op.result_shape() == () else None
     return sorted({axis % rank for axis in axes}) if rank else []
 
 
 def _reduction(op: Op) -> Value:
     value = op.inputs[0]
-    if not is_number(op.inputs[1]):
+    if not is_invariant(op.inputs[1]):
         return op.unknown("reduces over axes that depend on the batch")
     if op.truncates and not (isinstance(value, Examples) and value.power == 0 and value.axis not in (_axes(op) or [])):
         return op.unknown("drops what is left over when whole numbers are divided")
     if isinstance(value, Examples):
         return _over_examples(op, value)
     if isinstance(value, Total) and op.node.op in ("Mean", "Sum"):
-        return replace(value, channels=value.channels and op.result() != (), counts=())
-    if isinstance(value, Statistic) and op.result() != ():
+        return replace(value, channels=value.channels and op.result_shape() != (), mean_divisors=())
+    if isinstance(value, Statistic) and op.result_shape() != ():
         return value
-    if isinstance(value, Free) and (value.power == 0 or (op.node.op != "Prod" and value.power is not None)):
-        return Free(value.power)
+    if isinstance(value, Independent) and (value.power == 0 or (op.node.op != "Prod" and value.power is not None)):
+        return Independent(value.power)
     return op.unknown("is not linear in a mean or sum over the batch")
 
 
@@ -51,16 +51,16 @@ def _over_examples(op: Op, value: Examples) -> Value:
         return replace(value, axis=value.axis - sum(1 for axis in axes if axis < value.axis))
     if kind not in ("Mean", "Sum"):
         return op.unknown("takes one value from all examples in a way that is neither a mean nor a sum")
-    if value.same:
-        return Free(value.power + (1 if kind == "Sum" else 0))
+    if value.repeated:
+        return Independent(value.power + (1 if kind == "Sum" else 0))
     if kind == "Mean":
         channels = len(op.shape(0) or ()) > len(axes)
-        return Total(value.power - 1, channels, (), value.centred)
-    return Total(value.power, False, _counts(op, value, axes), value.centred)
+        return Total(value.power - 1, channels, (), value.mixed_by)
+    return Total(value.power, False, _counts(op, value, axes), value.mixed_by)
 
 
 def _counts(op: Op, value: Examples, axes: Sequence[int]) -> tuple[int, ...]:
-    """Static numbers by which a mean over these axes would divide."""
+    """Static numbers by which a division would make a sum over these axes a mean."""
     shape = op.shape(0) or ()
     examples = shape[value.axis]
     if examples is None:
@@ -70,10 +70,10 @@ def _counts(op: Op, value: Examples, axes: Sequence[int]) -> tuple[int, ...]:
 
 def _l2_loss(op: Op) -> Value:
     value = op.inputs[0]
-    if isinstance(value, Examples) and value.power == 0 and not value.same:
-        return Total(Fraction(0), centred=value.centred)
-    if isinstance(value, Free) and value.power is not None:
-        return Free(2 * value.power)
+    if isinstance(value, Examples) and value.power == 0 and not value.repeated:
+        return Total(Fraction(0), mixed_by=value.mixed_by)
+    if isinstance(value, Independent) and value.power is not None:
+        return Independent(2 * value.power)
     return op.unknown("is not linear in a mean or sum over the batch")
 
 
@@ -92,37 +92,44 @@ def _arg_reduction(op: Op) -> Value:
 # -- products ----------------------------------------------------------------------------------
 
 
-def _product(op: Op, letters: Sequence[str], result: str) -> Value:
-    """A sum of products, given as Einstein's summation with one letter for each axis.
+def _product(op: Op, letters: Sequence[str], result_letters: str) -> Value:
+    """The value of a sum of products, given as Einstein's summation with one letter for each axis.
 
     Args:
         op: the op; its first inputs are the factors.
-        letters: for each factor.
-        result: of the result.
+        letters: letters of the axes of each factor.
+        result_letters: letters of the axes of the result.
     """
     values = op.inputs[: len(letters)]
     examples = [(v, axes[v.axis]) for v, axes in zip(values, letters) if isinstance(v, Examples)]
-    powers = [v.power for v in values if isinstance(v, (Examples, Free, Total))]
+    powers = [v.power for v in values if isinstance(v, (Examples, Independent, Total))]
     if any(p is None for p in powers):
         return op.unknown("does not scale with the number of examples")
     power = sum((p for p in powers if p is not None), Fraction(0))
     totals = [v for v in values if isinstance(v, (Total, Statistic))]
     if not examples:
         if not totals:
-            return Free(power)
+            return Independent(power)
         if len(totals) == 1 and isinstance(totals[0], Total):
-            return Total(power, centred=totals[0].centred)
+            return Total(power, mixed_by=totals[0].mixed_by)
         return op.unknown("is not linear in a mean or sum over the batch")
     if totals:
         return op.unknown("puts a sum or mean over the batch into the values of single examples")
     if len({letter for _, letter in examples}) != 1 or len({(v.before, v.after) for v, _ in examples}) != 1:
         return op.unknown("brings different examples together")
     first, letter = examples[0]
-    centred = next((v.centred for v, _ in examples if v.centred), None)
-    same = all(v.same for v, _ in examples)
-    if letter in result:
-        return replace(first, axis=result.index(letter), power=power, same=same, centred=centred, normalised=False)
-    return Free(power + 1) if same else Total(power, centred=centred)
+    mixed_by = next((v.mixed_by for v, _ in examples if v.mixed_by), None)
+    repeated = all(v.repeated for v, _ in examples)
+    if letter in result_letters:
+        return replace(
+            first,
+            axis=result_letters.index(letter),
+            power=power,
+            repeated=repeated,
+            mixed_by=mixed_by,
+            normalised=False,
+        )
+    return Independent(power + 1) if repeated else Total(power, mixed_by=mixed_by)
 
 
 def _matmul(op: Op) -> Value:
@@ -132,22 +139,22 @@ def _matmul(op: Op) -> Value:
 
 
 def _batch_matmul(op: Op) -> Value:
-    """Matrices in the last two axes; the others are broadcast."""
+    """The value of a product of matrices in the last two axes; the other axes are broadcast."""
     ranks = [op.rank(0), op.rank(1)]
     if any(r is None for r in ranks):
         return op.unknown("has a tensor of unknown rank")
-    known = [r for r in ranks if r is not None]
-    most = max(known) - 2
+    known_ranks = [r for r in ranks if r is not None]
+    most = max(known_ranks) - 2
     outer = "".join(chr(ord("A") + axis) for axis in range(most))
     adjoint = [op.node.attr["adj_x"].b, op.node.attr["adj_y"].b]
     first, second = "ki" if adjoint[0] else "ik", "jk" if adjoint[1] else "kj"
-    letters = [outer[most - (rank - 2) :] + inner for rank, inner in zip(known, (first, second))]
+    letters = [outer[most - (rank - 2) :] + inner for rank, inner in zip(known_ranks, (first, second))]
     return _product(op, letters, outer + "ij")
 
 
 def _einsum(op: Op) -> Value:
     equation = op.node.attr["equation"].s.decode().replace(" ", "")
-    left, arrow, result = equation.partition("->")
+    left, arrow, result_letters = equation.partition("->")
     letters = left.split(",")
     ranks = [op.rank(p) for p in range(len(letters))]
     if not arrow or any(r is None for r in ranks):
@@ -156,21 +163,21 @@ def _einsum(op: Op) -> Value:
     most = max([s for s, axes in zip(spare, letters) if "..." in axes], default=0)
     # Letters for what the dots stand for, none of which an equation has.
     dots = "".join(chr(0x100 + axis) for axis in range(most))
-    letters = [axes.replace("...", dots[most - own :]) for axes, own in zip(letters, spare)]
+    letters = [axes.replace("...", dots[most - spare_axes :]) for axes, spare_axes in zip(letters, spare)]
     if any(len(set(axes)) != len(axes) for axes in letters):
         return op.unknown("takes a diagonal")
-    return _product(op, letters, result.replace("...", dots))
+    return _product(op, letters, result_letters.replace("...", dots))
 
 
 def _bias(op: Op) -> Value:
     value = op.inputs[0]
     rank = op.rank(0)
-    if not isinstance(value, Examples) or not isinstance(op.inputs[1], Free) or rank is None:
+    if not isinstance(value, Examples) or not isinstance(op.inputs[1], Independent) or rank is None:
         return op.unknown("is not linear in a mean or sum over the batch")
     channel = 1 if op.node.attr["data_format"].s == b"NCHW" else rank - 1
     if channel == value.axis or value.power != 0 or op.inputs[1].power != 0:
         return op.unknown("is not linear in values that are divided by, or multiplied with, the number of examples")
-    return replace(value, same=False)
+    return replace(value, repeated=False)
 
 
 RULES: dict[str, Rule] = {

@@ -1,4 +1,4 @@
-"""Reshapes: the axis of the examples is followed by its size, as an exact multiple of their number."""
+"""Reshapes: the axis of the examples is recognised by its size, an exact multiple of their number."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import Examples, Free, Size, Unknown, Value
+from caramel.frontend.batch.domain import Examples, Independent, Size, Unknown, Value
 from caramel.frontend.batch.op import Op
 from caramel.graph.shapes import Shape
 
 _CANNOT_FOLLOW = "reshapes examples in a way that cannot be followed"
+"""Predicate, for messages, of a reshape whose axis of the examples cannot be told."""
 
 
 def reshaped(op: Op, value: Examples, target: Value) -> Examples | Unknown:
-    """Examples in the shape that an op gives them.
+    """The value of examples after a reshape.
 
     Args:
-        op: the reshape; its first input are the examples.
-        value: what they are.
-        target: the shape.
+        op: the reshape; its first input has the examples.
+        value: abstract value of the examples.
+        target: abstract value of the target shape.
     """
     shape = op.shape(0)
-    if not isinstance(target, Free) or shape is None:
+    if not isinstance(target, Independent) or shape is None:
         return op.unknown("reshapes to a shape that depends on the examples")
     return _reshaped(op, value, shape, _target_sizes(op, target))
 
 
-def _target_sizes(op: Op, target: Free) -> list[Size | None]:
-    """The sizes of the result; None where one is to be inferred, or cannot be told."""
-    result = op.result()
+def _target_sizes(op: Op, target: Independent) -> list[Size | None]:
+    """The sizes of the result; None for a size that is to be inferred, or cannot be told."""
+    static_sizes = op.result_shape()
     if target.sizes is None:
-        return [None if d is None else Size(Fraction(d)) for d in result or []]
-    found = [None if s.coefficient is not None and s.coefficient < 0 else s for s in target.sizes]
-    for axis, (size, static) in enumerate(zip(found, result or found)):
+        return [None if d is None else Size(Fraction(d)) for d in static_sizes or []]
+    sizes = [None if s.coefficient is not None and s.coefficient < 0 else s for s in target.sizes]
+    for axis, (size, static) in enumerate(zip(sizes, static_sizes or sizes)):
         if size is None and isinstance(static, int):
-            found[axis] = Size(Fraction(static))
-    return found
+            sizes[axis] = Size(Fraction(static))
+    return sizes
 
 
 def _reshaped(op: Op, value: Examples, shape: Shape, sizes: Sequence[Size | None]) -> Examples | Unknown:
@@ -52,8 +53,8 @@ def _reshaped(op: Op, value: Examples, shape: Shape, sizes: Sequence[Size | None
         # The axis has that many entries for each example: what is in front of it and behind it fits.
         if before is None and after is None:
             return op.unknown(_CANNOT_FOLLOW)
-        before = before if before is not None else whole(exact.coefficient / after)  # type: ignore[operator]
-        after = after if after is not None else whole(exact.coefficient / before) if before else None
+        before = before if before is not None else positive_integer(exact.coefficient / after)  # type: ignore[operator]
+        after = after if after is not None else positive_integer(exact.coefficient / before) if before else None
         if before is None or after is None:
             return op.unknown(_CANNOT_FOLLOW)
     elif (before is None and axis > 0) or (after is None and not _ends_alike(trailing, sizes[axis + 1 :])):
@@ -62,27 +63,27 @@ def _reshaped(op: Op, value: Examples, shape: Shape, sizes: Sequence[Size | None
 
 
 def _static(size: Size | None) -> int | None:
-    """A size that is a known number."""
+    """The number that a size is; None where it is not a known number."""
     if size is None or size.power != 0 or size.coefficient is None:
         return None
     return int(size.coefficient)
 
 
-def whole(number: Fraction) -> int | None:
-    """A number as an integer that counts something; None if it is none."""
+def positive_integer(number: Fraction) -> int | None:
+    """The number as a positive integer; None if it is not one."""
     return int(number) if number.denominator == 1 and number >= 1 else None
 
 
-def _split(given: Sequence[int | None], taken: Sequence[int | None]) -> int | None:
-    """What is left of a product of sizes when some go into axes of their own; None where that is unknown or broken."""
-    if any(n is None for n in (*given, *taken)):
+def _split(sizes: Sequence[int | None], own_axes: Sequence[int | None]) -> int | None:
+    """The quotient of a product of sizes by those with axes of their own; None where it is unknown or no integer."""
+    if any(n is None for n in (*sizes, *own_axes)):
         return None
-    divisor = math.prod(n for n in taken if n is not None)
-    return None if divisor == 0 else whole(Fraction(math.prod(n for n in given if n is not None), divisor))
+    divisor = math.prod(n for n in own_axes if n is not None)
+    return None if divisor == 0 else positive_integer(Fraction(math.prod(n for n in sizes if n is not None), divisor))
 
 
 def _ends_alike(trailing: Sequence[int | None], sizes: Sequence[Size | None]) -> bool:
-    """Whether the result's axes behind the examples are the last ones of the input: the others are merged."""
+    """Whether the result's axes behind the examples are the last axes of the input, with the others merged."""
     kept = [_static(s) for s in sizes]
     if len(kept) > len(trailing) or any(k is None for k in kept):
         return False
@@ -90,7 +91,7 @@ def _ends_alike(trailing: Sequence[int | None], sizes: Sequence[Size | None]) ->
 
 
 def _axis_of_examples(value: Examples, shape: Shape, sizes: Sequence[Size | None]) -> int | None:
-    """The axis of the result that has the examples: it has the batch's size, or is the one to be inferred."""
+    """The axis of the result that has the examples: the axis with the batch's size, or the one to be inferred."""
     with_batch = [a for a, s in enumerate(sizes) if s is not None and s.power == 1]
     if any(s is not None and s.power not in (0, 1) for s in sizes):
         return None
@@ -105,13 +106,16 @@ def _axis_of_examples(value: Examples, shape: Shape, sizes: Sequence[Size | None
 
 
 def _static_axis(value: Examples, shape: Shape, sizes: Sequence[int]) -> int | None:
-    """The axis where all sizes are known, the batch's too: as much in front of it and behind it as before."""
+    """The axis of the examples in the result where all sizes are static, the batch's too.
+
+    The sizes in front of the axis and behind it must divide those of the input.
+    """
     if any(d is None for d in shape) or value.before is None or value.after is None:
         return None
-    known = [d for d in shape if d is not None]
-    in_front = value.before * math.prod(known[: value.axis])
-    behind = value.after * math.prod(known[value.axis + 1 :])
-    examples = math.prod(known) // max(in_front * behind, 1)
+    static_sizes = [d for d in shape if d is not None]
+    in_front = value.before * math.prod(static_sizes[: value.axis])
+    behind = value.after * math.prod(static_sizes[value.axis + 1 :])
+    examples = math.prod(static_sizes) // max(in_front * behind, 1)
     for axis, size in enumerate(sizes):
         own_front, own_behind = math.prod(sizes[:axis]), math.prod(sizes[axis + 1 :])
         fits = own_front and own_behind and in_front % own_front == 0 and behind % own_behind == 0

@@ -1,4 +1,4 @@
-"""The rule of each op, from the files that have the rules of its kind; no op stands in two."""
+"""The rule of each op, from the file with the rules of its kind; no op has rules in two files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from caramel.frontend.batch.op import Rule
 
 
 def merged(*tables: Mapping[str, Rule]) -> dict[str, Rule]:
-    """Several tables as one.
+    """Several tables of rules merged into one.
+
+    Args:
+        tables: rules by op type.
 
     Raises:
-        InvariantError: an op stands in two of them (a defect of this library).
+        InvariantError: an op is in two tables (a defect of this library).
     """
     rules: dict[str, Rule] = {}
     for table in tables:
@@ -24,13 +27,13 @@ def merged(*tables: Mapping[str, Rule]) -> dict[str, Rule]:
 
 
 _ON_EXAMPLES = merged(layout.RULES, gathers.RULES, layers.RULES, elementwise.RULES, reductions.RULES)
-_PARTLY = merged(layers.PARTLY, elementwise.PARTLY)
+_PARTIAL_RULES = merged(layers.PARTIAL_RULES, elementwise.PARTIAL_RULES)
 
-ALL = merged(_ON_EXAMPLES, _PARTLY, tensor_lists.RULES, sizes.SHAPES)
+ALL_RULES = merged(_ON_EXAMPLES, _PARTIAL_RULES, tensor_lists.RULES, sizes.SHAPE_RULES)
 """The rule of each op that has one."""
 
-PARTLY = frozenset(_PARTLY)
-"""Ops of which an output may depend on some inputs only: they are asked even if nothing is known of another input."""
+PARTIAL_OPS = frozenset(_PARTIAL_RULES)
+"""Ops of which an output may depend on some inputs only: their rule is used even if another input is `Unknown`."""
 
-ON_SHAPES_AND_LISTS = frozenset(sizes.SHAPES) | frozenset(tensor_lists.RULES)
-"""Ops whose results say something of the batch although none of their inputs may depend on the examples."""
+ON_SHAPES_AND_LISTS = frozenset(sizes.SHAPE_RULES) | frozenset(tensor_lists.RULES)
+"""Ops whose results may depend on the size of the batch although no input depends on the examples."""

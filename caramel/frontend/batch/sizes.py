@@ -1,4 +1,4 @@
-"""Arithmetic with sizes: shapes, their entries, products and quotients, as exactly as they can be told."""
+"""Arithmetic with sizes: shapes, their entries, products and quotients, as exactly as possible."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from fractions import Fraction
 
 import numpy as np
 
-from caramel.frontend.batch.domain import FREE, Examples, Free, Size, Value, constant, free
+from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Size, Value, constant, of_sizes
 from caramel.frontend.batch.op import Op, Rule
 from caramel.graph.shapes import Shape
 
-_LONGEST = 16
-"""Entries of the longest vector that is followed; shapes are shorter."""
+_MAX_ENTRIES = 16
+"""Number of entries of the longest vector that is followed; shapes are shorter."""
 
-_ONE = Size(Fraction(1))
+_UNIT = Size(Fraction(1))
+"""The size 1."""
 
 
 def of_constant(value: np.ndarray) -> Value:
-    """What a constant is."""
-    if value.ndim > 1 or value.size > _LONGEST or value.dtype.kind not in "iuf" or not np.all(np.isfinite(value)):
-        return FREE
+    """The abstract value of a constant."""
+    if value.ndim > 1 or value.size > _MAX_ENTRIES or value.dtype.kind not in "iuf" or not np.all(np.isfinite(value)):
+        return INVARIANT
     return constant(*value.ravel().tolist())
 
 
@@ -29,61 +30,63 @@ def _sizes_of(shape: Shape, value: Value) -> tuple[Size, ...]:
     """The sizes of a tensor."""
     sizes = [Size(None if d is None else Fraction(d)) for d in shape]
     if isinstance(value, Examples):
-        known = value.before is not None and value.after is not None
-        count = Fraction(value.before * value.after) if known else None  # type: ignore[operator]
+        is_counted = value.before is not None and value.after is not None
+        count = Fraction(value.before * value.after) if is_counted else None  # type: ignore[operator]
         sizes[value.axis] = Size(count, Fraction(1))
     return tuple(sizes)
 
 
 def _shape(op: Op) -> Value | list[Value]:
-    found: list[Value] = []
+    shapes: list[Value] = []
     for position, value in enumerate(op.inputs):
         shape = op.shape(position)
-        found.append(op.unknown("has an input of unknown rank") if shape is None else free(_sizes_of(shape, value)))
-    return found
+        shapes.append(
+            op.unknown("has an input of unknown rank") if shape is None else of_sizes(_sizes_of(shape, value))
+        )
+    return shapes
 
 
 def _size(op: Op) -> Value:
     shape = op.shape(0)
     if shape is None:
         return op.unknown("has an input of unknown rank")
-    found: Size | None = _ONE
+    count: Size | None = _UNIT
     for size in _sizes_of(shape, op.inputs[0]):
-        found = found and found.times(size)
-    return op.unknown("counts entries in a way that cannot be followed") if found is None else free((found,))
+        count = count and count.times(size)
+    return op.unknown("counts entries in a way that cannot be followed") if count is None else of_sizes((count,))
 
 
 def _rank(op: Op) -> Value:
     rank = op.rank(0)
-    return FREE if rank is None else constant(rank)
+    return INVARIANT if rank is None else constant(rank)
 
 
 def _known(op: Op) -> list[tuple[Size, ...]] | None:
-    """The sizes of all inputs, where all are made of sizes."""
-    sizes = [v.sizes if isinstance(v, Free) else None for v in op.inputs]
+    """The sizes of all inputs; None unless all inputs are made of sizes."""
+    sizes = [v.sizes if isinstance(v, Independent) else None for v in op.inputs]
     return None if any(s is None for s in sizes) else [s for s in sizes if s is not None]
 
 
 def _pack(op: Op) -> Value | None:
     sizes = _known(op)
-    if sizes is None or any(op.rank(p) != 0 for p in range(len(op.inputs))) or len(sizes) > _LONGEST:
+    if sizes is None or any(op.rank(p) != 0 for p in range(len(op.inputs))) or len(sizes) > _MAX_ENTRIES:
         return None
-    return free(tuple(s[0] for s in sizes))
+    return of_sizes(tuple(s[0] for s in sizes))
 
 
 def _concat(op: Op) -> Value | None:
     sizes = _known(op)
     if sizes is None or any(op.rank(p) != 1 for p in range(len(op.inputs) - 1)):
         return None
-    return free(tuple(s for each in sizes[:-1] for s in each))
+    return of_sizes(tuple(s for vector in sizes[:-1] for s in vector))
 
 
 def _selected(op: Op, positions: Callable[[int], list[int]]) -> Value | None:
     value = op.inputs[0]
-    if not isinstance(value, Free) or value.sizes is None or op.rank(0) != 1:
+    if not isinstance(value, Independent) or value.sizes is None or op.rank(0) != 1:
         return None
     try:
-        return free(tuple(value.sizes[p] for p in positions(len(value.sizes))))
+        return of_sizes(tuple(value.sizes[p] for p in positions(len(value.sizes))))
     except IndexError:
         return None
 
@@ -119,44 +122,46 @@ def _range(op: Op) -> Value | None:
     if any(b is None for b in bounds) or bounds[2] == 0:
         return None
     numbers = range(*[b for b in bounds if b is not None])
-    return constant(*numbers) if len(numbers) <= _LONGEST else FREE
+    return constant(*numbers) if len(numbers) <= _MAX_ENTRIES else INVARIANT
 
 
 def _stitched(op: Op) -> Value | None:
-    """A vector put together from entries of others: the gradient of a sum makes its shape so."""
+    """A vector stitched from entries of others, as the gradient of a sum makes its shape."""
     half = len(op.inputs) // 2
     places = [op.integers(p) for p in range(half)]
-    vectors = [v.sizes if isinstance(v, Free) else None for v in op.inputs[half:]]
-    found: dict[int, Size] = {}
+    vectors = [v.sizes if isinstance(v, Independent) else None for v in op.inputs[half:]]
+    size_at: dict[int, Size] = {}
     for places_of, sizes in zip(places, vectors):
         if places_of is None or sizes is None or len(places_of) != len(sizes):
             return None
-        found.update(zip(places_of, sizes))
-    return free(tuple(found[p] for p in sorted(found))) if sorted(found) == list(range(len(found))) else None
+        size_at.update(zip(places_of, sizes))
+    return (
+        of_sizes(tuple(size_at[p] for p in sorted(size_at))) if sorted(size_at) == list(range(len(size_at))) else None
+    )
 
 
 def _fill(op: Op) -> Value | None:
     length, value = op.integers(0), op.inputs[1]
-    if length is None or not isinstance(value, Free) or value.sizes is None:
+    if length is None or not isinstance(value, Independent) or value.sizes is None:
         return None
-    if len(length) > 1 or math.prod(length) > _LONGEST:
-        return Free(value.power) if value.power is not None else None
-    return free(value.sizes * math.prod(length))
+    if len(length) > 1 or math.prod(length) > _MAX_ENTRIES:
+        return Independent(value.power) if value.power is not None else None
+    return of_sizes(value.sizes * math.prod(length))
 
 
 def _folded(combine: Callable[[Size, Size], Size | None]) -> Callable[[Op], Value | None]:
-    """A reduction of a vector to a scalar."""
+    """The rule of a reduction of a vector to a scalar."""
 
     def rule(op: Op) -> Value | None:
         value = op.inputs[0]
-        if not isinstance(value, Free) or value.sizes is None:
+        if not isinstance(value, Independent) or value.sizes is None:
             return None
         if op.integers(1) == [] or not value.sizes:
             return value if value.sizes else None
-        found: Size | None = value.sizes[0]
+        folded: Size | None = value.sizes[0]
         for size in value.sizes[1:]:
-            found = None if found is None else combine(found, size)
-        return None if found is None else free((found,))
+            folded = None if folded is None else combine(folded, size)
+        return None if folded is None else of_sizes((folded,))
 
     return rule
 
@@ -171,8 +176,8 @@ def _pairwise(combine: Callable[[Size, Size], Size | None]) -> Callable[[Op], Va
             return None
         length = max(len(first), len(second)) if first and second else 0
         pairs = zip(first * (length // len(first)) if first else (), second * (length // len(second)) if second else ())
-        found = [combine(a, b) for a, b in pairs]
-        return None if any(s is None for s in found) else free(tuple(s for s in found if s is not None))
+        combined = [combine(a, b) for a, b in pairs]
+        return None if any(s is None for s in combined) else of_sizes(tuple(s for s in combined if s is not None))
 
     return rule
 
@@ -198,15 +203,15 @@ def _quotient(first: Size, second: Size) -> Size | None:
 
 
 def _whole_quotient(rounded: Callable[[Fraction], int]) -> Callable[[Size, Size], Size | None]:
-    """A division that drops the rest, where there is none, or where no size of the batch is in it."""
+    """A division that drops the remainder; exact only where there is no remainder, or no power of B in the quotient."""
 
     def combine(first: Size, second: Size) -> Size | None:
-        found = _quotient(first, second)
-        if found is None or found.coefficient is None:
+        quotient = _quotient(first, second)
+        if quotient is None or quotient.coefficient is None:
             return None
         if first.power == second.power:
-            return Size(Fraction(rounded(found.coefficient)))
-        return found if found.is_whole else None
+            return Size(Fraction(rounded(quotient.coefficient)))
+        return quotient if quotient.is_whole else None
 
     return combine
 
@@ -231,40 +236,44 @@ def _extreme(choose: Callable[..., Fraction]) -> Callable[[Size, Size], Size | N
 
 def _negative(op: Op) -> Value | None:
     value = op.inputs[0]
-    if not isinstance(value, Free) or value.sizes is None or any(s.coefficient is None for s in value.sizes):
+    if not isinstance(value, Independent) or value.sizes is None or any(s.coefficient is None for s in value.sizes):
         return None
-    return free(tuple(Size(-s.coefficient, s.power) for s in value.sizes))  # type: ignore[operator]
+    return of_sizes(tuple(Size(-s.coefficient, s.power) for s in value.sizes))  # type: ignore[operator]
 
 
 def _as_it_is(op: Op) -> Value | None:
-    value, rank = op.inputs[0], op.result()
-    return value if isinstance(value, Free) and value.sizes is not None and rank is not None and len(rank) < 2 else None
+    value, rank = op.inputs[0], op.result_shape()
+    return (
+        value
+        if isinstance(value, Independent) and value.sizes is not None and rank is not None and len(rank) < 2
+        else None
+    )
 
 
 def _cast(op: Op) -> Value | None:
-    """Also from floats to integers, where nothing is lost because all sizes are whole numbers."""
+    """The value of a cast, also from floats to integers where all sizes are integers, so that nothing is lost."""
     value = _as_it_is(op)
-    if not isinstance(value, Free) or value.sizes is None:
+    if not isinstance(value, Independent) or value.sizes is None:
         return None
-    if op.truncates and (op.gives_truth or not all(s.is_whole for s in value.sizes)):
+    if op.truncates and (op.casts_to_bool or not all(s.is_whole for s in value.sizes)):
         return None
     return value
 
 
 def _broadcast_axes(op: Op) -> list[Value] | None:
-    """The axes over which the gradients of two tensors are summed that were broadcast: where they have one entry."""
+    """The axes over which the gradients of two broadcast tensors are summed: those where a tensor has one entry."""
     sizes = _known(op)
     if sizes is None:
         return None
     rank = max(map(len, sizes))
-    padded = [(_ONE,) * (rank - len(s)) + s for s in sizes]
-    return [constant(*(axis for axis in range(rank) if own[axis] == _ONE)) for own in padded]
+    padded = [(_UNIT,) * (rank - len(s)) + s for s in sizes]
+    return [constant(*(axis for axis in range(rank) if own[axis] == _UNIT)) for own in padded]
 
 
-SHAPES: dict[str, Rule] = {"Shape": _shape, "ShapeN": _shape, "Size": _size, "Rank": _rank}
-"""Ops that ask for the shape of any tensor."""
+SHAPE_RULES: dict[str, Rule] = {"Shape": _shape, "ShapeN": _shape, "Size": _size, "Rank": _rank}
+"""Rules of the ops that ask for the shape of a tensor of any value."""
 
-SIZES: dict[str, Callable[[Op], Value | list[Value] | None]] = {
+SIZE_RULES: dict[str, Callable[[Op], Value | list[Value] | None]] = {
     "Pack": _pack,
     "ConcatV2": _concat,
     "StridedSlice": _strided_slice,
@@ -293,4 +302,4 @@ SIZES: dict[str, Callable[[Op], Value | list[Value] | None]] = {
     "BroadcastGradientArgs": _broadcast_axes,
     **dict.fromkeys(("Identity", "Squeeze", "ExpandDims", "Reshape", "Snapshot", "StopGradient"), _as_it_is),
 }
-"""Arithmetic on sizes; None where a result is none that can be told like this."""
+"""Rules of arithmetic on sizes; a rule returns None where its result cannot be told as sizes."""

@@ -21,7 +21,8 @@ from caramel.graph.graph import Graph, NodeDef, node_of, tensor_name
 
 v1 = tf.compat.v1
 
-_FLOATING = ("float", "bfloat", "complex")
+_FLOATING_PREFIXES = ("float", "bfloat", "complex")
+"""Beginnings of the names of the dtypes that a trainable variable may have."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,15 @@ class GivenValues:
     """Initial values that the caller has given.
 
     Attributes:
-        values: by variable name, or the prefix of a checkpoint that has them.
-        names: of the variables.
+        values: arrays by variable name, or the prefix of a checkpoint that has them.
+        names: names of the program's variables.
     """
 
     values: Mapping[str, np.ndarray] | str | os.PathLike[str]
     names: tuple[str, ...]
 
     def load(self) -> Mapping[str, np.ndarray]:
-        """The values.
+        """The initial values by variable name.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or lacks a variable.
@@ -60,7 +61,7 @@ class GivenValues:
 
 
 def is_graph_proto(program: Any) -> bool:
-    """Whether a program is what a graph's file has in it."""
+    """Whether a program is a GraphDef or a MetaGraphDef, as a graph's file contains it."""
     return isinstance(program, (v1.GraphDef, v1.MetaGraphDef))
 
 
@@ -78,12 +79,12 @@ def graph_from(program: Any, *, loss: Any, train_op: Any, needs_initializers: bo
 
     Args:
         program: a GraphDef or a MetaGraphDef.
-        loss: name of the loss; a GraphDef does not say what trains.
-        train_op: name of the training op.
+        loss: name of the loss, needed where the graph has no collections: a GraphDef does not name it.
+        train_op: name of the training op, needed likewise.
         needs_initializers: whether every variable must have an initialiser, because no values are given.
 
     Raises:
-        CaptureError: it cannot be imported, or does not say enough.
+        CaptureError: TensorFlow cannot import the program, or the program lacks a needed name or initialiser.
     """
     what = f"the given {type(program).__name__}"
     graph = tf.Graph()
@@ -114,26 +115,28 @@ def _parsed(path: Path, what: str) -> Any:
     except OSError as error:
         raise InputError(f"{what} cannot be read: {error.strerror}") from error
     for kind, parse in _readings(content):
-        made = kind()
+        message = kind()
         try:
-            parse(made)
+            parse(message)
         except (DecodeError, text_format.ParseError, UnicodeDecodeError):
             continue
-        if _is_graph(made if kind is v1.GraphDef else made.graph_def):
-            return made
+        if _is_graph(message if kind is v1.GraphDef else message.graph_def):
+            return message
     raise InputError(
         f"{what} has neither a GraphDef nor a MetaGraphDef in it, binary or as text, that TensorFlow knows"
     )
 
 
 def _readings(content: bytes) -> list[tuple[Any, Callable[[Any], Any]]]:
-    binary = [(kind, lambda made: made.ParseFromString(content)) for kind in (v1.GraphDef, v1.MetaGraphDef)]
-    text = [(kind, lambda made: text_format.Parse(content.decode(), made)) for kind in (v1.MetaGraphDef, v1.GraphDef)]
+    binary = [(kind, lambda message: message.ParseFromString(content)) for kind in (v1.GraphDef, v1.MetaGraphDef)]
+    text = [
+        (kind, lambda message: text_format.Parse(content.decode(), message)) for kind in (v1.MetaGraphDef, v1.GraphDef)
+    ]
     return [*binary, *text]
 
 
 def _is_graph(graph_def: Any) -> bool:
-    """Whether this is what it was parsed as: bytes of another message may parse, too."""
+    """Whether all ops of a parsed message are known: bytes of another kind of message may parse, too."""
     functions = {f.signature.name for f in graph_def.library.function}
     return bool(graph_def.node) and all(ops.is_known(n.op) or n.op in functions for n in graph_def.node)
 
@@ -157,7 +160,7 @@ def _collect_variables(graph: Any, loss: Any, train_op: Any, needs_initializers:
                 )
             written = any(r in step and not _only_reads(nodes[r]) for r, _ in nodes.consumers[node.name])
             dtype = ops.dtype_name(node.attr["dtype"].type)
-            trainable = node.name in before_loss and written and dtype.startswith(_FLOATING)
+            trainable = node.name in before_loss and written and dtype.startswith(_FLOATING_PREFIXES)
             _collect(graph, node, initializer, trainable)
 
 

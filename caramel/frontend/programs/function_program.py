@@ -12,10 +12,10 @@ from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.util import nest
 
 from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
-from caramel.frontend.attributes import bare
+from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.captured import RawProgram, RawVariable
 from caramel.frontend.programs.naming import Naming, UsedVariables
-from caramel.frontend.recording.recorded_gradients import marked
+from caramel.frontend.recording.recorded_gradients import read_differentiation
 from caramel.frontend.recording.recorder import Recorder, is_library
 from caramel.frontend.rewrites.inline import inline
 from caramel.graph import ops
@@ -24,12 +24,26 @@ from caramel.graph.shapes import SHAPES_ATTRIBUTE, static_shape
 from caramel.model import Evaluation, Input
 from caramel.util.gc_pause import many_objects
 
-_CONSTANT_BYTES = 1024
-"""Captured eager tensors up to this size become constants (shapes, axes); larger ones, variables."""
+_MAX_CONSTANT_BYTES = 1024
+"""Bytes of the largest captured eager tensor that becomes a constant (shapes, axes); a larger one is a variable."""
 
 
 class Traced:
-    """One traced function: nodes with variables in place of captured resources."""
+    """One traced function: its nodes, with variables in place of captured resources.
+
+    Attributes:
+        specs: tf.TensorSpec (or nests of them) of the function's arguments.
+        func_graph: the traced FuncGraph.
+        structured_outputs: outputs of the function in the user's structure.
+        naming: names for captured variables.
+        graph: nodes of the function, with calls inlined.
+
+    Args:
+        function: a tf.function or a plain Python function.
+        specs: tf.TensorSpec (or nests of them) of its arguments.
+        what: noun for the function in messages, such as "the training step".
+        naming: names for captured variables, shared between traced functions.
+    """
 
     def __init__(self, function: Callable[..., Any], specs: Sequence[Any], what: str, naming: Naming) -> None:
         self.specs = tuple(specs)
@@ -46,7 +60,7 @@ class Traced:
         self.graph = self._inlined.graph
 
     def _capture(self, name: str, external: Any, variables: UsedVariables) -> list[Any]:
-        """Nodes that stand for a captured value; the last one gives what the placeholder gave."""
+        """Nodes that stand for a captured value; the output of the last one replaces the placeholder's."""
         if external.dtype == tf.resource:
             return [_handle_node(self.naming.variable(external, variables))]
         if not isinstance(external, tf.__internal__.EagerTensor):
@@ -55,7 +69,7 @@ class Traced:
                 "pass it as an argument or make it a variable"
             )
         value = external.numpy()
-        if value.nbytes <= _CONSTANT_BYTES or external.dtype == tf.string:
+        if value.nbytes <= _MAX_CONSTANT_BYTES or external.dtype == tf.string:
             return [_constant_node(name, external)]
         variable = self.naming.constant(external, name)
         handle = _handle_node(variable)
@@ -65,23 +79,30 @@ class Traced:
         return [handle, read]
 
     def inputs(self, replicated: Sequence[str]) -> tuple[Input, ...]:
-        """The step's arguments, flattened in the order of the user's specs."""
+        """The step's arguments, flattened in the order of the user's specs.
+
+        Args:
+            replicated: names of the arguments that every worker gets whole.
+
+        Raises:
+            CaptureError: one of these is not an argument.
+        """
         names = {t.op.name for t in self._arguments}
         unknown = [name for name in replicated if name not in names]
         if unknown:
             raise CaptureError(
                 f"replicated input {unknown[0]!r} is not an argument of the step ({', '.join(sorted(names))})"
             )
-        found = []
+        inputs = []
         for tensor in self._arguments:
             shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
             name = tensor.op.name
-            found.append(Input(name, name, tensor.dtype.name, shape, shape != () and name not in replicated))
-        return tuple(found)
+            inputs.append(Input(name, name, tensor.dtype.name, shape, shape != () and name not in replicated))
+        return tuple(inputs)
 
     @property
     def outputs(self) -> list[tuple[str, str]]:
-        """(name, tensor) of the results, flattened."""
+        """Pairs (name, tensor) of the function's outputs, flattened."""
         flat = nest.flatten_with_joined_string_paths(self.structured_outputs)
         return [(path or "output", self._inlined.tensor(t.name)) for path, t in flat if tf.is_tensor(t)]
 
@@ -110,8 +131,8 @@ def capture_step(
         specs: tf.TensorSpec (or nests of them) of its arguments; None to use its input_signature.
         recorder: the active recorder.
         naming: names for captured variables, shared with evaluations.
-        loss: name of the output to report, or None.
-        loss_reduction: "mean", "sum" or None to find out.
+        loss: name of the output to report as the loss; None to choose it.
+        loss_reduction: ``"mean"`` or ``"sum"``; None to conclude it from the graph.
         replicated: names of arguments that every worker gets whole.
 
     Raises:
@@ -120,16 +141,16 @@ def capture_step(
     traced = Traced(function, _specs(function, specs), "the training step", naming)
 
     def handle_of(variable: Any) -> str | None:
-        known = naming.of_handle(variable.handle)
-        return None if known is None else known.node
+        raw_variable = naming.of_handle(variable.handle)
+        return None if raw_variable is None else raw_variable.node
 
-    marks = marked(traced.graph, recorder, handle_of)
-    chosen, others = _choose_loss(traced, loss, [t for t, _ in marks.differentiated])
+    differentiation = read_differentiation(traced.graph, recorder, handle_of)
+    chosen, others = _choose_loss(traced, loss, [t for t, _ in differentiation.differentiated])
     return RawProgram(
         graph=traced.graph,
         variables=naming.variables,
-        gradients=marks.gradients,
-        differentiated=marks.differentiated,
+        gradients=differentiation.gradients,
+        differentiated=differentiation.differentiated,
         inputs=traced.inputs(replicated),
         loss=chosen,
         outputs=tuple(others),
@@ -137,12 +158,21 @@ def capture_step(
         values=naming.snapshot(),
         reduction=loss_reduction,
         is_graph=False,
-        loop_marks=marks.loop_marks,
+        loop_gradient_numbers=differentiation.loop_gradient_numbers,
     )
 
 
 def capture_evaluation(function: Callable[..., Any], specs: Sequence[Any] | None, naming: Naming) -> Evaluation:
-    """Trace a function that uses the model's variables without training them."""
+    """Trace a function that uses the model's variables without training them.
+
+    Args:
+        function: a tf.function or a plain Python function.
+        specs: tf.TensorSpec (or nests of them) of its arguments; None to use its input_signature.
+        naming: names for captured variables, shared with the step.
+
+    Raises:
+        CaptureError: the function cannot be traced.
+    """
     traced = Traced(function, _specs(function, specs), "the evaluation", naming)
     inputs = tuple(Input(i.name, i.node, i.dtype, i.shape, split=False) for i in traced.inputs(()))
     structure = traced.structured_outputs
@@ -155,7 +185,7 @@ def capture_evaluation(function: Callable[..., Any], specs: Sequence[Any] | None
             filled[position] = array
         return tf.nest.pack_sequence_as(structure, filled)
 
-    return Evaluation(bare(traced.graph), inputs, tuple(traced.outputs), traced.targets, pack)
+    return Evaluation(without_capture_attributes(traced.graph), inputs, tuple(traced.outputs), traced.targets, pack)
 
 
 def _specs(function: Any, specs: Sequence[Any] | None) -> Sequence[Any]:
@@ -178,7 +208,7 @@ def _specs(function: Any, specs: Sequence[Any] | None) -> Sequence[Any]:
 
 
 def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
-    """A concrete function made anew, so that the recorder sees its gradients."""
+    """A newly traced concrete function: the recorder must see its gradients."""
     if not callable(function):
         raise InputError(f"{what} must be a function, got {type(function).__name__}")
     python_function = getattr(function, "python_function", function)
@@ -196,7 +226,7 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
 
 
 def _as_raised(error: Exception) -> Exception:
-    """The error as it was before AutoGraph wrapped it in an account of the user's code."""
+    """The original error, which AutoGraph wraps in an account of the user's code."""
     while type(error.__context__) is type(error):
         error = error.__context__
     return error
@@ -206,8 +236,8 @@ def _where(error: Exception) -> str:
     """`` at FILE:LINE`` of the user's own code, from the frames or from AutoGraph's account of them."""
     account = re.findall(r'File "([^"]+)", line (\d+), in', str(error))
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    own = [f for f in (account or frames) if not is_library(f[0])]
-    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
+    user_frames = [f for f in (account or frames) if not is_library(f[0])]
+    return f" at {user_frames[-1][0]}:{user_frames[-1][1]}" if user_frames else ""
 
 
 def _handle_node(variable: RawVariable) -> Any:
@@ -236,8 +266,8 @@ def _with_captures(graph_def: Any, replacements: Mapping[str, list[Any]]) -> Gra
     nodes: dict[str, Any] = {}
     for node in graph_def.node:
         if node.name in replacements:
-            for new in replacements[node.name]:
-                nodes[new.name] = new
+            for replacement in replacements[node.name]:
+                nodes[replacement.name] = replacement
             continue
         for position, text in enumerate(node.input):
             name, index = parse_input(text)
@@ -261,9 +291,9 @@ def _choose_loss(
         return match[0][1], [o for o in outputs if o is not match[0]]
     candidates = [o for o in outputs if _scalar_float(traced, o[1])]
     sources = {behind_identities(traced.graph, t) for t in differentiated}
-    same = [o for o in candidates if behind_identities(traced.graph, o[1]) in sources]
+    differentiated_outputs = [o for o in candidates if behind_identities(traced.graph, o[1]) in sources]
     named = [o for o in candidates if o[0].rpartition("/")[2] == "loss"]
-    for group in (named, same, candidates if len(candidates) == 1 else []):
+    for group in (named, differentiated_outputs, candidates if len(candidates) == 1 else []):
         if group:
             return group[0][1], [o for o in outputs if o is not group[0]]
     return None, list(outputs)

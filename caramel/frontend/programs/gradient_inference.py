@@ -1,9 +1,9 @@
 """Finding the differentiation in a finished tf.Graph that was built before Caramel could watch.
 
-TensorFlow's gradient code puts all ops of one differentiation under one name scope, and in it those
-that differentiate op X under X_grad. (In the process that made the graph, ops also know what they
-differentiate; a file does not have that.) That gives the region of ops that belong to it; tensors
-that leave the region towards a variable's update are the gradients.
+TensorFlow's gradient code puts all ops of one differentiation under one name scope, and in it the ops
+that differentiate op X under X_grad. (In the process that made the graph, such an op also has a reference
+to X; a file does not have that.) The scope gives the region of ops that belong to the differentiation;
+tensors that leave the region towards a variable's update are the gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of, parse_input, tensor_name
 from caramel.graph.shapes import Shape, static_shape
 
-_SUFFIX = "_grad/"
+_GRADIENT_SUFFIX = "_grad/"
+"""Text that TensorFlow adds to an op's name for the scope of the ops that differentiate it."""
 
 
 def infer_differentiation(
@@ -28,10 +29,13 @@ def infer_differentiation(
     """Gradients and differentiated tensors of a finished graph.
 
     Args:
-        graph: the tf.Graph (its Python operations know what they differentiate).
-        nodes: its nodes.
-        variables: by handle node.
+        graph: the tf.Graph (its Python operations know which op they differentiate).
+        nodes: nodes of the graph.
+        variables: the program's variables by handle node.
         train_op: name of the training op.
+
+    Returns:
+        The gradients, and pairs (differentiated tensor, number of the call).
 
     Raises:
         CaptureError: no differentiation can be found, or a gradient's variable is ambiguous.
@@ -48,42 +52,46 @@ def infer_differentiation(
     differentiated: list[tuple[str, int]] = []
     for call, scope in enumerate(scopes, start=1):
         region = {name for name in step if name.startswith(scope)}
-        found = _gradients(nodes, variables, step, region, scope, call)
+        scope_gradients = _gradients(nodes, variables, step, region, scope, call)
         if any(forward.get(name, "").startswith(scope) for name in step if not name.startswith(scope)):
             # A later differentiation goes through this one. Gradients of examples may look like a variable's.
-            found = [replace(g, passed=True) for g in found if _is_whole(static_shape(nodes, g.tensor))]
-        gradients.extend(found)
+            scope_gradients = [
+                replace(g, differentiated_again=True)
+                for g in scope_gradients
+                if _is_whole(static_shape(nodes, g.tensor))
+            ]
+        gradients.extend(scope_gradients)
         differentiated.extend((tensor, call) for tensor in _targets(forward, nodes, region, scope))
     return tuple(gradients), tuple(differentiated)
 
 
 def _forward_ops(graph: Any) -> dict[str, str]:
-    """For each op that differentiates another the name of that."""
-    found: dict[str, str] = {}
+    """For each op that differentiates a forward op, the name of the forward op."""
+    forward_of: dict[str, str] = {}
     operations = {op.name: op for op in graph.get_operations()}
     for name, op in operations.items():
         forward = getattr(op, "_original_op", None)
         if forward is not None:
-            found[name] = forward.name
+            forward_of[name] = forward.name
             continue
-        end = name.rfind(_SUFFIX)
+        end = name.rfind(_GRADIENT_SUFFIX)
         start = name.find("/") + 1
         while 0 < start <= end:
             if name[start:end] in operations:
-                found[name] = name[start:end]
+                forward_of[name] = name[start:end]
                 break
             start = name.find("/", start) + 1
-    return found
+    return forward_of
 
 
 def _scopes(forward: Mapping[str, str]) -> list[str]:
     """Name scopes of the differentiations, with a trailing slash, in the order of the graph."""
-    found: dict[str, None] = {}
+    candidates: dict[str, None] = {}
     for name, differentiated in forward.items():
-        position = name.rfind(f"/{differentiated}{_SUFFIX}")
+        position = name.rfind(f"/{differentiated}{_GRADIENT_SUFFIX}")
         if position >= 0:
-            found[name[: position + 1]] = None
-    scopes = list(found)
+            candidates[name[: position + 1]] = None
+    scopes = list(candidates)
     return [s for s in scopes if not any(s != other and s.startswith(other) for other in scopes)]
 
 
@@ -103,19 +111,19 @@ def _gradients(
             text = nodes[reader].input[position]
             if reader in step and reader not in region and not text.startswith("^"):
                 leaving.setdefault(tensor_name(text), []).append(reader)
-    found: list[RawGradient] = []
+    gradients: list[RawGradient] = []
     rows: dict[str, dict[str, list[str]]] = {}  # integers that leave towards a variable's update, with their readers
     location = f"scope {scope!r} of the finished graph"
     for tensor, readers in leaving.items():
         are_rows = _are_rows(nodes, tensor)
         shape = None if are_rows else static_shape(nodes, tensor)
-        for variable, of in _by_variable(nodes, variables, tensor, readers, shape, scope).items():
+        for variable, variable_readers in _by_variable(nodes, variables, tensor, readers, shape, scope).items():
             if are_rows:
-                rows.setdefault(variable, {})[tensor] = of
+                rows.setdefault(variable, {})[tensor] = variable_readers
             else:
-                found.append(RawGradient(variable, tensor, tuple(of), call, location))
+                gradients.append(RawGradient(variable, tensor, tuple(variable_readers), call, location))
     order = {handle: position for position, handle in enumerate(variables)}
-    return sorted((_with_rows(g, rows) for g in _joined(found)), key=lambda g: (order[g.variable], g.tensor))
+    return sorted((_with_rows(g, rows) for g in _joined(gradients)), key=lambda g: (order[g.variable], g.tensor))
 
 
 def _by_variable(
@@ -126,34 +134,34 @@ def _by_variable(
     shape: Shape | None,
     scope: str,
 ) -> dict[str, list[str]]:
-    """The readers of a tensor by the variable whose gradient it is to them.
+    """The readers of a tensor, by the variable (handle node) whose gradient the tensor is for these readers.
 
-    A reader that is as near to several updates (a global norm, where shapes are not known) takes the
-    tensor for what the other readers take it for.
+    A reader that is as near to several updates (a global norm, where shapes are not known) counts with the
+    first variable that the other readers settle.
     """
-    found: dict[str, list[str]] = {}
+    readers_of: dict[str, list[str]] = {}
     unclear: list[str] = []
     rivals: list[str] = []
     for reader in readers:
         nearest = _nearest_updates(nodes, variables, reader, shape)
         if len(nearest) == 1:
-            found.setdefault(nearest[0], []).append(reader)
+            readers_of.setdefault(nearest[0], []).append(reader)
         elif nearest:
             unclear.append(reader)
             rivals = nearest
-    if unclear and not found:
+    if unclear and not readers_of:
         raise CaptureError(
             f"the gradient {tensor!r} (in {scope!r}) updates {variables[rivals[0]].name!r} and "
             f"{variables[rivals[1]].name!r}: which one it belongs to cannot be told from a "
             "finished graph; build it inside 'with caramel.capture()', or name the gradients="
         )
     if unclear:
-        next(iter(found.values())).extend(unclear)
-    return found
+        next(iter(readers_of.values())).extend(unclear)
+    return readers_of
 
 
 def _are_rows(nodes: Graph, tensor: str) -> bool:
-    """Whether a tensor may say which rows of a table a sparse gradient is for."""
+    """Whether a tensor may hold the row numbers of a sparse gradient."""
     name, index = parse_input(tensor)
     dtype = ops.dtype_name(ops.output_types(nodes[name])[index])
     shape = static_shape(nodes, tensor)
@@ -161,14 +169,14 @@ def _are_rows(nodes: Graph, tensor: str) -> bool:
 
 
 def _with_rows(gradient: RawGradient, rows: Mapping[str, Mapping[str, Sequence[str]]]) -> RawGradient:
-    """A gradient with the rows that leave the differentiation together with it: then it is sparse."""
-    own = rows.get(gradient.variable, {})
-    if len(own) > 1:
+    """A gradient with the row numbers that leave the differentiation together with it, which make it sparse."""
+    variable_rows = rows.get(gradient.variable, {})
+    if len(variable_rows) > 1:
         raise CaptureError(
             f"{gradient.location} has several sparse gradients for {gradient.variable!r}: which rows belong to which "
             "cannot be told from a finished graph; build it inside 'with caramel.capture()'"
         )
-    for tensor, readers in own.items():
+    for tensor, readers in variable_rows.items():
         consumers = tuple(dict.fromkeys((*gradient.consumers, *readers)))
         return replace(gradient, indices=tensor, consumers=consumers)
     return gradient
@@ -180,26 +188,34 @@ def differentiation_scopes(graph: Any) -> list[str]:
 
 
 def readers_outside(nodes: Graph, tensors: Sequence[str], scopes: Sequence[str]) -> tuple[str, ...]:
-    """The nodes that read tensors of a differentiation and do not belong to it; all readers where it has no scope."""
-    found: dict[str, None] = {}
+    """The nodes that read tensors of a differentiation from outside its scope; all readers of a tensor without scope.
+
+    Args:
+        nodes: nodes of the graph.
+        tensors: names of the tensors.
+        scopes: name scopes of the differentiations, with a trailing slash.
+    """
+    outside: dict[str, None] = {}
     for tensor in tensors:
         inside = tuple(scope for scope in scopes if tensor.startswith(scope))
-        found |= dict.fromkeys(r for r in nodes.readers(tensor) if not (inside and r.startswith(inside)))
-    return tuple(found)
+        outside |= dict.fromkeys(r for r in nodes.readers(tensor) if not (inside and r.startswith(inside)))
+    return tuple(outside)
 
 
 def _joined(gradients: list[RawGradient]) -> list[RawGradient]:
-    """One entry for each (variable, tensor)."""
+    """The gradients with those of the same (variable, tensor) merged."""
     merged: dict[tuple[str, str], RawGradient] = {}
-    for g in gradients:
-        known = merged.get((g.variable, g.tensor))
-        readers = (*known.consumers, *g.consumers) if known else g.consumers
-        merged[g.variable, g.tensor] = RawGradient(g.variable, g.tensor, readers, g.call, g.location, g.indices)
+    for gradient in gradients:
+        previous = merged.get((gradient.variable, gradient.tensor))
+        readers = (*previous.consumers, *gradient.consumers) if previous else gradient.consumers
+        merged[gradient.variable, gradient.tensor] = RawGradient(
+            gradient.variable, gradient.tensor, readers, gradient.call, gradient.location, gradient.indices
+        )
     return list(merged.values())
 
 
 def _nearest_updates(nodes: Graph, variables: Mapping[str, RawVariable], reader: str, shape: Shape | None) -> list[str]:
-    """The variables whose writes are the fewest ops away and that have the gradient's shape.
+    """The trainable variables of the gradient's shape whose writes are the fewest ops away from a reader.
 
     Clipping by a global norm links every gradient with every update; the direct way is shorter.
     """
@@ -223,7 +239,7 @@ def _nearest_updates(nodes: Graph, variables: Mapping[str, RawVariable], reader:
 
 
 def _reads_back(nodes: Graph, write: str, reader: str) -> bool:
-    """Whether a node reads a variable as an op has just written it: a slot, on the way to a sparse update."""
+    """Whether a node reads the variable that a write writes: a slot, on the way to a sparse update."""
     return nodes[reader].op == "ReadVariableOp" and node_of(nodes[reader].input[0]) in _written(nodes, write)
 
 
@@ -243,11 +259,11 @@ def _fits(variable: RawVariable, shape: Shape | None) -> bool:
 
 
 def _targets(forward: Mapping[str, str], nodes: Graph, region: set[str], scope: str) -> list[str]:
-    """The differentiated tensors: what the ops differentiate that take the initial gradient.
+    """The differentiated tensors: outputs of the forward ops whose gradient ops read the initial gradient.
 
-    There are none where the program gave that gradient: then it is not these tensors alone that say what is reduced.
+    The list is empty where the program gave the initial gradient: these tensors alone do not decide the reduction then.
     """
-    found: dict[str, None] = {}
+    targets: dict[str, None] = {}
     if any(nodes[name].op == "Identity" for name in region if name.startswith(scope + "grad_ys_")):
         return []
     for name in nodes.nodes:
@@ -260,14 +276,14 @@ def _targets(forward: Mapping[str, str], nodes: Graph, region: set[str], scope: 
                     continue
                 seen.add(reader)
                 if reader in forward:
-                    found[f"{forward[reader]}:0"] = None
+                    targets[f"{forward[reader]}:0"] = None
                 elif reader.startswith(scope + "grad_ys_"):
                     waiting.append(reader)
-    return _last(nodes, list(found))
+    return _last(nodes, list(targets))
 
 
 def _last(nodes: Graph, tensors: list[str]) -> list[str]:
-    """Those that no other of the tensors depends on."""
+    """The tensors on which no other of the tensors depends."""
     names = {node_of(t): t for t in tensors}
     behind: set[str] = set()
     for name in names:

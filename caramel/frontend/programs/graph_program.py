@@ -15,7 +15,7 @@ from caramel.frontend.programs.files import GivenValues
 from caramel.frontend.programs.gradient_inference import differentiation_scopes, infer_differentiation, readers_outside
 from caramel.frontend.programs.handles import direct_handles
 from caramel.frontend.programs.iterators import given_iterator, iterator_inputs, iterator_of, with_placeholders
-from caramel.frontend.recording.recorded_gradients import Marks, marked
+from caramel.frontend.recording.recorded_gradients import Differentiation, read_differentiation
 from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.rewrites.inline import inline
 from caramel.frontend.rewrites.references import replace_references
@@ -30,11 +30,15 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True)
 class GraphInitializers:
-    """Initial values made by the program's own initialisers, in a local session."""
+    """Initial values that the program's own initialisers compute, in a local session.
+
+    Attributes:
+        graph: the tf.Graph.
+        variables: triples of variable name, initialiser op, and tensor that reads the value.
+    """
 
     graph: Any
     variables: tuple[tuple[str, str, str], ...]
-    """(name, initialiser op, tensor that reads the value)"""
 
     def load(self) -> Mapping[str, np.ndarray]:
         """Run the initialisers once, as `global_variables_initializer` would.
@@ -67,13 +71,13 @@ def capture_graph(
 
     Args:
         graph: the tf.Graph.
-        recorder: what was seen while it was built; None for a finished graph.
-        loss: tensor or name to report; None to take the tensor that was differentiated.
+        recorder: record of the differentiations while the graph was built; None for a finished graph.
+        loss: tensor or name to report as the loss; None to take the differentiated tensor.
         train_op: operation or name; None to take the one that an optimizer registered.
-        loss_reduction: "mean", "sum" or None to find out.
+        loss_reduction: ``"mean"`` or ``"sum"``; None to conclude it from the graph.
         replicated: placeholders (or names) that every worker gets whole.
-        gradients: for the name of each parameter the tensor that is its gradient, or (values, rows); None to
-            find them.
+        gradients: gradient tensor, or (values, rows) of a sparse gradient, by parameter name; None to find the
+            gradients in the graph.
         values: initial values by variable name, or a checkpoint with them; None to run the initialisers.
 
     Raises:
@@ -86,13 +90,13 @@ def capture_graph(
     refuse_functions_as_ops(nodes.pruned([target]), Library(nodes))
     if gradients is not None:
         named = _named_gradients(graph, nodes, variables, gradients, target)
-        marks = Marks(named, tuple((tensor, 1) for tensor in fetched))
+        differentiation = Differentiation(named, tuple((tensor, 1) for tensor in fetched))
     elif recorder is None:
         inferred = infer_differentiation(graph, nodes, {v.node: v for v in variables}, target)
-        marks = Marks(*inferred)
+        differentiation = Differentiation(*inferred)
     else:
         handles = {v.node for v in variables}
-        marks = marked(nodes, recorder, lambda v: _handle_of(v, handles))
+        differentiation = read_differentiation(nodes, recorder, lambda v: _handle_of(v, handles))
     reported = next(iter(fetched), None)
     iterator = iterator_of(nodes, [target] if reported is None else [target, node_of(reported)])
     whole = {_tensor_name(graph, tensor, "replicated input") for tensor in replicated}
@@ -102,8 +106,8 @@ def capture_graph(
     return RawProgram(
         graph=with_placeholders(nodes, iterator),
         variables=variables,
-        gradients=marks.gradients,
-        differentiated=marks.differentiated,
+        gradients=differentiation.gradients,
+        differentiated=differentiation.differentiated,
         inputs=inputs,
         loss=reported,
         outputs=(),
@@ -116,7 +120,7 @@ def capture_graph(
         reduction=loss_reduction,
         is_graph=True,
         notes=_unreached_updates(graph, nodes, target),
-        loop_marks=marks.loop_marks,
+        loop_gradient_numbers=differentiation.loop_gradient_numbers,
         given=None if iterator is None else given_iterator(nodes, iterator),
         iterator=iterator,
     )
@@ -125,26 +129,26 @@ def capture_graph(
 def _named_gradients(
     graph: Any, nodes: Graph, variables: Sequence[RawVariable], gradients: Mapping[str, Any], train_op: str
 ) -> tuple[RawGradient, ...]:
-    """The gradients that the caller names."""
+    """The gradients that the caller has named."""
     by_name = {v.name: v for v in variables}
     step = nodes.ancestors([train_op])
     scopes = differentiation_scopes(graph)
-    found = []
-    for name, given in gradients.items():
+    raw_gradients = []
+    for name, gradient in gradients.items():
         if name not in by_name:
             raise CaptureError(f"gradients= names {name!r}, which is no variable; there are {listed(list(by_name))}")
-        tensors = given if isinstance(given, (tuple, list)) else (given,)
+        tensors = gradient if isinstance(gradient, (tuple, list)) else (gradient,)
         if len(tensors) not in (1, 2):
-            raise CaptureError(f"the gradient of {name!r} must be a tensor, or (values, rows), got {given!r}")
+            raise CaptureError(f"the gradient of {name!r} must be a tensor, or (values, rows), got {gradient!r}")
         checked = [_tensor_name(graph, t, f"the gradient of {name!r}") for t in tensors]
         if node_of(checked[0]) not in step:
             raise CaptureError(f"the gradient of {name!r}, {checked[0]!r}, is not used by the training op {train_op!r}")
         indices = checked[1] if len(checked) == 2 else None
         readers = readers_outside(nodes, checked, scopes)
-        found.append(RawGradient(by_name[name].node, checked[0], readers, 1, "gradients=", indices))
-    if not found:
+        raw_gradients.append(RawGradient(by_name[name].node, checked[0], readers, 1, "gradients=", indices))
+    if not raw_gradients:
         raise CaptureError("gradients= is empty: name the gradient of every parameter, or leave it out")
-    return tuple(found)
+    return tuple(raw_gradients)
 
 
 def nodes_of(graph: Any, fetches: Sequence[str] = ()) -> tuple[Graph, tuple[str, ...]]:
@@ -152,10 +156,10 @@ def nodes_of(graph: Any, fetches: Sequence[str] = ()) -> tuple[Graph, tuple[str,
 
     Args:
         graph: the tf.Graph.
-        fetches: tensors of it.
+        fetches: names of tensors of the graph.
 
     Returns:
-        The nodes, with ``_output_shapes`` attributes, and for each of the fetches the tensor that has its value.
+        The nodes, with ``_output_shapes`` attributes, and for each fetch the name of the tensor that has its value.
     """
     nodes, values = replace_references(Graph.from_graph_def(graph.as_graph_def(add_shapes=True)), fetches)
     flat = inline(direct_handles(nodes))
@@ -164,7 +168,7 @@ def nodes_of(graph: Any, fetches: Sequence[str] = ()) -> tuple[Graph, tuple[str,
 
 def _variables(graph: Any) -> list[Any]:
     keys = v1.GraphKeys
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for key in (keys.GLOBAL_VARIABLES, keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.LOCAL_VARIABLES):
         for variable in graph.get_collection(key):
             if getattr(variable, "_save_slice_info", None) is not None:
@@ -172,8 +176,8 @@ def _variables(graph: Any) -> list[Any]:
                     f"variable {variable.op.name!r} is one part of a partitioned variable, which cannot be replicated "
                     "yet. Create it without a partitioner"
                 )
-            found.setdefault(variable.op.name, variable)
-    return list(found.values())
+            by_name.setdefault(variable.op.name, variable)
+    return list(by_name.values())
 
 
 def _raw_variable(variable: Any, graph: Any) -> RawVariable:
@@ -217,23 +221,23 @@ def _train_op(graph: Any, nodes: Graph, train_op: Any) -> str:
                 f"training op {_operation_name(op)!r} is inside a branch or function of the graph: "
                 "pass the op of the graph that is one step as train_op="
             )
-    found = list(dict.fromkeys(_operation_name(op) for op in registered))
-    if not found:
+    train_ops = list(dict.fromkeys(_operation_name(op) for op in registered))
+    if not train_ops:
         raise CaptureError(
             "no training op was found: no optimizer applied gradients in the captured code. Call "
             "optimizer.minimize (or apply_gradients), or pass the op that does the update as train_op="
         )
-    if len(found) > 1:
+    if len(train_ops) > 1:
         raise CaptureError(
-            f"{'two' if len(found) == 2 else len(found)} training ops were found ({', '.join(found)}): "
+            f"{'two' if len(train_ops) == 2 else len(train_ops)} training ops were found ({', '.join(train_ops)}): "
             "say with train_op= which one is the step"
         )
-    _refuse_later_updates(nodes, found[0])
-    return found[0]
+    _refuse_later_updates(nodes, train_ops[0])
+    return train_ops[0]
 
 
 def _refuse_later_updates(nodes: Graph, train_op: str) -> None:
-    """What is made to run after the training op and writes variables may well be the real step."""
+    """Refuse a graph in which an op runs after the training op and writes variables: it may well be the real step."""
     seen, waiting = {train_op}, [train_op]
     while waiting:
         for reader in sorted({name for name, _ in nodes.consumers[waiting.pop()]} - seen):
@@ -263,13 +267,13 @@ def _tensor_name(graph: Any, tensor: Any, what: str) -> str:
 
 
 def _inputs(graph: Any, whole: Collection[str]) -> tuple[Input, ...]:
-    found = []
+    inputs = []
     for op in graph.get_operations():
         if op.type not in ops.PLACEHOLDERS:
             continue
         tensor = op.outputs[0]
         shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-        found.append(
+        inputs.append(
             Input(
                 name=op.name,
                 node=op.name,
@@ -279,11 +283,11 @@ def _inputs(graph: Any, whole: Collection[str]) -> tuple[Input, ...]:
                 optional=op.type == "PlaceholderWithDefault",
             )
         )
-    return tuple(found)
+    return tuple(inputs)
 
 
 def _unreached_updates(graph: Any, nodes: Graph, target: str) -> tuple[str, ...]:
-    """Say which registered updates the training op does not run, as on one device."""
+    """A note on the registered updates that the training op does not run, as on one device."""
     reached = nodes.ancestors([target])
     names = [_operation_name(op) for op in graph.get_collection(v1.GraphKeys.UPDATE_OPS)]
     left = sorted(name for name in names if name not in reached)

@@ -15,8 +15,11 @@ from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_inpu
 from caramel.graph.nodes import dtype_attribute, node, shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 
-_SCALAR = attr_value_pb2.AttrValue.ListValue(shape=[shape_attribute(()).shape])
-_PASSING = frozenset({"Identity", "Switch", "Merge"})
+_SCALAR_SHAPES = attr_value_pb2.AttrValue.ListValue(shape=[shape_attribute(()).shape])
+"""Output shapes of a node whose only output is a scalar."""
+
+_FORWARDING_OPS = frozenset({"Identity", "Switch", "Merge"})
+"""Ops through which a handle reaches an op in a branch."""
 
 
 def direct_handles(graph: Graph) -> Graph:
@@ -26,13 +29,13 @@ def direct_handles(graph: Graph) -> Graph:
     variables stays as it is.
 
     Args:
-        graph: the nodes.
+        graph: nodes of the program.
     """
     variables = _variables(graph)
     changed: dict[str, NodeDef] = {}
     added: dict[str, NodeDef] = {}
     for current in graph:
-        if current.op in _PASSING and (current.name, 0) in variables:
+        if current.op in _FORWARDING_OPS and (current.name, 0) in variables:
             continue
         inputs: list[str] = []
         waits: dict[str, None] = {}
@@ -50,19 +53,21 @@ def direct_handles(graph: Graph) -> Graph:
 
 def _variables(graph: Graph) -> dict[Tensor, str]:
     """The variable behind each handle."""
-    found: dict[Tensor, str] = {}
+    variables: dict[Tensor, str] = {}
     if not any(n.op == "Switch" and n.attr["T"].type == ops.DT_RESOURCE for n in graph):
-        return found
+        return variables
     for current in graph.loop_order():
         if current.op == ops.VARIABLE:
-            found[current.name, 0] = current.name
-        elif current.op in _PASSING and current.attr["T"].type == ops.DT_RESOURCE:
-            given = {found.get(tensor) for tensor in ops.data_inputs(current)[: None if current.op == "Merge" else 1]}
-            variable = given.pop()
-            if variable is not None and not given:
+            variables[current.name, 0] = current.name
+        elif current.op in _FORWARDING_OPS and current.attr["T"].type == ops.DT_RESOURCE:
+            sources = {
+                variables.get(tensor) for tensor in ops.data_inputs(current)[: None if current.op == "Merge" else 1]
+            }
+            variable = sources.pop()
+            if variable is not None and not sources:
                 for index in range(2 if current.op == "Switch" else 1):
-                    found[current.name, index] = variable
-    return found
+                    variables[current.name, index] = variable
+    return variables
 
 
 def _guard(graph: Graph, tensor: Tensor, added: dict[str, NodeDef]) -> str:
@@ -78,6 +83,6 @@ def _guard(graph: Graph, tensor: Tensor, added: dict[str, NodeDef]) -> str:
             [format_input(name, index)],
             graph[name].device,
             T=dtype_attribute("resource"),
-            **{SHAPES_ATTRIBUTE: attr_value_pb2.AttrValue(list=_SCALAR)},
+            **{SHAPES_ATTRIBUTE: attr_value_pb2.AttrValue(list=_SCALAR_SHAPES)},
         )
     return pivot

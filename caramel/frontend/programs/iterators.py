@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
-from caramel.data.dataset import Given
+from caramel.data.dataset import TrainingData
 from caramel.data.serialise import serialise_function, serialise_nodes
 from caramel.errors import UnsupportedError
 from caramel.graph import ops
@@ -29,26 +29,34 @@ _ADVICE = (
 def iterator_of(nodes: Graph, roots: Sequence[str]) -> str | None:
     """The op that takes an element from an iterator and that the roots need, if there is one.
 
+    Args:
+        nodes: the user's graph.
+        roots: names of the nodes that a step must compute.
+
     Raises:
         UnsupportedError: there are several.
     """
     needed = nodes.ancestors(roots)
-    found = [n.name for n in nodes if n.op == GET_NEXT and n.name in needed]
-    if len(found) > 1:
-        same = len({nodes[name].input[0] for name in found}) == 1
+    get_nexts = [n.name for n in nodes if n.op == GET_NEXT and n.name in needed]
+    if len(get_nexts) > 1:
+        is_one_iterator = len({nodes[name].input[0] for name in get_nexts}) == 1
         raise UnsupportedError(
-            f"the step takes elements with {found[0]!r} and {found[1]!r}"
+            f"the step takes elements with {get_nexts[0]!r} and {get_nexts[1]!r}"
             + (
                 ", two get_next() of one iterator, so it takes several elements: call get_next() once"
-                if same
+                if is_one_iterator
                 else " from two iterators: make one of their datasets (tf.data.Dataset.zip)"
             )
         )
-    return found[0] if found else None
+    return get_nexts[0] if get_nexts else None
 
 
-def given_iterator(nodes: Graph, get_next: str) -> Given:
+def given_iterator(nodes: Graph, get_next: str) -> TrainingData:
     """The dataset behind an iterator.
+
+    Args:
+        nodes: the user's graph.
+        get_next: name of the op that takes an element.
 
     Raises:
         UnsupportedError: it cannot be found, or there are several.
@@ -57,7 +65,7 @@ def given_iterator(nodes: Graph, get_next: str) -> Given:
     iterator = nodes[parse_input(nodes[get_next].input[0])[0]]
     if iterator.op == "OneShotIterator":
         factory = iterator.attr["dataset_factory"].func.name
-        return Given(specs, lambda workers: [serialise_function(nodes, factory)])
+        return TrainingData(specs, lambda workers: [serialise_function(nodes, factory)])
     if iterator.op not in ("Iterator", "IteratorV2"):
         raise UnsupportedError(
             f"op {get_next!r} takes elements from {iterator.name!r} ({iterator.op}), whose dataset is not known. "
@@ -68,7 +76,7 @@ def given_iterator(nodes: Graph, get_next: str) -> Given:
     if len(datasets) != 1:
         what = "no initializer in the graph" if not datasets else "initializers for several datasets"
         raise UnsupportedError(f"iterator {iterator.name!r} has {what}, so its dataset is not known. {_ADVICE}")
-    return Given(specs, lambda workers: [serialise_nodes(nodes, datasets[0], anew=True)], anew=True)
+    return TrainingData(specs, lambda workers: [serialise_nodes(nodes, datasets[0], anew=True)], anew=True)
 
 
 def _spec(get_next: NodeDef, position: int) -> tf.TensorSpec:
@@ -82,21 +90,21 @@ def _spec(get_next: NodeDef, position: int) -> tf.TensorSpec:
 
 
 def iterator_inputs(nodes: Graph, get_next: str, whole: Collection[str]) -> tuple[Input, ...]:
-    """The inputs that an iterator's outputs become.
+    """The inputs that replace an iterator's outputs.
 
     Args:
         nodes: the user's graph.
-        get_next: the op that takes an element.
-        whole: names of tensors that every worker gets whole.
+        get_next: name of the op that takes an element.
+        whole: names of the tensors that every worker gets whole.
     """
-    found = []
+    inputs = []
     for position in range(len(ops.output_types(nodes[get_next]))):
         spec = _spec(nodes[get_next], position)
         shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
         split = shape != () and f"{get_next}:{position}" not in whole
-        tensor, made = f"{get_next}:{position}", _placeholder_name(get_next, position)
-        found.append(Input(tensor, made, spec.dtype.name, shape, split, component=position))
-    return tuple(found)
+        tensor, placeholder = f"{get_next}:{position}", _placeholder_name(get_next, position)
+        inputs.append(Input(tensor, placeholder, spec.dtype.name, shape, split, component=position))
+    return tuple(inputs)
 
 
 def _placeholder_name(get_next: str, position: int) -> str:
@@ -104,44 +112,54 @@ def _placeholder_name(get_next: str, position: int) -> str:
 
 
 def with_placeholders(nodes: Graph, get_next: str | None) -> Graph:
-    """The graph with placeholders in the place of what an iterator gives, if there is one."""
+    """The graph with placeholders in place of an iterator's outputs.
+
+    Args:
+        nodes: the user's graph.
+        get_next: name of the op that takes an element; None for a graph without an iterator.
+    """
     if get_next is None:
         return nodes
     width = len(ops.output_types(nodes[get_next]))
-    made: list[NodeDef] = []
+    rewritten: list[NodeDef] = []
     for current in nodes:
         if current.name == get_next:
-            made += [_placeholder(current, position) for position in range(width)]
+            rewritten += [_placeholder(current, position) for position in range(width)]
         elif any(parse_input(text)[0] == get_next for text in current.input):
-            made.append(_redirected(current, get_next, width))
+            rewritten.append(_redirected(current, get_next, width))
         else:
-            made.append(current)
-    return Graph(made, nodes.library, nodes.versions)
+            rewritten.append(current)
+    return Graph(rewritten, nodes.library, nodes.versions)
 
 
 def _placeholder(get_next: NodeDef, position: int) -> NodeDef:
-    made = node(_placeholder_name(get_next.name, position), "Placeholder", (), get_next.device)
-    made.attr["dtype"].type = get_next.attr["output_types"].list.type[position]
+    placeholder = node(_placeholder_name(get_next.name, position), "Placeholder", (), get_next.device)
+    placeholder.attr["dtype"].type = get_next.attr["output_types"].list.type[position]
     shape = get_next.attr["output_shapes"].list.shape[position]
-    made.attr["shape"].shape.CopyFrom(shape)
-    made.attr[SHAPES_ATTRIBUTE].list.shape.add().CopyFrom(shape)
-    return made
+    placeholder.attr["shape"].shape.CopyFrom(shape)
+    placeholder.attr[SHAPES_ATTRIBUTE].list.shape.add().CopyFrom(shape)
+    return placeholder
 
 
 def _redirected(current: NodeDef, get_next: str, width: int) -> NodeDef:
-    made = copied(current, ())
+    redirected = copied(current, ())
     for text in current.input:
         name, index = parse_input(text)
         if name != get_next:
-            made.input.append(text)
+            redirected.input.append(text)
         elif index >= 0:
-            made.input.append(_placeholder_name(name, index))
+            redirected.input.append(_placeholder_name(name, index))
         else:
-            made.input.extend(format_input(_placeholder_name(name, p), -1) for p in range(width))
-    return made
+            redirected.input.extend(format_input(_placeholder_name(name, p), -1) for p in range(width))
+    return redirected
 
 
 def placeholder_of(tensor: str, get_next: str | None) -> str:
-    """The name of a tensor after `with_placeholders`."""
+    """The name of a tensor after `with_placeholders`.
+
+    Args:
+        tensor: name of the tensor in the user's graph.
+        get_next: name of the op that takes an element; None for a graph without an iterator.
+    """
     name, index = parse_input(tensor)
     return f"{_placeholder_name(name, index)}:0" if name == get_next else tensor

@@ -1,4 +1,4 @@
-"""Names of what a traced step captures: variables, and tensors that are treated as such."""
+"""Names of the variables that a traced step captures, and of the tensors that it treats as variables."""
 
 from __future__ import annotations
 
@@ -18,17 +18,25 @@ from caramel.frontend.captured import RawVariable
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Initial values copied when the program was captured."""
+    """Initial values copied when the program was captured.
+
+    Attributes:
+        values: arrays by variable name.
+    """
 
     values: Mapping[str, np.ndarray]
 
     def load(self) -> Mapping[str, np.ndarray]:
-        """The values."""
+        """The initial values by variable name."""
         return self.values
 
 
 class Naming:
-    """One name and one handle node for each captured variable, over all traced functions."""
+    """One name and one handle node for each captured variable, over all traced functions.
+
+    Attributes:
+        objects: the captured variable objects, and the captured tensors that are treated as variables, by name.
+    """
 
     def __init__(self) -> None:
         self._by_handle: dict[int, RawVariable] = {}
@@ -36,12 +44,12 @@ class Naming:
         self._constants: dict[str, np.ndarray] = {}
 
     def copy(self) -> Naming:
-        """The same names; more of them do not get into these."""
-        made = Naming()
-        made._by_handle.update(self._by_handle)
-        made.objects.update(self.objects)
-        made._constants.update(self._constants)
-        return made
+        """A copy of the names; names that are added to it do not get into the original."""
+        naming = Naming()
+        naming._by_handle.update(self._by_handle)
+        naming.objects.update(self.objects)
+        naming._constants.update(self._constants)
+        return naming
 
     @property
     def variables(self) -> tuple[RawVariable, ...]:
@@ -49,36 +57,45 @@ class Naming:
         return tuple(self._by_handle.values())
 
     def of_handle(self, handle: Any) -> RawVariable | None:
-        """The variable of a resource handle."""
+        """The variable of a resource handle; None for a handle that has no name yet."""
         return self._by_handle.get(id(handle))
 
     def variable(self, handle: Any, used: UsedVariables) -> RawVariable:
         """Name the variable behind a captured resource.
 
+        Args:
+            handle: the captured resource handle.
+            used: variables whose handles the traced function captures.
+
         Raises:
             UnsupportedError: it is no variable, or one without a static shape.
         """
-        known = self.of_handle(handle)
-        if known is not None:
-            return known
-        found = used.of_handle(handle)
-        if found.shape.rank is None or None in found.shape.as_list():
-            raise UnsupportedError(f"variable {found.name!r} has no static shape; create it with a fixed shape")
+        known_variable = self.of_handle(handle)
+        if known_variable is not None:
+            return known_variable
+        variable = used.of_handle(handle)
+        if variable.shape.rank is None or None in variable.shape.as_list():
+            raise UnsupportedError(f"variable {variable.name!r} has no static shape; create it with a fixed shape")
         raw = self._add(
             id(handle),
-            found.name.partition(":")[0],
-            found.dtype.name,
-            tuple(found.shape.as_list()),
-            bool(found.trainable),
+            variable.name.partition(":")[0],
+            variable.dtype.name,
+            tuple(variable.shape.as_list()),
+            bool(variable.trainable),
         )
-        self.objects[raw.name] = found
+        self.objects[raw.name] = variable
         return raw
 
     def constant(self, tensor: Any, name: str) -> RawVariable:
-        """Treat a captured eager tensor as a variable that nothing writes."""
-        known = self._by_handle.get(id(tensor))
-        if known is not None:
-            return known
+        """Treat a captured eager tensor as a variable that nothing writes.
+
+        Args:
+            tensor: the eager tensor.
+            name: name of its placeholder in the traced function.
+        """
+        known_variable = self._by_handle.get(id(tensor))
+        if known_variable is not None:
+            return known_variable
         raw = self._add(id(tensor), f"constants/{name}", tensor.dtype.name, tuple(tensor.shape.as_list()), False)
         self._constants[raw.name] = tensor.numpy()
         self.objects.setdefault(raw.name, tensor)  # keeps the tensor alive, so that its id stays its own
@@ -93,7 +110,7 @@ class Naming:
         return raw
 
     def snapshot(self) -> Snapshot:
-        """Copy the current values."""
+        """Copy the current values of all variables."""
         values = dict(self._constants)
         for name, variable in self.objects.items():
             if name not in values:
@@ -110,7 +127,7 @@ class UsedVariables:
     """The variables whose handles a traced function captures.
 
     Args:
-        func_graph: of the function.
+        func_graph: FuncGraph of the traced function.
     """
 
     def __init__(self, func_graph: Any) -> None:
@@ -118,49 +135,51 @@ class UsedVariables:
         self._named = _by_handle(func_graph.variables)
 
     def of_handle(self, handle: Any) -> Any:
-        """The variable with a handle that was captured.
+        """The variable object of a captured handle.
 
         Raises:
-            UnsupportedError: it is that of something else.
+            UnsupportedError: the handle is not that of a variable.
         """
-        found = self._named.get(id(handle))
-        if found is None:
-            found = self._all.get(id(handle))
-        if found is None:
+        variable = self._named.get(id(handle))
+        if variable is None:
+            variable = self._all.get(id(handle))
+        if variable is None:
             reader = _reader(self._func_graph, handle)
             raise UnsupportedError(
                 f"op {reader.name!r} ({reader.type}) uses a resource that is no variable (a lookup table, an iterator "
                 "or a queue), which cannot be copied to every worker yet. Look values up outside the step and feed "
                 "them; pass a dataset as data= to caramel.capture, and let the step take its elements"
             )
-        return found
+        return variable
 
     @cached_property
     def _all(self) -> Mapping[int, Any]:
-        """The variables of this process by their handles; finding them takes a tenth of a second and more.
+        """All variables of this process by the ids of their handles; the search takes a tenth of a second and more.
 
-        TensorFlow tells a function's variables by their being read or assigned through the object. Optimizers of
-        TensorFlow 1 give their slots' handles to ops themselves.
+        TensorFlow lists a function's variable only if the function reads or assigns it through the object. Optimizers
+        of TensorFlow 1 give their slots' handles to ops themselves.
         """
-        return _by_handle(each for each in gc.get_objects() if issubclass(type(each), BaseResourceVariable))
+        return _by_handle(
+            candidate for candidate in gc.get_objects() if issubclass(type(candidate), BaseResourceVariable)
+        )
 
 
 def _by_handle(variables: Iterable[Any]) -> Mapping[int, Any]:
-    """The variables by their handles' ids, the first one of each.
+    """The variables by the ids of their handles; of several with one handle the first.
 
-    What an assignment returned is none: it has the variable's handle, but no name of its own. Nor is what has no handle
-    because it could not be made.
+    The result of an assignment is not a variable: it has the variable's handle, but no name of its own. An object
+    without a handle, because its construction failed, is not one either.
     """
-    found: dict[int, Any] = {}
+    by_handle_id: dict[int, Any] = {}
     for variable in variables:
         handle = getattr(variable, "handle", None)
         if handle is not None and not isinstance(variable, _UnreadVariable):
-            found.setdefault(id(handle), variable)
-    return found
+            by_handle_id.setdefault(id(handle), variable)
+    return by_handle_id
 
 
 def _unique(name: str, taken: Collection[str]) -> str:
-    """A name that is not taken: this one, or this one with a number."""
+    """The name itself if it is not taken, else the name with the first number that makes it unique."""
     unique, number = name, 1
     while unique in taken:
         unique, number = f"{name}_{number}", number + 1

@@ -17,15 +17,15 @@ from caramel.graph.graph import Graph, NodeDef, node_of, parse_input, tensor_nam
 
 @dataclass(frozen=True)
 class LoopGradients:
-    """What loops add up.
+    """Gradients that loops add up.
 
     Attributes:
         gradients: results of loops that are sums of gradients; ``call`` counts the loops.
-        marks: numbers of the marked gradients that go nowhere else.
+        numbers: numbers of the marked gradients that go into these sums only.
     """
 
     gradients: tuple[RawGradient, ...]
-    marks: frozenset[int]
+    numbers: frozenset[int]
 
 
 def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], str | None]) -> LoopGradients:
@@ -33,11 +33,11 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
 
     Args:
         graph: nodes with the recorder's attributes.
-        recorder: what watched the program.
-        handle_of: the handle node of a variable object; None for one that the program does not have.
+        recorder: recorder that watched the program.
+        handle_of: function from a variable object to its handle node; None for a variable that the program lacks.
     """
     library = Library(graph)
-    found: list[RawGradient] = []
+    gradients: list[RawGradient] = []
     marks: set[int] = set()
     for call, loop in enumerate(n for n in graph if n.op in ops.LOOPS):
         body = library.body(loop.attr["body"].func.name)
@@ -49,14 +49,23 @@ def loop_gradients(graph: Graph, recorder: Recorder, handle_of: Callable[[Any], 
         for position in range(len(body.results)):
             sources = analysis.summed(position)
             if sources:
-                seen = recorder.gradients[marked[min(sources)]]
-                handle = handle_of(seen.variable)
+                marked_gradient = recorder.gradients[marked[min(sources)]]
+                handle = handle_of(marked_gradient.variable)
                 if handle is not None:
                     tensor = f"{loop.name}:{position}"
-                    passed = any(recorder.gradients[marked[m]].passed for m in sources)
-                    found.append(RawGradient(handle, tensor, (), call, seen.location, passed=passed))
+                    differentiated_again = any(recorder.gradients[marked[m]].differentiated_again for m in sources)
+                    gradients.append(
+                        RawGradient(
+                            handle,
+                            tensor,
+                            (),
+                            call,
+                            marked_gradient.location,
+                            differentiated_again=differentiated_again,
+                        )
+                    )
                     marks.update(marked[m] for m in sources)
-    return LoopGradients(tuple(found), frozenset(marks))
+    return LoopGradients(tuple(gradients), frozenset(marks))
 
 
 class _Loop:
@@ -78,21 +87,21 @@ class _Loop:
         self._gradients = gradients
 
     def summed(self, position: int) -> frozenset[str]:
-        """The gradients that a loop variable is the sum of, if that is all that becomes of them."""
+        """The gradients whose sum a loop variable is; empty if a gradient or the sum has any other use in the loop."""
         body = self._body
         if not self._outside.is_zero(self._loop.input[position]):
             return frozenset()
         if self._condition.graph.consumers[self._condition.arguments[position]]:
             return frozenset()  # how often it goes round depends on the sum
-        found = self._sums.terms(body.results[position], self._marked, lambda t: body.argument_of(t) == position)
-        if found is None or found.bases != 1 or not found.gradients:
+        terms = self._sums.terms(body.results[position], self._marked, lambda t: body.argument_of(t) == position)
+        if terms is None or terms.base_count != 1 or not terms.gradients:
             return frozenset()
-        if len({id(self._gradients[self._marked[m]].variable) for m in found.gradients}) > 1:
+        if len({id(self._gradients[self._marked[m]].variable) for m in terms.gradients}) > 1:
             return frozenset()
-        used = {*map(node_of, found.gradients), *(found.way), body.arguments[position]}
+        used = {*map(node_of, terms.gradients), *(terms.path), body.arguments[position]}
         results = {node_of(text) for number, text in enumerate(body.results) if number != position}
         for name in used:
             readers = {r for r, p in body.graph.consumers[name] if parse_input(body.graph[r].input[p])[1] >= 0}
             if not readers <= used or name in results:
                 return frozenset()
-        return found.gradients
+        return terms.gradients

@@ -1,4 +1,4 @@
-"""Watching a program while it builds its graph: where it differentiates, and what it must not do.
+"""Watching a program while it builds its graph: record its differentiations, and refuse what a capture cannot have.
 
 While a `Recorder` is active, every call of `tf.gradients` and `GradientTape.gradient` that asks for
 the gradient of a variable gets its results through one Identity each. Everything after the
@@ -36,20 +36,21 @@ from caramel.frontend.attributes import (
 )
 from caramel.graph import ops
 
-_DIFFERENTIABLE = "CaramelGradient"
-"""The op type under which an Identity with a gradient is differentiated."""
+_GRADIENT_OP_TYPE = "CaramelGradient"
+"""Op type under which TensorFlow differentiates an Identity that carries a gradient."""
 
 _SESSION_RUNS = ("run", "_call_tf_sessionrun")
-"""Ways to run a session: `run`, and what the functions of `make_callable` call."""
+"""Methods that run a session: `run`, and the one that the functions of `make_callable` call."""
 
-_lock = threading.Lock()
+_capture_lock = threading.Lock()
+"""Held during a capture: one process has one capture at a time."""
 
 _numbers = count()
-"""Numbers of calls and gradients. No two captures share any: a tf.function that the second meets again keeps those
-that it got when it was traced."""
+"""Numbers of calls and gradients. No two captures share a number: a tf.function that a second capture meets again keeps
+the numbers of its first trace."""
 
-_marks: WeakValueDictionary[int, MarkedGradient] = WeakValueDictionary()
-"""Gradients of variables by their number, for as long as the graphs live that have them."""
+_gradients_by_number: WeakValueDictionary[int, MarkedGradient] = WeakValueDictionary()
+"""Gradients of variables by their number, for as long as the graphs that contain them live."""
 
 
 @dataclass
@@ -57,97 +58,105 @@ class MarkedGradient:
     """One gradient of one variable in one call.
 
     Attributes:
-        variable: the variable object; of a reference variable it may be the reference.
+        variable: the variable object; for a reference variable it may be the reference.
         call: number of the call, in program order.
         location: ``file:line`` of the user's call.
-        passed: whether another differentiation goes through it: it is not a constant to that.
+        differentiated_again: whether another differentiation goes through the gradient: it is not a constant there.
     """
 
     variable: Any
     call: int
     location: str
-    passed: bool = False
+    differentiated_again: bool = False
 
 
 @dataclass
 class Recorder:
-    """What a program did while it was watched.
+    """Record of a program's differentiations while it was watched.
 
-    What it saw is marked in the graph by attributes, which outlast whatever becomes of the functions
+    The recorder marks them in the graph by attributes, which outlast whatever becomes of the functions
     that the program is made of.
+
+    Attributes:
+        graphs: graph of each differentiated tensor, in program order.
+        kept_gradients: gradients that the recorder keeps alive, because their graphs may not live on.
+        call: number of the last differentiation.
+        vectorised_depth: number of nested loops that TensorFlow vectorises at this moment.
     """
 
     graphs: list[Any] = field(default_factory=list)
-    """Where was differentiated, in program order."""
-    kept: list[MarkedGradient] = field(default_factory=list)
-    """Gradients, of which the graphs may not live on."""
+    kept_gradients: list[MarkedGradient] = field(default_factory=list)
     call: int = 0
-    """Number of the last call."""
-    parallel: int = 0
-    """Depth of loops that are being vectorised."""
+    vectorised_depth: int = 0
 
     @property
     def gradients(self) -> Mapping[int, MarkedGradient]:
-        """By their number."""
-        return _marks
+        """The recorded gradients by their number."""
+        return _gradients_by_number
 
-    def mark(self, target: Any, sources: list[Any], results: list[Any], weights: Any = None) -> list[Any]:
-        """Pass gradients through marked Identities; those of variables are what can be aggregated.
+    def mark(self, target: Any, sources: list[Any], gradients: list[Any], weights: Any = None) -> list[Any]:
+        """Pass gradients through marked Identities; the gradients of variables can be aggregated there.
 
         Args:
-            target: what is differentiated.
-            sources: by what.
-            results: the gradients.
-            weights: the gradients that the caller gave for the target (``grad_ys``, ``output_gradients``).
+            target: tensor, or nest of tensors, that is differentiated.
+            sources: tensors and variables with respect to which it is differentiated.
+            gradients: gradient for each source.
+            weights: initial gradients that the caller gave for the target (``grad_ys``, ``output_gradients``).
+
+        Returns:
+            The gradients, marked.
         """
-        by_tensor = [_is_tensor(s) and not _is_variable(s) and not self.parallel for s in sources]
-        results = [
+        by_tensor = [_is_tensor(s) and not _is_variable(s) and not self.vectorised_depth for s in sources]
+        gradients = [
             self._marked_by_tensor(s, r) if is_one and _is_tensor(r) else r
-            for s, r, is_one in zip(sources, results, by_tensor)
+            for s, r, is_one in zip(sources, gradients, by_tensor)
         ]
-        wanted = [_is_variable(s) and _is_symbolic(r) for s, r in zip(sources, results)]
+        wanted = [_is_variable(s) and _is_symbolic(r) for s, r in zip(sources, gradients)]
         if not any(wanted):
-            return results
-        if self.parallel:
+            return gradients
+        if self.vectorised_depth:
             _refuse_single_examples("a gradient inside tf.vectorized_map (or pfor)")
         self.call = next(_numbers)
         location = user_location()
         marked = []
-        for source, result, is_wanted in zip(sources, results, wanted):
-            marked.append(self._marked(source, result, location) if is_wanted else result)
+        for source, gradient, is_wanted in zip(sources, gradients, wanted):
+            marked.append(self._marked(source, gradient, location) if is_wanted else gradient)
         targets = tf.nest.flatten(target)
-        given = [None] * len(targets) if weights is None else tf.nest.flatten(weights)
-        for tensor, weight in zip(targets, given):
+        flat_weights = [None] * len(targets) if weights is None else tf.nest.flatten(weights)
+        for tensor, weight in zip(targets, flat_weights):
             if _is_symbolic(tensor):
                 self._mark_target(tensor if weight is None else _weighted(tensor, weight))
         return marked
 
-    def _marked(self, source: Any, result: Any, location: str) -> Any:
+    def _marked(self, source: Any, gradient: Any, location: str) -> Any:
         number = attr_value_pb2.AttrValue(i=next(_numbers))
-        is_sparse = isinstance(result, tf.IndexedSlices)
-        values = _carried(result.values if is_sparse else result, number)
-        seen = MarkedGradient(source, self.call, location)
-        _marks[number.i] = seen
-        self.kept.append(seen)
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        values = _carried(gradient.values if is_sparse else gradient, number)
+        marked_gradient = MarkedGradient(source, self.call, location)
+        _gradients_by_number[number.i] = marked_gradient
+        self.kept_gradients.append(marked_gradient)
         graph = tf.compat.v1.get_default_graph()
         if not hasattr(graph, "_caramel_marks"):
             graph._caramel_marks = []
-        graph._caramel_marks.append(seen)
+        graph._caramel_marks.append(marked_gradient)
         if not is_sparse:
             return values
-        indices = tf.identity(result.indices, name="caramel_indices")
+        indices = tf.identity(gradient.indices, name="caramel_indices")
         indices.op._set_attr(INDICES_ATTRIBUTE, number)
-        return tf.IndexedSlices(values, indices, result.dense_shape)
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
-    def _marked_by_tensor(self, source: Any, result: Any) -> Any:
-        """A gradient by a tensor, with a note of which: what is the same on all workers should give one of all."""
+    def _marked_by_tensor(self, source: Any, gradient: Any) -> Any:
+        """A gradient with respect to a tensor, marked together with the tensor.
+
+        Where the tensor is the same on all workers, the gradient should be that of all examples.
+        """
         number = attr_value_pb2.AttrValue()
         number.list.i.append(next(_numbers))
         with record.stop_recording():
             noted = tf.identity(source, name="caramel_source")
         noted.op._set_attr(SOURCE_ATTRIBUTE, number)
         number.list.s.append(user_location().encode())
-        carried = tf.identity(result, name="caramel_result")
+        carried = tf.identity(gradient, name="caramel_result")
         carried.op._set_attr(RESULT_ATTRIBUTE, number)
         return carried
 
@@ -161,15 +170,15 @@ class Recorder:
 
 
 def _weighted(tensor: Any, weight: Any) -> Any:
-    """What is really differentiated where the gradient of the target was given: their product."""
+    """The product of a target and its given initial gradient, which the program in effect differentiates."""
     with tensor.graph.as_default():
         return tf.multiply(tensor, tf.cast(weight, tensor.dtype), name="caramel_weighted")
 
 
 def _carried(tensor: Any, number: Any) -> Any:
-    """A tensor by a marked Identity that tells its recorder when it is differentiated."""
+    """A tensor behind a marked Identity that records when it is differentiated."""
     graph = tf.compat.v1.get_default_graph()
-    with record.stop_recording(), graph.gradient_override_map({"Identity": _DIFFERENTIABLE}):
+    with record.stop_recording(), graph.gradient_override_map({"Identity": _GRADIENT_OP_TYPE}):
         carried = tf.identity(tensor, name="caramel_gradient")
     carried.op._set_attr(GRADIENT_ATTRIBUTE, number)
 
@@ -177,19 +186,19 @@ def _carried(tensor: Any, number: Any) -> Any:
         _note_passed(number.i)
         return list(upstream)
 
-    record.record_operation(_DIFFERENTIABLE, [carried], [tensor], backward)  # for tapes
+    record.record_operation(_GRADIENT_OP_TYPE, [carried], [tensor], backward)  # for tapes
     return carried
 
 
-@tf.RegisterGradient(_DIFFERENTIABLE)  # type: ignore[untyped-decorator]  # for tf.gradients, and inside functions
+@tf.RegisterGradient(_GRADIENT_OP_TYPE)  # type: ignore[untyped-decorator]  # for tf.gradients, and inside functions
 def _differentiated(op: Any, upstream: Any) -> Any:
     _note_passed(op.get_attr(GRADIENT_ATTRIBUTE))
     return upstream
 
 
 def _note_passed(number: int) -> None:
-    if number in _marks:
-        _marks[number].passed = True
+    if number in _gradients_by_number:
+        _gradients_by_number[number].differentiated_again = True
 
 
 def _refuse_single_examples(what: str) -> None:
@@ -245,7 +254,7 @@ def recording() -> Iterator[Recorder]:
     Raises:
         CaptureError: another capture is under way, or the program runs a Session meanwhile.
     """
-    if not _lock.acquire(blocking=False):
+    if not _capture_lock.acquire(blocking=False):
         raise CaptureError("a capture is already under way in this process: finish it first; captures do not nest")
     recorder = Recorder()
     replaced = []
@@ -257,11 +266,11 @@ def recording() -> Iterator[Recorder]:
     finally:
         for owner, name, original in reversed(replaced):
             setattr(owner, name, original)
-        _lock.release()
+        _capture_lock.release()
 
 
 def _replacements(recorder: Recorder) -> list[tuple[Any, str, Any]]:
-    """(owner, name, function) of what is replaced in TensorFlow while a program is watched."""
+    """Triples (owner, name, replacement) of the TensorFlow functions that are replaced while a program is watched."""
     original_helper = gradients_util._GradientsHelper
     original_tape = tf.GradientTape.gradient
     original_parallel = parallel_for._pfor_impl
@@ -281,11 +290,11 @@ def _replacements(recorder: Recorder) -> list[tuple[Any, str, Any]]:
         return tf.nest.pack_sequence_as(results, marked)
 
     def parallel(*args: Any, **kwargs: Any) -> Any:
-        recorder.parallel += 1
+        recorder.vectorised_depth += 1
         try:
             return original_parallel(*args, **kwargs)
         finally:
-            recorder.parallel -= 1
+            recorder.vectorised_depth -= 1
 
     def run(session: Any, *args: Any, **kwargs: Any) -> Any:
         raise CaptureError(

@@ -30,9 +30,11 @@ from caramel.graph.graph import (
 from caramel.graph.nodes import colocate, constant, dtype_attribute, node
 from caramel.graph.shapes import with_inferred_shapes
 
-_TOGETHER = "IdentityN"
+_IDENTITY_N = "IdentityN"
+"""Op that forwards several tensors at once."""
 
-_CASES = frozenset({"Case", "StatelessCase"})
+_CASE_OPS = frozenset({"Case", "StatelessCase"})
+"""Ops that choose between any number of branches, by an integer."""
 
 
 @dataclass(frozen=True)
@@ -40,50 +42,54 @@ class Inlined:
     """A graph without calls that can be inlined.
 
     Attributes:
-        graph: the same computation. A call's name is that of a node that is done when the call is.
-        outputs: for each output ``node:index`` of a call the tensor that has its value.
+        graph: graph of the same computation. A call's name is that of a node that is done when the call is.
+        outputs: name of the tensor that has the value of a call's output, by the output ``node:index``.
     """
 
     graph: Graph
     outputs: Mapping[str, str]
 
     def tensor(self, name: str) -> str:
-        """The tensor that has the value of one of the graph before."""
+        """The tensor that has the value of a tensor of the original graph.
+
+        Args:
+            name: name of the original tensor.
+        """
         return self.outputs.get(tensor_name(name), name)
 
 
 def inline(graph: Graph) -> Inlined:
-    """Inline calls.
+    """Inline the calls of a graph.
 
     Args:
-        graph: nodes and the library of the functions that they call.
+        graph: nodes, with the library of the functions that they call.
     """
     if not any(_is_inlined(n) for n in graph):
         return Inlined(graph, {})
     inliner = _Inliner(graph, Library(graph))
-    for each in graph:
-        inliner.emit(each, "")
+    for current in graph:
+        inliner.emit(current, "")
     nodes = inliner.finished()
     return Inlined(with_inferred_shapes(Graph(nodes, graph.library, graph.versions), keep=True), inliner.outputs())
 
 
 def _prefixes(name: str) -> list[str]:
-    """What scopes a name is in, each with its "/"."""
+    """The scopes that a name is in, each with its "/"."""
     return [name[: position + 1] for position, letter in enumerate(name) if letter == "/"]
 
 
 def _is_inlined(call: NodeDef) -> bool:
-    if call.op in ops.INLINED_CALLS or _is_together(call):
+    if call.op in ops.INLINED_CALLS or _is_joint_identity(call):
         return True
     return call.op in ops.BRANCHES and _is_a_choice(call) and _touches_variables(call)
 
 
-def _is_together(each: NodeDef) -> bool:
-    return each.op == _TOGETHER and len(data_texts(each)) > 1
+def _is_joint_identity(call: NodeDef) -> bool:
+    return call.op == _IDENTITY_N and len(data_texts(call)) > 1
 
 
 def _is_a_choice(branch: NodeDef) -> bool:
-    return len(_branches(branch)) > 1 and (branch.op in _CASES or _is_on_bool(branch))
+    return len(_branches(branch)) > 1 and (branch.op in _CASE_OPS or _is_on_bool(branch))
 
 
 def _is_on_bool(branch: NodeDef) -> bool:
@@ -91,14 +97,14 @@ def _is_on_bool(branch: NodeDef) -> bool:
 
 
 def _branches(branch: NodeDef) -> list[tuple[str, str]]:
-    """(key, function) of each branch; the last one is taken if no other is."""
-    if branch.op in _CASES:
+    """Pairs (key, function) of the branches; the last branch is taken if no other is."""
+    if branch.op in _CASE_OPS:
         return [(f"branch_{number}", f.name) for number, f in enumerate(branch.attr["branches"].list.func)]
     return [(key, branch.attr[f"{key}_branch"].func.name) for key in ("then", "else")]
 
 
 def _touches_variables(call: NodeDef) -> bool:
-    """Whether it takes handles; where it also returns some, they cannot be told apart any more."""
+    """Whether a call takes handles and returns none: the variables of returned handles cannot be told apart."""
     takes = any(t == ops.DT_RESOURCE for _, t in ops.input_types(call))
     return takes and ops.DT_RESOURCE not in ops.output_types(call)
 
@@ -111,32 +117,32 @@ class _Inliner:
         self._replaced: dict[tuple[str, int], str] = {}  # (call, output) -> tensor
         self._guards: dict[str, str] = {}  # of nodes in a branch: what must run for them to run
 
-    def emit(self, each: NodeDef, guard: str) -> None:
-        """Add a node, or what it calls.
+    def emit(self, current: NodeDef, guard: str) -> None:
+        """Add a node, or the nodes that it calls.
 
         Args:
-            each: with inputs as in the new graph, outputs of calls apart.
-            guard: the node without which it must not run; "" for none.
+            current: node whose inputs are named as in the new graph; outputs of calls are resolved later.
+            guard: name of the node without which it must not run; "" for none.
         """
-        if not _is_inlined(each):
-            self._add(each, guard)
-        elif each.op in ops.INLINED_CALLS:
-            self._call(each, guard)
-        elif _is_together(each):
-            self._apart(each, guard)
+        if not _is_inlined(current):
+            self._add(current, guard)
+        elif current.op in ops.INLINED_CALLS:
+            self._call(current, guard)
+        elif _is_joint_identity(current):
+            self._apart(current, guard)
         else:
-            self._branch(each, guard)
+            self._branch(current, guard)
 
-    def _add(self, each: NodeDef, guard: str) -> str:
-        self._nodes.append(each)
-        self._taken.update(_prefixes(each.name))
+    def _add(self, current: NodeDef, guard: str) -> str:
+        self._nodes.append(current)
+        self._taken.update(_prefixes(current.name))
         if guard:
-            self._guards[each.name] = guard
-        return str(each.name)
+            self._guards[current.name] = guard
+        return str(current.name)
 
     def finished(self) -> list[NodeDef]:
-        """The nodes, with the outputs of calls replaced, and what is in a branch bound to it."""
-        return [self._resolved(each) for each in self._nodes]
+        """The nodes, with outputs of calls replaced, and with the nodes of a branch bound to the branch."""
+        return [self._resolved(current) for current in self._nodes]
 
     def outputs(self) -> dict[str, str]:
         """See `Inlined`."""
@@ -147,15 +153,15 @@ class _Inliner:
             name, index = parse_input(self._replaced[name, index])
         return format_input(name, index)
 
-    def _resolved(self, each: NodeDef) -> NodeDef:
-        texts = [self._source(*parse_input(text)) for text in each.input]
-        guard = self._guards.get(each.name)
+    def _resolved(self, current: NodeDef) -> NodeDef:
+        texts = [self._source(*parse_input(text)) for text in current.input]
+        guard = self._guards.get(current.name)
         if guard is not None and not any(self._is_bound(text, guard) for text in texts):
             texts.append("^" + guard)
-        return each if texts == list(each.input) else copied(each, texts)
+        return current if texts == list(current.input) else copied(current, texts)
 
     def _is_bound(self, text: str, guard: str) -> bool:
-        """Whether an input is there only if a guard runs: what comes from an outer branch is there without it."""
+        """Whether an input exists only if a guard runs: a value from an outer branch exists without it."""
         name: str | None = node_of(text)
         while name is not None and name != guard:
             name = self._guards.get(name)
@@ -177,24 +183,24 @@ class _Inliner:
         after = dict.fromkeys([*(scope + name for name in body.effects), *map(node_of, results)])
         self._add(node(call.name, "NoOp", [*("^" + name for name in after), *controls], call.device), guard)
 
-    def _apart(self, each: NodeDef, guard: str) -> None:
-        """Each tensor by itself: what reads one need not wait for the others. Keras takes all gradients together."""
-        scope = self._scope(each.name)
-        controls = control_texts(each)
-        made = []
-        for index, (text, dtype) in enumerate(zip(data_texts(each), ops.output_types(each))):
+    def _apart(self, joint: NodeDef, guard: str) -> None:
+        """Forward each tensor by itself: a reader of one need not wait for the others. Keras joins all gradients."""
+        scope = self._scope(joint.name)
+        controls = control_texts(joint)
+        control_inputs = []
+        for index, (text, dtype) in enumerate(zip(data_texts(joint), ops.output_types(joint))):
             kind = dtype_attribute(ops.dtype_name(dtype))
-            alone = node(f"{scope}output_{index}", "Identity", [text, *controls], each.device, T=kind)
-            if marks := _marks_of(each, index):
-                alone.attr[TARGETS_ATTRIBUTE].list.i.extend(marks)
-            if SCOPE_ATTRIBUTE in each.attr:
-                alone.attr[SCOPE_ATTRIBUTE].CopyFrom(each.attr[SCOPE_ATTRIBUTE])
-            self._replaced[each.name, index] = self._add(alone, guard)
-            made.append("^" + alone.name)
-        self._add(node(each.name, "NoOp", made, each.device), guard)
+            identity = node(f"{scope}output_{index}", "Identity", [text, *controls], joint.device, T=kind)
+            if marks := _marks_of(joint, index):
+                identity.attr[TARGETS_ATTRIBUTE].list.i.extend(marks)
+            if SCOPE_ATTRIBUTE in joint.attr:
+                identity.attr[SCOPE_ATTRIBUTE].CopyFrom(joint.attr[SCOPE_ATTRIBUTE])
+            self._replaced[joint.name, index] = self._add(identity, guard)
+            control_inputs.append("^" + identity.name)
+        self._add(node(joint.name, "NoOp", control_inputs, joint.device), guard)
 
     def _with_marks(self, call: NodeDef, index: int, scope: str, text: str, dtype: int, guard: str) -> str:
-        """The result of a call; where it was differentiated, by a node that says so."""
+        """The tensor of a call's result; if the result was differentiated, it is that of a node with the marks."""
         marks = _marks_of(call, index)
         if not marks:
             return text
@@ -204,7 +210,7 @@ class _Inliner:
         return self._add(result, guard)
 
     def _scope(self, name: str) -> str:
-        """A prefix that no node has."""
+        """A name prefix that no node has."""
         scope, number = name + "/", 1
         while scope in self._taken:
             scope, number = f"{name}_{number}/", number + 1
@@ -214,15 +220,15 @@ class _Inliner:
     def _copy(
         self, body: Body, scope: str, arguments: Sequence[str], controls: Sequence[str], guard: str, device: str
     ) -> None:
-        """The nodes of a function under a scope.
+        """Copy the nodes of a function under a scope.
 
         Args:
             body: the function.
-            scope: prefix of their names.
-            arguments: the tensors that it gets.
-            controls: what those wait for that wait for no other node of the function.
-            guard: the node without which none of them must run; "" for none.
-            device: of those that have none.
+            scope: prefix of the copies' names.
+            arguments: tensors that the function gets.
+            controls: control inputs of the nodes that wait for no other node of the function.
+            guard: name of the node without which no copy must run; "" for none.
+            device: device of the nodes that have none.
         """
         names = {inner.name for inner in body.inner}
         self._taken.update(prefix for name in names for prefix in _prefixes(scope + name))
@@ -249,37 +255,41 @@ class _Inliner:
         branch: NodeDef,
         first: int,
         scope: str,
-        own: str,
+        choice_scope: str,
         done: str,
         guard: str,
     ) -> list[str]:
-        """One of the branches if it is chosen, or else a choice between those after it.
+        """Add one of the branches, to run if it is chosen, and else a choice between the branches after it.
 
         Args:
             branch: the If or Case.
             first: number of the branch.
-            scope: prefix of the names of what is in its branches.
-            own: of those that choose.
-            done: name of the node that is done when the branch that is taken is.
-            guard: the node without which none of this must run; "" for none.
+            scope: name prefix of the nodes in the branches.
+            choice_scope: name prefix of the nodes that choose.
+            done: name of the node that is done when the taken branch is.
+            guard: name of the node without which none of the nodes must run; "" for none.
 
         Returns:
-            The results of the branch that is taken.
+            Tensors with the results of the taken branch.
         """
         device, boolean = branch.device, dtype_attribute("bool")
-        condition = self._condition(branch, own, first, guard)
+        condition = self._condition(branch, choice_scope, first, guard)
         controls = control_texts(branch) if first == 0 else []
-        switch = self._add(node(own + "switch", "Switch", [condition, condition, *controls], device, T=boolean), guard)
+        switch = self._add(
+            node(choice_scope + "switch", "Switch", [condition, condition, *controls], device, T=boolean), guard
+        )
         (key, function), *others = _branches(branch)[first:]
         sides, ends = [], []
         for number, (side, further) in enumerate(((others[0][0], others), (key, []))):
-            inside = f"{own}{side}/"
+            inside = f"{choice_scope}{side}/"
             pivot = self._add(
                 node(inside + "pivot", "Identity", [format_input(switch, number)], device, T=boolean), guard
             )
             if len(further) > 1:
-                results = self._choice(branch, first + 1, scope, f"{own}others/", f"{own}others/done", pivot)
-                after = [f"^{own}others/done"]
+                results = self._choice(
+                    branch, first + 1, scope, f"{choice_scope}others/", f"{choice_scope}others/done", pivot
+                )
+                after = [f"^{choice_scope}others/done"]
             else:
                 name = further[0][1] if further else function
                 results, after = self._side(branch, f"{scope}{side}/", name, pivot)
@@ -288,22 +298,25 @@ class _Inliner:
         types = [ops.dtype_name(dtype) for dtype in ops.output_types(branch)]
         marks = [_marks_of(branch, index) if first == 0 else [] for index in range(len(types))]
         merged = [
-            self._merged(f"{own}result_{i}", i, types[i], sides, marks[i], device, guard) for i in range(len(types))
+            self._merged(f"{choice_scope}result_{i}", i, types[i], sides, marks[i], device, guard)
+            for i in range(len(types))
         ]
         self._add(node(done, "Merge", ends, device, T=boolean, N=2), guard)
         return merged
 
-    def _condition(self, branch: NodeDef, own: str, number: int, guard: str) -> str:
-        """Whether a branch is chosen."""
-        given = data_texts(branch)[0]
-        if branch.op not in _CASES:
-            return given
-        wanted = self._add(constant(own + "number", number, "int32", branch.device), guard)
+    def _condition(self, branch: NodeDef, choice_scope: str, number: int, guard: str) -> str:
+        """The tensor that says whether a branch is chosen."""
+        selector = data_texts(branch)[0]
+        if branch.op not in _CASE_OPS:
+            return selector
+        number_node = self._add(constant(choice_scope + "number", number, "int32", branch.device), guard)
         attributes = {"T": dtype_attribute("int32"), "incompatible_shape_error": attr_value_pb2.AttrValue(b=True)}
-        return self._add(node(own + "is_chosen", "Equal", [given, wanted], branch.device, **attributes), guard)
+        return self._add(
+            node(choice_scope + "is_chosen", "Equal", [selector, number_node], branch.device, **attributes), guard
+        )
 
     def _side(self, branch: NodeDef, inside: str, function: str, pivot: str) -> tuple[list[str], list[str]]:
-        """One branch: its results, and what must have run."""
+        """Add one branch; the tensors of its results, and control inputs for its effects."""
         body, arguments = self._library.body(function), data_texts(branch)[1:]
         self._copy(body, inside, arguments, (), pivot, branch.device)
         results = [_renamed(body, inside, arguments, text) for text in body.results]
@@ -319,7 +332,7 @@ class _Inliner:
         device: str,
         guard: str,
     ) -> str:
-        """The result of the branch that was taken."""
+        """The tensor with one result of the taken branch."""
         kind = dtype_attribute(dtype)
         # A result may come from outside the branch, so it is bound to the branch by a node of its own.
         ends = [
@@ -333,7 +346,7 @@ class _Inliner:
 
 
 def _marks_of(call: NodeDef, index: int) -> list[int]:
-    """Marks of an output of a call, for a node whose only output it becomes."""
+    """The marks of a call's output, for the node whose only output it becomes."""
     if TARGETS_ATTRIBUTE not in call.attr:
         return []
     marks = list(call.attr[TARGETS_ATTRIBUTE].list.i)
@@ -341,9 +354,9 @@ def _marks_of(call: NodeDef, index: int) -> list[int]:
 
 
 def _renamed(body: Body, scope: str, arguments: Sequence[str], text: str) -> str:
-    """The tensor or control input of the new graph for one of the function."""
+    """The tensor or control input in the new graph for one inside a function."""
     name, index = parse_input(text)
     if name not in body.positions:
         return format_input(scope + name, index)
-    given = arguments[body.positions[name]]
-    return given if index >= 0 else "^" + node_of(given)
+    argument = arguments[body.positions[name]]
+    return argument if index >= 0 else "^" + node_of(argument)

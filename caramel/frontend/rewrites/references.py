@@ -14,8 +14,8 @@ from typing import Any
 from tensorflow.core.framework import attr_value_pb2
 
 from caramel.errors import UnsupportedError
-from caramel.frontend.attributes import strip
-from caramel.frontend.rewrites.aliases import PASSED, PLAIN, Aliases, Tensor
+from caramel.frontend.attributes import remove_capture_attributes
+from caramel.frontend.rewrites.aliases import FORWARDING_OPS, HANDLE_OPS, Aliases, Tensor
 from caramel.frontend.rewrites.resource_ops import Counterpart, advice, counterpart
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, control_texts, copied, format_input, parse_input, tensor_name
@@ -23,21 +23,22 @@ from caramel.graph.nodes import node as new_node
 from caramel.graph.nodes import shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 
-_SCALAR = shape_attribute(()).shape
+_SCALAR_SHAPE = shape_attribute(()).shape
+"""Shape of a handle."""
 
 
 def replace_references(graph: Graph, fetches: Sequence[str] = ()) -> tuple[Graph, tuple[str, ...]]:
     """Rewrite every reference variable as a resource variable of the same name.
 
-    Nodes keep their names. What has no counterpart for resource variables stays as it is, for `refuse_reference` to
-    name where a step needs it.
+    Nodes keep their names. An op that has no counterpart for resource variables stays as it is; `refuse_reference`
+    names it where a step needs it.
 
     Args:
-        graph: the nodes, with ``_output_shapes`` attributes, which the result has, too.
-        fetches: tensors whose values are wanted; some may be references.
+        graph: nodes with ``_output_shapes`` attributes, which the resulting graph has, too.
+        fetches: names of the tensors to fetch; some may be references.
 
     Returns:
-        The graph, and for each of the fetches the tensor that has its value.
+        The graph, and for each fetch the name of the tensor that has its value.
     """
     if not any(node.op in ops.REFERENCE_VARIABLES for node in graph):
         return graph, tuple(fetches)
@@ -48,11 +49,11 @@ def refuse_reference(node: NodeDef, what: str) -> None:
     """Refuse an op on references that could not be rewritten.
 
     Args:
-        node: the op.
-        what: how to name it.
+        node: node of the op.
+        what: noun for the op in the message, such as "op 'w/Assign' (Assign)".
 
     Raises:
-        UnsupportedError: always, with what to do instead.
+        UnsupportedError: always; the message says what to do instead.
     """
     raise UnsupportedError(
         f"{what} works on references of TensorFlow 1 and has no counterpart for resource variables, so it cannot be "
@@ -67,7 +68,7 @@ class _Rewriting:
         self._graph = graph
         self._facts = Aliases(graph)
         self._added: dict[str, NodeDef] = {}
-        self._made: dict[object, str] = {}
+        self._added_names: dict[object, str] = {}
 
     def result(self, fetches: Sequence[str]) -> tuple[Graph, tuple[str, ...]]:
         changed = {node.name: self._rewritten(node) for node in self._graph}
@@ -85,56 +86,57 @@ class _Rewriting:
             return self._handle_node(node)
         if not self._facts.can_be_rewritten(node):
             return node
-        if node.op == "Identity" and self._facts.source(node, 0) in self._facts.references:
-            handle, after = self._handle(self._facts.source(node, 0))
+        if node.op == "Identity" and self._facts.forwarded_tensor(node, 0) in self._facts.references:
+            handle, after = self._handle(self._facts.forwarded_tensor(node, 0))
             return self._read_node(node.name, node, [handle, *_once([*after, *control_texts(node)])])
         inputs = self._inputs(node)
-        other = counterpart(node.op)
-        if other is not None:
-            return self._counterpart(node, other, inputs)
-        if node.op in PLAIN:
+        resource_op = counterpart(node.op)
+        if resource_op is not None:
+            return self._counterpart(node, resource_op, inputs)
+        if node.op in HANDLE_OPS:
             return self._passing_handles(node, inputs)
         return node if inputs == list(node.input) else _copy(node, inputs)
 
     def _handle_node(self, node: NodeDef) -> NodeDef:
-        made = _copy(node, list(node.input), ops.VARIABLE)
-        if not made.attr["shared_name"].s:  # then handles, unlike references, are not told apart by their nodes' names
-            made.attr["shared_name"].s = node.name.encode()
-        _set_shapes(made, [_SCALAR])
-        return made
+        handle = _copy(node, list(node.input), ops.VARIABLE)
+        # Without a shared name, handles, unlike references, are not told apart by their nodes' names.
+        if not handle.attr["shared_name"].s:
+            handle.attr["shared_name"].s = node.name.encode()
+        _set_shapes(handle, [_SCALAR_SHAPE])
+        return handle
 
-    def _counterpart(self, node: NodeDef, other: Counterpart, inputs: list[str]) -> NodeDef:
-        made = new_node(node.name, other.op, inputs, node.device)
-        for name, renamed in other.attributes:
+    def _counterpart(self, node: NodeDef, resource_op: Counterpart, inputs: list[str]) -> NodeDef:
+        rewritten = new_node(node.name, resource_op.op, inputs, node.device)
+        for name, renamed in resource_op.attributes:
             if name in node.attr:
-                made.attr[renamed].CopyFrom(node.attr[name])
+                rewritten.attr[renamed].CopyFrom(node.attr[name])
         for name in node.attr:
-            if name.startswith("_") and (name != SHAPES_ATTRIBUTE or ops.op_def(other.op).output_arg):
-                made.attr[name].CopyFrom(node.attr[name])
-        return made
+            if name.startswith("_") and (name != SHAPES_ATTRIBUTE or ops.op_def(resource_op.op).output_arg):
+                rewritten.attr[name].CopyFrom(node.attr[name])
+        return rewritten
 
     def _passing_handles(self, node: NodeDef, inputs: list[str]) -> NodeDef:
-        made = _copy(node, inputs, PLAIN[node.op])
-        made.attr["T"].type = ops.DT_RESOURCE
-        _set_shapes(made, [_SCALAR for _ in ops.op_def(made.op).output_arg])
-        return made
+        rewritten = _copy(node, inputs, HANDLE_OPS[node.op])
+        rewritten.attr["T"].type = ops.DT_RESOURCE
+        _set_shapes(rewritten, [_SCALAR_SHAPE for _ in ops.op_def(rewritten.op).output_arg])
+        return rewritten
 
     def _read_node(self, name: str, like: NodeDef, inputs: list[str]) -> NodeDef:
-        """A read, where the variable is, that has the shape of a node's first output."""
+        """A read on the variable's device that has the shape of a node's first output."""
         variable = self._graph[self._facts.references[parse_input(inputs[0])]]
-        made = new_node(name, "ReadVariableOp", inputs, variable.device, dtype=variable.attr["dtype"])
+        read = new_node(name, "ReadVariableOp", inputs, variable.device, dtype=variable.attr["dtype"])
         for attribute in like.attr:
             if attribute.startswith("_"):
-                made.attr[attribute].CopyFrom(like.attr[attribute])
-        return made
+                read.attr[attribute].CopyFrom(like.attr[attribute])
+        return read
 
     # -- inputs ------------------------------------------------------------------------------
 
     def _inputs(self, node: NodeDef) -> list[str]:
-        """The node's inputs: handles for references, and values as they are when the node runs."""
+        """The node's new inputs: handles for references, and values as they are when the node runs."""
         data: list[str] = []
         control: list[str] = []
-        references = self._facts.positions(node)
+        references = self._facts.reference_positions(node)
         for position, text in enumerate(node.input):
             tensor = parse_input(text)
             if tensor[1] < 0:
@@ -150,7 +152,7 @@ class _Rewriting:
         return [*data, *_once(control)]
 
     def _handle(self, tensor: Tensor) -> tuple[str, list[str]]:
-        """The handle behind a reference, and control inputs for what the reference waits for."""
+        """The handle behind a reference, and control inputs for the nodes that the reference waits for."""
         node = self._graph[tensor[0]]
         if node.op in ops.REFERENCE_VARIABLES or node.op in ("RefSwitch", "RefMerge"):
             return format_input(*tensor), []
@@ -158,18 +160,18 @@ class _Rewriting:
         return handle, ["^" + node.name]
 
     def _ordered_handle(self, tensor: Tensor) -> str:
-        """The handle behind a reference as a tensor that waits for what the reference waits for."""
+        """The handle behind a reference, as a tensor that waits for the same nodes as the reference."""
         handle, after = self._handle(tensor)
         if not after:
             return handle
         return self._once_made(
             ("handle", tensor),
             f"{tensor[0]}/caramel_handle",
-            lambda name: _identity(name, [handle, *after], ops.DT_RESOURCE, _SCALAR),
+            lambda name: _identity(name, [handle, *after], ops.DT_RESOURCE, _SCALAR_SHAPE),
         )
 
     def _value(self, text: str, node: NodeDef) -> str:
-        """What a node takes instead of a reference, or of a value that shares a variable's buffer."""
+        """The input that replaces a reference, or a value that shares a variable's buffer, at a node."""
         tensor = parse_input(text)
         variable = self._facts.references.get(tensor)
         if variable is not None:
@@ -177,16 +179,16 @@ class _Rewriting:
         variable = self._facts.aliases.get(tensor)
         if variable is None or node.op == "Merge":  # the inputs of a Merge are in different branches
             return text
-        if self._facts.before(node.name, variable) == self._facts.before(tensor[0], variable):
+        if self._facts.write_bits_before(node.name, variable) == self._facts.write_bits_before(tensor[0], variable):
             return text
         return self._again(tensor, self._facts.writes_before(node, variable))
 
     def _again(self, tensor: Tensor, after: list[str]) -> str:
-        """A value that shares a variable's buffer, as it is after these control inputs."""
+        """A second computation of a value that shares a variable's buffer, after these control inputs."""
         if tensor in self._facts.references:
             return self._read(tensor, after)
-        node, source = self._graph[tensor[0]], self._facts.source(self._graph[tensor[0]], tensor[1])
-        if node.op in PASSED:
+        node, source = self._graph[tensor[0]], self._facts.forwarded_tensor(self._graph[tensor[0]], tensor[1])
+        if node.op in FORWARDING_OPS:
             return self._again(source, _once([*after, *self._waiting_for(node, tensor)]))
         return self._once_made(
             (tensor, tuple(after)),
@@ -196,12 +198,12 @@ class _Rewriting:
 
     @staticmethod
     def _like(node: NodeDef, name: str, inputs: list[str]) -> NodeDef:
-        made = _copy(node, inputs, name=name)
-        strip(made)  # what the marks say is of the node itself
-        return made
+        duplicate = _copy(node, inputs, name=name)
+        remove_capture_attributes(duplicate)  # what the marks say is of the node itself
+        return duplicate
 
     def _waiting_for(self, node: NodeDef, tensor: Tensor) -> list[str]:
-        """Control inputs that keep what it means to take the value from this node, and not from further up."""
+        """Control inputs that keep the order and the branch of a node whose value is now read from further up."""
         if node.op == "Switch":  # nothing runs in the branch that is not taken
             pivot = self._once_made(
                 ("pivot", tensor),
@@ -219,8 +221,8 @@ class _Rewriting:
 
     def _read(self, tensor: Tensor, after: list[str]) -> str:
         """A read of the variable that a reference refers to, after these control inputs."""
-        handle, own = self._handle(tensor)
-        controls = _once([*own, *after])
+        handle, reference_controls = self._handle(tensor)
+        controls = _once([*reference_controls, *after])
         variable = self._facts.references[tensor]
         return self._once_made(
             (handle, frozenset(controls)),
@@ -229,14 +231,14 @@ class _Rewriting:
         )
 
     def _once_made(self, key: object, name: str, make: Callable[[str], NodeDef]) -> str:
-        """The name of an added node, made when it is first wanted."""
-        if key not in self._made:
+        """The name of an added node, which the first request for its key creates."""
+        if key not in self._added_names:
             unique, number = name, 1
             while unique in self._graph or unique in self._added:
                 unique, number = f"{name}_{number}", number + 1
             self._added[unique] = make(unique)
-            self._made[key] = unique
-        return self._made[key]
+            self._added_names[key] = unique
+        return self._added_names[key]
 
 
 def _once(texts: Iterable[str]) -> list[str]:
@@ -244,15 +246,15 @@ def _once(texts: Iterable[str]) -> list[str]:
 
 
 def _copy(node: NodeDef, inputs: Sequence[str], op: str = "", name: str = "") -> NodeDef:
-    made = copied(node, inputs)
-    made.name, made.op = name or node.name, op or node.op
-    return made
+    duplicate = copied(node, inputs)
+    duplicate.name, duplicate.op = name or node.name, op or node.op
+    return duplicate
 
 
 def _identity(name: str, inputs: Sequence[str], dtype: int, shape: Any) -> NodeDef:
-    made = new_node(name, "Identity", inputs, T=attr_value_pb2.AttrValue(type=dtype))
-    _set_shapes(made, [shape])
-    return made
+    identity = new_node(name, "Identity", inputs, T=attr_value_pb2.AttrValue(type=dtype))
+    _set_shapes(identity, [shape])
+    return identity
 
 
 def _set_shapes(node: NodeDef, shapes: Sequence[Any]) -> None:

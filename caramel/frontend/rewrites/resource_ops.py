@@ -12,16 +12,16 @@ from tensorflow.python.framework import op_def_registry
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef
 
-_BY_NAME = {
+_COUNTERPART_OPS = {
     "Assign": "AssignVariableOp",
     "AssignAdd": "AssignAddVariableOp",
     "AssignSub": "AssignSubVariableOp",
     "IsVariableInitialized": "VarIsInitializedOp",
 }
-_BY_PREFIX = ("Apply", "SparseApply", "Scatter", "StridedSliceAssign", "CountUpTo")
+_RESOURCE_OP_PREFIXES = ("Apply", "SparseApply", "Scatter", "StridedSliceAssign", "CountUpTo")
 
-_WITHOUT_MEANING = frozenset({"use_locking"})
-"""The ops on resource variables that have no such attribute always lock."""
+_LOCKING_ATTRIBUTES = frozenset({"use_locking"})
+"""Attributes without a place on the resource op: an op on resource variables that lacks them always locks."""
 
 _ADVICE = {
     "TemporaryVariable": "Add the tensors with tf.add_n",
@@ -33,12 +33,12 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Counterpart:
-    """How to write an op on references for resource variables.
+    """The op on resource variables that replaces an op on references.
 
     Attributes:
-        op: the op to use.
+        op: type of the op on resource variables.
         references: positions of the inputs that are references, and become handles.
-        attributes: the attributes to keep: (name, name on the other op).
+        attributes: pairs (name, name on the resource op) of the attributes to keep.
         returns_reference: whether the first output is the first reference, to be read after the op.
     """
 
@@ -50,39 +50,45 @@ class Counterpart:
 
 @cache
 def counterpart(op: str) -> Counterpart | None:
-    """The counterpart of an op, as the definitions of both ops say, or None.
+    """The counterpart of an op by the definitions of both ops; None if it has none.
 
     Args:
-        op: an op type.
+        op: type of the op on references.
     """
-    target = _BY_NAME.get(op) or (f"Resource{op}" if op.startswith(_BY_PREFIX) else None)
-    theirs, ours = op_def_registry.get(op), op_def_registry.get(target) if target else None
-    if theirs is None or ours is None or len(theirs.input_arg) != len(ours.input_arg):
+    target = _COUNTERPART_OPS.get(op) or (f"Resource{op}" if op.startswith(_RESOURCE_OP_PREFIXES) else None)
+    reference_def, resource_def = op_def_registry.get(op), op_def_registry.get(target) if target else None
+    if reference_def is None or resource_def is None or len(reference_def.input_arg) != len(resource_def.input_arg):
         return None
-    attributes = _attributes(theirs, ours)
+    attributes = _attributes(reference_def, resource_def)
     if attributes is None:
         return None
     renamed = dict(attributes)
-    for mine, other in zip(theirs.input_arg, ours.input_arg):
-        wanted = (types_pb2.DT_RESOURCE, "") if mine.is_ref else (mine.type, renamed.get(mine.type_attr, ""))
-        if (other.type, other.type_attr) != wanted or not (mine.is_ref or mine.name == other.name):
+    for reference_arg, resource_arg in zip(reference_def.input_arg, resource_def.input_arg):
+        expected = (
+            (types_pb2.DT_RESOURCE, "")
+            if reference_arg.is_ref
+            else (reference_arg.type, renamed.get(reference_arg.type_attr, ""))
+        )
+        if (resource_arg.type, resource_arg.type_attr) != expected or not (
+            reference_arg.is_ref or reference_arg.name == resource_arg.name
+        ):
             return None
-    returns_reference = any(argument.is_ref for argument in theirs.output_arg)
-    if len(ours.output_arg) != (0 if returns_reference else len(theirs.output_arg)):
+    returns_reference = any(argument.is_ref for argument in reference_def.output_arg)
+    if len(resource_def.output_arg) != (0 if returns_reference else len(reference_def.output_arg)):
         return None
-    return Counterpart(ours.name, references_of(op), attributes, returns_reference)
+    return Counterpart(resource_def.name, references_of(op), attributes, returns_reference)
 
 
-def _attributes(theirs: Any, ours: Any) -> tuple[tuple[str, str], ...] | None:
-    """Pairs of names; None where an attribute has no place on the other op, or the other op needs one more."""
-    known = {a.name: a for a in ours.attr}
-    of_values = {a.type_attr for a in (*theirs.input_arg, *theirs.output_arg) if not a.is_ref}
-    pairs = {a.name: a.name for a in theirs.attr if a.name in known}
-    if "T" not in known and "dtype" in known:
+def _attributes(reference_def: Any, resource_def: Any) -> tuple[tuple[str, str], ...] | None:
+    """Pairs of attribute names; None where an attribute has no place on the resource op, or that op needs another."""
+    resource_attributes = {a.name: a for a in resource_def.attr}
+    of_values = {a.type_attr for a in (*reference_def.input_arg, *reference_def.output_arg) if not a.is_ref}
+    pairs = {a.name: a.name for a in reference_def.attr if a.name in resource_attributes}
+    if "T" not in resource_attributes and "dtype" in resource_attributes:
         pairs["T"] = "dtype"
-    left_out = {a.name for a in theirs.attr} - pairs.keys() - _WITHOUT_MEANING
-    needed = {name for name, a in known.items() if not a.HasField("default_value")}
-    if any(a.type != "type" or a.name in of_values for a in theirs.attr if a.name in left_out):
+    left_out = {a.name for a in reference_def.attr} - pairs.keys() - _LOCKING_ATTRIBUTES
+    needed = {name for name, a in resource_attributes.items() if not a.HasField("default_value")}
+    if any(a.type != "type" or a.name in of_values for a in reference_def.attr if a.name in left_out):
         return None
     return tuple(pairs.items()) if needed <= set(pairs.values()) else None
 
@@ -102,10 +108,10 @@ def is_reference_write(op: str) -> bool:
 
 
 def advice(node: NodeDef) -> str:
-    """What to do instead of an op on references that has no counterpart.
+    """Advice, for a message, on an op on references that has no counterpart.
 
     Args:
-        node: the node.
+        node: node of the op.
     """
     if counterpart(node.op) is not None or node.op in ops.REFERENCE_VARIABLES:
         return "Give it the variable itself, not what another op makes of the variable"

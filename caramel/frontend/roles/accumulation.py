@@ -2,7 +2,7 @@
 
 A program adds up the gradients of micro-batches within a step, or over several steps in variables that
 it empties when it has applied them. The sum of the workers' means is the mean of the workers' sums, so
-each worker adds up its own, and what is aggregated is what the rest of the program uses.
+each worker adds up its own gradients, and the sums that the rest of the program uses are aggregated.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, behind_identities, data_texts, node_of, tensor_name
 from caramel.model import Gradient
 
-_SUMS = frozenset({"Add", "AddV2", "AddN"})
-_SCALINGS = frozenset({"Mul", "RealDiv"})
+_SUM_OPS = frozenset({"Add", "AddV2", "AddN"})
+"""Ops that add gradients up."""
 
-_ADDING = {"AssignAddVariableOp": 0, "AssignVariableOp": 1}
-"""How often the value that is written has to read the variable for the op to add to it."""
+_SCALING_OPS = frozenset({"Mul", "RealDiv"})
+"""Ops that may scale a gradient by a constant."""
+
+_READS_TO_ADD = {"AssignAddVariableOp": 0, "AssignVariableOp": 1}
+"""Number of reads of the variable in the written value with which a write adds to the variable, by the write's op."""
 
 
 @dataclass(frozen=True)
 class Accumulation:
-    """Result of the analysis.
+    """Gradients to aggregate after accumulation.
 
     Attributes:
-        gradients: what to aggregate, in order.
+        gradients: gradients, or sums of gradients, to aggregate, in order.
         accumulators: handle nodes of the variables in which each worker adds up its own gradients.
     """
 
@@ -45,27 +48,27 @@ def accumulated(
     """Find the sums of gradients.
 
     Args:
-        step: the step's nodes.
-        library: the functions that they call.
-        gradients: as they leave the differentiation.
-        variables: the program's variables.
+        step: nodes of the step.
+        library: functions that the nodes call.
+        gradients: gradients as they leave the differentiation.
+        variables: variables of the program.
     """
     analysis = _Analysis(step, library, variables)
-    found: list[Gradient] = []
+    aggregated: list[Gradient] = []
     accumulators: set[str] = set()
     by_parameter: dict[str, list[Gradient]] = {}
     for gradient in gradients:
         by_parameter.setdefault(gradient.parameter, []).append(gradient)
-    for same in by_parameter.values():
-        if any(g.is_sparse for g in same):
-            found += same
+    for parameter_gradients in by_parameter.values():
+        if any(g.is_sparse for g in parameter_gradients):
+            aggregated += parameter_gradients
             continue
-        joined, used = analysis.joined(same)
-        found += joined
+        joined, used = analysis.joined(parameter_gradients)
+        aggregated += joined
         accumulators |= used
     order = {g.parameter: position for position, g in reversed(list(enumerate(gradients)))}
-    found.sort(key=lambda g: order[g.parameter])
-    return Accumulation(_in_order(step, found), frozenset(accumulators))
+    aggregated.sort(key=lambda g: order[g.parameter])
+    return Accumulation(_in_order(step, aggregated), frozenset(accumulators))
 
 
 def _in_order(step: Graph, gradients: Sequence[Gradient]) -> tuple[Gradient, ...]:
@@ -81,7 +84,7 @@ def _in_order(step: Graph, gradients: Sequence[Gradient]) -> tuple[Gradient, ...
             behind[name] |= behind[node_of(text)] | bits.get(node_of(text), 0)
 
     def place(number: int) -> tuple[int, int]:
-        """What a gradient depends on depends on less than the gradient does."""
+        """Sort key: a gradient depends on more gradients than any gradient that it depends on, so it comes later."""
         return behind[node_of(gradients[number].tensor)].bit_count(), number
 
     return tuple(gradients[number] for number in sorted(range(len(gradients)), key=place))
@@ -89,35 +92,39 @@ def _in_order(step: Graph, gradients: Sequence[Gradient]) -> tuple[Gradient, ...
 
 @dataclass(frozen=True)
 class Terms:
-    """What a sum is made of.
+    """The terms of a sum.
 
     Attributes:
-        gradients: the gradients in it, scaled by constants or not.
-        bases: how often what they are added to is in it, never scaled.
-        way: the nodes that add and scale.
+        gradients: tensors of the gradients in the sum, scaled by constants or not.
+        base_count: number of times that the base, to which they are added, is in the sum; it is never scaled.
+        path: names of the nodes that add and scale.
     """
 
     gradients: frozenset[str]
-    bases: int
-    way: frozenset[str]
+    base_count: int
+    path: frozenset[str]
 
 
 class Sums:
-    """Finds sums in a graph."""
+    """Search for sums in a graph.
+
+    Args:
+        graph: nodes to search.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._step = graph
 
     def terms(self, text: str, markers: Collection[str], is_base: Callable[[str], bool]) -> Terms | None:
-        """What a tensor is the sum of.
+        """The terms of which a tensor is the sum.
 
         Args:
-            text: the tensor.
-            markers: the gradients.
-            is_base: whether a tensor is what the gradients are added to.
+            text: input text of the tensor.
+            markers: tensors of the gradients.
+            is_base: predicate that tells the base, to which the gradients are added, from other tensors.
 
         Returns:
-            None if it is anything else than a sum of these.
+            The terms; None if the tensor is anything else than a sum of gradients and bases.
         """
         if tensor_name(text) in markers:
             return Terms(frozenset([tensor_name(text)]), 0, frozenset())
@@ -125,28 +132,28 @@ class Sums:
             return Terms(frozenset(), 1, frozenset())
         node = self._step[node_of(text)]
         inputs = data_texts(node)
-        if node.op in _SUMS:
+        if node.op in _SUM_OPS:
             parts = [self.terms(i, markers, is_base) for i in inputs if not self.is_zero(i)]
         elif node.op == "Identity":
             parts = [self.terms(inputs[0], markers, is_base)]
         elif (scaled := self.scaled(node)) is not None:
             parts = [self.terms(scaled, markers, is_base)]
-            if parts[0] is not None and parts[0].bases:
+            if parts[0] is not None and parts[0].base_count:
                 return None  # a running average, not a sum
         else:
             return None
         if any(part is None for part in parts):
             return None
-        found = [part for part in parts if part is not None]
+        known_parts = [part for part in parts if part is not None]
         return Terms(
-            frozenset().union(*(part.gradients for part in found)),
-            sum(part.bases for part in found),
-            frozenset([node.name]).union(*(part.way for part in found)),
+            frozenset().union(*(part.gradients for part in known_parts)),
+            sum(part.base_count for part in known_parts),
+            frozenset([node.name]).union(*(part.path for part in known_parts)),
         )
 
     def scaled(self, node: NodeDef) -> str | None:
-        """What a node multiplies or divides by a constant number."""
-        if node.op not in _SCALINGS:
+        """The input that a node multiplies or divides by a constant number; None for any other node."""
+        if node.op not in _SCALING_OPS:
             return None
         first, second = data_texts(node)
         if self._is_constant_number(second):
@@ -160,7 +167,7 @@ class Sums:
         return node.op == "Const" and not node.attr["value"].tensor.tensor_shape.dim
 
     def is_zero(self, text: str) -> bool:
-        """Whether a tensor is made of zeros."""
+        """Whether a tensor consists of zeros."""
         node = self._behind_identities(text)
         if node.op == "ZerosLike":
             return True
@@ -188,42 +195,42 @@ class _Analysis:
                     (self._writers if handle in written else self._readers).setdefault(handle, []).append(node.name)
 
     def joined(self, gradients: Sequence[Gradient]) -> tuple[list[Gradient], set[str]]:
-        """One parameter's gradients with those that are added up replaced by their sums."""
+        """One parameter's gradients, with summed ones replaced by their sums, and the accumulators in use."""
         markers = {g.tensor: self._uses(g.tensor, g.consumers) for g in gradients}
         leaves: dict[str, frozenset[str]] = dict(markers)
         accumulators: set[str] = set()
         for handle, variable in self._candidates.items():
             if variable.dtype == gradients[0].dtype and variable.shape == gradients[0].shape:
-                kept = self._without(handle, leaves, markers)
-                if kept is not None:
-                    leaves = kept
+                remaining = self._without(handle, leaves, markers)
+                if remaining is not None:
+                    leaves = remaining
                     accumulators.add(handle)
         leaves = self._summed(leaves)
         if leaves == markers:
             return list(gradients), set()
         sources = self._into_sums(markers, leaves)
-        made = []
+        sums = []
         for number, (tensor, uses) in enumerate(leaves.items()):
             name = gradients[0].parameter + ("" if number == 0 else f"#{number + 1}")
             behind = () if tensor in markers else sources
-            made.append(
+            sums.append(
                 replace(gradients[0], name=name, tensor=tensor, consumers=self._consumers(tensor, uses), sources=behind)
             )
-        return made, accumulators
+        return sums, accumulators
 
     def _into_sums(
         self, markers: Mapping[str, frozenset[str]], leaves: Mapping[str, frozenset[str]]
     ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """The gradients that are added up, with the readers that do so: a gradient may be used by itself, too."""
+        """The summed gradients with the readers that sum them: a gradient may be used by itself, too."""
         adding = {tensor: uses - leaves.get(tensor, frozenset()) for tensor, uses in markers.items()}
         return tuple((tensor, self._consumers(tensor, uses)) for tensor, uses in adding.items() if uses)
 
     def _consumers(self, tensor: str, uses: frozenset[str]) -> tuple[str, ...]:
-        """Some readers of a tensor, as a Gradient has them: none for all of them."""
+        """The given readers of a tensor in the form that a Gradient has: an empty tuple stands for all readers."""
         return () if uses == self._uses(tensor, ()) else tuple(sorted(uses))
 
     def _uses(self, tensor: str, consumers: Sequence[str]) -> frozenset[str]:
-        """The readers of a tensor, or those given."""
+        """The given readers of a tensor, or all readers if none are given."""
         return frozenset(consumers or self._step.readers(tensor))
 
     # -- accumulators ------------------------------------------------------------------------
@@ -233,18 +240,18 @@ class _Analysis:
     ) -> dict[str, frozenset[str]] | None:
         """The leaves if a variable is an accumulator of these gradients, else None.
 
-        It is emptied somewhere, and otherwise only ever added to. Then what goes into it is no use of
-        a gradient, and what is read from it, other than to add to it, is one.
+        An accumulator is emptied somewhere, and otherwise only ever added to. Then a node on the way into it
+        does not count as a use of a gradient, and a read of it, other than to add to it, does.
         """
         adding: set[str] = set()  # nodes on the way into the variable
         is_emptied = False
         for writer in self._writers.get(handle, ()):
             node = self._step[writer]
-            if node.op not in _ADDING:
+            if node.op not in _READS_TO_ADD:
                 return None
             if node.op == "AssignVariableOp" and self._sums.is_zero(node.input[1]):
                 is_emptied = True
-            elif self._way(node.input[1], markers, handle, adding, _ADDING[node.op]):
+            elif self._way(node.input[1], markers, handle, adding, _READS_TO_ADD[node.op]):
                 adding.add(writer)
             else:
                 return None
@@ -253,13 +260,15 @@ class _Analysis:
         for name in adding:  # nothing on the way is used otherwise
             if not adding.issuperset(self._data_readers(name)):
                 return None
-        kept = {tensor: uses - adding for tensor, uses in leaves.items()}
+        remaining = {tensor: uses - adding for tensor, uses in leaves.items()}
         for reader in self._readers.get(handle, ()):
             if self._step[reader].op != "ReadVariableOp":
                 return None
             tensor = tensor_name(reader)
-            kept[tensor] = self._uses(tensor, ()) - adding
-        return {tensor: uses for tensor, uses in kept.items() if uses and any(self._is_data(tensor, u) for u in uses)}
+            remaining[tensor] = self._uses(tensor, ()) - adding
+        return {
+            tensor: uses for tensor, uses in remaining.items() if uses and any(self._is_data(tensor, u) for u in uses)
+        }
 
     def _data_readers(self, name: str) -> list[str]:
         return [r for r, position in self._step.consumers[name] if not self._step[r].input[position].startswith("^")]
@@ -268,22 +277,22 @@ class _Analysis:
         return any(tensor_name(text) == tensor for text in data_texts(self._step[reader]))
 
     def _way(self, text: str, markers: Iterable[str], handle: str, adding: set[str], reads: int) -> bool:
-        """Whether a tensor is a sum of gradients, scaled or not, and of so many reads of the variable."""
+        """Whether a tensor is a sum of gradients, scaled or not, and of ``reads`` reads of the variable."""
 
         def is_read(text: str) -> bool:
             node = self._step[node_of(text)]
             return node.op == "ReadVariableOp" and node_of(node.input[0]) == handle
 
-        found = self._sums.terms(text, set(markers), is_read)
-        if found is None or found.bases != reads or not found.gradients:
+        terms = self._sums.terms(text, set(markers), is_read)
+        if terms is None or terms.base_count != reads or not terms.gradients:
             return False
-        adding.update(found.way)
+        adding.update(terms.path)
         return True
 
     # -- sums --------------------------------------------------------------------------------
 
     def _summed(self, leaves: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-        """The leaves with those that are only added up replaced by their sum, if that leaves fewer."""
+        """The leaves, with those that are only summed replaced by their sum, if that makes them fewer."""
         best = current = dict(leaves)
         while len(best) > 1:
             moved = self._moved(current)
@@ -295,21 +304,21 @@ class _Analysis:
         return best
 
     def _moved(self, leaves: dict[str, frozenset[str]]) -> dict[str, frozenset[str]] | None:
-        """The leaves with some replaced by the one node that reads them, in a linear way."""
+        """The leaves, with some replaced by the one node that reads them, which is linear; None if no node can be."""
         for tensor, uses in leaves.items():
             if len(uses) != 1:
                 continue
             (reader,) = uses
             node = self._step[reader]
             inputs = data_texts(node)
-            if node.op in _SUMS:
+            if node.op in _SUM_OPS:
                 into = [tensor_name(i) for i in inputs if not self._sums.is_zero(i)]
             elif node.op == "Identity" or tensor_name(self._sums.scaled(node) or "") == tensor:
                 into = [tensor]
             else:
                 continue
             if all(leaves.get(i) == frozenset([reader]) for i in into):
-                made = f"{reader}:0"
+                total = f"{reader}:0"
                 rest = {t: u for t, u in leaves.items() if t not in into}
-                return {**rest, made: self._uses(made, ())}
+                return {**rest, total: self._uses(total, ())}
         return None

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from caramel.errors import CaptureError, UnsupportedError, listed
-from caramel.frontend.attributes import bare
+from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
 from caramel.frontend.roles.accumulation import accumulated
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program
-from caramel.frontend.roles.output_reductions import Reports, untold
+from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
     refuse_functions_as_ops,
     refuse_in_loops,
@@ -24,6 +24,7 @@ from caramel.model import Gradient, Input, Model, Variable
 from caramel.util.gc_pause import many_objects
 
 _STEP_COUNTERS = ("global_step", "iteration", "iterations")
+"""Last parts of the names under which TensorFlow and Keras keep the number of steps."""
 
 
 @many_objects()
@@ -36,8 +37,8 @@ def assemble(raw: RawProgram) -> Model:
     """
     refuse_in_loops(raw)
     sorted_out = _sorted_out(raw)
-    loss = _loss(raw, sorted_out.outer)
-    step, used = _step(raw, loss, sorted_out.outer)
+    loss = _loss(raw, sorted_out.aggregated)
+    step, used = _step(raw, loss, sorted_out.aggregated)
     refuse_irreplicable(step, raw.library, raw)
     if not used:
         raise _nothing_learned(raw)
@@ -51,7 +52,7 @@ def assemble(raw: RawProgram) -> Model:
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
     batch_wide = _batch_wide(reductions, losses)
-    reports = Reports(graph, roles.origins, reductions)
+    reports = ReportedTensors(graph, roles.origins, reductions)
     is_differentiated = behind_identities(graph, loss) in {behind_identities(graph, t) for t in losses}
     reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
     variables = tuple(
@@ -60,7 +61,7 @@ def assemble(raw: RawProgram) -> Model:
     )
     by_node = {v.node: v.name for v in raw.variables}
     return Model(
-        graph=bare(step),
+        graph=without_capture_attributes(step),
         inputs=inputs,
         loss=tensor_name(loss),
         outputs=raw.outputs,
@@ -75,7 +76,7 @@ def assemble(raw: RawProgram) -> Model:
             *_without_gradient(raw, sums.gradients),
             *batch_wide,
             *roles.notes,
-            *untold(loss, reported, reduction.kind),
+            *unknown_reduction_notes(loss, reported, reduction.kind),
         ),
         step_counter=_step_counter(variables, dict(roles.writes)),
         unused_inputs=tuple(i.name for i in raw.inputs if i.node not in step),
@@ -86,7 +87,7 @@ def assemble(raw: RawProgram) -> Model:
 
 
 def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple[Graph, list[RawGradient]]:
-    """What a step needs, and those of the gradients that it uses."""
+    """The nodes that a step needs, and the gradients that it uses."""
     roots = [*raw.targets, node_of(loss), *(node_of(t) for _, t in raw.outputs)]
     step = raw.graph.pruned(roots)
     used = [g for g in gradients if _is_used(step, g)]
@@ -95,7 +96,7 @@ def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple
 
 
 def _with_losses(raw: RawProgram, step: Graph, used: Sequence[RawGradient], inside: Mapping[str, int]) -> Graph:
-    """A step and what it differentiates, which need not be part of it; the rest of the program may be of any kind."""
+    """The nodes of a step and of its losses, which need not be part of it; other nodes may be of any kind."""
     calls = sorted({*(g.call for g in used), *inside.values()})
     losses = [node_of(tensor) for call in calls for tensor in raw.targets_of(call)]
     graph = raw.graph.pruned([*step.nodes, *losses, *(node_of(tensor) for tensor in inside)])
@@ -112,14 +113,14 @@ def _nothing_learned(raw: RawProgram) -> CaptureError:
     return CaptureError(f"the {what} uses no gradient of the loss: nothing would be learned in common. {advice}")
 
 
-def _sorted_out(raw: RawProgram) -> nested_gradients.Sorted:
-    """Which gradients are aggregated, and which stay as they are inside a loss."""
+def _sorted_out(raw: RawProgram) -> nested_gradients.SortedGradients:
+    """The gradients that are aggregated, and those that stay as they are inside a loss."""
     if not raw.gradients:
         raise CaptureError(
             "no gradient of a variable was computed: there is no loss to train on. Build the loss and call "
             "optimizer.minimize, tf.gradients or GradientTape.gradient in the captured code"
         )
-    return nested_gradients.sort_out(raw)
+    return nested_gradients.sort_gradients(raw)
 
 
 def _loss(raw: RawProgram, gradients: Sequence[RawGradient]) -> str:
@@ -145,7 +146,7 @@ def _is_used(step: Graph, gradient: RawGradient) -> bool:
 
 def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tuple[Gradient, ...]:
     by_node = {v.node: v for v in raw.variables}
-    found: list[Gradient] = []
+    gradients: list[Gradient] = []
     names: dict[str, int] = {}
     for gradient in used:
         variable = by_node[gradient.variable]
@@ -156,7 +157,7 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
             raise UnsupportedError(
                 f"parameter {variable.name!r} has unknown shape {variable.shape}; give it a static shape"
             )
-        found.append(
+        gradients.append(
             Gradient(
                 variable.name + suffix,
                 variable.name,
@@ -169,7 +170,7 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
                 None if gradient.indices is None else _dtype(step, gradient.indices),
             )
         )
-    return tuple(found)
+    return tuple(gradients)
 
 
 def _dtype(step: Graph, tensor: str) -> str:
@@ -189,18 +190,18 @@ def _check_inputs(inputs: Sequence[Input]) -> None:
 
 
 def _batch_wide(reductions: Reductions, losses: Sequence[str]) -> list[str]:
-    """Say where the losses use a value of the whole batch."""
-    found = reductions.batch_wide_values(losses)
-    if not found:
+    """Notes on values of the whole batch that the losses use."""
+    values = reductions.batch_wide_values(losses)
+    if not values:
         return []
     return [
-        f"the loss uses values over the whole batch ({listed(found, 3)}): each worker computes them over its own part, "
-        "as batch normalisation does"
+        f"the loss uses values over the whole batch ({listed(values, 3)}): each worker computes them over its own "
+        "part, as batch normalisation does"
     ]
 
 
 def _without_gradient(raw: RawProgram, gradients: Sequence[Gradient]) -> list[str]:
-    """Say which trainable variables no gradient reaches."""
+    """Notes on trainable variables that no gradient reaches."""
     with_gradient = {g.parameter for g in gradients}
     without = [v.name for v in raw.variables if v.trainable and v.name not in with_gradient]
     return [f"no gradient reaches {listed(without)}: left as it is"] if without else []

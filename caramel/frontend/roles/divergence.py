@@ -9,33 +9,41 @@ from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, node_of
 from caramel.graph.guards import guards_of
 
-SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-"""Ops of which the result does not depend on the numbers in a tensor."""
+SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+"""Ops whose result depends on the shape of a tensor only, not on its entries."""
 
 
-def draws(graph: Graph, library: Library) -> dict[str, str]:
-    """Nodes that draw random numbers of their own, here or in a function, with what to call that."""
-    found: dict[str, str] = {}
+def random_draws(graph: Graph, library: Library) -> dict[str, str]:
+    """The nodes that draw random numbers of their own, in the graph or in a function, with a noun for the random op.
+
+    Args:
+        graph: nodes of a step.
+        library: functions that the nodes call.
+
+    Returns:
+        Noun for messages, such as "random op 'dropout'", by the node's name.
+    """
+    draws: dict[str, str] = {}
     for node in graph:
         if ops.is_seeded_random(node):
-            found[node.name] = f"random op {node.name!r}"
+            draws[node.name] = f"random op {node.name!r}"
         for function, inner in library.inner_nodes(node):
             if ops.is_seeded_random(inner):
-                found[node.name] = f"random op {inner.name!r} in function {function!r}"
-    return found
+                draws[node.name] = f"random op {inner.name!r} in function {function!r}"
+    return draws
 
 
 class Locality:
-    """What tells which nodes of a graph differ between workers.
+    """Analysis that tells which nodes of a graph differ between workers.
 
     Args:
-        graph: the nodes, without loops of TensorFlow 1.
-        library: the functions that they call.
+        graph: nodes, without loops of TensorFlow 1.
+        library: functions that the nodes call.
     """
 
     def __init__(self, graph: Graph, library: Library) -> None:
         self._graph = graph
-        self._drawn = draws(graph, library)
+        self._drawn = random_draws(graph, library)
         self._guards = guards_of(graph)
 
     def differing(
@@ -44,20 +52,25 @@ class Locality:
         """The nodes whose values differ between workers, or that run on some workers only.
 
         Args:
-            start: nodes that differ by themselves; those that draw random numbers do, too.
-            equal: nodes that do not, whatever they come from.
-            by_shape: whether what depends on no more than the shapes of differing values counts.
+            start: names of nodes that differ by themselves; nodes that draw random numbers do, too.
+            equal: names of nodes that do not differ, whatever they come from.
+            by_shape: whether a node differs that depends on no more than the shapes of differing values.
+
+        Returns:
+            The names of the nodes.
         """
-        own = {*start, *self._drawn}
-        found: set[str] = set()
+        differing_sources = {*start, *self._drawn}
+        differing: set[str] = set()
         for name in self._graph.order:
             node = self._graph[name]
-            if name in equal or (not by_shape and node.op in SHAPES):
+            if name in equal or (not by_shape and node.op in SHAPE_OPS):
                 continue
             conditions = [*self._guards.decided[name], *(condition for condition, _ in self._guards.by_node[name])]
-            if name in own or not found.isdisjoint([*(p for p, _ in ops.data_inputs(node)), *conditions]):
-                found.add(name)
-        return found
+            if name in differing_sources or not differing.isdisjoint(
+                [*(p for p, _ in ops.data_inputs(node)), *conditions]
+            ):
+                differing.add(name)
+        return differing
 
 
 def differing_in_body(
@@ -69,39 +82,46 @@ def differing_in_body(
     is_loop: bool,
     by_shape: bool = True,
 ) -> tuple[set[str], set[int]]:
-    """What differs in a function, and which arguments do; those of a loop get the results of the round before.
+    """The nodes of a function that differ between workers, and its arguments that do.
+
+    The arguments of a loop get the results of the round before.
 
     Args:
         body: the function.
-        library: the functions that it calls.
-        positions: of the arguments that differ at first.
-        equal: as for `Locality.differing`.
+        library: functions that it calls.
+        positions: positions of the arguments that differ at first.
+        equal: names of nodes that do not differ; see `Locality.differing`.
         is_loop: whether results become arguments.
-        by_shape: as for `Locality.differing`.
+        by_shape: see `Locality.differing`.
+
+    Returns:
+        Names of the nodes, and positions of the arguments.
     """
     locality = Locality(body.graph, library)
-    known = set(positions)
+    differing_positions = set(positions)
     while True:
-        start = [body.arguments[position] for position in sorted(known)]
-        found = locality.differing(start, equal, by_shape=by_shape)
-        more = {number for number, text in enumerate(body.results) if node_of(text) in found} if is_loop else set()
-        if more <= known:
-            return found, known
-        known |= more
+        start = [body.arguments[position] for position in sorted(differing_positions)]
+        differing = locality.differing(start, equal, by_shape=by_shape)
+        differing_results = (
+            {number for number, text in enumerate(body.results) if node_of(text) in differing} if is_loop else set()
+        )
+        if differing_results <= differing_positions:
+            return differing, differing_positions
+        differing_positions |= differing_results
 
 
 def rounds_differ(loop: NodeDef, library: Library, positions: Collection[int], *, by_shape: bool = True) -> bool:
     """Whether a ``while`` may go round more often on one worker than on another.
 
     Args:
-        loop: the node.
-        library: the functions that it calls.
-        positions: of the inputs that differ.
-        by_shape: whether the number of rounds may not depend on the shapes of differing values either.
+        loop: node of the loop.
+        library: functions that the loop calls.
+        positions: positions of the inputs that differ.
+        by_shape: whether a number of rounds that depends on the shapes of differing values differs, too.
     """
     body = library.body(loop.attr["body"].func.name)
     condition = library.body(loop.attr["cond"].func.name)
-    _, known = differing_in_body(body, library, positions, is_loop=True, by_shape=by_shape)
-    start = [condition.arguments[position] for position in sorted(known)]
-    found = Locality(condition.graph, library).differing(start, by_shape=by_shape)
-    return any(node_of(text) in found for text in condition.results)
+    _, differing_positions = differing_in_body(body, library, positions, is_loop=True, by_shape=by_shape)
+    start = [condition.arguments[position] for position in sorted(differing_positions)]
+    differing = Locality(condition.graph, library).differing(start, by_shape=by_shape)
+    return any(node_of(text) in differing for text in condition.results)

@@ -1,7 +1,7 @@
-"""How a loss reduces over the batch: is it a mean over the examples, or a sum?
+"""How a loss reduces over the batch: it is a mean over the examples, or a sum.
 
-`caramel.frontend.batch` follows the examples from the inputs to the loss. What it does not know how
-to follow is unknown, with the op that made it so, and then the caller has to say.
+`caramel.frontend.batch` follows the examples from the inputs to the loss. A tensor that it cannot follow
+is `Unknown`, with the op that made it so, and then the caller has to give the reduction.
 """
 
 from __future__ import annotations
@@ -10,24 +10,27 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from caramel.errors import CaptureError
-from caramel.frontend.batch.domain import FREE, Examples, Free, Statistic, Total, Unknown, Value
-from caramel.frontend.batch.interpreter import Analysis, Bodies
+from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Statistic, Total, Unknown, Value
+from caramel.frontend.batch.interpreter import Analysis, FunctionBodies
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Input, Reduction, VariableClass
 
-_GRADIENTS: Mapping[str, Value] = {"equal": FREE, "mean": Total(Fraction(-1)), "sum": Total()}
+_GRADIENT_VALUES: Mapping[str, Value] = {"equal": INVARIANT, "mean": Total(Fraction(-1)), "sum": Total()}
 
-_OF_EACH_WORKER = (VariableClass.STATISTICS, VariableClass.ACCUMULATOR)
+"""How a gradient depends on the examples, by the reduction that `Reductions.assume` gets."""
+
+_PER_WORKER_CLASSES = (VariableClass.STATISTICS, VariableClass.ACCUMULATOR)
+"""Classes of the variables that have a value of their own on each worker."""
 
 
 class Reductions:
-    """How the tensors of a program reduce over the batch.
+    """Analysis of how the tensors of a program reduce over the batch.
 
     Args:
         graph: nodes with ``_output_shapes`` attributes.
-        inputs: the program's inputs; the split ones carry the batch along axis 0.
+        inputs: inputs of the program; the split ones carry the batch along axis 0.
         local: names of the variables that have a value of their own on each worker, by their handle nodes.
     """
 
@@ -35,28 +38,33 @@ class Reductions:
         self._graph = graph
         given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
         for node, name in (local or {}).items():
-            given[node] = Unknown(f"variable {name!r} has a value of its own on each worker", unheard=True)
-        self._analysis = Analysis(graph, Bodies(graph), given)
+            given[node] = Unknown(f"variable {name!r} has a value of its own on each worker", unmodelled=True)
+        self._analysis = Analysis(graph, FunctionBodies(graph), given)
 
-    def learn(self, gradient: str, kind: str) -> None:
-        """Take a gradient for a ``"mean"`` or a ``"sum"``, or for ``"equal"``: the same on all workers."""
+    def assume(self, gradient: str, kind: str) -> None:
+        """Assume a reduction for a gradient, in place of the analysis' own result.
+
+        Args:
+            gradient: name of the gradient's tensor.
+            kind: ``"mean"`` or ``"sum"`` over the batch, or ``"equal"`` for a value that is the same on all workers.
+        """
         if len(ops.output_types(self._graph[node_of(gradient)])) == 1:
-            self._analysis.learn(node_of(gradient), _GRADIENTS[kind])
+            self._analysis.assume(node_of(gradient), _GRADIENT_VALUES[kind])
 
     def value_of(self, tensor: str) -> Value:
-        """How a tensor depends on the examples."""
+        """The abstract value of a tensor: how it depends on the examples."""
         return self._analysis.value_of(tensor)
 
-    def of(self, loss: str) -> tuple[str | None, str]:
-        """``("mean" | "sum" | None, reason)`` for a tensor that is differentiated; None where it cannot be told."""
+    def reduction_of(self, loss: str) -> tuple[str | None, str]:
+        """``("mean" | "sum" | None, reason)`` for a differentiated tensor; None where the reduction cannot be told."""
         value = self._analysis.value_of(loss)
         if isinstance(value, Unknown):
             return None, value.why
-        if isinstance(value, Free) or (isinstance(value, Examples) and value.same):
+        if isinstance(value, Independent) or (isinstance(value, Examples) and value.repeated):
             return None, f"the loss {loss!r} does not depend on any input that is split over the workers"
-        if isinstance(value, (Examples, Total)) and value.centred:
+        if isinstance(value, (Examples, Total)) and value.mixed_by:
             return None, (
-                f"{value.centred!r} puts a mean over the batch into the values of single examples of the loss "
+                f"{value.mixed_by!r} puts a mean over the batch into the values of single examples of the loss "
                 f"{loss!r}, and each worker would take the mean of its own part"
             )
         if isinstance(value, Total) and value.power == -1:
@@ -72,9 +80,9 @@ class Reductions:
         return None, f"the loss {loss!r} is neither a mean nor a sum over the batch"
 
     def batch_wide_values(self, losses: Sequence[str]) -> tuple[str, ...]:
-        """Ops on the way to losses that put a value over the whole batch into the values of single examples.
+        """Ops on the way to losses that put a value of the whole batch into the values of single examples.
 
-        Batch normalisation's mean and variance are such. Each worker computes them over its own part.
+        Batch normalisation's mean and variance are such values. Each worker computes them over its own part.
         """
         return self._analysis.notes_behind(losses)
 
@@ -89,52 +97,52 @@ def reduce_program(
     """Find how a program's gradients are reduced.
 
     Args:
-        raw: the program.
-        used: the gradients that are aggregated.
-        inside: tensors of the gradients that stay as they are inside a later loss, with their calls.
-        inputs: the inputs that the step needs.
+        raw: the captured program.
+        used: gradients to aggregate.
+        inside: number of the call, by tensor, of the gradients that stay as they are inside a later loss.
+        inputs: inputs that the step needs.
         kinds: class of each variable, by its handle node.
 
     Returns:
-        How, and what tells it of other tensors of the program.
+        The reduction of the gradients, and the analysis, for other tensors of the program.
 
     Raises:
-        CaptureError: it cannot be told, or what the caller said does not hold.
+        CaptureError: the reduction cannot be told, or the caller's does not hold.
     """
     given = raw.reduction
     if given not in (None, "mean", "sum"):
         raise CaptureError(f"loss_reduction must be 'mean' or 'sum', got {given!r}")
     # A generator's state differs, too, but what is drawn counts as the same noise wherever it is drawn.
-    local = {v.node: v.name for v in raw.variables if kinds[v.node] in _OF_EACH_WORKER}
+    local = {v.node: v.name for v in raw.variables if kinds[v.node] in _PER_WORKER_CLASSES}
     reductions = Reductions(raw.graph, inputs, local)
     for gradient in used:  # those that are aggregated before they get into a loss
         for tensor in (gradient.tensor, gradient.indices):
             if tensor is not None and gradient.tensor not in inside:
-                reductions.learn(tensor, "equal")
+                reductions.assume(tensor, "equal")
     inner_calls = set(inside.values())
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for call in sorted(inner_calls if given else {g.call for g in used} | inner_calls):
         for loss in raw.targets_of(call):
-            kind, reason = reductions.of(loss)
+            kind, reason = reductions.reduction_of(loss)
             kind = kind or given
             if kind is None:
                 raise _untold(reason)
-            found[kind] = reason
+            reasons[kind] = reason
             for tensor, number in inside.items():
                 if number == call:
-                    reductions.learn(tensor, kind)
+                    reductions.assume(tensor, kind)
     if given is not None:
-        if found.keys() - {given}:
-            raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(found.values())}")
+        if reasons.keys() - {given}:
+            raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(reasons.values())}")
         return Reduction(given, "given by the caller"), reductions
-    if not found:
+    if not reasons:
         raise _untold("it is computed inside a loop, or the program gave the gradient to start from (grad_ys)")
-    if len(found) != 1:
+    if len(reasons) != 1:
         raise CaptureError(
             "some losses are means over the batch and some are sums "
-            f"({'; '.join(found.values())}): say loss_reduction='mean' or 'sum'"
+            f"({'; '.join(reasons.values())}): say loss_reduction='mean' or 'sum'"
         )
-    ((kind, reason),) = found.items()
+    ((kind, reason),) = reasons.items()
     return Reduction(kind, reason), reductions
 
 

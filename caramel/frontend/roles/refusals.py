@@ -1,4 +1,4 @@
-"""What a worker cannot have a copy of, refused by name with what to do instead."""
+"""Refusal, by name, of ops of which a worker cannot have a copy; the messages say what to do instead."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def refuse_irreplicable(graph: Graph, library: Library, raw: RawProgram) -> None
     """Refuse, by name, every op that a replica cannot have.
 
     Args:
-        graph: the nodes of a step or an evaluation.
-        library: the functions that they call.
-        raw: the program.
+        graph: nodes of a step or an evaluation.
+        library: functions that the nodes call.
+        raw: the captured program.
 
     Raises:
-        UnsupportedError: for the first such op, with what to do instead.
+        UnsupportedError: for the first such op; the message says what to do instead.
     """
     refuse_functions_as_ops(graph, library)
     handles = {v.node for v in raw.variables}
@@ -41,16 +41,20 @@ def refuse_irreplicable(graph: Graph, library: Library, raw: RawProgram) -> None
                 f"variable {node.name!r} is in no collection of the graph, so its initial value cannot be found. "
                 "Create it without collections=[]"
             )
-        for function, each in library.inner_nodes(node):
-            where = f"op {each.name!r} ({each.op}) in function {function!r}, called by {node.name!r} ({node.op}),"
-            _check_inner(each, where, library)
+        for function, inner in library.inner_nodes(node):
+            where = f"op {inner.name!r} ({inner.op}) in function {function!r}, called by {node.name!r} ({node.op}),"
+            _check_inner(inner, where, library)
 
 
 def refuse_functions_as_ops(graph: Graph, library: Library) -> None:
     """Refuse nodes whose op is a function of the graph's library: TensorFlow has no definition of such an op.
 
+    Args:
+        graph: nodes of a step or an evaluation.
+        library: functions of the program's graph.
+
     Raises:
-        UnsupportedError: for the first such node, with what to do instead.
+        UnsupportedError: for the first such node; the message says what to do instead.
     """
     for node in graph:
         if node.op in library:
@@ -61,7 +65,7 @@ def refuse_functions_as_ops(graph: Graph, library: Library) -> None:
 
 
 def _check_node(node: NodeDef, what: str, library: Library) -> None:
-    """What holds in the graph and in functions alike."""
+    """Refuse a node that neither a graph nor a function may have."""
     if node.op in ops.LEGACY_LOOPS:
         raise UnsupportedError(
             f"{what} is a loop of TensorFlow 1, which cannot be replicated yet. "
@@ -77,17 +81,21 @@ def _check_node(node: NodeDef, what: str, library: Library) -> None:
 
 
 def _check_inner(inner: NodeDef, where: str, library: Library) -> None:
-    """What holds inside the functions of loops and branches."""
+    """Refuse a node that the function of a loop or branch may not have."""
     _check_node(inner, where, library)
     if inner.op == ops.VARIABLE:
         raise UnsupportedError(f"{where} makes a variable of its own. Make it outside the loop or branch")
 
 
 def refuse_in_loops(raw: RawProgram) -> None:
-    """Gradients inside a loop are only of use where the loop just adds them up."""
+    """Refuse gradients inside a loop, unless the loop just adds them up, and inside a branch.
+
+    Raises:
+        UnsupportedError: for the first such gradient; the message says what to do instead.
+    """
     for node in raw.graph:
-        for function, each in raw.library.inner_nodes(node):
-            if GRADIENT_ATTRIBUTE in each.attr and each.attr[GRADIENT_ATTRIBUTE].i not in raw.loop_marks:
+        for function, inner in raw.library.inner_nodes(node):
+            if GRADIENT_ATTRIBUTE in inner.attr and inner.attr[GRADIENT_ATTRIBUTE].i not in raw.loop_gradient_numbers:
                 if node.op in ops.BRANCHES:
                     raise UnsupportedError(
                         f"op {node.name!r} ({node.op}) computes a gradient of a variable inside function {function!r}, "
@@ -109,9 +117,20 @@ def refuse_uneven_rounds(
     local: Sequence[str],
     kind: str,
 ) -> None:
-    """A loop that adds up gradients must go round as often on every worker.
+    """Refuse a loop that adds up gradients in a number of rounds that differs between workers.
 
-    One that adds up gradients of a sum may have a round for each of the worker's own examples.
+    A loop that adds up gradients of a sum may have a round for each of the worker's own examples.
+
+    Args:
+        step: nodes of the step.
+        library: functions that the nodes call.
+        gradients: gradients to aggregate.
+        inputs: inputs of the step.
+        local: handle nodes of the variables that have a value of their own on each worker.
+        kind: reduction of the gradients, ``"mean"`` or ``"sum"``.
+
+    Raises:
+        UnsupportedError: for the first such loop; the message says what to do instead.
     """
     by_shape = kind != "sum"
     start = {*(i.node for i in inputs if i.split), *local}

@@ -1,10 +1,10 @@
-"""Which values differ between workers, and so what each variable is.
+"""Which values differ between workers, and so which class each variable has.
 
 A forward pass over the step's graph marks every node whose value differs between workers: it comes
 from a split input, from a random op, or from a variable that is itself different on each worker.
 Aggregated gradients are equal everywhere, so the mark ends there. A parameter whose update still
-carries the mark would drift apart on the workers; such a program is refused. What a loop or function
-gives is taken to depend on all that it gets. A node in a branch (between Switch and Merge) that writes
+carries the mark would drift apart on the workers; such a program is refused. The result of a loop or
+function is taken to depend on all its inputs. A node in a branch (between Switch and Merge) that writes
 also depends on the condition.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from caramel.errors import UnsupportedError, listed
 from caramel.frontend.captured import RawVariable
-from caramel.frontend.roles.divergence import draws
+from caramel.frontend.roles.divergence import random_draws
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of, parse_input
@@ -25,13 +25,13 @@ from caramel.model import Gradient, Input, VariableClass
 
 @dataclass(frozen=True)
 class Roles:
-    """Result of the analysis.
+    """Classes of a program's variables.
 
     Attributes:
         kinds: class of each variable, by its handle node.
-        writes: ops that write each variable, by its handle node, in graph order.
-        notes: what the caller should know.
-        origins: for each node where its difference between workers comes from; None where there is none.
+        writes: names of the ops that write each variable, by its handle node, in graph order.
+        notes: notes for the user.
+        origins: source, by node, of the node's difference between workers; None where it does not differ.
     """
 
     kinds: Mapping[str, VariableClass]
@@ -41,15 +41,15 @@ class Roles:
 
 
 class _State:
-    """What is known of each node in one pass."""
+    """Facts about each node in one pass."""
 
     def __init__(self, guards: Guards) -> None:
-        self.origin: dict[str, str | None] = {}  # where its difference comes from, None if equal
-        self.gradients: dict[str, int] = {}  # bit set of the gradients that it depends on
+        self.origin: dict[str, str | None] = {}  # source of a node's difference, None if equal
+        self.gradients: dict[str, int] = {}  # bit set of the gradients on which a node depends
         self._guards = guards
 
     def condition_origin(self, name: str) -> str | None:
-        """Where a difference comes from in whether a node runs."""
+        """The source of a difference between workers in whether a node runs; None if there is no difference."""
         return next((o for c, _ in sorted(self._guards.by_node[name]) if (o := self.origin[c]) is not None), None)
 
 
@@ -64,11 +64,11 @@ def classify(
     """Give every variable its class.
 
     Args:
-        graph: the step's nodes.
-        library: the functions that they call.
-        variables: the program's variables.
-        gradients: the gradients that will be aggregated; ``parameter`` is the variable's name.
-        inputs: the program's inputs.
+        graph: nodes of the step.
+        library: functions that the nodes call.
+        variables: variables of the program.
+        gradients: gradients to aggregate; ``parameter`` is the variable's name.
+        inputs: inputs of the program.
         accumulators: handle nodes of the variables in which each worker adds up its own gradients.
 
     Raises:
@@ -78,7 +78,7 @@ def classify(
     writes = _writes(graph, handles, library)
     differentiated = {g.parameter for g in gradients}
     random_state = _random_states(graph, handles, writes, library)
-    drawn = draws(graph, library)
+    drawn = random_draws(graph, library)
     guards = guards_of(graph)
     local: dict[str, str] = {node: f"random state {handles[node].name!r}" for node in sorted(random_state)}
     bits: dict[str, int] = {}
@@ -106,26 +106,28 @@ def classify(
 
 
 def _same_draws(graph: Graph, state: _State) -> tuple[str, ...]:
-    """Say which random ops draw the same numbers on every worker, because their seed is the same."""
-    found = []
+    """A note on random ops that draw the same numbers on every worker, because their seed is the same."""
+    same_seeded = []
     for node in graph:
         if ops.is_stateless_random(node):
             names = [name for name, _ in ops.input_types(node)]
             seeds = [p for name, (p, _) in zip(names, ops.data_inputs(node)) if name == "seed"]
             if seeds and all(state.origin[p] is None for p in seeds):
-                found.append(node.name)
-    if not found:
+                same_seeded.append(node.name)
+    if not same_seeded:
         return ()
-    return (f"random ops draw the same numbers on every worker, because their seed is the same ({listed(found, 3)})",)
+    return (
+        f"random ops draw the same numbers on every worker, because their seed is the same ({listed(same_seeded, 3)})",
+    )
 
 
 def _writes(graph: Graph, handles: Mapping[str, RawVariable], library: Library) -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {}
+    writers: dict[str, list[str]] = {}
     for node in graph:
         for producer in library.written(node):
             if producer in handles:
-                found.setdefault(producer, []).append(node.name)
-    return {handle: tuple(found[handle]) for handle in handles if handle in found}
+                writers.setdefault(producer, []).append(node.name)
+    return {handle: tuple(writers[handle]) for handle in handles if handle in writers}
 
 
 def _random_states(
@@ -220,9 +222,9 @@ def _shares_update(
     handle: str, writes: Mapping[str, Sequence[str]], differentiated: set[str], handles: Mapping[str, RawVariable]
 ) -> bool:
     """Whether one op writes this variable and a parameter (the Apply ops of TF1 optimizers)."""
-    own = set(writes.get(handle, ()))
+    own_writers = set(writes.get(handle, ()))
     return any(
-        other != handle and handles[other].name in differentiated and not own.isdisjoint(writers)
+        other != handle and handles[other].name in differentiated and not own_writers.isdisjoint(writers)
         for other, writers in writes.items()
     )
 
@@ -250,7 +252,7 @@ def _refuse_divergence(
 
 
 def _refuse_local_branches(gradients: Sequence[Gradient], state: _State) -> None:
-    """A gradient that exists on some workers only cannot be aggregated."""
+    """Refuse a gradient that exists on some workers only: it cannot be aggregated."""
     for gradient in gradients:
         names = [node_of(tensor) for tensor in (gradient.tensor, *(source for source, _ in gradient.sources))]
         origin = next((o for name in names if (o := state.condition_origin(name)) is not None), None)
@@ -267,7 +269,7 @@ def _refuse_local_accumulation(
     accumulators: frozenset[str],
     state: _State,
 ) -> None:
-    """Workers that add up their own gradients must do so in the same steps: the sum is aggregated as one of all."""
+    """Refuse accumulation in steps that differ between workers: their sums are aggregated as one of all."""
     for handle in handles:
         if handle not in accumulators:
             continue

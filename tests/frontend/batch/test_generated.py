@@ -185,7 +185,7 @@ def parts(program, always=False):
         loss = built(program, x, u)
     nodes = inline(Graph.from_graph_def(graph.as_graph_def(add_shapes=True)))
     inputs = [Input("x", "x", "float32", (None, C), True)]
-    kind, reason = Reductions(nodes.graph, inputs).of(nodes.tensor(loss.name))
+    kind, reason = Reductions(nodes.graph, inputs).reduction_of(nodes.tensor(loss.name))
     if kind is None and not always:
         return None, reason, []
     batch = np.random.default_rng(0).uniform(0.1, 1, (6, C)).astype(np.float32)

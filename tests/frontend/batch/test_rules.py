@@ -13,6 +13,6 @@ def test_an_op_with_two_rules_is_found():
 
 def test_every_rule_is_in_the_merged_table():
     tables = [f.RULES for f in (elementwise, gathers, layers, layout, reductions, tensor_lists)]
-    tables += [layers.PARTLY, elementwise.PARTLY, sizes.SHAPES]
-    assert sum(map(len, tables)) == len(rules.ALL)
-    assert all(rules.ALL[op] is rule for table in tables for op, rule in table.items())
+    tables += [layers.PARTIAL_RULES, elementwise.PARTIAL_RULES, sizes.SHAPE_RULES]
+    assert sum(map(len, tables)) == len(rules.ALL_RULES)
+    assert all(rules.ALL_RULES[op] is rule for table in tables for op, rule in table.items())

@@ -30,7 +30,7 @@ def analysed(loss, batch=None, variable=False):
     )
     nodes = inline(Graph.from_graph_def(traced.graph.as_graph_def(add_shapes=True)))
     inputs = [Input("x", "x", "float32", (batch, 3), True), Input("y", "y", "int64", (batch,), True)]
-    kind, reason = Reductions(nodes.graph, inputs).of(nodes.tensor(traced.graph.outputs[0].name))
+    kind, reason = Reductions(nodes.graph, inputs).reduction_of(nodes.tensor(traced.graph.outputs[0].name))
     values = []
     if batch is None:
         rng = np.random.default_rng(0)
