@@ -192,6 +192,22 @@ def test_a_program_is_what_its_files_are(tmp_path, monkeypatch):
     assert [found.index(each) for each in found] == [0, 1, 2, 3, 3, 3, 3]
 
 
+def test_a_version_that_only_moved_files_is_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "benchmarks/training/records.py"))
+    (tmp_path / "caramel").mkdir()
+    (tmp_path / "caramel/a.py").write_text("a")
+    before = program_here()
+    (tmp_path / "caramel/a.py").rename(tmp_path / "caramel/b.py")
+    moved = program_here()
+    assert moved != before
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    table = tmp_path / "benchmarks/results/same_programs.json"
+    table.write_text(json.dumps({moved: {"same_as": before, "why": "moved"}}))
+    assert program_here() == before
+    (tmp_path / "caramel/b.py").write_text("b")
+    assert program_here() not in (before, moved)
+
+
 def test_a_record_without_cells_is_not_in_the_way(tmp_path):
     path = tmp_path / "a.json"
     resume(path, replace(new(), versions={"tensorflow": "2.22"}), PROGRAM)
