@@ -327,8 +327,8 @@ class Context:
         """The evaluation of the given tensors, or the declared one.
 
         Args:
-            fetches: for a graph, a tensor, a name, or a list or dict of these; for a step, a
-                function; None for the program's own ``evaluation``.
+            fetches: tensor, name, or a list or dict of these, for a graph; function, for a step; None for the program's
+                own ``evaluation``.
 
         Raises:
             CaptureError: nothing to evaluate, or it cannot be captured.
