@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check soak horovod bench bench-quick bench-collectives bench-models bench-planning clean
+.PHONY: demo test lint check docs soak horovod bench bench-quick bench-collectives bench-models bench-planning clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -21,6 +21,10 @@ lint: $(VENV)/.dev  ## style, types and import contracts
 	$(BIN)/lint-imports
 
 check: lint test  ## the whole gate
+
+docs: $(VENV)/.dev  ## the documentation as a site, in build/docs; a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	@echo build/docs/index.html
 
 soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers; about an hour
 	$(BIN)/python -m pytest -m soak $(PARALLEL) --dist load

@@ -26,7 +26,7 @@ from caramel.util.text_files import write_whole
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PLOTS = ROOT / "docs/images"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs/benchmarks.md", ROOT / "docs/training.md")
+DOCUMENTS = (ROOT / "docs/benchmarks/results.md", ROOT / "docs/benchmarks/cells.md")
 
 
 @dataclass(frozen=True)

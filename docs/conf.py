@@ -1,10 +1,11 @@
-"""Settings of the documentation: `make docs` builds it with Sphinx, and every warning is an error.
+"""Settings of the documentation. `make docs` builds it with Sphinx; every warning is an error.
 
-Pages are Markdown (MyST). The reference of names comes from the docstrings (autodoc, Google style), that of commands from
-the command itself (sphinx-click), so neither can say something else than the code.
+Pages are Markdown (MyST). Docstrings give the reference of names (autodoc), the command gives that of commands
+(sphinx-click), so that neither says something else than the code.
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ os.environ.setdefault(
 )  # autodoc imports TensorFlow, whose start-up messages say nothing here
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import caramel  # noqa: E402
+import caramel
 
 project = "Caramel"
 author = "The Caramel authors"
@@ -34,5 +35,20 @@ default_role = "code"  # single backticks in docstrings
 
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(?!caramel).*")
-]  # names of Python, NumPy and TensorFlow, which are documented elsewhere
+    ("py:.*", r"(?!caramel).*"),  # of Python, NumPy and TensorFlow, which are documented elsewhere
+    # Not public: users get such objects, and make none.
+    ("py:class", r"caramel\.(collectives|compiler|data|frontend|measure|model|modifiers|netmodel|runtime)\..*"),
+]
+
+REPOSITORY = "https://github.com/caramel-tf/caramel/blob/main"
+
+
+def _out_of_docs(app, docname, source):
+    """Let links out of this directory, such as ../CONTRIBUTING.md, lead to the repository."""
+    ups = docname.count("/") + 1
+    source[0] = re.sub(rf"\]\((?:\.\./){{{ups}}}(?!\.\./)", f"]({REPOSITORY}/", source[0])
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("source-read", _out_of_docs)

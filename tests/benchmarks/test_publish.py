@@ -124,7 +124,7 @@ def test_documents_say_what_was_measured():
 
 
 def test_the_document_says_how_much_of_a_network_is_measured():
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "docs/benchmarks/method.md").read_text(encoding="utf-8").split())
     here, usual = FULL.network, Settings()
     assert here.algorithms == usual.algorithms
     assert (min(here.sizes), max(here.sizes), here.depths) == (2**12, 2**20, (1, 4))
