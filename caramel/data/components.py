@@ -18,9 +18,9 @@ class Component:
     """One tensor of a dataset's elements.
 
     Attributes:
-        path: where it is in the element, such as ``0`` or ``images``; empty if it is the element.
+        path: path in the element, such as ``0`` or ``images``; empty if the tensor is the element.
         dtype: TensorFlow's name of the element type.
-        shape: static shape with None where unknown; None if the rank is unknown.
+        shape: static shape, with None for unknown sizes; None if the rank is unknown.
     """
 
     path: str
@@ -28,8 +28,8 @@ class Component:
     shape: tuple[int | None, ...] | None
 
     @property
-    def shown(self) -> str:
-        """For messages."""
+    def description(self) -> str:
+        """Name, dtype and shape, for messages."""
         name = f"component {self.path!r}" if self.path else "the element"
         return f"{name} ({self.dtype}{'' if self.shape is None else list(self.shape)})"
 
@@ -43,10 +43,10 @@ def components_of(element_spec: Any) -> tuple[Component, ...]:
     """The tensors of a dataset's elements, flattened as TensorFlow does.
 
     Raises:
-        UnsupportedError: one is no dense tensor.
-        InputError: there is none.
+        UnsupportedError: a component is no dense tensor.
+        InputError: there is no component.
     """
-    found = []
+    components = []
     for path, spec in nest.flatten_with_joined_string_paths(element_spec):
         if not isinstance(spec, tf.TensorSpec):
             kind = type(spec).__name__.removesuffix("Spec")
@@ -54,10 +54,10 @@ def components_of(element_spec: Any) -> tuple[Component, ...]:
                 f"component {path or 'of the element'!r} of the dataset's elements is a {kind}: only dense tensors can "
                 "be split over the workers. Convert it in the pipeline, as in dataset.map(lambda x: x.to_tensor())"
             )
-        found.append(Component(path, spec.dtype.name, _dimensions(spec.shape)))
-    if not found:
+        components.append(Component(path, spec.dtype.name, _dimensions(spec.shape)))
+    if not components:
         raise InputError("the dataset's elements have no tensor")
-    return tuple(found)
+    return tuple(components)
 
 
 def _dimensions(shape: tf.TensorShape) -> tuple[int | None, ...] | None:
@@ -95,7 +95,7 @@ def are_arguments(given: Sequence[Any], element_spec: Any) -> bool:
 
 
 def check_arguments(given: Sequence[Any], element_spec: Any) -> None:
-    """The input specs that a user gave must take the dataset's elements.
+    """Check that the input specs that a user gave take the dataset's elements.
 
     Raises:
         InputError: naming what does not fit.
@@ -116,18 +116,18 @@ def _structure(value: Any) -> Any:
     return tf.nest.map_structure(lambda spec: getattr(getattr(spec, "dtype", None), "name", "?"), value)
 
 
-def by_position(inputs: Sequence[Input], components: Sequence[Component]) -> tuple[Input, ...]:
-    """A step's arguments, in the order of its flattened inputs, each from the component at its place."""
-    return tuple(replace(item, component=number) for number, item in enumerate(inputs[: len(components)]))
+def bind_by_position(inputs: Sequence[Input], components: Sequence[Component]) -> tuple[Input, ...]:
+    """A step's inputs, in flattened order, each bound to the component at its position."""
+    return tuple(replace(input_, component=number) for number, input_ in enumerate(inputs[: len(components)]))
 
 
-def by_name_or_order(inputs: Sequence[Input], unused: Sequence[str], element_spec: Any) -> tuple[Input, ...]:
-    """The placeholders of a graph, from a dict by their names or from a tuple in their order.
+def bind_by_name_or_order(inputs: Sequence[Input], unused: Sequence[str], element_spec: Any) -> tuple[Input, ...]:
+    """The placeholders of a graph, bound to components by the names of a dict or the order of a tuple.
 
     Args:
-        inputs: the placeholders that a step needs.
-        unused: names of others, which a dict may have.
-        element_spec: of the dataset.
+        inputs: placeholders that a step needs.
+        unused: names of other placeholders, which a dict may have, too.
+        element_spec: structure of the dataset's elements, as `tf.data.Dataset.element_spec`.
 
     Raises:
         InputError: a placeholder has no component, or a component no placeholder.
@@ -157,25 +157,25 @@ def by_name_or_order(inputs: Sequence[Input], unused: Sequence[str], element_spe
 
 
 def check_inputs(inputs: Sequence[Input], components: Sequence[Component]) -> None:
-    """Inputs from a dataset must take its components.
+    """Check that inputs from a dataset take its components.
 
     Raises:
         InputError: naming what does not fit.
         UnsupportedError: strings would go into the step.
     """
-    for item in inputs:
-        if item.component is None:
-            if item.split and not item.optional:
+    for input_ in inputs:
+        if input_.component is None:
+            if input_.split and not input_.optional:
                 raise InputError(
-                    f"input {item.name!r} is split over the workers but not in the dataset's elements: put it there, "
+                    f"input {input_.name!r} is split over the workers but not in the dataset's elements: put it there, "
                     "or list it in replicated= if every worker gets the same array"
                 )
             continue
-        component = components[item.component]
-        _check_fits(component, item.name, item.dtype, item.shape, first=0 if not item.split else 1)
+        component = components[input_.component]
+        _check_fits(component, input_.name, input_.dtype, input_.shape, first=0 if not input_.split else 1)
         if component.dtype == "string":
             raise UnsupportedError(
-                f"input {item.name!r} takes strings from the dataset: turn them into numbers in the pipeline "
+                f"input {input_.name!r} takes strings from the dataset: turn them into numbers in the pipeline "
                 "(dataset.map), not in the step"
             )
 
@@ -183,12 +183,16 @@ def check_inputs(inputs: Sequence[Input], components: Sequence[Component]) -> No
 def _check_fits(
     component: Component, name: str, dtype: str, shape: tuple[int | None, ...] | None, first: int = 1
 ) -> None:
-    """Dtype and dimensions from ``first`` on; the number of examples is compared when the sharding is known."""
+    """Check dtype and dimensions from ``first`` on; the number of examples is compared when the sharding is known."""
     if component.dtype != dtype:
-        raise InputError(f"input {name!r} takes {dtype}, but the dataset gives {component.shown}: cast it in a map")
-    theirs, ours = component.shape, shape
-    if theirs is None or ours is None:
+        raise InputError(
+            f"input {name!r} takes {dtype}, but the dataset gives {component.description}: cast it in a map"
+        )
+    component_shape, input_shape = component.shape, shape
+    if component_shape is None or input_shape is None:
         return
-    pairs = zip(theirs[first:], ours[first:])
-    if len(theirs) != len(ours) or any(None not in (a, b) and a != b for a, b in pairs):
-        raise InputError(f"input {name!r} takes shape {list(ours)}, but the dataset gives {component.shown}")
+    pairs = zip(component_shape[first:], input_shape[first:])
+    if len(component_shape) != len(input_shape) or any(None not in (a, b) and a != b for a, b in pairs):
+        raise InputError(
+            f"input {name!r} takes shape {list(input_shape)}, but the dataset gives {component.description}"
+        )

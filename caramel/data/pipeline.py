@@ -10,24 +10,25 @@ from itertools import product
 import numpy as np
 
 from caramel.data.components import check_inputs
-from caramel.data.dataset import Given
+from caramel.data.dataset import TrainingData
 from caramel.data.source import Source
 from caramel.data.template import Sharding, Template, make_template
 from caramel.errors import InputError, UnsupportedError
 from caramel.model import Input, Model
 
 SHARDINGS = ("slice", "batches")
+"""Values that a user may give for ``sharding``."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How the workers get their inputs.
+    """The input pipelines of the workers.
 
     Attributes:
-        sharding: which part a worker takes.
-        sources: the dataset of all workers, or one for each.
-        templates: what to do with each source.
-        inputs: the inputs of the step that come from it.
+        sharding: part of the dataset that a worker takes.
+        sources: one dataset for all workers, or one for each.
+        templates: pipeline of each source.
+        inputs: inputs of the step that come from the dataset.
         always_even: whether all workers always have equally many examples.
     """
 
@@ -51,12 +52,12 @@ class Pipeline:
         return self.sharding is not Sharding.OWN
 
     def saved_ranks(self, workers: int) -> range:
-        """The workers whose positions a checkpoint keeps, which are those of all."""
+        """Ranks of the workers whose positions a checkpoint keeps; the other workers are at one of these positions."""
         return range(1 if self.shared else workers)
 
     @property
     def values(self) -> Mapping[str, np.ndarray]:
-        """What must be loaded before the datasets are made, by key."""
+        """Arrays to load before the datasets are made, by key."""
         return {c.key: c.value for source in self.sources for c in source.constants}
 
     @property
@@ -66,27 +67,27 @@ class Pipeline:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For the plan."""
-        what = {
+        """Notes for the plan, one sentence each."""
+        description = {
             Sharding.SLICE: "every worker runs the pipeline and takes its rows of each batch",
             Sharding.BATCHES: "every worker runs the pipeline and takes one of every N batches",
             Sharding.OWN: "every worker runs a pipeline of its own",
         }[self.sharding]
-        return (f"input: {what}", *dict.fromkeys(note for source in self.sources for note in source.notes))
+        return (f"input: {description}", *dict.fromkeys(note for source in self.sources for note in source.notes))
 
 
-def make_pipeline(given: Given, model: Model, workers: int, sharding: str | None) -> Pipeline:
+def make_pipeline(given: TrainingData, model: Model, workers: int, sharding: str | None) -> Pipeline:
     """Fit a dataset to a model and a number of workers.
 
     Args:
-        given: what the user gave.
-        model: the single-device step; its inputs say what they take from the dataset.
+        given: the user's training data.
+        model: the single-device step, whose inputs have the component that they take.
         workers: number of workers.
         sharding: ``"slice"`` or ``"batches"``; None where each worker has a dataset of its own, else ``"slice"``.
 
     Raises:
         InputError: the dataset is empty, or does not fit the model or the number of workers.
-        UnsupportedError: it cannot run on the workers.
+        UnsupportedError: the dataset cannot run on the workers.
     """
     kind = _sharding(given, sharding)
     check_inputs(model.inputs, given.components)
@@ -96,7 +97,9 @@ def make_pipeline(given: Given, model: Model, workers: int, sharding: str | None
     sources = given.sources(workers)
     for rank, source in enumerate(sources):
         if source.cardinality == 0:
-            raise InputError(f"the dataset{f' of worker {rank}' if given.own else ''} is empty: it has no element")
+            raise InputError(
+                f"the dataset{f' of worker {rank}' if given.per_worker else ''} is empty: it has no element"
+            )
     if workers > 1:
         _check_sharding(sources, inputs, kind)
     _check_static(sources, inputs, workers, kind)
@@ -104,10 +107,10 @@ def make_pipeline(given: Given, model: Model, workers: int, sharding: str | None
     return Pipeline(kind, sources, tuple(make_template(s, inputs, kind) for s in sources), inputs, even)
 
 
-def _sharding(given: Given, wanted: str | None) -> Sharding:
+def _sharding(given: TrainingData, wanted: str | None) -> Sharding:
     if wanted is not None and wanted not in SHARDINGS:
         raise InputError(f"sharding must be 'slice' or 'batches', got {wanted!r}")
-    if not given.own:
+    if not given.per_worker:
         return Sharding(wanted or "slice")
     if wanted is not None:
         raise InputError(
@@ -139,7 +142,7 @@ def _check_sharding(sources: tuple[Source, ...], inputs: tuple[Input, ...], kind
 
 
 def _check_static(sources: tuple[Source, ...], inputs: tuple[Input, ...], workers: int, kind: Sharding) -> None:
-    """Where the step is made for a fixed number of examples, the dataset must be able to give it to each worker."""
+    """Check that the dataset can give each worker the fixed number of examples that a step may be made for."""
     for source, item in product(sources, inputs):
         size = item.shape[0] if item.split and item.shape else None
         batch = _static_batch(source, item)

@@ -19,7 +19,7 @@ from caramel.graph.graph import Graph, NodeDef, node_of, tensor_name
 v1 = tf.compat.v1
 
 _IGNORE_STATE = 1
-"""tf.data's policy for ops with state: they are judged in `caramel.data.source`, which names them."""
+"""tf.data's policy of ignoring ops with state; `caramel.data.source` checks them, and names them in errors."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Serialised:
     """A dataset's graph as TensorFlow writes it.
 
     Attributes:
-        graph: its nodes.
-        dataset: the node that is the dataset.
+        graph: nodes of the dataset.
+        dataset: name of the node that is the dataset.
         cardinality: number of elements, or one of tf.data's INFINITE_CARDINALITY and UNKNOWN_CARDINALITY.
-        components: the tensors of its elements; none where they are those that all workers' datasets have.
+        components: tensors of its elements; empty where all workers' datasets have the same.
     """
 
     graph: Graph
@@ -119,9 +119,11 @@ def _graph_of(variant: Any) -> Any:
 
 def _parsed(data: bytes, cardinality: Any) -> Serialised:
     graph_def = v1.GraphDef.FromString(data)
-    (result,) = [n for n in graph_def.node if n.op == "_Retval"]  # TensorFlow's way to name the dataset
+    (return_node,) = [n for n in graph_def.node if n.op == "_Retval"]  # TensorFlow's way to name the dataset
     nodes = (n for n in graph_def.node if n.op != "_Retval")
-    return Serialised(Graph(nodes, graph_def.library, graph_def.versions), node_of(result.input[0]), int(cardinality))
+    return Serialised(
+        Graph(nodes, graph_def.library, graph_def.versions), node_of(return_node.input[0]), int(cardinality)
+    )
 
 
 @contextmanager

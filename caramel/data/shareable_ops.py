@@ -1,4 +1,4 @@
-"""What a dataset's ops mean for workers in other processes that must see the same elements."""
+"""Which ops of a dataset workers in other processes can run, and whether they see the same elements."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
 
-_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 _OWN_RESOURCES = {"seed_generator": "DummySeedGenerator", "cache": "DummyMemoryCache"}
-"""Inputs of dataset ops that take a resource, and the op that stands for one of the dataset's own."""
+"""Op that makes a resource of the dataset's own, by the name of the input that takes the resource."""
 
-_DECIDING = frozenset(
+_VALUE_DEPENDENT_OPS = frozenset(
     {
         "FilterDataset",
         "ParallelFilterDataset",
@@ -26,9 +26,9 @@ _DECIDING = frozenset(
         "DirectedInterleaveDataset",
     }
 )
-"""Dataset ops for which the values of their elements decide which elements there are."""
+"""Dataset ops for which the values of elements decide which elements there are."""
 
-_EXPANDING = frozenset(
+_NESTING_OPS = frozenset(
     {
         "FlatMapDataset",
         "InterleaveDataset",
@@ -41,17 +41,17 @@ _EXPANDING = frozenset(
 )
 """Dataset ops whose function makes a dataset of each element."""
 
-_PARALLEL = ("Parallel", "MapAndBatch", "LegacyParallel")
-"""Dataset ops that call their function for several elements at the same time."""
+_PARALLEL_PREFIXES = ("Parallel", "MapAndBatch", "LegacyParallel")
+"""Prefixes of dataset ops that call their function for several elements at the same time."""
 
-_CSV = ("CSVDataset",)
-"""Dataset ops whose iterators go on at another place than where their state was written.
+_CSV_PREFIXES = ("CSVDataset",)
+"""Prefixes of dataset ops whose restored iterators go on at another place than where their state was written.
 
 With a header TensorFlow 2.21 counts bytes from after it, and goes on counting from the start of the file.
 """
 
-_CHANCE = ("ChooseFastest", "DataServiceDataset")
-"""Dataset ops that give what is ready first."""
+_RACING_PREFIXES = ("ChooseFastest", "DataServiceDataset")
+"""Prefixes of dataset ops that give the element that is ready first."""
 
 
 def refuse_foreign(serialised: Serialised) -> None:
@@ -62,7 +62,7 @@ def refuse_foreign(serialised: Serialised) -> None:
     """
     handles = resource_makers(serialised.graph)
     for node, where in _everywhere(serialised.graph):
-        if node.op in _PYTHON:
+        if node.op in _PYTHON_OPS:
             raise UnsupportedError(
                 f"op {node.name!r} ({node.op}){where} of the dataset runs Python (from_generator, py_function or "
                 "numpy_function), which the workers' processes do not have. Write it with TensorFlow's ops, or feed "
@@ -100,19 +100,19 @@ def _everywhere(graph: Graph) -> Iterator[tuple[NodeDef, str]]:
 
 
 def resource_makers(nodes: Iterable[NodeDef]) -> Mapping[str, str]:
-    """For each constant that is a handle of a dataset's own resource, the op that stands for a new one."""
-    found = list(nodes)
-    handles = {n.name for n in found if n.op == "Const" and n.attr["dtype"].type == ops.DT_RESOURCE}
-    wanted: dict[str, str] = {}
-    foreign: set[str] = set()
-    for node in found:
+    """Op that makes a new resource, by the name of the constant that is a handle of a dataset's own resource."""
+    all_nodes = list(nodes)
+    handles = {n.name for n in all_nodes if n.op == "Const" and n.attr["dtype"].type == ops.DT_RESOURCE}
+    maker_of_handle: dict[str, str] = {}
+    foreign_handles: set[str] = set()
+    for node in all_nodes:
         for name, text in _named_inputs(node):
             if text in handles:
                 if name in _OWN_RESOURCES:
-                    wanted[text] = _OWN_RESOURCES[name]
+                    maker_of_handle[text] = _OWN_RESOURCES[name]
                 else:
-                    foreign.add(text)
-    return {name: op for name, op in wanted.items() if name not in foreign}
+                    foreign_handles.add(text)
+    return {name: op for name, op in maker_of_handle.items() if name not in foreign_handles}
 
 
 def _named_inputs(node: NodeDef) -> Iterator[tuple[str, str]]:
@@ -122,7 +122,7 @@ def _named_inputs(node: NodeDef) -> Iterator[tuple[str, str]]:
 
 
 def unset_seeds(graph: Graph, node: NodeDef) -> tuple[int, int] | None:
-    """Positions of the inputs ``seed`` and ``seed2`` if both are the constant 0: left to chance."""
+    """Positions of the inputs ``seed`` and ``seed2`` if both are the constant 0, so that seeds are left to chance."""
     positions = _seed_inputs(node)
     if positions is None:
         return None
@@ -162,7 +162,7 @@ def draws(serialised: Serialised) -> str:
 
 
 def draws_late(serialised: Serialised) -> bool:
-    """Whether a seed may be drawn after others have been, so that the state of an iterator does not know of it yet."""
+    """Whether a seed may be drawn later than others, so that the state of an iterator may lack it."""
     return _draws_late(serialised.graph, _drawing(serialised.graph))
 
 
@@ -200,7 +200,7 @@ def has_seeded_random(serialised: Serialised) -> bool:
 
 
 def _random_ops(library: Library, node: NodeDef) -> Iterator[tuple[str, NodeDef]]:
-    """(function, op) for what draws from a hidden generator inside a dataset op."""
+    """(function, op) for the ops inside a dataset op that draw from a hidden generator."""
     for function, inner in library.inner_nodes(node):
         if inner.op not in library and ops.is_seeded_random(inner):
             yield function, inner
@@ -213,7 +213,7 @@ def _by_chance(library: Library, node: NodeDef) -> Iterator[tuple[str, NodeDef, 
             yield function, inner, "has no seed"
     callers = [node, *(inner for _, inner in library.inner_nodes(node))]
     for caller in callers:
-        if caller.op.startswith(_PARALLEL):
+        if caller.op.startswith(_PARALLEL_PREFIXES):
             for function, inner in _random_ops(library, caller):
                 yield function, inner, "is called in any order (num_parallel_calls)"
 
@@ -226,11 +226,11 @@ def why_different(serialised: Serialised) -> str | None:
     graph, library = serialised.graph, serialised.library
     random = {n.name for n in graph if any(_by_chance(library, n))}
     for node in graph:
-        if node.op in _DECIDING and random & graph.ancestors([node.name]):
+        if node.op in _VALUE_DEPENDENT_OPS and random & graph.ancestors([node.name]):
             return _decides(node)
-        if node.name in random and (node.op in _EXPANDING or _decides_inside(library, node)):
+        if node.name in random and (node.op in _NESTING_OPS or _decides_inside(library, node)):
             return _decides(node)
-        if node.op.startswith(_CHANCE):
+        if node.op.startswith(_RACING_PREFIXES):
             return f"{node.name!r} ({node.op}) gives what is ready first"
         if node.op in ("CacheDataset", "CacheDatasetV2") and not _is_empty_text(graph[node_of(node.input[1])]):
             return (
@@ -248,11 +248,11 @@ def why_different(serialised: Serialised) -> str | None:
 
 def reads_csv(serialised: Serialised) -> bool:
     """Whether an op reads CSV files, whose position TensorFlow does not restore."""
-    return any(node.op.startswith(_CSV) for node, _ in _everywhere(serialised.graph))
+    return any(node.op.startswith(_CSV_PREFIXES) for node, _ in _everywhere(serialised.graph))
 
 
 def _decides_inside(library: Library, node: NodeDef) -> bool:
-    return any(inner.op in _DECIDING for _, inner in library.inner_nodes(node))
+    return any(inner.op in _VALUE_DEPENDENT_OPS for _, inner in library.inner_nodes(node))
 
 
 def _decides(node: NodeDef) -> str:

@@ -26,10 +26,10 @@ from caramel.graph.graph import Graph, NodeDef, copied, node_of
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 
 SEED = "seed"
-"""The placeholder of the seed that all workers share, a positive int64."""
+"""Name of the placeholder of the seed that all workers share, a positive int64."""
 
-_CONSTANT_BYTES = 1024
-"""As for captured tensors: larger constants travel beside the graph."""
+_MAX_CONSTANT_BYTES = 1024
+"""Bytes of the largest constant that stays in the graph, as for captured tensors; larger ones travel beside it."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Constant:
     """A large constant of a pipeline, kept in a variable of each worker.
 
     Attributes:
-        node: its VarHandleOp in the source's graph.
+        node: name of its VarHandleOp in the source's graph.
         dtype: TensorFlow's name of the element type.
-        value: the array.
-        key: its key among the initial values; the same for equal values.
+        value: array of its elements.
+        key: key among the initial values; equal for equal values.
     """
 
     node: str
@@ -51,20 +51,20 @@ class Constant:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset's graph, as it can run on any worker.
+    """A dataset's graph in the form that can run on any worker.
 
     Attributes:
-        graph: its nodes.
-        dataset: the node that is the dataset.
-        components: the tensors of its elements.
+        graph: nodes of the dataset.
+        dataset: name of the node that is the dataset.
+        components: tensors of its elements.
         cardinality: number of elements, or tf.data's INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
-        constants: what must be loaded into variables before the dataset is made.
+        constants: constants to load into variables before the dataset is made.
         anew: whether every pass makes the dataset anew, as running an iterator's initializer does.
-        draws: how often a pass draws seeds for its shuffles: ``"never"``, ``"once"`` or ``"often"``.
-        differs: why two workers that run it would see different elements; None if they see the same.
-        random: an op that draws other numbers on each worker, and why; or None.
-        resumes: whether the state of an iterator is all that it takes to go on elsewhere.
-        notes: what was changed.
+        draws: frequency with which a pass draws seeds for its shuffles: ``"never"``, ``"once"`` or ``"often"``.
+        differs: reason for which two workers that run it would see different elements; None if they see the same.
+        random: op that draws other numbers on each worker, with the reason; None if there is none.
+        resumes: whether an iterator can go on elsewhere from its state alone.
+        notes: changes to the user's dataset, one sentence each.
     """
 
     graph: Graph
@@ -94,8 +94,8 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
     """Make a serialised dataset ready for the workers.
 
     Args:
-        serialised: what TensorFlow wrote.
-        components: the tensors of its elements.
+        serialised: the dataset as TensorFlow wrote it.
+        components: tensors of its elements.
         anew: see `Source`.
         shared: whether all workers must see the same elements, so that order must not be left to chance.
 
@@ -136,7 +136,7 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
 
 
 def _resumes(serialised: Serialised) -> bool:
-    """Whether the state of an iterator is all that it takes to go on elsewhere.
+    """Whether an iterator can go on elsewhere from its state alone.
 
     Random ops begin again with each iterator; but a dataset without end would be too much to read again for them.
     """
@@ -146,7 +146,7 @@ def _resumes(serialised: Serialised) -> bool:
 
 
 def _made_deterministic(graph: Graph) -> tuple[Graph, list[str]]:
-    """The dataset without what lets elements come out in any order, and the names of the ops that did."""
+    """The dataset with its elements in a fixed order, and the names of the ops that let them come in any order."""
     changed = {}
     for original in graph:
         strict = _strict(original)
@@ -166,7 +166,7 @@ def _made_deterministic(graph: Graph) -> tuple[Graph, list[str]]:
 
 
 def _strict(current: NodeDef) -> dict[str, attr_value_pb2.AttrValue]:
-    """The attributes that must change for a dataset op to give its elements in order."""
+    """New values of the attributes that must change for a dataset op to give its elements in order."""
     changes = {}
     if "deterministic" in current.attr and current.attr["deterministic"].s == b"false":
         changes["deterministic"] = attr_value_pb2.AttrValue(s=b"true")
@@ -187,50 +187,52 @@ def _set(target: NodeDef, attributes: Mapping[str, attr_value_pb2.AttrValue]) ->
 
 
 def _with_own_resources(nodes: Iterable[NodeDef]) -> list[NodeDef]:
-    """Handles of this process become requests for a resource of the worker's own."""
-    found = list(nodes)
-    wanted = shareable_ops.resource_makers(found)
-    return [node(n.name, wanted[n.name]) if n.name in wanted else n for n in found]
+    """Replace handles of this process by ops that make a resource of the worker's own."""
+    all_nodes = list(nodes)
+    makers = shareable_ops.resource_makers(all_nodes)
+    return [node(n.name, makers[n.name]) if n.name in makers else n for n in all_nodes]
 
 
 def _with_seed(nodes: list[NodeDef]) -> list[NodeDef]:
-    """What shuffles, or draws, without a seed takes the common one, and its own number as the second seed."""
+    """Give ops that shuffle, or draw, without a seed the common seed, and their own number as the second seed."""
     graph = Graph(nodes)
-    made = [node(SEED, "Placeholder", dtype=dtype_attribute("int64"), shape=shape_attribute(()))]
+    seeded_nodes = [node(SEED, "Placeholder", dtype=dtype_attribute("int64"), shape=shape_attribute(()))]
     number = 0
     for current in nodes:
         positions = shareable_ops.unset_seeds(graph, current)
         if positions is not None:
             number += 1
             second = constant(f"{SEED}_{number}", number, "int64", "")
-            made.append(second)
+            seeded_nodes.append(second)
             copy = copied(current)
             copy.input[positions[0]], copy.input[positions[1]] = SEED, second.name
             current = copy
-        made.append(current)
-    kept = {node_of(text) for n in made for text in n.input}
-    return [n for n in made if n.op != "Const" or n.name in kept]
+        seeded_nodes.append(current)
+    kept = {node_of(text) for n in seeded_nodes for text in n.input}
+    return [n for n in seeded_nodes if n.op != "Const" or n.name in kept]
 
 
 def _without_values(nodes: Iterable[NodeDef]) -> tuple[list[NodeDef], tuple[Constant, ...]]:
-    """Large constants become reads of variables."""
-    made: list[NodeDef] = []
+    """Replace large constants by reads of variables."""
+    new_nodes: list[NodeDef] = []
     constants: list[Constant] = []
     for current in nodes:
         tensor = current.attr["value"].tensor if current.op == "Const" else None
         # A variant (of sparse and ragged tensors) is nothing that an array can hold.
-        if tensor is None or tensor.dtype == ops.DT_VARIANT or tensor.ByteSize() <= _CONSTANT_BYTES:
-            made.append(current)
+        if tensor is None or tensor.dtype == ops.DT_VARIANT or tensor.ByteSize() <= _MAX_CONSTANT_BYTES:
+            new_nodes.append(current)
             continue
         value = _array(tensor)
         dtype = ops.dtype_name(tensor.dtype)
         handle = f"{current.name}/variable"
         shape = attr_value_pb2.AttrValue(shape=tensor.tensor_shape)
         kind = dtype_attribute(dtype)
-        made.append(node(handle, ops.VARIABLE, dtype=kind, shape=shape, container=b"", shared_name=handle.encode()))
-        made.append(node(current.name, "ReadVariableOp", [handle], dtype=kind))
+        new_nodes.append(
+            node(handle, ops.VARIABLE, dtype=kind, shape=shape, container=b"", shared_name=handle.encode())
+        )
+        new_nodes.append(node(current.name, "ReadVariableOp", [handle], dtype=kind))
         constants.append(Constant(handle, dtype, value, f"caramel/input/{_content(tensor)}"))
-    return made, tuple(constants)
+    return new_nodes, tuple(constants)
 
 
 def _array(tensor: tf.compat.v1.TensorProto) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What one worker does with its dataset, as a graph that is copied to each worker.
+"""The input pipeline of one worker, as a graph that is copied to each worker.
 
 A worker makes the dataset once (``build``) and keeps it, so that what belongs to it (a cache, the
 state of its shuffles) lasts from pass to pass as on one device. Each pass has an iterator of its own
@@ -27,7 +27,7 @@ v1 = tf.compat.v1
 raw = tf.raw_ops
 
 RANK, WORKERS = "rank", "workers"
-"""Constants that differ from worker to worker, or with the number of workers."""
+"""Names of the constants that differ from worker to worker, or with the number of workers."""
 
 SOURCE = "source"
 SKIP, START, ELEMENT = "skip", "start", "element"
@@ -35,15 +35,16 @@ BUILD, BEGIN, ADVANCE, COUNTS, CLEAR = "build", "begin", "advance", "counts", "c
 SNAPSHOT, FORGET, STATE, ITERATOR = "snapshot", "forget", "state", "iterator"
 """Names of nodes in the template."""
 
-INDEX, OWN, FIRST_ROWS = 0, 1, 2
-"""Places in ``counts``: number of the element in its pass (-1 at the end), examples of this worker, and
+ELEMENT_INDEX, OWN_EXAMPLES, FIRST_ROWS = 0, 1, 2
+"""Positions in ``counts``: number of the element in its pass (-1 at the end), examples of this worker, and
 then for each split input the number of examples in the element that the worker read."""
 
 _IGNORE_STATE = 1
+"""tf.data's policy of ignoring ops with state, as in `caramel.data.serialise`."""
 
 
 class Sharding(enum.Enum):
-    """Which part of the dataset a worker takes."""
+    """The part of the dataset that a worker takes."""
 
     SLICE = "slice"
     """Its rows of every element."""
@@ -58,8 +59,8 @@ class Template:
     """A worker's input pipeline.
 
     Attributes:
-        graph: its nodes, devices and ranks still open.
-        order: the inputs of the step, in the order of the outputs of the node ``element``.
+        graph: nodes of the pipeline, whose devices and ranks are still open.
+        order: inputs of the step, in the order of the outputs of the node ``element``.
     """
 
     graph: Graph
@@ -70,9 +71,9 @@ def make_template(source: Source, inputs: Sequence[Input], sharding: Sharding) -
     """Build a worker's pipeline.
 
     Args:
-        source: the dataset.
-        inputs: the inputs of the step that come from it.
-        sharding: what a worker takes.
+        source: dataset of the worker.
+        inputs: inputs of the step that come from the dataset.
+        sharding: part of the dataset that a worker takes.
     """
     graph = tf.Graph()
     with graph.as_default():
@@ -116,13 +117,13 @@ class _Builder:
         raw.ReadVariableOp(resource=state, dtype=tf.variant, name=f"{STATE}/read")
 
     def _passes(self, iterator: Any) -> None:
-        (made,) = tf.import_graph_def(
+        (variant,) = tf.import_graph_def(
             self._source.graph.to_graph_def(), return_elements=[f"{self._source.dataset}:0"], name=SOURCE
         )
-        kept = _variable("dataset", [])
-        raw.AssignVariableOp(resource=kept, value=made, name=BUILD)
+        dataset_variable = _variable("dataset", [])
+        raw.AssignVariableOp(resource=dataset_variable, value=variant, name=BUILD)
         skip = v1.placeholder_with_default(tf.constant(0, tf.int64), [], name=SKIP)
-        dataset = tf.data.experimental.from_variant(_read(kept), self._spec)
+        dataset = tf.data.experimental.from_variant(_read(dataset_variable), self._spec)
         dataset = dataset.skip(skip).enumerate(skip).prefetch(tf.data.AUTOTUNE)
         raw.MakeIterator(dataset=tf.data.experimental.to_variant(dataset), iterator=iterator, name=BEGIN)
 
@@ -136,7 +137,7 @@ class _Builder:
     # -- taking elements ---------------------------------------------------------------------
 
     def _take(self, iterator: Any, held: Any, rank: Any, workers: Any, start: Any) -> tuple[Any, Any]:
-        """The next element from number ``start`` on: what to keep, and the counts."""
+        """The next element from number ``start`` on: the tensors to keep, and the counts."""
         first, index = tf.while_loop(
             lambda _, index: (index >= 0) & (index < start),
             lambda *_: self._next(iterator),
@@ -153,21 +154,21 @@ class _Builder:
 
     def _next(self, iterator: Any) -> tuple[Any, Any]:
         """The next element, and its number or -1."""
-        found = raw.IteratorGetNextAsOptional(iterator=iterator, **self._element)
+        optional = raw.IteratorGetNextAsOptional(iterator=iterator, **self._element)
         index = tf.cond(
-            raw.OptionalHasValue(optional=found),
-            lambda: raw.OptionalGetValue(optional=found, **self._element)[0],
+            raw.OptionalHasValue(optional=optional),
+            lambda: raw.OptionalGetValue(optional=optional, **self._element)[0],
             lambda: tf.constant(-1, tf.int64),
         )
-        return found, index
+        return optional, index
 
     def _rank_th(self, iterator: Any, first: Any, index: Any, rank: Any, workers: Any) -> tuple[Any, Any]:
-        """Of this element and the N - 1 that follow the one of this worker; the last one if there are fewer."""
+        """The element of this worker among this one and the N - 1 that follow; the last one if there are fewer."""
 
         def body(number: Any, mine: Any, is_own: Any, last: Any) -> tuple[Any, Any, Any, Any]:
-            found, index = self._next(iterator)
+            optional, index = self._next(iterator)
             take = (index >= 0) & (number <= rank)
-            mine = tf.cond(take, lambda: tf.identity(found), lambda: tf.identity(mine))
+            mine = tf.cond(take, lambda: tf.identity(optional), lambda: tf.identity(mine))
             return number + 1, mine, is_own | (take & tf.equal(number, rank)), index
 
         _, mine, is_own, _ = tf.while_loop(
@@ -194,7 +195,7 @@ class _Builder:
 
 
 def _rows(tensor: Any, begin: Any, size: Any) -> Any:
-    """A worker's rows; a worker without any gets one that is there, to be weighted by 0."""
+    """A worker's rows; a worker without rows gets an existing one, to be weighted by 0."""
     available = tf.shape(tensor, tf.int64)[0]
     size = tf.minimum(tf.maximum(size, 1), available)
     begin = tf.minimum(begin, available - size)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from caramel.data.components import is_dataset
-from caramel.data.dataset import sample
+from caramel.data.dataset import sample_dataset
 from caramel.errors import InputError
 from caramel.util.arguments import whole_number
 
@@ -30,7 +30,7 @@ def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
     by_class = {whole_number(number, "a class in class_weight", 0): weight for number, weight in class_weight.items()}
     if is_dataset(dataset):
         return _weighted(dataset, by_class)
-    return lambda workers, rank: _weighted(sample(dataset, workers, rank), by_class)
+    return lambda workers, rank: _weighted(sample_dataset(dataset, workers, rank), by_class)
 
 
 def _weighted(dataset: Any, by_class: Mapping[int, float]) -> Any:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from caramel.armodel import ARModel
 from caramel.data.components import arguments_of
-from caramel.data.dataset import sample
+from caramel.data.dataset import sample_dataset
 from caramel.errors import CaptureError, DataError, InputError, in_one_line
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import check_monitors, may_look_at_values
@@ -217,7 +217,7 @@ def _length(dataset: Any) -> int | None:
 
 def _build(model: Any, dataset: Any) -> None:
     """Make what is only made at the first batch: the model's, its metrics' and its optimizer's variables."""
-    first = sample(dataset)
+    first = sample_dataset(dataset)
     try:
         batch = next(iter(first.take(1)), None)
     except tf.errors.OpError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caramel.data.template import FIRST_ROWS, INDEX, OWN
+from caramel.data.template import ELEMENT_INDEX, FIRST_ROWS, OWN_EXAMPLES
 from caramel.errors import DataError
 from caramel.signature import Signature
 
@@ -26,12 +26,14 @@ def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: st
     assert data is not None
     if not data.split:
         return (0,) * signature.workers
-    for rank, found in enumerate(counts):
-        if found[INDEX] >= 0 and len(set(found[FIRST_ROWS:].tolist())) > 1:
-            sizes = ", ".join(f"{name!r} {rows}" for name, rows in zip(data.split, found[FIRST_ROWS:].tolist()))
+    for rank, counts_of_worker in enumerate(counts):
+        if counts_of_worker[ELEMENT_INDEX] >= 0 and len(set(counts_of_worker[FIRST_ROWS:].tolist())) > 1:
+            sizes = ", ".join(
+                f"{name!r} {rows}" for name, rows in zip(data.split, counts_of_worker[FIRST_ROWS:].tolist())
+            )
             raise DataError(f"{batch} has different numbers of examples on worker {rank}: {sizes}")
-    shares = tuple(int(found[OWN]) for found in counts)
-    rows = {int(found[FIRST_ROWS]) for found in counts}
+    shares = tuple(int(counts_of_worker[OWN_EXAMPLES]) for counts_of_worker in counts)
+    rows = {int(counts_of_worker[FIRST_ROWS]) for counts_of_worker in counts}
     if data.sharding == "slice" and len(rows) > 1:
         raise DataError(f"the workers read different data: {batch} has {sorted(rows)} examples on different workers")
     if sum(shares) == 0:

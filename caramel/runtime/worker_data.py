@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from caramel.data.template import INDEX
+from caramel.data.template import ELEMENT_INDEX
 from caramel.errors import DataError, EndOfData, StepError
 from caramel.runtime.checkpoint import fed_path, open_checkpoint, read_values
 from caramel.runtime.example_counts import checked_shares
@@ -163,7 +163,7 @@ class WorkerData:
         start, errors = self._taken, []
         while True:
             for rank in range(self._workers):
-                if rank not in self._found or self._found[rank][INDEX] < start:
+                if rank not in self._found or self._found[rank][ELEMENT_INDEX] < start:
                     errors += self._search(rank, start)
             positions = [_position(self._found[rank]) for rank in range(self._workers)]
             if not self._shared or len(set(positions)) == 1:
@@ -181,7 +181,7 @@ class WorkerData:
         while len(errors) <= self._stride:
             (result,) = self._take([rank], start)
             if not isinstance(result, StepError):
-                self._found[rank] = _ended(result) if result[INDEX] < 0 else result
+                self._found[rank] = _ended(result) if result[ELEMENT_INDEX] < 0 else result
                 return errors
             errors.append(result)
         raise self._missed(errors[-1], _AFTER_ERROR) from errors[-1]
@@ -275,7 +275,7 @@ class WorkerData:
         """Let workers have an element, in case theirs end before the others'."""
         self._begin()
         for rank, result in enumerate(self._take(range(self._workers))):
-            self._has_element[rank] = not isinstance(result, StepError) and bool(result[INDEX] >= 0)
+            self._has_element[rank] = not isinstance(result, StepError) and bool(result[ELEMENT_INDEX] >= 0)
         self._built, self._passes = False, 0
 
     def _restored_iterators(self, prefix: str, passes: int) -> bool:
@@ -319,13 +319,13 @@ class WorkerData:
 
 def _position(counts: np.ndarray) -> int:
     """Number of the element; far away at the end."""
-    return int(counts[INDEX]) if counts[INDEX] >= 0 else _FAR
+    return int(counts[ELEMENT_INDEX]) if counts[ELEMENT_INDEX] >= 0 else _FAR
 
 
 def _ended(counts: np.ndarray) -> np.ndarray:
     """Counts of a worker at its end, which no search can pass."""
     found = counts.copy()
-    found[INDEX] = _FAR
+    found[ELEMENT_INDEX] = _FAR
     return found
 
 

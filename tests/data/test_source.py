@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from caramel.data.dataset import given_data, why_not_on_workers
+from caramel.data.dataset import training_data, why_not_on_workers
 from caramel.data.source import SEED
 
 Dataset = tf.data.Dataset
 
 
 def source(dataset, workers=2):
-    (found,) = given_data(dataset).sources(workers)
+    (found,) = training_data(dataset).sources(workers)
     return found
 
 
@@ -153,11 +153,11 @@ import tensorflow as tf
 if sys.argv[1] == "late":
     tf.function(lambda x: x + 1).get_concrete_function(tf.TensorSpec([]))
     tf.data.Dataset.range(3).map(lambda x: x * 2)
-from caramel.data.dataset import given_data
+from caramel.data.dataset import training_data
 def double(x):
     return tf.cond(x > 3, lambda: 2 * x, lambda: x)
 dataset = tf.data.Dataset.range(9).map(double).shuffle(4).batch(2)
-print(given_data(dataset).sources(2)[0].digest)
+print(training_data(dataset).sources(2)[0].digest)
 """
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from caramel.collectives.schedule import balanced
 from caramel.data import template as names
-from caramel.data.dataset import given_data
+from caramel.data.dataset import training_data
 from caramel.data.template import Sharding, make_template
 from caramel.model import Input
 
@@ -31,7 +31,7 @@ class Worker:
     """One worker's pipeline in a session."""
 
     def __init__(self, sizes, sharding, rank, workers):
-        (source,) = given_data(elements(sizes)).sources(workers)
+        (source,) = training_data(elements(sizes)).sources(workers)
         made = make_template(source, INPUTS, sharding)
         graph_def = made.graph.to_graph_def()
         graph = tf.Graph()
