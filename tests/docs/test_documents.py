@@ -111,6 +111,14 @@ def test_every_page_has_one_title():
     assert not [name_of(page) for page in PAGES if [level for level, _ in headings(page)].count(1) != 1]
 
 
+def test_pages_that_use_special_words_link_to_the_glossary():
+    words = re.compile(r"\b(forward window|rho|gap closed|utilisation)\b", re.IGNORECASE)
+    others = [p for p in PAGES if p.name not in ("glossary.md", "architecture.md") and p.parent.name != "decisions"]
+    using = [page for page in others if words.search(CODE.sub("", prose(page)))]
+    assert len(using) > 5
+    assert not [name_of(page) for page in using if "glossary.md" not in page.read_text(encoding="utf-8")]
+
+
 def test_every_error_has_a_section():
     classes = [
         name
