@@ -237,8 +237,9 @@ def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[s
 
     Args:
         steps: traced steps; as a generator, only one is kept at a time.
-        producers: for each gradient the nodes that compute it (`caramel.analyzers.policies.order.makers`), by names of
-            the Model. It is ready when the last of them is that is there.
+        producers: for each gradient the nodes that compute it
+            (`caramel.analyzers.policies.order.computing_ops_with_fused`), by names of the Model. It is ready when the
+            last of them is that is there.
         workers: number of workers.
 
     Returns:
