@@ -31,6 +31,7 @@ myst_heading_anchors = 4  # links such as clusters.md#slurm-and-kubernetes
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
+napoleon_custom_sections = ["Source"]
 default_role = "code"  # single backticks in docstrings
 
 nitpicky = True
