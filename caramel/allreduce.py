@@ -51,7 +51,7 @@ def all_reduce(
         reduction: ``"mean"`` or ``"sum"``.
         weights: for each rank a number or scalar tensor that its tensor is multiplied with first; for
             a weighted mean of uneven batches N b_r / B. Not for integers.
-        wire: ``"bfloat16"`` or ``"float16"`` to send rounded values; `docs/algorithms.md` has the bound.
+        wire: ``"bfloat16"`` or ``"float16"`` to send rounded values; `docs/explanation/algorithms.md` has the bound.
         deterministic: add in rank order, so that the bits do not depend on anything else.
         network: the network model to choose by, or the file of one.
         devices: the device of each rank; default: that of its tensor.

@@ -57,7 +57,7 @@ _ANALYZERS: tuple[Callable[[], Analyzer], ...] = (
     best_packing,
     adaptive_depth,
 )
-"""Factories of the analyzers whose names ``--analyzers`` takes."""
+"""Factories of the analyzers whose names ``--analyzers`` takes, besides those of the policies."""
 
 
 def automatic_analyzers(
@@ -106,7 +106,9 @@ def known(trace: Trace | None = None) -> Mapping[str, Analyzer]:
     Args:
         trace: trace that the analyzer ``"trace"`` provides; without one there is no such analyzer.
     """
-    analyzers = [factory() for factory in _ANALYZERS] + ([] if trace is None else [given_trace(trace)])
+    parts = [part for policy in POLICIES.values() for part in (policy.buckets, policy.windows, policy.packing)]
+    factories = [*_ANALYZERS, *(part for part in parts if part is not None)]
+    analyzers = [factory() for factory in factories] + ([] if trace is None else [given_trace(trace)])
     return {analyzer.name: analyzer for analyzer in analyzers}
 
 

@@ -48,8 +48,20 @@ def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
+class PolicyOption(click.Option):
+    """``--policy``. The registry has the names and what they mean; it is imported once somebody asks."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The help, with what each policy does."""
+        from caramel.analyzers.registry import POLICIES
+
+        summaries = "; ".join(f"{policy.name}: {policy.summary}" for policy in POLICIES.values())
+        self.help = f"How to make buckets and put them into windows. {summaries}."
+        return super().get_help_record(ctx)
+
+
 class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
-    """The name of a policy. The registry has the names; it is imported once one is asked for."""
+    """The name of a policy; see `PolicyOption`."""
 
     name = "policy"
 
@@ -117,10 +129,10 @@ with_policies = _options(
     ),
     click.option(
         "--policy",
+        cls=PolicyOption,
         type=PolicyName(),
         default="optimal",
         show_default=True,
-        help="How to make buckets and put them into windows: as well as can be, or by Caramel's own rules.",
     ),
     click.option("--serialization/--no-serialization", default=True, help="Enforce one order of computation."),
     click.option("--batching/--no-batching", default=True, help="Send small gradients together."),

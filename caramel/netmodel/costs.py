@@ -24,7 +24,7 @@ _MOST_S_PER_BYTE = 1e9
 
 
 def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
-    """The factors of one algorithm; `docs/algorithms.md` explains them.
+    """The factors of one algorithm; `docs/explanation/algorithms.md` explains them.
 
     Args:
         algorithm: name of an all-reduce.

@@ -24,7 +24,7 @@ LARGE_BYTES = 4 * 2**20
 """Bytes of the larger of the two transfers that Caramel measures (section 4.2)."""
 
 MESSAGE_LATENCY_S = 100e-6
-"""Seconds of one message between two TensorFlow servers on the loopback device (`docs/benchmarks.md`)."""
+"""Seconds of one message between two TensorFlow servers on the loopback device (`docs/benchmarks/all-reduces.md`)."""
 
 
 def default_depth(size_bytes: float, threshold: float) -> int:

@@ -118,7 +118,7 @@ def test_the_buckets_at_64_workers(googlenet):
     assert "'layer46', is 5.74 ms away, and merging saves only 5.7 ms" in made.reasons[0]
 
 
-# -- what docs/policies.md says ----------------------------------------------------------------
+# -- what docs/benchmarks/mg-wfbp.md says ----------------------------------------------------------------
 
 BATCHING = {"single()": single(), "fixed()": fixed(), "paper_batching()": paper_batching(), "mg_wfbp()": mg_wfbp()}
 PACKING = [backward_only(), paper_packing(), priority(), priority(4 * 2**20)]
@@ -126,7 +126,7 @@ PACKING = [backward_only(), paper_packing(), priority(), priority(4 * 2**20)]
 
 def rows(beginning):
     """Cells of the rows of the documentation's tables that begin so."""
-    text = (Path(caramel.__file__).parents[1] / "docs" / "policies.md").read_text()
+    text = (Path(caramel.__file__).parents[1] / "docs" / "benchmarks" / "mg-wfbp.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith(f"| {beginning} |")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

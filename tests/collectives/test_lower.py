@@ -166,7 +166,7 @@ def test_tensorflow_sends_just_the_messages_of_the_schedule(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("workers", [2, 3, 4, 7])
 def test_a_narrow_wire_keeps_replicas_identical_within_the_bound(name, workers, wire, unit):
-    """The bound of docs/algorithms.md: (hops + 1) roundings of sums of absolute values."""
+    """The bound of docs/explanation/algorithms.md: (hops + 1) roundings of sums of absolute values."""
     size = 101
     arrays = random_arrays(workers, size, "float32")
     schedule = ALGORITHMS[name](workers, size)

@@ -96,7 +96,7 @@ def lower_bounds(boundaries: Boundaries, line: Line) -> Bounds:
     one's read, at most y + w; and altogether at most min(x + y, C) + w. In the backward window alone they take
     a + b S at least; in the forward window alone (if all can be postponed) the same; in both, 2 a + b S. The
     least of what the three cases leave as w is LB2; LB1 asks for one transfer only. Sets of nothing but what cannot
-    be postponed have only the first case, and x. docs/planner.md has the proof.
+    be postponed have only the first case, and x. docs/explanation/two-windows.md has the proof.
 
     Args:
         boundaries: boundaries of a step.

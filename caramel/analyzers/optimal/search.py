@@ -1,6 +1,7 @@
 """The optimal packing of transfers into the backward and the forward window, for a network of T = a + b * bytes.
 
-docs/planner.md has the theory. `pack` finds the least exposed time, then the simplest plan that is nearly as good.
+docs/explanation/two-windows.md has the theory. `pack` finds the least exposed time, then the simplest plan that is
+nearly as good.
 """
 
 from __future__ import annotations

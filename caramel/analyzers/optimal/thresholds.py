@@ -1,6 +1,6 @@
 """The least exposed time of two windows, where gradients may be split: thresholds that cover every prefix.
 
-docs/planner.md has the argument. All in seconds of the channel.
+docs/explanation/two-windows.md has the argument. All in seconds of the channel.
 """
 
 from __future__ import annotations

@@ -276,7 +276,9 @@ def test_one_start_costs_more_than_all_else():
     boundaries = model(10)
     assert len(pack(boundaries, Line(5.0, 1e-12)).transfers) == 1
     free = pack(boundaries, line_for(boundaries, 0.9, start=0.0))
-    assert free.iteration_s <= lower_bounds(boundaries, line_for(boundaries, 0.9, start=0.0)).lb2_s * (1 + TIE_TOLERANCE)
+    assert free.iteration_s <= lower_bounds(boundaries, line_for(boundaries, 0.9, start=0.0)).lb2_s * (
+        1 + TIE_TOLERANCE
+    )
 
 
 def test_alone_takes_channel_time():
