@@ -29,7 +29,7 @@ from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.measure.netbench import measure_network
 from caramel.netmodel.model import NetworkModel
-from caramel.runtime.clusters.local_processes import KeptProcesses
+from caramel.runtime.clusters.local_processes import SharedProcesses
 from caramel.runtime.host.run_options import RunOptions
 
 _BURST_BYTES = 32 * 1024
@@ -104,7 +104,7 @@ class Site:
             options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
             self.cluster = replace(cluster(workers, self.testbed), options=options)
             # With servers of its own for each contender that needs some, their memory would not do.
-            self.shared = KeptProcesses(self.cluster)
+            self.shared = SharedProcesses(self.cluster)
             self._open.callback(self.end_cell)
         except BaseException:
             self.close()

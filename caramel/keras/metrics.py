@@ -13,7 +13,7 @@ from caramel.errors import CaptureError
 from caramel.graph.graph import node_of
 from caramel.keras.train_step import Call, Result, Taken, Watched, leaf_metrics
 from caramel.model import Combination, Model
-from caramel.runtime.feeds import combined
+from caramel.runtime.feeds import combined_value
 from caramel.runtime.session import Session, StepResult
 
 
@@ -134,7 +134,7 @@ class Counts:
         if combination is Combination.EXAMPLES:
             return self._joined(counting, [s for s in shares if s], output)
         wide = [np.asarray(v, np.float64 if np.issubdtype(dtype, np.inexact) else None) for v in values]
-        return np.asarray(combined(wide, shares, combination.value), dtype)
+        return np.asarray(combined_value(wide, shares, combination.value), dtype)
 
     def _joined(self, parts: Sequence[np.ndarray], shares: Sequence[int], output: str) -> np.ndarray:
         per_example = {len(part) / share for part, share in zip(parts, shares)}

@@ -21,7 +21,7 @@ from caramel.measure.step_stats import TracedStep, traced_step
 from caramel.measure.trace_summary import STATISTICS, summary, with_orders
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import InProcess
-from caramel.runtime.feeds import bind
+from caramel.runtime.feeds import bound_arrays
 from caramel.runtime.session import DEFAULT_STEP_TIMEOUT_S, Session
 from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
@@ -192,7 +192,7 @@ def _share(computation: DistributedModel, batch: Sequence[Any]) -> Sequence[Any]
         return batch
     feeds, model = computation.signature.feeds, computation.model
     order = () if computation.pipeline is not None else model.input_order
-    arrays = bind(feeds, batch, {}, model.unused_inputs, order)
+    arrays = bound_arrays(feeds, batch, {}, model.unused_inputs, order)
     for feed in feeds:
         if feed.split and feed.name in arrays:
             parts = balanced(len(arrays[feed.name]), job)[:workers]

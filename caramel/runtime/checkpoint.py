@@ -18,10 +18,11 @@ from caramel.model import Variable
 
 v1 = tf.compat.v1
 
-_DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
-"""What TensorFlow's reader raises, as it comes to notice."""
+_READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
+"""Errors that TensorFlow's reader raises where a checkpoint is damaged."""
 
 OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""Key that only checkpoints written by tf.train.Checkpoint have."""
 
 
 def write_values(prefix: str | os.PathLike[str], values: Mapping[str, np.ndarray]) -> None:
@@ -40,13 +41,13 @@ def read_values(prefix: str | os.PathLike[str], names: Iterable[str] | None = No
     """Read arrays by name.
 
     Raises:
-        CheckpointError: it is missing or damaged.
+        CheckpointError: the checkpoint is missing or damaged.
     """
     reader = open_checkpoint(prefix)
-    wanted = reader.get_variable_to_shape_map() if names is None else names
+    wanted_names = reader.get_variable_to_shape_map() if names is None else names
     try:
-        return {name: reader.get_tensor(name) for name in wanted}
-    except _DAMAGE as error:
+        return {name: reader.get_tensor(name) for name in wanted_names}
+    except _READ_ERRORS as error:
         raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
 
 
@@ -54,22 +55,22 @@ def open_checkpoint(prefix: str | os.PathLike[str]) -> Any:
     """A reader for a checkpoint.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: the checkpoint is missing or damaged.
     """
     if not os.path.exists(f"{prefix}.index"):
         hint = " (it is a directory: give the checkpoint's prefix in it)" if os.path.isdir(prefix) else ""
         raise CheckpointError(f"there is no checkpoint at {str(prefix)!r}: {str(prefix)!r}.index does not exist{hint}")
     try:
         return tf.train.load_checkpoint(str(prefix))
-    except _DAMAGE as error:
+    except _READ_ERRORS as error:
         raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
 
 
 def check_fits(prefix: str | os.PathLike[str], reader: Any, variables: Iterable[Variable]) -> None:
-    """Every variable must be there, with its shape and dtype.
+    """Check that a checkpoint has every variable, with its shape and dtype.
 
     Raises:
-        CheckpointError: listing what is missing or different.
+        CheckpointError: variables are missing or different; the text lists them.
     """
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
@@ -91,10 +92,10 @@ def check_fits(prefix: str | os.PathLike[str], reader: Any, variables: Iterable[
 
 
 def write_atomically(writers: Mapping[str, Callable[[str], object]]) -> None:
-    """Have checkpoints made under temporary names, then put all of them in place, or none.
+    """Write checkpoints under temporary names, then put all of them in place, or none.
 
     Args:
-        writers: for each checkpoint's prefix a function that writes it to the prefix it is given.
+        writers: function that writes a checkpoint to the prefix it is given, by the checkpoint's own prefix.
 
     Raises:
         CheckpointError: something could not be written; what was there is untouched.
@@ -116,22 +117,22 @@ def write_atomically(writers: Mapping[str, Callable[[str], object]]) -> None:
         raise CheckpointError(f"checkpoint {where} could not be written: {error}") from error
     finally:
         for target, written in temporary.items():
-            for left in target.parent.glob(glob.escape(written.name) + "*") if target.parent.is_dir() else ():
-                if left.is_dir():  # TensorFlow's own temporary directory
-                    shutil.rmtree(left, ignore_errors=True)
+            for leftover in target.parent.glob(glob.escape(written.name) + "*") if target.parent.is_dir() else ():
+                if leftover.is_dir():  # TensorFlow's own temporary directory
+                    shutil.rmtree(leftover, ignore_errors=True)
                 else:
-                    left.unlink(missing_ok=True)
+                    leftover.unlink(missing_ok=True)
 
 
 def _put_in_place(moves: list[tuple[Path, Path]], tag: str) -> None:
-    """Rename all files, or put back what was there."""
+    """Rename all files, or put back the files that were there."""
     backups: dict[Path, Path] = {}
     done: list[Path] = []
     try:
         for source, target in moves:
             if target.exists():
                 backup = target.with_name(f"{target.name}.old-{tag}")
-                _second_name(target, backup)
+                _link_or_copy(target, backup)
                 backups[target] = backup
             source.replace(target)
             done.append(target)
@@ -148,7 +149,7 @@ def _put_in_place(moves: list[tuple[Path, Path]], tag: str) -> None:
             backup.unlink(missing_ok=True)
 
 
-def _second_name(file: Path, name: Path) -> None:
+def _link_or_copy(file: Path, name: Path) -> None:
     try:
         os.link(file, name)
     except OSError:  # a file system without hard links
@@ -160,6 +161,6 @@ def fed_path(path: str | os.PathLike[str]) -> np.ndarray:
     return np.array(os.path.abspath(path).encode(), dtype=object)
 
 
-def beside(prefix: str | os.PathLike[str]) -> str:
+def local_state_prefix(prefix: str | os.PathLike[str]) -> str:
     """Prefix of the local state of all workers beside an object-based checkpoint."""
     return f"{os.fspath(prefix)}-workers"

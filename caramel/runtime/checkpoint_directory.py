@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from caramel.errors import CheckpointError
-from caramel.runtime.checkpoint import beside
+from caramel.runtime.checkpoint import local_state_prefix
 from caramel.runtime.session import Session
 from caramel.util.text_files import write_whole
 
@@ -21,8 +21,8 @@ class CheckpointDirectory:
     """Checkpoints ``checkpoint-STEP`` in a directory, listed as tf.train.Saver lists its own.
 
     Args:
-        path: the directory; made when something is first saved.
-        keep: how many of the newest to keep.
+        path: path of the directory, which is made by the first save.
+        keep: number of the newest checkpoints to keep.
     """
 
     def __init__(self, path: str | os.PathLike[str], keep: int = 5) -> None:
@@ -43,13 +43,13 @@ class CheckpointDirectory:
                 f"the list of checkpoints {str(self.path / 'checkpoint')!r} is damaged: "
                 "mend it, or remove it to start anew"
             )
-        found = str(state.model_checkpoint_path)
-        if not os.path.exists(f"{found}.index"):
+        prefix = str(state.model_checkpoint_path)
+        if not os.path.exists(f"{prefix}.index"):
             raise CheckpointError(
-                f"{str(self.path / 'checkpoint')!r} names {found!r}, which does not exist: restore its files, or name "
+                f"{str(self.path / 'checkpoint')!r} names {prefix!r}, which does not exist: restore its files, or name "
                 "another checkpoint in that list"
             )
-        return found
+        return prefix
 
     def save(self, session: Session) -> str:
         """Save a session's state and drop what is older than the newest few.
@@ -69,7 +69,7 @@ class CheckpointDirectory:
         try:
             self._write_list(kept)
             for old in (n for n in names[: -self.keep] if re.fullmatch(r"checkpoint-\d+", n)):
-                for prefix in (old, beside(old)):
+                for prefix in (old, local_state_prefix(old)):
                     for part in self.path.glob(glob.escape(prefix) + ".*"):
                         part.unlink(missing_ok=True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What the workers' pipelines say of an element: does the step take it, and how many examples has each worker?"""
+"""Checks of the example counts that the workers' pipelines report of an element."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: st
     """The number of examples of each worker; all 0 where no input is split.
 
     Args:
-        signature: what the step takes.
-        counts: what each worker says of its element.
-        batch: the element, for messages.
+        signature: signature of the step, with its inputs.
+        counts: counts of each worker's element, in the layout of `caramel.data.template`.
+        batch: noun for the element in messages.
 
     Raises:
-        DataError: the step cannot take it.
+        DataError: the step cannot take the element.
     """
     data = signature.data
     assert data is not None

@@ -23,11 +23,11 @@ def has_native_collectives(graph_def: Any) -> bool:
 
 
 Run = tuple[Sequence[str], Sequence[str], Mapping[str, np.ndarray]]
-"""What to fetch, what else to run, and what to feed."""
+"""Tensors to fetch, further ops to run, and arrays to feed by tensor name."""
 
 
 class Executor(Protocol):
-    """What a cluster gives to a Session."""
+    """A running graph, as a cluster gives it to a Session."""
 
     def run(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
@@ -40,7 +40,7 @@ class Executor(Protocol):
         """Run once with full tracing; the values, and TensorFlow's RunMetadata, serialized."""
 
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
-        """Run several times at once; the values of each, or what it failed with. The others go on then.
+        """Run several times at once; the values of each run, or its error, with which the other runs go on.
 
         Raises:
             ClusterError: a worker is gone or too slow.
@@ -60,8 +60,8 @@ class SessionExecutor:
     """A graph in a session of this process, on local devices or on servers.
 
     Args:
-        graph_def: the graph, with devices that exist where it runs.
-        target: "" for this process, or ``grpc://host:port``.
+        graph_def: GraphDef with devices that exist where it runs.
+        target: address ``grpc://host:port`` of a server; "" for this process.
         config: a ConfigProto.
 
     Raises:
@@ -75,7 +75,7 @@ class SessionExecutor:
         try:
             self._session = v1.Session(target, graph=self._graph, config=config)
         except tf.errors.OpError as error:
-            raise translated(error, "while opening the session") from error
+            raise caramel_error(error, "while opening the session") from error
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], Any] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -86,11 +86,11 @@ class SessionExecutor:
         """A session on servers, with variables of its own, that has all its workers' devices.
 
         Args:
-            graph_def: the graph.
-            target: ``grpc://host:port`` of the server that coordinates.
-            config: a ConfigProto; changed here.
+            graph_def: GraphDef to run.
+            target: address ``grpc://host:port`` of the server that coordinates.
+            config: ConfigProto of the session; it is changed here.
             devices: device string of each worker, with job and task.
-            timeout_s: how long an operation may take.
+            timeout_s: seconds that an operation may take.
 
         Raises:
             InputError: a device is not there.
@@ -98,13 +98,13 @@ class SessionExecutor:
         """
         config.isolate_session_state = True
         config.operation_timeout_in_ms = int(timeout_s * 1000)
-        made = cls(graph_def, target, config)
+        executor = cls(graph_def, target, config)
         try:
-            made.require(devices)
+            executor.require_devices(devices)
         except BaseException:
-            made.close()
+            executor.close()
             raise
-        return made
+        return executor
 
     def run(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
@@ -140,13 +140,13 @@ class SessionExecutor:
         try:
             results = call(*feeds.values(), options=options, run_metadata=metadata)
         except tf.errors.OpError as error:
-            raise translated(error, f"after at most {timeout_s:g} s") from error
+            raise caramel_error(error, f"after at most {timeout_s:g} s") from error
         return list(results[: len(fetches)])
 
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; see `Executor.run_each`."""
 
-        def one(run: Run) -> list[np.ndarray] | StepError | ClusterError:
+        def run_one(run: Run) -> list[np.ndarray] | StepError | ClusterError:
             try:
                 return self.run(*run, timeout_s)
             except (StepError, ClusterError) as error:
@@ -156,13 +156,13 @@ class SessionExecutor:
             self._callable(*run)  # making one changes the graph, which two threads must not do
         if self._pool is None and len(runs) > 1:
             self._pool = ThreadPoolExecutor(len(runs))
-        results = [one(runs[0])] if self._pool is None else list(self._pool.map(one, runs))
-        found: list[list[np.ndarray] | StepError] = []
+        results = [run_one(runs[0])] if self._pool is None else list(self._pool.map(run_one, runs))
+        values_or_errors: list[list[np.ndarray] | StepError] = []
         for result in results:
             if isinstance(result, ClusterError):
                 raise result
-            found.append(result)
-        return found
+            values_or_errors.append(result)
+        return values_or_errors
 
     def _callable(self, fetches: Sequence[str], targets: Sequence[str], feeds: Iterable[str]) -> Any:
         key = (tuple(fetches), tuple(targets), tuple(feeds))
@@ -172,13 +172,13 @@ class SessionExecutor:
 
     def _make(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> Any:
         graph = self._graph
-        wanted = [graph.get_tensor_by_name(n) for n in fetches] + [graph.get_operation_by_name(n) for n in targets]
+        fetched = [graph.get_tensor_by_name(n) for n in fetches] + [graph.get_operation_by_name(n) for n in targets]
         return self._session.make_callable(
-            wanted, feed_list=[graph.get_tensor_by_name(n) for n in feeds], accept_options=True
+            fetched, feed_list=[graph.get_tensor_by_name(n) for n in feeds], accept_options=True
         )
 
-    def require(self, devices: Sequence[str]) -> None:
-        """See that the workers' devices are there; TensorFlow would silently use others instead.
+    def require_devices(self, devices: Sequence[str]) -> None:
+        """Check that the workers' devices exist; TensorFlow would silently use others instead.
 
         Args:
             devices: device string of each worker, with job and task.
@@ -188,19 +188,19 @@ class SessionExecutor:
             ClusterError: the servers do not answer.
         """
         try:
-            found = [Device.parse(device.name) for device in self._session.list_devices()]
+            session_devices = [Device.parse(device.name) for device in self._session.list_devices()]
         except tf.errors.OpError as error:
-            raise translated(error, "while opening the session") from error
+            raise caramel_error(error, "while opening the session") from error
         for text in devices:
             wanted = Device.parse(text)
-            there = [device for device in found if device.worker == wanted.worker]
-            if any(wanted.type in (None, d.type) and wanted.index in (None, d.index) for d in there):
+            task_devices = [device for device in session_devices if device.worker == wanted.worker]
+            if any(wanted.type in (None, d.type) and wanted.index in (None, d.index) for d in task_devices):
                 continue
-            has = listed(f"{d.type}:{d.index}" for d in there) or "no device, or runs under another name"
-            more = f" --devices {wanted.index + 1}" if wanted.type == "CPU" and wanted.index else ""
+            device_list = listed(f"{d.type}:{d.index}" for d in task_devices) or "no device, or runs under another name"
+            option = f" --devices {wanted.index + 1}" if wanted.type == "CPU" and wanted.index else ""
             raise InputError(
-                f"there is no device {text!r}: the server of that task has {has}. "
-                f"Name a device that is there, or start the server with `caramel worker{more}`"
+                f"there is no device {text!r}: the server of that task has {device_list}. "
+                f"Name a device that is there, or start the server with `caramel worker{option}`"
             )
 
     def extend(self, graph_def: bytes) -> None:
@@ -227,16 +227,17 @@ class SessionExecutor:
         self._session.close()
 
 
-_ABORTED_FOR_GOOD = "Collective ops is aborted"
-"""TensorFlow's servers say so, of every later collective op, too, once one of them failed."""
+_COLLECTIVES_ABORTED = "Collective ops is aborted"
+"""Text of TensorFlow's servers about every later collective op, once one of them has failed."""
 
-_CLUSTER_CODES = (tf.errors.UNAVAILABLE, tf.errors.ABORTED, tf.errors.CANCELLED)
+_LOST_WORKER_CODES = (tf.errors.UNAVAILABLE, tf.errors.ABORTED, tf.errors.CANCELLED)
+"""Error codes with which a run ends if a worker cannot be reached."""
 
 
-def translated(error: Any, when: str) -> CaramelError:
+def caramel_error(error: Any, when: str) -> CaramelError:
     """The CaramelError for an error of TensorFlow."""
-    node, first = _what_failed(error)
-    if _ABORTED_FOR_GOOD in str(error.message):
+    node, first = _failed_op_and_message(error)
+    if _COLLECTIVES_ABORTED in str(error.message):
         return ClusterError(
             f"TensorFlow's own all-reduce ('native') was interrupted, or a server was restarted since the last one, "
             f"and the other servers run none any more ({first}). Restart all servers, and restore the last "
@@ -247,18 +248,18 @@ def translated(error: Any, when: str) -> CaramelError:
             f"a worker did not answer {when} ({first}). Check that all workers run and reach each other; "
             "raise step_timeout_s if a step takes that long"
         )
-    if error.error_code in _CLUSTER_CODES:
+    if error.error_code in _LOST_WORKER_CODES:
         return ClusterError(
             f"a worker cannot be reached any more ({first}). Start a new session and restore the last checkpoint"
         )
     return StepError(f"the program failed{f' in op {node!r}' if node else ''}: {first}")
 
 
-_SAYS_NOTHING = re.compile(r"\[\[\{\{|([A-Z_]+: )?From /job:|\d+ root error\(s\) found")
+_UNINFORMATIVE_LINE = re.compile(r"\[\[\{\{|([A-Z_]+: )?From /job:|\d+ root error\(s\) found")
 
 
-def _what_failed(error: Any) -> tuple[str, str]:
-    """The op (or "") and the first line of an error's message that says something."""
+def _failed_op_and_message(error: Any) -> tuple[str, str]:
+    """The op (or "") and the first informative line of an error's message."""
     message = str(error.message).strip()
     node = re.search(r"\{\{(?:function_)?node ([^}]+)\}\}", message)
     lines = [line.strip() for line in message.splitlines()]
@@ -267,5 +268,5 @@ def _what_failed(error: Any) -> tuple[str, str]:
         last = max((n for n, line in enumerate(lines) if line.startswith("Node:")), default=0)
         lines = lines[last + 1 :]
     lines = [re.sub(r"^\(\d+\) (\w+: )?", "", line) for line in lines]  # "(0) INVALID_ARGUMENT: " of a list of errors
-    said = [line for line in lines if re.search(r"\w", line) and not _SAYS_NOTHING.match(line)]
-    return node.group(1) if node else "", said[0] if said else type(error).__name__
+    informative = [line for line in lines if re.search(r"\w", line) and not _UNINFORMATIVE_LINE.match(line)]
+    return node.group(1) if node else "", informative[0] if informative else type(error).__name__

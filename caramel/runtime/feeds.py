@@ -18,9 +18,9 @@ class Batch:
     """A step's feeds.
 
     Attributes:
-        feeds: array by tensor name.
+        feeds: arrays by tensor name.
         shares: number of examples of each worker; all 0 where no input is split.
-        reduction: how the loss reduces over the batch.
+        reduction: reduction of the loss over the batch, ``"mean"`` or ``"sum"``.
     """
 
     feeds: Mapping[str, np.ndarray]
@@ -29,37 +29,37 @@ class Batch:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """What each worker's gradients and loss count: N * b_r / B for means, 1 for sums.
+        """The weight of each worker's gradients and loss: N * b_r / B for means, 1 for sums.
 
         1 where no input is split; 0 for a worker without an example, which computes with one that is
         not its own.
         """
-        return weights_of(self.shares, self.reduction)
+        return worker_weights(self.shares, self.reduction)
 
 
-def weights_of(shares: Sequence[int], reduction: str) -> tuple[float, ...]:
-    """What each worker's value counts: N * b_r / B in a mean, 1 in a sum; see `Batch.weights`."""
-    total = sum(shares)
-    if total == 0:
+def worker_weights(shares: Sequence[int], reduction: str) -> tuple[float, ...]:
+    """The weight of each worker's value: N * b_r / B in a mean, 1 in a sum; see `Batch.weights`."""
+    examples = sum(shares)
+    if examples == 0:
         return (1.0,) * len(shares)
     if reduction == "sum":
         return tuple(float(share > 0) for share in shares)
-    return tuple(len(shares) * share / total for share in shares)
+    return tuple(len(shares) * share / examples for share in shares)
 
 
-def combined(values: Sequence[Any], shares: Sequence[int], reduction: str) -> Any:
+def combined_value(values: Sequence[Any], shares: Sequence[int], reduction: str) -> Any:
     """The value for the whole batch.
 
     Args:
-        values: of each worker, numbers or arrays.
-        shares: number of examples of each; all 0 where no input is split.
-        reduction: ``"mean"`` or ``"sum"``: what the value is over the examples.
+        values: number or array of each worker.
+        shares: number of examples of each worker; all 0 where no input is split.
+        reduction: ``"mean"`` or ``"sum"``, the reduction over the examples that makes the value.
     """
-    counted = [weight * value for weight, value in zip(weights_of(shares, reduction), values) if weight]
+    counted = [weight * value for weight, value in zip(worker_weights(shares, reduction), values) if weight]
     return sum(counted) if reduction == "sum" else sum(counted) / len(values)
 
 
-def bind(
+def bound_arrays(
     feeds: Sequence[Feed],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -69,12 +69,12 @@ def bind(
     """Match the user's arguments with the inputs.
 
     Args:
-        feeds: the inputs.
+        feeds: inputs of the step.
         args: arrays in the order of the inputs (nests are flattened), or one dict from names or
             placeholders to arrays.
         kwargs: arrays by name.
         unused: names that may be fed and are ignored, as a Session ignores what a fetch does not need.
-        order: names of all inputs in the user's order, those too; positions may be meant in it.
+        order: names of all inputs, unused ones included, in the user's order, which positions may refer to.
 
     Returns:
         An array of the right dtype for each input that is fed.
@@ -82,40 +82,40 @@ def bind(
     Raises:
         InputError: an input is missing, unknown, fed twice, or does not fit in dtype or shape.
     """
-    by_name = {feed.name: feed for feed in feeds}
-    given: dict[str, Any] = {}
-    known = {*by_name, *unused}
+    feed_by_name = {feed.name: feed for feed in feeds}
+    arrays: dict[str, Any] = {}
+    known = {*feed_by_name, *unused}
     if len(args) == 1 and isinstance(args[0], Mapping) and known & {_key(k, known) for k in args[0]}:
-        given.update((_key(key, known), value) for key, value in args[0].items())
+        arrays.update((_key(key, known), value) for key, value in args[0].items())
     elif args:
         flat = _flatten(args)
-        by_position = list(feeds)
+        positional = list(feeds)
         if len(flat) < sum(1 for f in feeds if not f.optional):
-            by_position = [f for f in feeds if f.name not in kwargs]
-        required = [f for f in by_position if not f.optional]
-        if len(flat) not in (len(required), len(by_position), len(order)):
-            raise InputError(f"{len(flat)} arrays were given for the inputs {_list(by_position)}")
+            positional = [f for f in feeds if f.name not in kwargs]
+        required = [f for f in positional if not f.optional]
+        if len(flat) not in (len(required), len(positional), len(order)):
+            raise InputError(f"{len(flat)} arrays were given for the inputs {_list(positional)}")
         names = {
             len(order): order,
             len(required): [f.name for f in required],
-            len(by_position): [f.name for f in by_position],
+            len(positional): [f.name for f in positional],
         }
-        given.update(zip(names[len(flat)], flat))
+        arrays.update(zip(names[len(flat)], flat))
     for name, value in kwargs.items():
-        if name in given:
+        if name in arrays:
             raise InputError(f"input {name!r} was given twice")
-        given[name] = value
-    given = {name: value for name, value in given.items() if name in by_name or name not in unused}
-    unknown = [name for name in given if name not in by_name]
+        arrays[name] = value
+    arrays = {name: value for name, value in arrays.items() if name in feed_by_name or name not in unused}
+    unknown = [name for name in arrays if name not in feed_by_name]
     if unknown:
         raise InputError(f"there is no input {unknown[0]!r}; the inputs are {_list(feeds)}")
-    missing = [f.name for f in feeds if f.name not in given and not f.optional]
+    missing = [f.name for f in feeds if f.name not in arrays and not f.optional]
     if missing:
         raise InputError(f"input {missing[0]!r} is missing; the inputs are {_list(feeds)}")
-    return {name: _array(by_name[name], value) for name, value in given.items()}
+    return {name: _array(feed_by_name[name], value) for name, value in arrays.items()}
 
 
-def split(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch:
+def split_batch(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch:
     """Cut a global batch into one part for each worker.
 
     Parts differ by at most one example. A step whose inputs have a static batch needs exactly N
@@ -169,7 +169,7 @@ def _check_static(feed: Feed, examples: int, workers: int) -> None:
 
 
 def _key(key: Any, known: Collection[str]) -> str:
-    """The input that a name or a tensor means; placeholders go by their op, an iterator's outputs by tensor."""
+    """Name of the input of a name or a tensor: of a placeholder its op, of an iterator's output the tensor."""
     name = str(key if isinstance(key, str) else getattr(key, "name", str(key)))
     return name if name in known else name.partition(":")[0]
 
@@ -188,7 +188,7 @@ def _list(feeds: Sequence[Feed]) -> str:
 
 
 def _array(feed: Feed, value: Any) -> np.ndarray:
-    array = converted(value, feed.dtype, f"input {feed.name!r}")
+    array = converted_array(value, feed.dtype, f"input {feed.name!r}")
     if feed.shape is not None:
         # A split input's leading dimension is one worker's; it is checked when the batch is split.
         static = (None, *feed.shape[1:]) if feed.split and feed.shape else feed.shape
@@ -200,13 +200,13 @@ def _array(feed: Feed, value: Any) -> np.ndarray:
     return array
 
 
-def converted(value: Any, dtype: str, what: str) -> np.ndarray:
+def converted_array(value: Any, dtype: str, noun: str) -> np.ndarray:
     """An array of the dtype with the same numbers, but for rounding.
 
     Args:
-        value: an array or what numpy makes one of.
+        value: array, or value from which numpy makes one.
         dtype: TensorFlow's name of the dtype.
-        what: what takes the array, for messages.
+        noun: noun for the input or variable in messages, such as ``"input 'x'"``.
 
     Raises:
         InputError: it is no array, of another kind, or has whole numbers that are too large.
@@ -214,17 +214,17 @@ def converted(value: Any, dtype: str, what: str) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InputError(f"{what} is no array: {error}") from error
+        raise InputError(f"{noun} is no array: {error}") from error
     if dtype == "string":
         return array.astype(object) if array.dtype.kind in "SU" else array
-    wanted = _numpy_dtype(dtype)
-    if array.dtype == wanted:
+    numpy_dtype = _numpy_dtype(dtype)
+    if array.dtype == numpy_dtype:
         return array
-    if array.dtype == object or not np.can_cast(array.dtype, wanted, casting="same_kind"):
-        raise InputError(f"{what} takes {dtype}, got {array.dtype}")
-    if wanted.kind in "iu" and not np.array_equal(array.astype(wanted), array):
-        raise InputError(f"{what} takes {dtype}, but some of the numbers are too large for it")
-    return array.astype(wanted)
+    if array.dtype == object or not np.can_cast(array.dtype, numpy_dtype, casting="same_kind"):
+        raise InputError(f"{noun} takes {dtype}, got {array.dtype}")
+    if numpy_dtype.kind in "iu" and not np.array_equal(array.astype(numpy_dtype), array):
+        raise InputError(f"{noun} takes {dtype}, but some of the numbers are too large for it")
+    return array.astype(numpy_dtype)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

@@ -17,18 +17,19 @@ from caramel.modifiers.evaluate import evaluation_graph
 from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.executor import Executor, Run
-from caramel.runtime.feeds import Batch, bind, combined, split
-from caramel.runtime.variable_state import State
+from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_batch
+from caramel.runtime.variable_state import VariableState
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
+"""Seconds that a step may take before its workers count as lost (our choice)."""
 
 StepRun = Callable[[Sequence[str], Sequence[str], Mapping[str, Any], float], list[np.ndarray]]
-"""See `Executor.run`."""
+"""A function like `Executor.run`."""
 
-_RESTORED_IN_PART = (
+_PARTIAL_RESTORE = (
     "a checkpoint was restored only in part, so variables and the position in the data may not belong together; "
     "restore a checkpoint first"
 )
@@ -36,15 +37,15 @@ _RESTORED_IN_PART = (
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave.
+    """The result of one step.
 
     Attributes:
         step: number of steps that the variables have seen, this one included.
-        loss: of the whole batch: the weighted mean of the workers' losses, or their sum, as the reported loss
+        loss: loss of the whole batch: the weighted mean of the workers' losses, or their sum, as the reported loss
             is a mean or a sum over the batch. Of a complex loss this is the real part, which its gradient descends.
-        worker_losses: of each worker.
+        worker_losses: loss of each worker.
         examples: number of examples in the step (0 where no input is split).
-        worker_examples: of each worker.
+        worker_examples: number of examples of each worker.
         outputs: further results of the step function: the values of each worker, by name.
 
     Examples:
@@ -78,9 +79,9 @@ class Session:
     """A distributed model on a running cluster. Use it in a ``with`` statement.
 
     Args:
-        distributed: what to run; `caramel.ARModel.session` gives its own.
-        cluster: where to run it.
-        step_timeout_s: how long a step may take before its workers count as lost.
+        distributed: the distributed model to run; `caramel.ARModel.session` gives its own.
+        cluster: the cluster on which it runs.
+        step_timeout_s: seconds that a step may take before its workers count as lost.
 
     Raises:
         ClusterError: the cluster cannot be started.
@@ -124,7 +125,7 @@ class Session:
         self._evaluations: dict[Any, Any] = {}
         self._executor = cluster.start(distributed.graph_def, distributed.signature.devices, step_timeout_s)
         try:
-            self._state = State(distributed, self._run_op)
+            self._state = VariableState(distributed, self._run_op)
             self._step_count = self._state.initialise()
             self._data = None if self._signature.data is None else WorkerData(self._signature, self._run_each)
         except BaseException:
@@ -152,7 +153,7 @@ class Session:
 
     @property
     def executor(self) -> Executor:
-        """What runs the graph."""
+        """The Executor that runs the graph."""
         return self._executor
 
     @property
@@ -162,7 +163,7 @@ class Session:
 
     @property
     def step_count(self) -> int:
-        """Steps that the variables have seen: the program's own counter, if it has one."""
+        """Number of steps that the variables have seen: the program's own counter, if it has one."""
         return self._step_count
 
     # -- training ----------------------------------------------------------------------------
@@ -176,7 +177,7 @@ class Session:
             kwargs: arrays by the inputs' names.
 
         Returns:
-            The loss over all workers and more.
+            The loss over all workers, and further results of the step.
 
         Raises:
             InputError: the batch does not fit; nothing has run.
@@ -191,10 +192,10 @@ class Session:
         """One training step, run by a function of the caller's: to time or to trace it.
 
         Args:
-            run: called like `Executor.run` of `executor` with what is the step itself. The next element of a
+            run: function like `Executor.run` of `executor`, called with the step itself. The next element of a
                 dataset on the workers has been taken before.
-            args: see `step`.
-            kwargs: likewise.
+            args: arrays; see `step`.
+            kwargs: arrays by name; see `step`.
         """
         self._refuse_after_failure()
         batch = self._batch(args, kwargs)
@@ -207,11 +208,11 @@ class Session:
         self._is_pending = bool(self._signature.flush)
         workers = self._signature.workers
         losses = tuple(float(np.sum(np.asarray(v).real, dtype=np.float64)) for v in values[:workers])
-        rest = values[workers:]
-        outputs = {name: tuple(rest[n * workers : (n + 1) * workers]) for n, name in enumerate(names)}
+        output_values = values[workers:]
+        outputs = {name: tuple(output_values[n * workers : (n + 1) * workers]) for n, name in enumerate(names)}
         return StepResult(
             self._step_count,
-            combined(losses, batch.shares, self._signature.reported),
+            combined_value(losses, batch.shares, self._signature.reported),
             losses,
             sum(batch.shares),
             batch.shares,
@@ -221,7 +222,7 @@ class Session:
     def _train(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], run: StepRun
     ) -> list[np.ndarray]:
-        """Run what writes variables."""
+        """Run ops that write variables."""
         try:
             return run(fetches, targets, feeds, self._timeout_s)
         except BaseException as error:  # an interrupted step, too, may have written some variables
@@ -232,20 +233,20 @@ class Session:
             raise
 
     def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
-        """What to feed; with a dataset, the workers take its next element."""
+        """The feeds of a step; with a dataset, the workers take its next element."""
         if self._data is None or self._signature.data is None:
-            return split(self._signature, self._bound(args, kwargs))
+            return split_batch(self._signature, self._bound(args, kwargs))
         if (args and not self._signature.feeds) or set(kwargs) & set(self._signature.data.inputs):
             raise InputError(
                 f"the workers read the inputs {listed(self._signature.data.inputs)} from the dataset that was given at "
                 "capture, so they cannot be fed: call step() without arrays, or capture the program without data="
             )
-        fed = split(self._signature, self._bound(args, kwargs))
-        return Batch(fed.feeds, self._data.advance(), self._signature.reduction)
+        split_feeds = split_batch(self._signature, self._bound(args, kwargs))
+        return Batch(split_feeds.feeds, self._data.advance(), self._signature.reduction)
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         order = () if self._data is not None else self._model.input_order
-        return bind(self._signature.feeds, args, kwargs, self._model.unused_inputs, order)
+        return bound_arrays(self._signature.feeds, args, kwargs, self._model.unused_inputs, order)
 
     def run(
         self,
@@ -258,11 +259,11 @@ class Session:
         """Train on many batches.
 
         Args:
-            batches: each a tuple of arrays, or a dict; see `step`. None if the workers have a dataset.
-            steps: how many at most; None for all. With a dataset, None ends with its present pass, and a
+            batches: batches, each a tuple of arrays, or a dict; see `step`. None if the workers have a dataset.
+            steps: largest number of steps; None for all. With a dataset, None ends with its present pass, and a
                 number goes on over as many passes as it takes.
             progress: whether to show a progress bar (on a terminal only).
-            on_step: called after every step.
+            on_step: function that is called with the result of every step.
 
         Returns:
             The result of each step.
@@ -273,17 +274,17 @@ class Session:
             DataError: an input pipeline failed.
         """
         steps = None if steps is None else whole_number(steps, "steps", 0)
-        taken = self._elements(batches, steps)
+        step_results = self._steps(batches, steps)
         results: list[StepResult] = []
         with progress_over(steps, progress) as report:
-            for result in taken:
+            for result in step_results:
                 results.append(result)
                 report(len(results), f"loss {result.loss:.4g}")
                 if on_step is not None:
                     on_step(result)
         return results
 
-    def _elements(self, batches: Iterable[Any] | None, steps: int | None) -> Iterator[StepResult]:
+    def _steps(self, batches: Iterable[Any] | None, steps: int | None) -> Iterator[StepResult]:
         """Steps on arrays, or on the workers' dataset."""
         if self._data is None or self._signature.data is None:
             if batches is None:
@@ -339,12 +340,12 @@ class Session:
 
         Args:
             args: arrays for the evaluation's inputs, or a dict; never split.
-            fetches: what to compute: for a graph a tensor, a name, or a nest of these; for a step a
-                function with an input_signature. Default: what was declared at capture.
+            fetches: the values to compute: for a graph a tensor, a name, or a nest of these; for a step a
+                function with an input_signature. Default: the evaluation that was declared at capture.
             kwargs: arrays by name.
 
         Returns:
-            Arrays in the structure of what was declared or fetched.
+            Arrays in the structure of the declared evaluation or of ``fetches``.
 
         Raises:
             CaptureError: there is nothing to evaluate, or it cannot be captured.
@@ -352,7 +353,7 @@ class Session:
         """
         self.flush()
         evaluation, signature = self._evaluation(fetches)
-        arrays = bind(signature.feeds, args, kwargs, unused=self._input_names)
+        arrays = bound_arrays(signature.feeds, args, kwargs, unused=self._input_names)
         feeds = {feed.placeholders[0]: arrays[feed.name] for feed in signature.feeds if feed.name in arrays}
         tensors = [tensor for _, tensor in signature.fetches]
         values = self._executor.run(tensors, signature.targets, feeds, self._timeout_s)
@@ -365,8 +366,8 @@ class Session:
         if key not in self._evaluations:
             evaluation = self._distributed.context.evaluation_for(fetches)
             scope = f"caramel/evaluation_{len(self._evaluations) + 1}/"
-            added = evaluation_graph(evaluation, self._model, self._distributed.plan, scope)
-            self._executor.extend(added.to_bytes())
+            graph = evaluation_graph(evaluation, self._model, self._distributed.plan, scope)
+            self._executor.extend(graph.to_bytes())
             self._evaluations[key] = (evaluation, evaluation_signature(evaluation, scope), fetches)
         return self._evaluations[key][:2]
 
@@ -407,7 +408,7 @@ class Session:
         object's format. What is local to the other workers is kept beside it under other names.
 
         Args:
-            path: the checkpoint's prefix. Files of that name are replaced only once all is written.
+            path: prefix of the checkpoint. Files of that name are replaced only once all is written.
 
         Raises:
             InputError: the path is no prefix.
@@ -433,7 +434,7 @@ class Session:
             DataError: the input pipeline failed on its way to the position; likewise.
         """
         self._refuse_when_closed()
-        before, self._failure = self._failure, _RESTORED_IN_PART
+        before, self._failure = self._failure, _PARTIAL_RESTORE
         try:
             self._step_count = self._state.restore(path)
         except (InputError, CheckpointError):

@@ -16,21 +16,21 @@ from caramel.graph.graph import NodeDef
 from caramel.model import Model
 from caramel.modifiers.save_restore import assignment_nodes, local_key, separately_saved
 from caramel.runtime import checkpoint
-from caramel.runtime.feeds import converted
+from caramel.runtime.feeds import converted_array
 
-Run = Callable[[str, Mapping[str, np.ndarray]], None]
-"""Runs one op of the distributed graph, with feeds."""
+RunOp = Callable[[str, Mapping[str, np.ndarray]], None]
+"""Function that runs one op of the distributed graph, with feeds."""
 
 
-class State:
+class VariableState:
     """Moves values between the workers, checkpoints and the user's own variables.
 
     Args:
-        distributed: the model that runs.
-        run: runs an op of its graph on the cluster.
+        distributed: distributed model that runs.
+        run: function that runs an op of its graph on the cluster.
     """
 
-    def __init__(self, distributed: DistributedModel, run: Run) -> None:
+    def __init__(self, distributed: DistributedModel, run: RunOp) -> None:
         self._context = distributed.context
         self._model = distributed.model
         self._plan = distributed.plan
@@ -39,12 +39,12 @@ class State:
         self._run = run
         self._pipeline = distributed.pipeline
         self.last_read: str | None = None
-        """Checkpoint of this library's that `restore` read; None after one that only holds the program's objects."""
+        """Prefix of this library's checkpoint that `restore` read; None after one with the program's objects only."""
 
     # -- to the workers ----------------------------------------------------------------------
 
     def initialise(self) -> int:
-        """Give every worker the program's initial values; returns the number of steps in them."""
+        """Give every worker the program's initial values; the number of steps in them."""
         values = self._model.values.load()
         if self._pipeline is None:
             return self._push(values)
@@ -52,7 +52,7 @@ class State:
         return self._push({**values, **self._pipeline.values}, self._signature.data.load)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
-        """Restore a checkpoint, named or object-based; returns the number of steps in it.
+        """Restore a checkpoint, named or object-based; the number of steps in it.
 
         Raises:
             InputError: the path is no prefix.
@@ -76,8 +76,8 @@ class State:
                 f"checkpoint {prefix!r} was written by tf.train.Checkpoint: pass "
                 "checkpoint=tf.train.Checkpoint(...) with the same objects to caramel.capture"
             )
-        live = self._context.live_variables
-        before = {name: v.numpy().copy() for name, v in live.items()}
+        live_variables = self._context.live_variables
+        before = {name: v.numpy().copy() for name, v in live_variables.items()}
         try:
             try:
                 objects.read(prefix).assert_existing_objects_matched()
@@ -86,77 +86,77 @@ class State:
             return self._restore_from_objects(prefix)
         except BaseException:
             for name, value in before.items():
-                live[name].assign(value)
+                live_variables[name].assign(value)
             raise
 
     def _restore_from_objects(self, prefix: str) -> int:
-        """Give the workers what the user's objects have, and what `save` wrote beside them."""
+        """Give the workers the values of the user's objects, and those that `save` wrote beside them."""
         values = {**self._model.values.load(), **{n: v.numpy() for n, v in self._context.live_variables.items()}}
-        beside = checkpoint.beside(prefix)
-        local = self._local_beside(beside, values)
-        if local is None:
+        local_prefix = checkpoint.local_state_prefix(prefix)
+        local_values = self._saved_local_values(local_prefix, values)
+        if local_values is None:
             steps = self._push(values)
             self.last_read = None
             return steps
-        steps, targets = self._steps(beside), self._local_targets(beside)
+        steps, targets = self._steps(local_prefix), self._local_targets(local_prefix)
         # The objects need not hold all: Keras leaves the state of its random generators out.
-        self._push({**values, **local})
-        self._read(beside, targets)
-        self.last_read = beside
+        self._push({**values, **local_values})
+        self._read(local_prefix, targets)
+        self.last_read = local_prefix
         return steps
 
-    def _local_beside(self, beside: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+    def _saved_local_values(self, local_prefix: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
         """Worker 0's local variables as `save` wrote them beside the objects, if both are of the same state.
 
         The single-device program may have written the objects again since then.
         """
-        if not os.path.exists(f"{beside}.index"):
+        if not os.path.exists(f"{local_prefix}.index"):
             return None
-        saved = [v for v in self._model.variables if v.saved]
-        checkpoint.check_fits(beside, checkpoint.open_checkpoint(beside), saved)
-        written = checkpoint.read_values(beside, [v.name for v in saved])
-        shared = [v.name for v in saved if not v.kind.is_local]
+        saved_variables = [v for v in self._model.variables if v.saved]
+        checkpoint.check_fits(local_prefix, checkpoint.open_checkpoint(local_prefix), saved_variables)
+        written = checkpoint.read_values(local_prefix, [v.name for v in saved_variables])
+        shared = [v.name for v in saved_variables if not v.kind.is_local]
         if not all(np.array_equal(written[name], values[name], equal_nan=True) for name in shared):
             return None
-        return {v.name: written[v.name] for v in saved if v.kind.is_local}
+        return {v.name: written[v.name] for v in saved_variables if v.kind.is_local}
 
     def _local_targets(self, prefix: str) -> list[str]:
-        """What restores the other workers' local values, if the checkpoint has them for this number of workers.
+        """Ops that restore the other workers' local values, if the checkpoint has them for this number of workers.
 
         Raises:
             CheckpointError: they are damaged.
         """
         shapes = checkpoint.open_checkpoint(prefix).get_variable_to_shape_map()
-        wanted = {key: v.shape for _, v, key in separately_saved(self._model, self._plan)}
+        local_shapes = {key: v.shape for _, v, key in separately_saved(self._model, self._plan)}
         names = [v.name for v in self._model.variables if v.kind.is_local]
-        kept = {key for r in (0, self._plan.workers) for n in names if (key := local_key(r, n)) in shapes}
+        saved_keys = {key for r in (0, self._plan.workers) for n in names if (key := local_key(r, n)) in shapes}
         # Of more workers, or of a plan that averaged what this one does not: then all go on with what is shared.
-        if not kept <= wanted.keys():
+        if not saved_keys <= local_shapes.keys():
             return []
-        if not wanted or any(tuple(shapes.get(key, (-1,))) != shape for key, shape in wanted.items()):
+        if not local_shapes or any(tuple(shapes.get(key, (-1,))) != shape for key, shape in local_shapes.items()):
             return []
-        checkpoint.read_values(prefix, wanted)  # they are read last, when damage would come too late
+        checkpoint.read_values(prefix, local_shapes)  # they are read last, when damage would come too late
         return [self._signature.restore_local]
 
-    def _push(self, values: Mapping[str, np.ndarray], *further: str) -> int:
+    def _push(self, values: Mapping[str, np.ndarray], *further_ops: str) -> int:
         """Give every worker these values, through a checkpoint that only exists meanwhile.
 
         Args:
-            values: by key.
-            further: other ops that read it.
+            values: arrays by checkpoint key.
+            further_ops: names of other ops that read that checkpoint.
         """
         with _temporary_prefix() as prefix:
             checkpoint.write_values(prefix, values)
             first, *others = self._signature.restore
-            self._read(prefix, [first, self._signature.restore_unsaved, *others, *further])
+            self._read(prefix, [first, self._signature.restore_unsaved, *others, *further_ops])
             return self._steps(prefix)
 
     def assign(self, values: Mapping[str, np.ndarray], extend: Callable[[list[NodeDef]], None]) -> None:
         """Give every worker new values of some variables.
 
         Args:
-            values: by the user's names.
-            extend: adds nodes to the distributed graph.
+            values: arrays by the user's names of the variables.
+            extend: function that adds nodes to the distributed graph.
 
         Raises:
             InputError: there is no such variable, or a value does not fit it.
@@ -205,22 +205,22 @@ class State:
         Raises:
             InputError: the program is a graph.
         """
-        live = self._context.live_variables
-        if not live:
+        live_variables = self._context.live_variables
+        if not live_variables:
             raise InputError(
                 "only a captured step function has variables to write to; for a graph use values() or save()"
             )
         values = self.values(steps)
-        for name, variable in live.items():
+        for name, variable in live_variables.items():
             variable.assign(values[name])
 
     def save(self, path: str | os.PathLike[str], steps: int, position: Mapping[str, np.ndarray] | None = None) -> None:
         """Write a checkpoint, in the format of the user's tf.train.Checkpoint if there is one.
 
         Args:
-            path: its prefix.
+            path: prefix of the checkpoint.
             steps: number of steps so far.
-            position: what to feed about the position in the data.
+            position: arrays to feed about the position in the data, by tensor name.
 
         Raises:
             InputError: the path is no prefix.
@@ -233,7 +233,7 @@ class State:
             writers[prefix] = lambda temporary: self._write(temporary, steps, position)
         else:
             self.write_back(steps)
-            writers[checkpoint.beside(prefix)] = lambda temporary: self._write(temporary, steps, position)
+            writers[checkpoint.local_state_prefix(prefix)] = lambda temporary: self._write(temporary, steps, position)
             writers[prefix] = objects.write
         checkpoint.write_atomically(writers)
 
@@ -263,7 +263,7 @@ def _fitting(model: Model, name: str, value: Any) -> np.ndarray:
     variable = model.variable_by_name.get(name)
     if variable is None:
         raise InputError(f"there is no variable {name!r}; there are {listed([v.name for v in model.variables])}")
-    array = converted(value, variable.dtype, f"variable {name!r}")
+    array = converted_array(value, variable.dtype, f"variable {name!r}")
     if array.shape != variable.shape:
         raise InputError(f"variable {name!r} takes an array of shape {list(variable.shape)}, got {list(array.shape)}")
     return array

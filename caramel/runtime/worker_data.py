@@ -23,23 +23,27 @@ from caramel.runtime.executor import Run
 from caramel.signature import DataSignature, Signature
 
 RunEach = Callable[[Sequence[Run]], list[list[np.ndarray] | StepError]]
-"""See `Executor.run_each`."""
+"""A function like `Executor.run_each`."""
 
-_SEEDS = 2**62
-_FAR = 2**62
-_MOST_FAILURES = 1000
-"""Elements that may fail in a pass that is only read to get at the next one."""
+_SEED_LIMIT = 2**62
+"""Bound of the random seeds of shuffles."""
+
+_PAST_END = 2**62
+"""Position that stands for the end of a pass: larger than that of any element."""
+
+_MAX_FAILURES = 1000
+"""Number of elements that may fail in a pass that is only read to get at the next one."""
 
 _ENDED, _GOING, _AFTER_ERROR = 0, 1, 2
-"""What a pass is doing, in the saved position; see `DataSignature.position`."""
+"""State of a pass, in the saved position; see `DataSignature.position`."""
 
 
 class WorkerData:
     """The position of all workers in their data.
 
     Args:
-        signature: names in the distributed graph.
-        run_each: runs it, for several workers at once.
+        signature: signature of the distributed graph.
+        run_each: function that runs the graph for several workers at once.
     """
 
     def __init__(self, signature: Signature, run_each: RunEach) -> None:
@@ -50,12 +54,12 @@ class WorkerData:
         self._stride = self._workers if self._names.sharding == "batches" else 1
         self._shared = self._names.sharding != "own"
         self._run_each = run_each
-        self._seed = 1 + secrets.randbelow(_SEEDS)
+        self._seed = 1 + secrets.randbelow(_SEED_LIMIT)
         self._built = False
         self._passes = 0
         self._taken = 0
         self._state = _ENDED
-        self._found: dict[int, np.ndarray] = {}  # after an error: what a worker has that is ahead of the others
+        self._ahead: dict[int, np.ndarray] = {}  # after an error: counts of a worker that is ahead of the others
         self._must_replay = False
         self._has_element = [False] * self._workers
         self._run([*self._names.clear, *self._names.forget], {})
@@ -101,10 +105,10 @@ class WorkerData:
         self._passes += 1
         self._taken = skip
         self._state = _GOING
-        self._found = {}
+        self._ahead = {}
 
     def _replay(self) -> None:
-        """Bring the shuffles' seeds to where the passes so far have brought them."""
+        """Bring the shuffles' seeds to the state in which the passes so far have left them."""
         passes = self._passes
         try:
             self._skipped_to(passes, 0, _ENDED)
@@ -119,7 +123,7 @@ class WorkerData:
             raise result
 
     def _take(self, ranks: Sequence[int], start: int = 0) -> list[np.ndarray | StepError]:
-        """The counts of some workers' next elements from number ``start`` on, or why there are none."""
+        """The counts of some workers' next elements from number ``start`` on, or the errors instead."""
         names = self._names
         runs = [
             ([names.counts[r]], [names.advance[r]], {names.start[r]: np.int64(start)} if start else {}) for r in ranks
@@ -141,7 +145,7 @@ class WorkerData:
         return counts
 
     def _missed(self, error: StepError, state: int) -> DataError:
-        """Leave out what failed; the pass goes on after it.
+        """Leave out the failed elements; the pass goes on after them.
 
         Every worker has tried the same element then; of N elements it is not known how far each has come.
         """
@@ -152,36 +156,36 @@ class WorkerData:
 
     def _failed(self, error: StepError) -> DataError:
         last = self._taken + self._stride - 1
-        which = f"batch {self._taken}" if self._stride == 1 else f"one of the batches {self._taken} to {last}"
+        batches = f"batch {self._taken}" if self._stride == 1 else f"one of the batches {self._taken} to {last}"
         return DataError(
-            f"the input pipeline failed at {which} of pass {self._passes - 1}: {error}. No step has run and no "
+            f"the input pipeline failed at {batches} of pass {self._passes - 1}: {error}. No step has run and no "
             "variable has changed; the next step goes on with what follows"
         )
 
     def _take_after_error(self) -> list[np.ndarray]:
-        """Move each worker to the first element that follows what failed, and all to the same one."""
+        """Move each worker to the first element after the failed ones, and all workers to the same element."""
         start, errors = self._taken, []
         while True:
             for rank in range(self._workers):
-                if rank not in self._found or self._found[rank][ELEMENT_INDEX] < start:
+                if rank not in self._ahead or self._ahead[rank][ELEMENT_INDEX] < start:
                     errors += self._search(rank, start)
-            positions = [_position(self._found[rank]) for rank in range(self._workers)]
+            positions = [_position(self._ahead[rank]) for rank in range(self._workers)]
             if not self._shared or len(set(positions)) == 1:
                 break
             start = max(positions)
         if errors and max(positions) > self._taken:  # not only what had failed already; what was found stays
             raise self._failed(errors[-1]) from errors[-1]
-        counts = [self._found[rank] for rank in range(self._workers)]
-        self._found, self._state = {}, _GOING
+        counts = [self._ahead[rank] for rank in range(self._workers)]
+        self._ahead, self._state = {}, _GOING
         return counts
 
     def _search(self, rank: int, start: int) -> list[StepError]:
-        """Find one worker's next element from number ``start`` on; what failed on the way."""
+        """Find one worker's next element from number ``start`` on; the errors on the way."""
         errors: list[StepError] = []
         while len(errors) <= self._stride:
             (result,) = self._take([rank], start)
             if not isinstance(result, StepError):
-                self._found[rank] = _ended(result) if result[ELEMENT_INDEX] < 0 else result
+                self._ahead[rank] = _ended(result) if result[ELEMENT_INDEX] < 0 else result
                 return errors
             errors.append(result)
         raise self._missed(errors[-1], _AFTER_ERROR) from errors[-1]
@@ -189,24 +193,24 @@ class WorkerData:
     # -- what was taken ----------------------------------------------------------------------
 
     def _check_position(self, counts: Sequence[np.ndarray]) -> None:
-        """Whether there is an element, and the same one for all."""
+        """Check that there is an element, and the same one for all workers."""
         positions = [_position(c) for c in counts]
         if self._shared and len(set(positions)) > 1:
-            shown = ", ".join(f"worker {r} " + _where(p) for r, p in enumerate(positions))
+            where = ", ".join(f"worker {r} " + _position_text(p) for r, p in enumerate(positions))
             self._state = _ENDED
             raise DataError(
-                f"the workers read different data: {shown}. Their pipelines must give the same batches: do all see the "
+                f"the workers read different data: {where}. Their pipelines must give the same batches: do all see the "
                 "same files?"
             )
-        going = [p for p in positions if p < _FAR]
-        if not going:
+        in_pass = [p for p in positions if p < _PAST_END]
+        if not in_pass:
             self._state = _ENDED
             if self._taken == 0:
                 raise DataError("the dataset is empty: a pass over it gives no element")
             raise EndOfData(f"pass {self._passes - 1} over the data has ended; the next step begins another")
-        self._taken = max(going) + self._stride
+        self._taken = max(in_pass) + self._stride
         for rank, position in enumerate(positions):
-            self._has_element[rank] = self._has_element[rank] or position < _FAR
+            self._has_element[rank] = self._has_element[rank] or position < _PAST_END
             if not self._has_element[rank]:
                 raise DataError(f"the dataset of worker {rank} is empty: each worker needs at least one element")
 
@@ -214,11 +218,11 @@ class WorkerData:
 
     @contextmanager
     def saved_position(self) -> Iterator[Mapping[str, np.ndarray]]:
-        """What to feed to `save`, with the iterators' positions put down for it meanwhile.
+        """The arrays to feed to a save, by tensor name; meanwhile the iterators' positions are kept for it.
 
-        Between passes there is nothing to put down, and none begins: `restore` counts the passes.
+        Between passes there is no position to keep, and no pass begins: `restore` counts the passes.
         """
-        has_state = self._state != _ENDED and not self._found and self._names.resumes
+        has_state = self._state != _ENDED and not self._ahead and self._names.resumes
         if has_state:
             try:
                 self._run(self._names.snapshot, {})
@@ -237,17 +241,17 @@ class WorkerData:
                 self._run(self._names.forget, {})
 
     def restore(self, prefix: str | None) -> None:
-        """Go on where a checkpoint was written, or start the data anew if it does not say.
+        """Go on at the position of a checkpoint, or start the data anew if it has none.
 
         Args:
-            prefix: the checkpoint; None if it holds the program's objects only.
+            prefix: prefix of the checkpoint; None if it holds the program's objects only.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: the checkpoint is damaged.
             DataError: a pipeline failed.
         """
         self._built, self._passes, self._taken, self._state = False, 0, 0, _ENDED
-        self._found, self._must_replay = {}, False
+        self._ahead, self._must_replay = {}, False
         if prefix is None or not open_checkpoint(prefix).has_tensor(self._names.position_key):
             return
         saved = read_values(prefix, [self._names.position_key, self._names.digest_key])
@@ -260,7 +264,7 @@ class WorkerData:
         same = bytes(saved[self._names.digest_key]) == self._names.digest.encode()
         fits = has_state and self._names.resumes and same
         if not self._shared:
-            self._keep_something()
+            self._ensure_elements()
             if workers != self._workers:  # other datasets: each worker passes over its share of what was seen
                 fits, taken = False, taken * workers // self._workers
         if fits and self._restored_iterators(prefix, passes):
@@ -271,8 +275,8 @@ class WorkerData:
             self._skipped_to(passes, taken, state)
         self._passes, self._taken, self._state = passes, taken, state
 
-    def _keep_something(self) -> None:
-        """Let workers have an element, in case theirs end before the others'."""
+    def _ensure_elements(self) -> None:
+        """Let each worker have an element, in case its dataset ends before the others'."""
         self._begin()
         for rank, result in enumerate(self._take(range(self._workers))):
             self._has_element[rank] = not isinstance(result, StepError) and bool(result[ELEMENT_INDEX] >= 0)
@@ -289,7 +293,7 @@ class WorkerData:
         return True
 
     def _skipped_to(self, passes: int, taken: int, state: int) -> None:
-        """Begin as many passes, because the seeds of shuffles go on from one to the next; leave out what was taken."""
+        """Begin as many passes, because seeds of shuffles go on from pass to pass; leave out the elements taken."""
         self._built, self._must_replay = False, False
         same = self._names.anew or self._names.draws == "never"
         for number in range(passes - 1 if same else 0, passes):
@@ -302,32 +306,32 @@ class WorkerData:
         self._state = state
 
     def _read_to_end(self, rank: int) -> None:
-        """One worker's pass to its end, elements that fail included."""
-        for _ in range(_MOST_FAILURES):
-            (result,) = self._take([rank], _FAR)
+        """Read one worker's pass to its end, over elements that fail."""
+        for _ in range(_MAX_FAILURES):
+            (result,) = self._take([rank], _PAST_END)
             if not isinstance(result, StepError):
                 return
         raise DataError(f"the input pipeline of worker {rank} fails again and again")
 
     @contextmanager
-    def _explaining(self, what: str) -> Iterator[None]:
+    def _explaining(self, event: str) -> Iterator[None]:
         try:
             yield
         except StepError as error:
-            raise DataError(f"the input pipeline {what}: {error}. No step has run") from error
+            raise DataError(f"the input pipeline {event}: {error}. No step has run") from error
 
 
 def _position(counts: np.ndarray) -> int:
-    """Number of the element; far away at the end."""
-    return int(counts[ELEMENT_INDEX]) if counts[ELEMENT_INDEX] >= 0 else _FAR
+    """Number of the element; `_PAST_END` at the end."""
+    return int(counts[ELEMENT_INDEX]) if counts[ELEMENT_INDEX] >= 0 else _PAST_END
 
 
 def _ended(counts: np.ndarray) -> np.ndarray:
     """Counts of a worker at its end, which no search can pass."""
-    found = counts.copy()
-    found[ELEMENT_INDEX] = _FAR
-    return found
+    ended = counts.copy()
+    ended[ELEMENT_INDEX] = _PAST_END
+    return ended
 
 
-def _where(position: int) -> str:
-    return "is at the end" if position >= _FAR else f"is at batch {position}"
+def _position_text(position: int) -> str:
+    return "is at the end" if position >= _PAST_END else f"is at batch {position}"

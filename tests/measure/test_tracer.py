@@ -15,7 +15,7 @@ from caramel.graph.graph import Graph, node_of
 from caramel.measure.step_stats import Row, TracedStep, ready_orders, traced_step
 from caramel.measure.trace_file import check_trace, load_trace, save_trace
 from caramel.measure.trace_summary import least_s, mean_s, node_times, predicted_step_s, varies, with_orders
-from caramel.runtime.clusters.local_processes import KeptProcesses
+from caramel.runtime.clusters.local_processes import SharedProcesses
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.session import Session
 
@@ -254,7 +254,7 @@ def test_prediction(workers, threads, expected):
         (None, {"statistic": "median"}, "'mean' or 'least'"),
         (None, {"cluster": "processes"}, "a cluster such as"),
         (None, {"cluster": caramel.InProcess}, "a cluster such as"),
-        (None, {"cluster": KeptProcesses(caramel.LocalProcesses())}, "a cluster such as"),
+        (None, {"cluster": SharedProcesses(caramel.LocalProcesses())}, "a cluster such as"),
         (None, {"device_list": ["/job:worker/task:0"] * 2}, "2 entries for 1 workers"),
         (None, {"sharding": "slice2"}, "goes with a dataset"),
         (None, {"workers": 9}, "cannot be split over 9 workers"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caramel.errors import InputError
-from caramel.runtime.feeds import Batch, bind, split
+from caramel.runtime.feeds import Batch, bound_arrays, split_batch
 from caramel.signature import Feed, Signature
 
 
@@ -88,7 +88,7 @@ class Placeholder:
     ],
 )
 def test_bind(args, kwargs):
-    bound = bind(FEEDS, args, kwargs)
+    bound = bound_arrays(FEEDS, args, kwargs)
     assert bound.keys() == {"x", "labels"}
     np.testing.assert_array_equal(bound["x"], ARRAY)
     np.testing.assert_array_equal(bound["labels"], NUMBERS)
@@ -96,34 +96,34 @@ def test_bind(args, kwargs):
 
 
 def test_bind_an_optional_input():
-    assert bind(FEEDS, (ARRAY, NUMBERS, 0.5), {})["rate"] == np.float32(0.5)
-    assert bind(FEEDS, (ARRAY, NUMBERS), {"rate": 0.5})["rate"].dtype == np.float32
-    assert "rate" not in bind(FEEDS, (ARRAY, NUMBERS), {})
+    assert bound_arrays(FEEDS, (ARRAY, NUMBERS, 0.5), {})["rate"] == np.float32(0.5)
+    assert bound_arrays(FEEDS, (ARRAY, NUMBERS), {"rate": 0.5})["rate"].dtype == np.float32
+    assert "rate" not in bound_arrays(FEEDS, (ARRAY, NUMBERS), {})
 
 
 def test_bind_by_position_with_inputs_that_the_step_does_not_use():
     order = ("before", "x", "between", "labels")
     unused = ("before", "between")
-    bound = bind(FEEDS, (NUMBERS, ARRAY, None, NUMBERS), {}, unused, order)
+    bound = bound_arrays(FEEDS, (NUMBERS, ARRAY, None, NUMBERS), {}, unused, order)
     assert bound.keys() == {"x", "labels"}
     np.testing.assert_array_equal(bound["x"], ARRAY)
-    assert bind(FEEDS, (ARRAY, NUMBERS), {}, unused, order).keys() == {"x", "labels"}
+    assert bound_arrays(FEEDS, (ARRAY, NUMBERS), {}, unused, order).keys() == {"x", "labels"}
     with pytest.raises(InputError, match="3 arrays"):
-        bind(FEEDS[:1], (NUMBERS, ARRAY, NUMBERS), {}, unused, order)
+        bound_arrays(FEEDS[:1], (NUMBERS, ARRAY, NUMBERS), {}, unused, order)
 
 
 def test_bind_a_nest_in_tensorflow_s_order():
     """A dict argument of a step is flattened by sorted keys, wherever it was made."""
     feeds = (feed("inputs", (None,)), feed("inputs_1", (None,)), feed("y", (None,)))
     a, b, y = np.ones(3, np.float32), np.full(3, 2, np.float32), np.full(3, 3, np.float32)
-    bound = bind(feeds, ({"b": b, "a": a}, y), {})
+    bound = bound_arrays(feeds, ({"b": b, "a": a}, y), {})
     assert [bound[f.name][0] for f in feeds] == [1, 2, 3]
 
 
 def test_bind_no_inputs():
-    assert bind((), (), {}) == {}
+    assert bound_arrays((), (), {}) == {}
     with pytest.raises(InputError, match="none"):
-        bind((), (ARRAY,), {})
+        bound_arrays((), (ARRAY,), {})
 
 
 @pytest.mark.parametrize(
@@ -148,45 +148,45 @@ def test_bind_converts_dtypes_of_the_same_kind_only(dtype, value, works):
     array = np.array([0, 1, 1]).astype(value)
     item = feed("x", (None,), dtype)
     if works:
-        bound = bind((item,), (array,), {})["x"]
+        bound = bound_arrays((item,), (array,), {})["x"]
         assert bound.dtype == np.dtype(dtype)
         np.testing.assert_array_equal(bound, [0, 1, 1])
     else:
         with pytest.raises(InputError, match=f"'x' takes {dtype}, got"):
-            bind((item,), (array,), {})
+            bound_arrays((item,), (array,), {})
 
 
 def test_bind_whole_numbers_that_are_too_large():
     """Never silently another number."""
     with pytest.raises(InputError, match="'x' takes int32"):
-        bind((feed("x", (None,), "int32"),), (np.array([1, 2**40]),), {})
+        bound_arrays((feed("x", (None,), "int32"),), (np.array([1, 2**40]),), {})
 
 
 def test_bind_text():
     item = feed("x", (None,), "string")
     for value in (["a", "bc"], np.array(["a", "bc"]), np.array([b"a", b"bc"]), np.array(["a", "bc"], object)):
-        bound = bind((item,), ([np.asarray(value)],), {})["x"]
+        bound = bound_arrays((item,), ([np.asarray(value)],), {})["x"]
         assert [v.decode() if isinstance(v, bytes) else v for v in bound] == ["a", "bc"]
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 2, 1), ()])
 def test_bind_checks_shapes(shape):
     with pytest.raises(InputError, match="'x'"):
-        bind((X,), (np.zeros(shape, np.float32),), {})
+        bound_arrays((X,), (np.zeros(shape, np.float32),), {})
 
 
 def test_bind_leaves_the_batch_dimension_to_split():
     fixed = feed("x", (3, 2))
-    assert bind((fixed,), (np.zeros((6, 2), np.float32),), {})["x"].shape == (6, 2)
+    assert bound_arrays((fixed,), (np.zeros((6, 2), np.float32),), {})["x"].shape == (6, 2)
     whole = feed("x", (3, 2), split=False)
     with pytest.raises(InputError, match="'x'"):
-        bind((whole,), (np.zeros((6, 2), np.float32),), {})
+        bound_arrays((whole,), (np.zeros((6, 2), np.float32),), {})
 
 
 def test_bind_unknown_rank():
     whole = feed("x", None, split=False)
     for shape in ((), (3,), (2, 2, 2)):
-        assert bind((whole,), (np.zeros(shape, np.float32),), {})["x"].shape == shape
+        assert bound_arrays((whole,), (np.zeros(shape, np.float32),), {})["x"].shape == shape
 
 
 # -- split -----------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_bind_unknown_rank():
 def test_split_gives_every_example_to_one_worker(workers, more):
     examples = workers + more
     x, labels = np.arange(examples * 2.0).reshape(-1, 2), np.arange(examples)
-    batch = split(
+    batch = split_batch(
         signature(workers, feed("x", (None, 2), workers=workers), feed("labels", (None,), "int64", workers=workers)),
         {"x": x, "labels": labels},
     )
@@ -216,7 +216,7 @@ def test_split_gives_every_example_to_one_worker(workers, more):
     "examples, workers, shares", [(7, 2, (4, 3)), (7, 3, (3, 2, 2)), (8, 3, (3, 3, 2)), (5, 5, (1,) * 5), (9, 1, (9,))]
 )
 def test_split_of_odd_sizes(examples, workers, shares):
-    batch = split(signature(workers, feed("x", (None,), workers=workers)), {"x": np.arange(examples)})
+    batch = split_batch(signature(workers, feed("x", (None,), workers=workers)), {"x": np.arange(examples)})
     assert batch.shares == shares
     assert batch.weights == tuple(workers * share / examples for share in shares)
 
@@ -230,45 +230,45 @@ def test_split_evenly_has_weights_of_exactly_one():
 @pytest.mark.parametrize("examples", [0, 1, 2])
 def test_split_of_fewer_examples_than_workers(examples):
     with pytest.raises(InputError, match=f"{examples} examples .* 3 workers"):
-        split(signature(3, feed("x", (None,), workers=3)), {"x": np.arange(examples)})
+        split_batch(signature(3, feed("x", (None,), workers=3)), {"x": np.arange(examples)})
 
 
 def test_split_of_inputs_that_disagree():
     with pytest.raises(InputError, match="'labels' has 3 examples, .* 4"):
-        split(signature(2, X, LABELS), {"x": ARRAY, "labels": NUMBERS[:3]})
+        split_batch(signature(2, X, LABELS), {"x": ARRAY, "labels": NUMBERS[:3]})
 
 
 def test_split_without_weights():
     uneven, even = {"x": np.arange(5.0)}, {"x": np.arange(4.0)}
     item = feed("x", (None,))
-    assert split(signature(2, item, weighted=False), even).shares == (2, 2)
+    assert split_batch(signature(2, item, weighted=False), even).shares == (2, 2)
     with pytest.raises(InputError, match="5 examples .* evenly .* multiple of 2"):
-        split(signature(2, item, weighted=False), uneven)
-    assert split(signature(2, item, weighted=False, reduction="sum"), uneven).shares == (3, 2)
+        split_batch(signature(2, item, weighted=False), uneven)
+    assert split_batch(signature(2, item, weighted=False, reduction="sum"), uneven).shares == (3, 2)
 
 
 def test_split_of_a_static_batch():
     item = feed("x", (3, 2))
-    assert split(signature(2, item), {"x": np.zeros((6, 2))}).shares == (3, 3)
+    assert split_batch(signature(2, item), {"x": np.zeros((6, 2))}).shares == (3, 3)
     for examples in (3, 5, 7, 12):
         with pytest.raises(InputError, match=f"3 examples on each worker, so a step takes 6, not {examples}"):
-            split(signature(2, item), {"x": np.zeros((examples, 2))})
+            split_batch(signature(2, item), {"x": np.zeros((examples, 2))})
 
 
 def test_split_gives_every_worker_the_whole_of_a_replicated_input():
     rate = np.float32(0.5)
-    batch = split(signature(2, X, RATE), {"x": ARRAY, "rate": rate})
+    batch = split_batch(signature(2, X, RATE), {"x": ARRAY, "rate": rate})
     assert batch.feeds["worker_0/rate:0"] is rate
     assert batch.feeds["worker_1/rate:0"] is rate
     assert batch.shares == (2, 2)
 
 
 def test_split_where_nothing_is_split():
-    batch = split(signature(3, RATE), {})
+    batch = split_batch(signature(3, RATE), {})
     assert batch == Batch({}, (0, 0, 0))
     assert batch.weights == (1.0, 1.0, 1.0)
 
 
 def test_split_leaves_out_what_is_not_fed():
     optional = feed("mask", (None,), optional=True)
-    assert "worker_0/mask:0" not in split(signature(2, X, optional), {"x": ARRAY}).feeds
+    assert "worker_0/mask:0" not in split_batch(signature(2, X, optional), {"x": ARRAY}).feeds

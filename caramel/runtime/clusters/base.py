@@ -1,4 +1,4 @@
-"""What every kind of cluster does: where a distributed graph runs, behind one interface."""
+"""The interface of every kind of cluster, which is where a distributed graph runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from caramel.runtime.host.run_options import RunOptions
 
 
 class Cluster(ABC):
-    """Starts what a distributed graph needs and gives an Executor for it. A new kind of cluster is a subclass.
+    """Starts the workers of a distributed graph and gives an Executor for it. A new kind of cluster is a subclass.
 
     Attributes:
-        options: how TensorFlow runs the graph.
-        tracing_warning: what makes times doubtful that are traced there; "" if nothing does.
+        options: options with which TensorFlow runs the graph.
+        tracing_warning: reason to doubt times that are traced there; "" if there is none.
 
     Examples:
         >>> import caramel
@@ -37,7 +37,7 @@ class Cluster(ABC):
         Args:
             graph_def: the distributed graph.
             devices: device string of each worker.
-            timeout_s: how long a worker may take to answer.
+            timeout_s: seconds that a worker may take to answer.
 
         Raises:
             ClusterError: a worker cannot be started or reached.
@@ -61,12 +61,12 @@ class Cluster(ABC):
         TensorFlow's own collective ops do not survive the restart of one server among others.
 
         Args:
-            workers: how many workers the sessions have at most.
+            workers: largest number of workers of a session.
         """
         return nullcontext()
 
     def most_in_a_process(self, devices: Sequence[str]) -> int:
-        """How many workers the fullest process has.
+        """The largest number of workers in one process.
 
         Args:
             devices: device string of each worker.

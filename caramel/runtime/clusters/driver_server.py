@@ -16,20 +16,20 @@ from typing import IO, Any
 from caramel.errors import ClusterError
 from caramel.runtime.executor import Executor
 from caramel.runtime.host.environment import server_environment
-from caramel.runtime.host.server import READY
+from caramel.runtime.host.server import READY_LINE
 
 START_TIMEOUT_S = 120.0
-"""It loads TensorFlow first, which no step does: `LocalProcesses` gives its servers as long."""
+"""Seconds in which the server must start. It loads TensorFlow first, so it gets as many as in `LocalProcesses`."""
 
 _POLL_S = 0.05
-_CONNECT_S = 2.0
+_CONNECT_TIMEOUT_S = 2.0
 
 
 def is_listening(address: str) -> bool:
     """Whether anything accepts connections at ``host:port``."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S):
             return True
     except OSError:
         return False
@@ -41,15 +41,15 @@ class OwnServer:
     It also ends by itself when this process does, in whatever way.
 
     Args:
-        addresses: ``host:port`` of each worker, in order.
-        config: the server's ConfigProto.
-        timeout_s: how long it may take to listen.
+        addresses: address ``host:port`` of each worker, in order.
+        config: ConfigProto of the server.
+        timeout_s: seconds that the server may take to listen.
 
     Attributes:
-        pid: its process id.
+        pid: process id of the server.
 
     Raises:
-        ClusterError: it does not start.
+        ClusterError: the server does not start.
     """
 
     def __init__(self, addresses: Sequence[str], config: Any, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -83,8 +83,8 @@ class OwnServer:
         except BrokenPipeError:
             pass  # it has ended; what it said is in the log
         deadline = time.monotonic() + timeout_s
-        while READY not in (said := _text(log)):
-            lines = " | ".join(said.strip().splitlines()[-3:])
+        while READY_LINE not in (output := _text(log)):
+            lines = " | ".join(output.strip().splitlines()[-3:])
             if process.poll() is not None:
                 raise ClusterError(
                     f"the server of task 0, {address}, did not start beside this process "

@@ -12,7 +12,7 @@ from caramel.graph.devices import Device, cpu_count, default_devices
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.driver_server import OwnServer, OwnServerExecutor, is_listening
 from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
-from caramel.runtime.host.membership import JOB, Membership, checked_addresses, from_resolver, from_tf_config
+from caramel.runtime.host.membership import WORKER_JOB, Membership, checked_addresses, from_resolver, from_tf_config
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import GROUP_LEADER, serve_forever
 from caramel.util.arguments import whole_number
@@ -25,12 +25,12 @@ class Servers(Cluster):
     Servers run any graph for anyone who reaches them: use a network that only you can reach.
 
     Attributes:
-        addresses: ``host:port`` of each server, in order.
-        options: how TensorFlow runs the graph.
-        task: which of the servers is this process's own, if any. Task 0 drives: if nothing listens
+        addresses: address ``host:port`` of each server, in order.
+        options: options with which TensorFlow runs the graph.
+        task: number of the server that is this process's own, if any. Task 0 drives: if nothing listens
             at its address, a session starts that server beside this process and stops it at the end.
             The others `serve`.
-        notes: what was left out of the cluster's description.
+        notes: parts of the cluster's description that were left out, one sentence each.
 
     Examples:
         >>> import caramel
@@ -62,8 +62,8 @@ class Servers(Cluster):
         """The cluster that TF_CONFIG describes; a chief is task 0, in front of the workers.
 
         Args:
-            text: its JSON text; None reads the environment variable.
-            options: how TensorFlow runs the graph.
+            text: JSON text of TF_CONFIG; None reads the environment variable.
+            options: options with which TensorFlow runs the graph.
 
         Raises:
             InputError: it is not set, damaged, or describes no cluster of workers.
@@ -77,7 +77,7 @@ class Servers(Cluster):
         Args:
             resolver: one of ``tf.distribute.cluster_resolver``, or anything with ``cluster_spec()``. Its
                 ``task_type`` and ``task_id``, where it has them, say which task this process is.
-            options: how TensorFlow runs the graph.
+            options: options with which TensorFlow runs the graph.
 
         Raises:
             InputError: it finds none, or none of workers.
@@ -85,8 +85,8 @@ class Servers(Cluster):
         return cls._of(from_resolver(resolver), options)
 
     @classmethod
-    def _of(cls, found: Membership, options: RunOptions | None) -> Servers:
-        return cls(found.addresses, options or RunOptions(), found.task, found.notes)
+    def _of(cls, membership: Membership, options: RunOptions | None) -> Servers:
+        return cls(membership.addresses, options or RunOptions(), membership.task, membership.notes)
 
     def serve(self, devices: int = 1) -> NoReturn:
         """Run this process's own server until the process is ended, as ``caramel worker`` does.
@@ -125,7 +125,7 @@ class Servers(Cluster):
         """
         if self.task != 0 or is_listening(self.addresses[0]):
             return None
-        config = self.options.server_config(cpu_count(devices, (JOB, 0)), GROUP_LEADER)
+        config = self.options.server_config(cpu_count(devices, (WORKER_JOB, 0)), GROUP_LEADER)
         return OwnServer(self.addresses, config)
 
     def with_options(self, options: RunOptions) -> Servers:
@@ -145,12 +145,12 @@ class Servers(Cluster):
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """Open a session; the first worker coordinates the steps."""
         self.check_drives()
-        there = {(JOB, task) for task in range(len(self.addresses))}
-        missing = [repr(text) for text in devices if Device.parse(text).worker not in there]
+        known_tasks = {(WORKER_JOB, task) for task in range(len(self.addresses))}
+        missing = [repr(text) for text in devices if Device.parse(text).worker not in known_tasks]
         if missing:
             raise InputError(
                 f"no server for {listed(missing)}, there are {len(self.addresses)} servers: "
-                f"give an address for each, and use devices /job:{JOB}/task:0 and so on"
+                f"give an address for each, and use devices /job:{WORKER_JOB}/task:0 and so on"
             )
         own = self.own_server(devices)
         try:

@@ -20,7 +20,7 @@ class InProcess(Cluster):
     """All workers are virtual devices of this process: no socket, no other process.
 
     Attributes:
-        options: how TensorFlow runs the graph.
+        options: options with which TensorFlow runs the graph.
 
     Examples:
         >>> import caramel
@@ -55,9 +55,9 @@ class InProcessExecutor(SessionExecutor):
     """A session on virtual devices of this process.
 
     Args:
-        graph_def: the graph, with the workers' own devices.
-        placement: where they are here.
-        config: a ConfigProto.
+        graph_def: GraphDef with the workers' own devices.
+        placement: devices of this process that stand for the workers' own.
+        config: ConfigProto of the session.
     """
 
     def __init__(self, graph_def: Any, placement: InProcessPlacement, config: Any) -> None:

@@ -27,11 +27,13 @@ from caramel.runtime.host.namespaces import (
     network_namespace,
     why_no_network_namespace,
 )
-from caramel.runtime.host.server import READY, serve_worker
+from caramel.runtime.host.server import READY_LINE, serve_worker
 
 _POLL_S = 0.2
+"""Seconds between two looks at the servers."""
+
 _GRACE_S = 2.0
-"""How long TensorFlow may take to report by itself what a dead server did to a step."""
+"""Seconds that TensorFlow may take to report by itself what a dead server did to a step."""
 
 
 class Launcher:
@@ -122,18 +124,18 @@ class Launcher:
         self._logs.append(log)
 
     def _await(self, number: int, name: str, process: Any, deadline: float) -> None:
-        while READY not in self._logs[number].read_text(errors="replace"):
+        while READY_LINE not in self._logs[number].read_text(errors="replace"):
             if not process.is_alive():
-                raise ClusterError(f"{name} did not start (exit code {process.exitcode}){self._tail(number)}")
+                raise ClusterError(f"{name} did not start (exit code {process.exitcode}){self._log_tail(number)}")
             if os.getppid() != self._parent:
                 raise ClusterError("the process that wanted the cluster is gone")
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{name} did not start within {self._settings['start_timeout_s']:g} s{self._tail(number)}"
+                    f"{name} did not start within {self._settings['start_timeout_s']:g} s{self._log_tail(number)}"
                 )
             time.sleep(_POLL_S / 4)
 
-    def _tail(self, number: int) -> str:
+    def _log_tail(self, number: int) -> str:
         lines = self._logs[number].read_text(errors="replace").strip().splitlines()
         return ": " + " | ".join(lines[-3:]) if lines else ""
 
@@ -143,7 +145,7 @@ class Launcher:
 
         from caramel.runtime.executor import SessionExecutor
 
-        made = SessionExecutor.on_servers(
+        executor = SessionExecutor.on_servers(
             tf.compat.v1.GraphDef.FromString(graph_def),
             self._target,
             tf.compat.v1.ConfigProto.FromString(config),
@@ -151,7 +153,7 @@ class Launcher:
             timeout_s,
         )
         self._loaded += 1
-        self._executors[self._loaded] = made
+        self._executors[self._loaded] = executor
         return self._loaded
 
     def unload(self, session: int) -> None:
@@ -174,41 +176,41 @@ class Launcher:
         running = self._runner.submit(function, *payload)
         while not wait([running], _POLL_S).done:
             # TensorFlow notices in its own time, or not at all, that the server died that coordinates a step.
-            if self._unwell(dead_only=True):
+            if self._failures(dead_only=True):
                 wait([running], _GRACE_S)
                 if not running.done():
                     raise ClusterError(
-                        f"a worker is lost{self._unwell()}. Start a new session and restore a checkpoint"
+                        f"a worker is lost{self._failures()}. Start a new session and restore a checkpoint"
                     )
         try:
             return running.result()
         except ClusterError as error:
             time.sleep(_POLL_S)  # a process that was killed is reaped a moment after its socket closed
-            raise ClusterError(f"{error}{self._unwell()}") from error
+            raise ClusterError(f"{error}{self._failures()}") from error
 
     def extend(self, session: int, graph_def: bytes) -> None:
         """Add nodes to a session's graph."""
         self._executors[session].extend(graph_def)
 
-    def _unwell(self, dead_only: bool = False) -> str:
-        """Which servers ended, or are stopped, and how; empty if all run."""
-        found = []
+    def _failures(self, dead_only: bool = False) -> str:
+        """The servers that ended, or are stopped, and how, as text; empty if all run."""
+        failures = []
         for name, process in self._servers:
             code = process.exitcode
             if code is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                found.append(f"{name}, process {process.pid}, {how}")
+                failures.append(f"{name}, process {process.pid}, {how}")
             elif not dead_only and _is_stopped(process.pid):
-                found.append(f"{name}, process {process.pid}, is stopped by a signal")
-        return "; " + "; ".join(found) if found else ""
+                failures.append(f"{name}, process {process.pid}, is stopped by a signal")
+        return "; " + "; ".join(failures) if failures else ""
 
     def pids(self) -> list[int]:
         """Process ids of the servers."""
         return [process.pid for _, process in self._servers]
 
     def ended(self) -> str:
-        """Which servers ended, and how; empty if none has."""
-        return self._unwell(dead_only=True)
+        """The servers that ended, and how, as text; empty if none has."""
+        return self._failures(dead_only=True)
 
     def stop(self) -> None:
         """Kill the servers. Their state is in checkpoints or gone; nothing there needs an orderly end."""
@@ -275,7 +277,7 @@ _REQUESTS: dict[str, Callable[..., Any]] = {
 
 
 def answer(launcher: Launcher, kind: str, arguments: Sequence[Any]) -> tuple[str, Any]:
-    """What a request comes to: ``"ok"`` and a value, or ``"error"`` with the error's class and message."""
+    """The answer to a request: ``"ok"`` and a value, or ``"error"`` with the error's class and message."""
     try:
         return "ok", _REQUESTS[kind](launcher, *arguments)
     except CaramelError as error:

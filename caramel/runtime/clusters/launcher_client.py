@@ -25,26 +25,28 @@ from caramel.runtime.host.environment import server_environment
 
 _CLOSE_TIMEOUT_S = 10.0
 _UNLOAD_TIMEOUT_S = 120.0
-"""How long servers may take to forget a large session: more than ten seconds were seen."""
+"""Seconds that servers may take to close a large session: more than ten were seen."""
 
 _GRACE_S = 30.0
-"""How much longer than its own timeout an answer of the driver process may take."""
+"""Seconds that an answer of the driver process may take beyond its own timeout."""
 
-_PROXIES = [case(name) for name in ("grpc_proxy", "https_proxy", "http_proxy") for case in (str.lower, str.upper)]
-"""gRPC would look for the workers behind a proxy."""
+_PROXY_VARIABLES = [
+    case(name) for name in ("grpc_proxy", "https_proxy", "http_proxy") for case in (str.lower, str.upper)
+]
+"""Environment variables of proxies, which servers must not inherit: gRPC would look for the workers behind a proxy."""
 
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """What a launcher is told of the servers to start.
+    """Settings of the servers that a launcher starts.
 
     Attributes:
-        configs: a serialized ConfigProto for each.
-        tasks: job and task of each.
-        hosts: path of the network namespace and address of each; None for one namespace for all.
-        allow_open_ports: start without a namespace where the kernel allows none.
-        base_port: the first server listens on it, the next on ``base_port + 1``; None for free ports.
-        start_timeout_s: how long they may take to start.
+        configs: serialized ConfigProto of each server.
+        tasks: job and task of each server.
+        hosts: path of the network namespace, and address, of each server; None for one namespace for all.
+        allow_open_ports: whether to start without a namespace where the kernel allows none.
+        base_port: port of the first server; the next listens on ``base_port + 1``; None for free ports.
+        start_timeout_s: seconds that the servers may take to start.
     """
 
     configs: tuple[bytes, ...]
@@ -55,22 +57,22 @@ class LaunchSettings:
     start_timeout_s: float
 
 
-def start_servers(settings: LaunchSettings) -> Launched:
+def start_servers(settings: LaunchSettings) -> LauncherClient:
     """Start servers, and a launcher that owns them.
 
     Raises:
-        ClusterError: they cannot be started, safely or at all.
+        ClusterError: the servers cannot be started, safely or at all.
     """
-    launched = Launched()
+    client = LauncherClient()
     try:
-        launched.request("start", vars(settings), timeout_s=settings.start_timeout_s + _GRACE_S)
+        client.request("start", vars(settings), timeout_s=settings.start_timeout_s + _GRACE_S)
     except BaseException:
-        launched.close()
+        client.close()
         raise
-    return launched
+    return client
 
 
-class Launched:
+class LauncherClient:
     """Talks to a launcher over a private pipe; the launcher owns servers, and sessions on them."""
 
     def __init__(self) -> None:
@@ -79,7 +81,7 @@ class Launched:
         self._lock = threading.Lock()
         ours, theirs = Pipe()
         environment = server_environment()
-        for name in _PROXIES:
+        for name in _PROXY_VARIABLES:
             environment.pop(name, None)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         environment["OPENBLAS_NUM_THREADS"] = "1"  # keeps the launcher single-threaded, so that it can fork servers
@@ -110,7 +112,7 @@ class Launched:
         return self._process.pid
 
     def request(self, kind: str, *arguments: Any, timeout_s: float) -> Any:
-        """Ask the launcher for something and wait for its answer.
+        """Send the launcher a request and wait for its answer.
 
         Raises:
             CaramelError: what the launcher answers, or that it is gone or silent.
@@ -129,7 +131,9 @@ class Launched:
                 self.close()
                 if isinstance(error, ClusterError):
                     raise
-                raise ClusterError(f"the local cluster's driver process ended unexpectedly{self._tail()}") from error
+                raise ClusterError(
+                    f"the local cluster's driver process ended unexpectedly{self._log_tail()}"
+                ) from error
             except BaseException:
                 # Interrupted between question and answer: the next answer would be to the wrong question, and
                 # the launcher may be in the middle of a long step.
@@ -142,7 +146,7 @@ class Launched:
         name, message = answer
         raise getattr(errors, name, CaramelError)(message)
 
-    def _tail(self) -> str:
+    def _log_tail(self) -> str:
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -176,11 +180,11 @@ class ProcessExecutor:
     """A session in a launcher.
 
     Args:
-        launched: the launcher, with its servers.
-        graph_def: the graph.
-        config: a serialized ConfigProto.
+        client: client of the launcher that owns the servers.
+        graph_def: GraphDef to run.
+        config: ConfigProto of the session, serialized.
         devices: device string of each worker, with job and task.
-        timeout_s: how long an operation may take.
+        timeout_s: seconds that an operation may take.
         is_alone: whether everything is stopped with this session.
 
     Raises:
@@ -189,33 +193,33 @@ class ProcessExecutor:
 
     def __init__(
         self,
-        launched: Launched,
+        client: LauncherClient,
         graph_def: Any,
         config: bytes,
         devices: Sequence[str],
         timeout_s: float,
         is_alone: bool = True,
     ) -> None:
-        self._launched = launched
+        self._client = client
         self._is_alone = is_alone
         try:
-            graph = graph_def.SerializeToString()
-            self._number = launched.request(
-                "load", graph, config, list(devices), timeout_s, timeout_s=timeout_s + _GRACE_S
+            graph_bytes = graph_def.SerializeToString()
+            self._number = client.request(
+                "load", graph_bytes, config, list(devices), timeout_s, timeout_s=timeout_s + _GRACE_S
             )
         except BaseException:
             if is_alone:
-                launched.close()
+                client.close()
             raise
         self._is_open = True
 
     @property
     def launcher_pid(self) -> int:
         """Process id of the launcher."""
-        return self._launched.pid
+        return self._client.pid
 
     def _request(self, kind: str, payload: Any, timeout_s: float) -> Any:
-        return self._launched.request(kind, self._number, payload, timeout_s=timeout_s + _GRACE_S)
+        return self._client.request(kind, self._number, payload, timeout_s=timeout_s + _GRACE_S)
 
     def run(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
@@ -247,22 +251,22 @@ class ProcessExecutor:
 
     def worker_pids(self) -> list[int]:
         """Process ids of the servers, by task."""
-        return self._launched.worker_pids()
+        return self._client.worker_pids()
 
     def close(self) -> None:
         """Close the session, and stop what was started for it alone; safe to call twice."""
         if self._is_alone:
-            self._launched.close()
-        elif self._is_open and not self._launched.is_closed:
+            self._client.close()
+        elif self._is_open and not self._client.is_closed:
             self._is_open = False
             with contextlib.suppress(CaramelError):  # everything was stopped then
-                self._launched.request("unload", self._number, timeout_s=_UNLOAD_TIMEOUT_S)
+                self._client.request("unload", self._number, timeout_s=_UNLOAD_TIMEOUT_S)
 
 
 def _stop(
     process: subprocess.Popen[bytes], connection: Connection, directory: tempfile.TemporaryDirectory[str]
 ) -> None:
-    """Let the launcher stop its servers; then make sure."""
+    """Let the launcher stop its servers; kill it if it does not end in time."""
     with contextlib.suppress(OSError, ValueError):  # it is gone already
         connection.send(("close", ()))
     connection.close()

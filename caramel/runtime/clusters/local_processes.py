@@ -10,7 +10,7 @@ from typing import Any
 from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import Device, cpu_count, task_name
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.clusters.launcher_client import Launched, LaunchSettings, ProcessExecutor, start_servers
+from caramel.runtime.clusters.launcher_client import LauncherClient, LaunchSettings, ProcessExecutor, start_servers
 from caramel.runtime.executor import Executor, has_native_collectives
 from caramel.runtime.host.membership import LAST_PORT
 from caramel.runtime.host.run_options import RunOptions
@@ -22,7 +22,7 @@ class Host:
 
     Attributes:
         namespace: path of the namespace, such as ``/proc/PID/ns/net``.
-        address: its address, by which the others reach it.
+        address: address by which the others reach it.
     """
 
     namespace: str
@@ -40,12 +40,12 @@ class LocalProcesses(Cluster):
     the processes live in a network namespace of their own, which nothing else can reach.
 
     Attributes:
-        allow_open_ports: start without a namespace where the kernel allows none.
-        base_port: the first task listens on it, the next on ``base_port + 1``; default: free ports.
+        allow_open_ports: whether to start without a namespace where the kernel allows none.
+        base_port: port of the first task; the next listens on ``base_port + 1``; default: free ports.
         hosts: namespaces that exist already, one for each task, to emulate a network between
             them; needs root. The driver runs beside the first.
-        start_timeout_s: how long the servers may take to start.
-        options: how TensorFlow runs the graph.
+        start_timeout_s: seconds that the servers may take to start.
+        options: options with which TensorFlow runs the graph.
 
     Examples:
         >>> import caramel
@@ -70,8 +70,8 @@ class LocalProcesses(Cluster):
         tasks = self.tasks(devices)
         leader = task_name(*tasks[0]) if has_native_collectives(graph_def) else ""
         configs = self.configs(devices, leader)
-        launched = start_servers(self.launch_settings(configs, tasks))
-        return ProcessExecutor(launched, graph_def, configs[0], devices, timeout_s)
+        client = start_servers(self.launch_settings(configs, tasks))
+        return ProcessExecutor(client, graph_def, configs[0], devices, timeout_s)
 
     def with_options(self, options: RunOptions) -> LocalProcesses:
         """Other servers with other options; ports that were asked for are those of the servers that run."""
@@ -80,17 +80,17 @@ class LocalProcesses(Cluster):
     @contextmanager
     def shared(self) -> Iterator[Cluster]:
         """Servers for several sessions; they are stopped at the end."""
-        kept = KeptProcesses(self)
+        processes = SharedProcesses(self)
         try:
-            yield kept
+            yield processes
         finally:
-            kept.close()
+            processes.close()
 
     def launch_settings(self, configs: Sequence[bytes], tasks: Sequence[tuple[str, int]]) -> LaunchSettings:
-        """What a launcher is told.
+        """The settings of a launcher.
 
         Args:
-            configs: a serialized ConfigProto for each task.
+            configs: serialized ConfigProto of each task.
             tasks: job and task of each server.
         """
         return LaunchSettings(
@@ -143,7 +143,7 @@ class LocalProcesses(Cluster):
         return tasks
 
 
-class KeptProcesses(Cluster):
+class SharedProcesses(Cluster):
     """Servers of `LocalProcesses` for several sessions, at once or one after the other; started with the first one.
 
     Sessions have variables of their own. If the launcher or a server ends, all of them are lost, and the next session
@@ -151,16 +151,16 @@ class KeptProcesses(Cluster):
     sessions are in each other's way.
 
     Args:
-        cluster: how and where.
+        cluster: cluster whose servers are shared.
 
     Attributes:
-        options: how TensorFlow runs the graphs.
+        options: options with which TensorFlow runs the graphs.
     """
 
     def __init__(self, cluster: LocalProcesses) -> None:
         self.options = cluster.options
         self._cluster = cluster
-        self._launched: Launched | None = None
+        self._client: LauncherClient | None = None
         self._tasks: list[tuple[str, int]] = []
         self._configs: list[bytes] = []
 
@@ -175,18 +175,18 @@ class KeptProcesses(Cluster):
             # The servers that are kept have the ports that were asked for.
             return replace(self._cluster, base_port=None).start(graph_def, devices, timeout_s)
         tasks, configs = self._cluster.tasks(devices), self._cluster.configs(devices, "")
-        if self._launched is None or not self._launched.is_well():
+        if self._client is None or not self._client.is_well():
             self.close()  # what is left of them
-            self._launched = start_servers(self._cluster.launch_settings(configs, tasks))
+            self._client = start_servers(self._cluster.launch_settings(configs, tasks))
             self._tasks, self._configs = tasks, configs
         elif (self._tasks, self._configs) != (tasks, configs):
             raise InputError(
                 f"the servers that are kept are those of {listed(task_name(*task) for task in self._tasks)}, each "
                 f"with as many devices as the first session had; {listed(devices)} need others"
             )
-        return ProcessExecutor(self._launched, graph_def, configs[0], devices, timeout_s, is_alone=False)
+        return ProcessExecutor(self._client, graph_def, configs[0], devices, timeout_s, is_alone=False)
 
     def close(self) -> None:
         """Stop the servers; nothing happens the second time."""
-        if self._launched is not None:
-            self._launched.close()
+        if self._client is not None:
+            self._client.close()

@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 _FRAME_BYTES = 64 * 1024
-"""Of HTTP/2, in which gRPC sends tensors: 16 KiB by default.
+"""Bytes of an HTTP/2 frame, in which gRPC sends tensors: 16 KiB by default.
 
 Nothing else travels on a connection while a frame does; at 100 Mbit/s this one takes 5 ms.
 """
 
-_TRANSPORT = {
+_GRPC_ENVIRONMENT = {
     "GRPC_EXPERIMENTS": "tcp_rcv_lowat,tcp_frame_size_tuning",
     "TF_GRPC_DEFAULT_OPTIONS": f"grpc.http2.max_frame_size={_FRAME_BYTES}",
 }
-"""Lets gRPC sleep until most of a frame is there, instead of waking up for every few packets.
+"""Environment variables that let gRPC sleep until most of a frame is there, instead of waking for every few packets.
 
 Measured at 100 Mbit/s (VGG-like, 4 hosts): 2,000 context switches for a step instead of 7,200, and a quarter less
 processor time for moving the same bytes. What a gRPC does not know, it ignores.
 """
 
 
-_KERAS = ("keras.src.optimizers", "tf_keras.src.optimizers")
-"""What TensorFlow imports of Keras (one or the other), and with it everything."""
+_KERAS_MODULES = ("keras.src.optimizers", "tf_keras.src.optimizers")
+"""Modules of Keras of which TensorFlow imports one, and with it all of Keras."""
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -42,8 +42,8 @@ def child_environment() -> dict[str, str]:
 
 
 def server_environment() -> dict[str, str]:
-    """That of a process of our own in which TensorFlow servers run; what the user has set stays."""
-    return {**_TRANSPORT, **child_environment()}
+    """The environment of our own processes of TensorFlow servers; variables that the user has set stay."""
+    return {**_GRPC_ENVIRONMENT, **child_environment()}
 
 
 def prepare_server() -> None:
@@ -51,7 +51,7 @@ def prepare_server() -> None:
 
     A part of it has an effect only before TensorFlow is imported.
     """
-    for name, value in _TRANSPORT.items():
+    for name, value in _GRPC_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
@@ -64,7 +64,7 @@ def load_tensorflow() -> Any:
     that are forked from this one and share its memory.
     """
     is_first = "tensorflow" not in sys.modules
-    hidden = [name for name in _KERAS if is_first and name not in sys.modules]
+    hidden = [name for name in _KERAS_MODULES if is_first and name not in sys.modules]
     was_enabled = gc.isenabled()
     gc.disable()
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: importing it raises ImportError

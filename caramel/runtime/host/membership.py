@@ -1,4 +1,4 @@
-"""Who is in a cluster: the addresses of its servers, and which of them is this process's own.
+"""The members of a cluster: the addresses of its servers, and which of them is this process's own.
 
 All tasks run under the job ``worker``, the chief as its task 0, so that ``/job:worker/task:r`` is
 rank r whatever a cluster calls its tasks.
@@ -14,15 +14,20 @@ from typing import Any
 
 from caramel.errors import InputError, listed
 
-JOB = "worker"
+WORKER_JOB = "worker"
 LAST_PORT = 65535
+"""The largest number of a port."""
 
-_CHIEFS = ("chief", "master")
-"""What the first worker is called where it has a name of its own; ``master`` is the older one."""
+_CHIEF_JOBS = ("chief", "master")
+"""Jobs of a first worker that is named apart from the others; ``master`` is the older name."""
 
-_WITHOUT_PART = ("ps", "evaluator")
-_VARIABLE = "TF_CONFIG"
-_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+_IGNORED_JOBS = ("ps", "evaluator")
+"""Jobs that take no part in all-reduce training."""
+
+_TF_CONFIG = "TF_CONFIG"
+"""Name of the environment variable that describes a cluster."""
+
+_TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,9 @@ class Membership:
     """The servers of a cluster.
 
     Attributes:
-        addresses: ``host:port`` of each worker, in order.
-        task: which of them is this process's own; None if none is.
-        notes: what was left out of the cluster's description, for its reader.
+        addresses: address ``host:port`` of each worker, in order.
+        task: number of the worker that is this process's own; None if none is.
+        notes: parts of the cluster's description that were left out, one sentence each.
     """
 
     addresses: tuple[str, ...]
@@ -44,68 +49,72 @@ def checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
     """Addresses of servers.
 
     Raises:
-        InputError: none, the same twice, or one that is no host:port.
+        InputError: there is no address, one is there twice, or one is no host:port.
     """
     if isinstance(addresses, str) or not isinstance(addresses, Sequence) or not addresses:
         raise InputError(f"servers need a list of one or more addresses host:port, got {addresses!r}")
-    found = tuple(addresses)
-    for text in found:
+    listed_addresses = tuple(addresses)
+    for text in listed_addresses:
         host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
         is_host = host and "/" not in host and not any(c.isspace() for c in host)
         if not (is_host and port.isascii() and port.isdigit() and 1 <= int(port) <= LAST_PORT):
             raise InputError(f"{text!r} is no address of a server: write host:port")
-    twice = [text for position, text in enumerate(found) if text in found[:position]]
-    if twice:
-        raise InputError(f"an address is there twice, {twice[0]!r} in {', '.join(found)}: each worker needs its own")
-    return found
+    repeated = [text for position, text in enumerate(listed_addresses) if text in listed_addresses[:position]]
+    if repeated:
+        raise InputError(
+            f"an address is there twice, {repeated[0]!r} in {', '.join(listed_addresses)}: each worker needs its own"
+        )
+    return listed_addresses
 
 
 def from_tf_config(text: str | None = None) -> Membership:
     """The cluster that TF_CONFIG describes.
 
     Args:
-        text: its JSON text; None reads the environment variable.
+        text: JSON text of TF_CONFIG; None reads the environment variable.
 
     Raises:
         InputError: it is not set, no JSON, or describes no cluster of workers.
     """
     if text is None:
-        text = os.environ.get(_VARIABLE, "")
+        text = os.environ.get(_TF_CONFIG, "")
         if not text.strip():
-            raise InputError(f"the environment variable {_VARIABLE} is not set: set it to {_EXAMPLE} or the like")
+            raise InputError(
+                f"the environment variable {_TF_CONFIG} is not set: set it to {_TF_CONFIG_EXAMPLE} or the like"
+            )
     if not isinstance(text, str):
-        raise InputError(f"{_VARIABLE} is JSON text, got {type(text).__name__}: give it as json.dumps makes it")
+        raise InputError(f"{_TF_CONFIG} is JSON text, got {type(text).__name__}: give it as json.dumps makes it")
     try:
         config = json.loads(text, object_pairs_hook=_without_repetition)
     except json.JSONDecodeError as error:
-        near = text[max(error.pos - 20, 0) : error.pos + 20]
+        excerpt = text[max(error.pos - 20, 0) : error.pos + 20]
         raise InputError(
-            f"{_VARIABLE} is no JSON: {error.msg} at line {error.lineno}, column {error.colno}, near {near!r}. "
-            f"It looks like {_EXAMPLE}"
+            f"{_TF_CONFIG} is no JSON: {error.msg} at line {error.lineno}, column {error.colno}, near {excerpt!r}. "
+            f"It looks like {_TF_CONFIG_EXAMPLE}"
         ) from error
     if not isinstance(config, dict) or not isinstance(config.get("cluster"), dict):
         missing = not isinstance(config, dict) or "cluster" not in config
         raise InputError(
-            f"{_VARIABLE} {'has no' if missing else 'needs an object as its'} 'cluster' with the addresses of the "
-            f"workers: it looks like {_EXAMPLE}"
+            f"{_TF_CONFIG} {'has no' if missing else 'needs an object as its'} 'cluster' with the addresses of the "
+            f"workers: it looks like {_TF_CONFIG_EXAMPLE}"
         )
     task = config.get("task") or {}
     if not isinstance(task, dict) or (task and not {"type", "index"} <= set(task)):
         raise InputError(
-            f"{_VARIABLE} has the task {json.dumps(task)}: it needs 'type' and 'index', such as "
+            f"{_TF_CONFIG} has the task {json.dumps(task)}: it needs 'type' and 'index', such as "
             '{"type": "worker", "index": 0}; leave it out where no server runs'
         )
-    return from_jobs(config["cluster"], task.get("type"), task.get("index"), _VARIABLE)
+    return from_jobs(config["cluster"], task.get("type"), task.get("index"), _TF_CONFIG)
 
 
 def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; of a name that is there twice, Python would silently take the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """A JSON object without repeated names, of which Python would silently take the last."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{_VARIABLE} has {twice!r} twice in one object: join the two")
-    return found
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{_TF_CONFIG} has {repeated!r} twice in one object: join the two")
+    return entries
 
 
 def from_resolver(resolver: Any) -> Membership:
@@ -139,35 +148,35 @@ def from_jobs(jobs: Mapping[str, Any], task_type: Any, task_index: Any, where: s
     """The workers among the jobs of a cluster, the chief in front.
 
     Args:
-        jobs: by the job's name the addresses of its tasks: a list, or an object by task number.
+        jobs: addresses of the tasks of each job, by its name: a list, or an object by task number.
         task_type: job of this process; None or "" if it is in none.
-        task_index: its number in that job.
-        where: what to call the source in a message.
+        task_index: number of the task in that job.
+        where: noun for the source in messages.
 
     Raises:
         InputError: the jobs are no cluster of workers, or the task is not in it.
     """
-    unknown = [job for job in jobs if job not in (*_CHIEFS, JOB, *_WITHOUT_PART)]
+    unknown = [job for job in jobs if job not in (*_CHIEF_JOBS, WORKER_JOB, *_IGNORED_JOBS)]
     if unknown:
         raise InputError(
             f"{where} has the job {unknown[0]!r}: gradients are all-reduced between the tasks of the job 'worker' and "
             "one 'chief'; call it so, or leave it out"
         )
-    tasks = {job: _addresses(job, found, where) for job, found in jobs.items()}
-    chiefs = [address for job in _CHIEFS for address in tasks.get(job, ())]
+    tasks = {job: _addresses(job, addresses_of_job, where) for job, addresses_of_job in jobs.items()}
+    chiefs = [address for job in _CHIEF_JOBS for address in tasks.get(job, ())]
     if len(chiefs) > 1:
         raise InputError(f"{where} has {len(chiefs)} chiefs ({', '.join(chiefs)}): make one of them the chief")
-    workers = [*chiefs, *tasks.get(JOB, ())]
+    workers = [*chiefs, *tasks.get(WORKER_JOB, ())]
     if not workers:
-        there = listed(map(repr, jobs)) or "nothing"
-        raise InputError(f"{where} has no workers in its cluster, only {there}: name them under 'worker'")
+        job_names = listed(map(repr, jobs)) or "nothing"
+        raise InputError(f"{where} has no workers in its cluster, only {job_names}: name them under 'worker'")
     try:
         addresses = checked_addresses(workers)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     notes = tuple(
         f"{where}: the job {job!r} ({listed(tasks[job])}) takes no part: gradients are all-reduced between workers"
-        for job in _WITHOUT_PART
+        for job in _IGNORED_JOBS
         if tasks.get(job)
     )
     if not task_type and task_index is None:
@@ -175,31 +184,31 @@ def from_jobs(jobs: Mapping[str, Any], task_type: Any, task_index: Any, where: s
     return Membership(addresses, _task(tasks, len(chiefs), task_type, task_index, where), notes)
 
 
-def _addresses(job: str, found: Any, where: str) -> list[str]:
+def _addresses(job: str, addresses: Any, where: str) -> list[str]:
     """Addresses of a job's tasks in their order."""
-    if isinstance(found, Mapping):
-        numbers = {str(number): address for number, address in found.items()}
+    if isinstance(addresses, Mapping):
+        numbers = {str(number): address for number, address in addresses.items()}
         if sorted(numbers) != sorted(str(number) for number in range(len(numbers))):
             raise InputError(
                 f"{where} has tasks {listed(sorted(numbers))} of the job {job!r}: number them from 0 without a gap"
             )
-        found = [numbers[str(number)] for number in range(len(numbers))]
-    if not isinstance(found, (list, tuple)) or not all(isinstance(address, str) for address in found):
-        raise InputError(f"{where} has {found!r} as the job {job!r}: it needs a list of addresses host:port")
-    return list(found)
+        addresses = [numbers[str(number)] for number in range(len(numbers))]
+    if not isinstance(addresses, (list, tuple)) or not all(isinstance(address, str) for address in addresses):
+        raise InputError(f"{where} has {addresses!r} as the job {job!r}: it needs a list of addresses host:port")
+    return list(addresses)
 
 
 def _task(tasks: Mapping[str, Sequence[str]], chiefs: int, task_type: Any, task_index: Any, where: str) -> int:
     """Rank of a task of a job."""
-    if task_type in _WITHOUT_PART:
+    if task_type in _IGNORED_JOBS:
         raise InputError(
             f"{where} makes this process task {task_index} of the job {task_type!r}, which takes no part: gradients "
             "are all-reduced between workers. Start nothing here"
         )
-    if task_type not in (*_CHIEFS, JOB) or not tasks.get(task_type):
-        there = listed(repr(job) for job, found in tasks.items() if found)
+    if task_type not in (*_CHIEF_JOBS, WORKER_JOB) or not tasks.get(task_type):
+        job_names = listed(repr(job) for job, addresses in tasks.items() if addresses)
         raise InputError(
-            f"{where} makes this process a {task_type!r}, but the cluster has only {there}: correct the task"
+            f"{where} makes this process a {task_type!r}, but the cluster has only {job_names}: correct the task"
         )
     text = str(task_index)
     is_number = not isinstance(task_index, bool) and text.isascii() and text.isdigit()
@@ -208,4 +217,4 @@ def _task(tasks: Mapping[str, Sequence[str]], chiefs: int, task_type: Any, task_
             f"{where} makes this process task {task_index!r} of the job {task_type!r}, whose {len(tasks[task_type])} "
             f"tasks have the numbers 0 to {len(tasks[task_type]) - 1}: correct the index"
         )
-    return int(text) + (chiefs if task_type == JOB else 0)
+    return int(text) + (chiefs if task_type == WORKER_JOB else 0)

@@ -50,7 +50,7 @@ def enter_network_namespace() -> str | None:
 
 
 def why_no_network_namespace() -> str | None:
-    """What `enter_network_namespace` would return, tried in a child process, so that this one stays where it is.
+    """The value that `enter_network_namespace` would return, tried in a child process, so that this one stays.
 
     There is no way back out of a namespace that was entered but could not be made ready.
     """
@@ -65,25 +65,25 @@ def why_no_network_namespace() -> str | None:
             os._exit(0)
     os.close(tell)
     with open(answer) as file:
-        said = file.read()
+        reason = file.read()
     os.waitpid(child, 0)
-    return said or None
+    return reason or None
 
 
 def network_namespace(path: str) -> tuple[int, int] | None:
-    """What tells a network namespace from others; None if there is none at the path."""
+    """The identity (device, inode) of a network namespace; None if there is none at the path."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def join_network_namespace(path: str) -> None:
     """Move this thread to an existing network namespace.
 
     Args:
-        path: such as ``/proc/PID/ns/net``.
+        path: path of the namespace, such as ``/proc/PID/ns/net``.
 
     Raises:
         OSError: it does not exist, or that is not allowed.

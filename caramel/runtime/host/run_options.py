@@ -1,4 +1,4 @@
-"""How TensorFlow runs a graph, in a session or in a server."""
+"""Options with which TensorFlow runs a graph, in a session or in a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from caramel.runtime.host.environment import usable_cores
 
 TRANSFER_THREADS = 6
-"""Threads that a server has besides those that compute.
+"""Number of threads that a server has besides those that compute.
 
 Sums and copies of a transfer are ops like all others: where every thread computes, they wait until an op of the
 computation ends, and the network with them. Measured with two threads on a step with two ops at a time (VGG-like, 4
@@ -21,16 +21,16 @@ computed, more threads cost nothing.
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How TensorFlow runs the graph.
+    """Options with which TensorFlow runs the graph.
 
     Attributes:
         optimize_graph: whether TensorFlow's graph optimizers (grappler) run.
-        intra_op_threads: threads inside one op; 0 lets TensorFlow choose. A process has one pool of
+        intra_op_threads: number of threads inside one op; 0 lets TensorFlow choose. A process has one pool of
             them, made when TensorFlow first runs something in it: for `InProcess` this comes too
             late where that was before.
-        inter_op_threads: ops at the same time, in a pool of the session's own; 0 leaves it to TensorFlow
+        inter_op_threads: number of ops at the same time, in a pool of the session's own; 0 leaves it to TensorFlow
             and the one pool that a process has for all other sessions.
-        transfer_threads: further threads that a server has; see `TRANSFER_THREADS`.
+        transfer_threads: number of further threads that a server has; see `TRANSFER_THREADS`.
 
     Examples:
         >>> import caramel
@@ -48,7 +48,7 @@ class RunOptions:
 
         Args:
             cpu_devices: number of virtual CPU devices.
-            group_leader: the task that coordinates TensorFlow's own collective ops, if there are any.
+            group_leader: name of the task that coordinates TensorFlow's own collective ops, if there are any.
         """
         config = tf.compat.v1.ConfigProto(
             allow_soft_placement=True,

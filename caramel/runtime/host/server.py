@@ -12,20 +12,22 @@ from typing import Any, NoReturn
 from caramel.errors import ClusterError
 from caramel.graph.devices import task_name
 from caramel.runtime.host.environment import load_tensorflow, prepare_server
-from caramel.runtime.host.membership import JOB
+from caramel.runtime.host.membership import WORKER_JOB
 from caramel.runtime.host.namespaces import die_with_parent, join_network_namespace
 
-READY = "caramel server ready"
-GROUP_LEADER = task_name(JOB, 0)
-"""Who coordinates TensorFlow's own collective ops; a server knows it even if no graph has any yet."""
+READY_LINE = "caramel server ready"
+"""Beginning of the line that a server writes when it listens."""
+
+GROUP_LEADER = task_name(WORKER_JOB, 0)
+"""The task that coordinates TensorFlow's own collective ops; servers know it even if no graph has any yet."""
 
 
 def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoReturn:
     """Run one of several servers until the process is ended.
 
     Args:
-        addresses: ``host:port`` of each worker, in order.
-        task: which of them this is.
+        addresses: address ``host:port`` of each worker, in order.
+        task: number of the worker that this server is.
         devices: number of virtual CPU devices, for as many replicas in this process.
 
     Raises:
@@ -35,7 +37,9 @@ def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoRe
     load_tensorflow()
     from caramel.runtime.host.run_options import RunOptions
 
-    _start({JOB: dict(enumerate(addresses))}, JOB, task, RunOptions().server_config(devices, GROUP_LEADER))
+    _start(
+        {WORKER_JOB: dict(enumerate(addresses))}, WORKER_JOB, task, RunOptions().server_config(devices, GROUP_LEADER)
+    )
     while True:
         time.sleep(3600)
 
@@ -58,7 +62,7 @@ def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: A
         )
     except tf.errors.OpError as error:
         raise ClusterError(f"the server cannot listen at {jobs[job][task]}: {error.message}") from error
-    sys.stdout.write(f"{READY} at {server.target}\n")
+    sys.stdout.write(f"{READY_LINE} at {server.target}\n")
     sys.stdout.flush()
 
 
@@ -76,7 +80,7 @@ def serve_worker(settings: dict[str, Any], log: str) -> None:
     Args:
         settings: job, task, jobs (addresses by job and task), config (a serialized ConfigProto),
             the launcher's process id, and the path of the network namespace to join, if any.
-        log: file for the output; a line with `READY` says that the server listens.
+        log: file for the output; a line with `READY_LINE` says that the server listens.
     """
     die_with_parent()
     with open(log, "ab", buffering=0) as file:
@@ -94,7 +98,9 @@ def main() -> None:
     """
     settings = pickle.load(sys.stdin.buffer)
     try:
-        _serve_until_left({JOB: dict(enumerate(settings["addresses"]))}, JOB, 0, settings["config"], settings["parent"])
+        _serve_until_left(
+            {WORKER_JOB: dict(enumerate(settings["addresses"]))}, WORKER_JOB, 0, settings["config"], settings["parent"]
+        )
     except ClusterError as error:
         sys.exit(str(error))
 

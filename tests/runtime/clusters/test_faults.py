@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.runtime.clusters import launcher_client as processes_module
-from caramel.runtime.executor import translated
+from caramel.runtime.executor import caramel_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("namespaces", "scratch")]
 
@@ -194,6 +194,6 @@ INVALID_ARGUMENT: From /job:worker/replica:0/task:1:
 the data is too large
 \t [[{{node worker_1/Assert}}]]
 """
-    error = translated(tf.errors.InvalidArgumentError(None, None, message), "in a test")
+    error = caramel_error(tf.errors.InvalidArgumentError(None, None, message), "in a test")
     assert type(error) is caramel.StepError
     assert str(error) == "the program failed in op 'worker_1/Assert': the data is too large"

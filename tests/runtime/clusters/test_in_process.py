@@ -11,7 +11,7 @@ import tensorflow as tf
 import caramel
 from caramel.graph.devices import in_process_mapping
 from caramel.runtime.clusters import base as cluster_module
-from caramel.runtime.feeds import bind, split
+from caramel.runtime.feeds import bound_arrays, split_batch
 from caramel.runtime.host.run_options import RunOptions
 
 v1 = tf.compat.v1
@@ -115,7 +115,7 @@ def spied(monkeypatch):
 
 def where_ops_ran(executor, signature, batch):
     """Device of every op of one step, from TensorFlow's own trace."""
-    feeds = split(signature, bind(signature.feeds, batch, {})).feeds
+    feeds = split_batch(signature, bound_arrays(signature.feeds, batch, {})).feeds
     metadata = v1.RunMetadata()
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
     executor._session.run([*signature.losses, *signature.step], feeds, options, metadata)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.errors import ClusterError, InputError
-from caramel.runtime.clusters.local_processes import KeptProcesses
+from caramel.runtime.clusters.local_processes import SharedProcesses
 from caramel.runtime.host.environment import child_environment
 from caramel.runtime.host.run_options import RunOptions
 
@@ -72,7 +72,7 @@ def counting(workers):
 def test_kept_servers_have_sessions_with_variables_of_their_own():
     graph_def, added, initialise = counting(2)
     devices = ("/job:worker/task:0", "/job:worker/task:1")
-    with closing(KeptProcesses(caramel.LocalProcesses())) as kept:
+    with closing(SharedProcesses(caramel.LocalProcesses())) as kept:
         first, second = (kept.start(graph_def, devices, 60) for _ in range(2))
         assert first.pids() == second.pids() and len(first.pids()) == 3
         for session in (first, second):
@@ -111,7 +111,7 @@ def test_kept_servers_start_again_if_one_has_ended(number, ours):
     """Whatever ended, and although nobody has asked it for anything since; who had a session has it no more."""
     graph_def, added, initialise = counting(2)
     devices = ("/job:worker/task:0", "/job:worker/task:1")
-    with closing(KeptProcesses(caramel.LocalProcesses())) as kept:
+    with closing(SharedProcesses(caramel.LocalProcesses())) as kept:
         closed, lost = (kept.start(graph_def, devices, 60) for _ in range(2))
         closed.close()
         before = lost.pids()
@@ -139,7 +139,7 @@ def test_sessions_with_native_collectives_share_no_servers():
         loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, w)))
         tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
-    with closing(KeptProcesses(caramel.LocalProcesses())) as kept:
+    with closing(SharedProcesses(caramel.LocalProcesses())) as kept:
         losses, pids = [], []
         sessions = [caramel.ARModel(context, 2, algorithm=name).session(kept) for name in ("native", "ring", "native")]
         for session in sessions:

@@ -18,7 +18,7 @@ def refuse(*_):
     raise PermissionError(1, "Operation not permitted")
 
 
-setattr(isolation, sys.argv[1], refuse)
+setattr(namespaces, sys.argv[1], refuse)
 if sys.argv[1] == "_write":
     os.geteuid = lambda: 1  # only a user without privileges needs a user namespace, with maps to write
 before = namespaces.network_namespace("/proc/self/ns/net")
