@@ -22,6 +22,7 @@ copyright = author
 release = version = caramel.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+smartquotes = False  # two hyphens of an option stay two
 html_theme = "furo"
 html_title = f"Caramel {release}"
 exclude_patterns = ["_build"]

@@ -51,13 +51,17 @@ def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
 class PolicyOption(click.Option):
     """``--policy``. The registry has the names and what they mean; it is imported once somebody asks."""
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+    @property
+    def help(self) -> str:
         """The help, with what each policy does."""
         from caramel.analyzers.registry import POLICIES
 
         summaries = "; ".join(f"{policy.name}: {policy.summary}" for policy in POLICIES.values())
-        self.help = f"How to make buckets and put them into windows. {summaries}."
-        return super().get_help_record(ctx)
+        return f"How to make buckets and put them into windows. {summaries}."
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        """Click sets the text of an option when it makes it; this one has none of its own."""
 
 
 class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
