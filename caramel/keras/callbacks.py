@@ -1,4 +1,4 @@
-"""Keras callbacks in a training on workers: which of them look at values, and what they wait for."""
+"""Keras callbacks in a training on workers: which of them may look at values, and which logs they monitor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import keras
 
 from caramel.errors import InputError, listed
 
-_ONLY_LOGS = (
+_LOG_CALLBACKS = (
     keras.callbacks.ProgbarLogger,
     keras.callbacks.TerminateOnNaN,
     keras.callbacks.History,
@@ -18,20 +18,21 @@ _ONLY_LOGS = (
 )
 """Callbacks that look at nothing but logs around a batch."""
 
-_SAVING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-"""Callbacks that look at values around a batch only if they are to save them there."""
+_SAVING_CALLBACKS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+"""Callbacks that look at values around a batch only if they save there."""
 
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+"""Methods of a callback that are called around batches."""
 
 
 def may_look_at_values(callback: Any) -> bool:
     """Whether a callback is called around batches and may want the model's values there, or change them."""
-    harmless = [keras.callbacks.Callback, *_ONLY_LOGS]
+    harmless = [keras.callbacks.Callback, *_LOG_CALLBACKS]
     if getattr(callback, "save_freq", "epoch") == "epoch":
-        harmless += _SAVING
+        harmless += _SAVING_CALLBACKS
     for hook in _BATCH_HOOKS:
-        given = getattr(callback, hook)
-        function = getattr(given, "__func__", given)  # not bound to the callback
+        method = getattr(callback, hook)
+        function = getattr(method, "__func__", method)  # not bound to the callback
         if not any(function is getattr(kind, hook) for kind in harmless):
             return True
     return False
@@ -41,23 +42,23 @@ def check_monitors(names: Collection[str], callbacks: Iterable[Any], is_validate
     """Refuse callbacks that would wait for a value that never comes; Keras warns and goes on without them.
 
     Args:
-        names: of the logs of an epoch, without those of the validation.
+        names: names of the logs of an epoch, without those of the validation.
         callbacks: Keras callbacks.
         is_validated: whether there is a validation.
 
     Raises:
-        InputError: naming such a callback.
+        InputError: there is such a callback; the text names it.
     """
-    there = [*names, "learning_rate"]
+    log_names = [*names, "learning_rate"]
     if is_validated:
-        there += [f"val_{name}" for name in names]
+        log_names += [f"val_{name}" for name in names]
     for callback in callbacks:
-        wanted = getattr(callback, "monitor", None)
+        monitor = getattr(callback, "monitor", None)
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
             continue  # saves whatever the value is
-        if isinstance(wanted, str) and wanted not in there:
-            advice = "pass validation_data=" if wanted.startswith("val_") and not is_validated else "name one of these"
+        if isinstance(monitor, str) and monitor not in log_names:
+            advice = "pass validation_data=" if monitor.startswith("val_") and not is_validated else "name one of these"
             raise InputError(
-                f"callback {type(callback).__name__} monitors {wanted!r}, which is not there "
-                f"({listed(there, 8)}): {advice}"
+                f"callback {type(callback).__name__} monitors {monitor!r}, which is not there "
+                f"({listed(log_names, 8)}): {advice}"
             )

@@ -13,12 +13,12 @@ from caramel.errors import InputError
 from caramel.util.arguments import whole_number
 
 
-def weighted(dataset: Any, class_weight: Mapping[int, float]) -> Any:
+def with_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
     """A dataset of batches ``(x, y)`` with the weight of each example, by its class.
 
     Args:
         dataset: a tf.data.Dataset, or a function that makes each worker's own.
-        class_weight: weight of each class by its number; 1 for those that are left out, and for negative targets.
+        class_weight: weight of each class by its number; other classes, and negative targets, have the weight 1.
 
     Raises:
         InputError: a class is no number, or the elements are no ``(x, y)`` with one tensor of classes.

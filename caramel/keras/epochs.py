@@ -1,4 +1,4 @@
-"""The steps of epochs, in the order of Keras' own `fit`, and the way of values between workers and model."""
+"""The steps of epochs, in the order of Keras' own `fit`, and the transfer of values between workers and model."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from caramel.errors import EndOfData
-from caramel.keras.metrics import Counts
+from caramel.keras.metrics import DistributedMetrics
 from caramel.runtime.session import Session
 
 
 @dataclass
-class Values:
+class ModelValues:
     """The variables of a Keras model, and the workers' values of them.
 
     Attributes:
-        session: runs the workers.
+        session: session that runs the workers.
         live: the model's tf.Variables by name, without those of metrics.
-        known: what the workers have, to begin with.
+        known: initial values on the workers, by name.
     """
 
     session: Session
@@ -34,11 +34,11 @@ class Values:
         self._known = {name: known[name] for name in self.live}
 
     def trained(self) -> None:
-        """Note that the workers have gone on."""
+        """Note that the workers have trained further."""
         self._in_model = False
 
-    def bring_back(self) -> None:
-        """Give the model what the workers have, if they have gone on since then."""
+    def copy_to_model(self) -> None:
+        """Give the model the workers' values, if the workers have trained further since the last time."""
         if self._in_model:
             return
         values = self.session.values()
@@ -47,8 +47,8 @@ class Values:
             self._known[name] = values[name]
         self._in_model = True
 
-    def take_changes(self) -> None:
-        """Give the workers what callbacks have changed in the model."""
+    def copy_changes_to_workers(self) -> None:
+        """Give the workers the values that callbacks have changed in the model."""
         now = {name: v.numpy() for name, v in self.live.items()}
         changed = {n: value for n, value in now.items() if not np.array_equal(value, self._known[n], equal_nan=True)}
         self.session.assign(changed)
@@ -56,18 +56,18 @@ class Values:
 
 
 @dataclass
-class Epochs:
-    """Runs the epochs of a training.
+class EpochLoop:
+    """The loop over the epochs of a training.
 
-    A dataset whose length is known ends where Keras takes it to end. Of others the end is only seen by
-    asking for more, after the callbacks were told that a batch begins.
+    A dataset whose length is known ends where Keras takes it to end. The end of another dataset is only seen
+    by asking for one more batch, after the callbacks were told that a batch begins.
 
     Attributes:
         model: the Keras model.
-        session: runs the workers.
-        hooks: the CallbackList.
-        counts: the metrics.
-        values: the variables.
+        session: session that runs the workers.
+        hooks: CallbackList of the training.
+        counts: metrics of the model.
+        values: variables of the model.
         looks_at_values: whether a callback wants the values around batches, or may change them there.
         length: number of batches in the dataset, if it is known.
     """
@@ -75,30 +75,30 @@ class Epochs:
     model: Any
     session: Session
     hooks: Any
-    counts: Counts
-    values: Values
+    counts: DistributedMetrics
+    values: ModelValues
     looks_at_values: bool
     length: int | None
-    _taken: int = field(init=False, default=0)  # of the present pass
+    _batches_taken: int = field(init=False, default=0)  # of the present pass
     _ended: bool = field(init=False, default=False)
 
     def run(self, epoch: int, steps: int | None) -> dict[str, Any]:
         """Train for an epoch, without its validation.
 
         Args:
-            epoch: its number.
-            steps: how many steps; None for a pass over the dataset.
+            epoch: number of the epoch.
+            steps: number of steps; None for a pass over the dataset.
 
         Returns:
-            Its logs.
+            The logs of the epoch.
         """
         self.model.reset_metrics()
         self.counts.reset(self.session)
         self.hooks.on_epoch_begin(epoch)
-        self.values.take_changes()  # a learning rate; what was put back at the end of the epoch before
+        self.values.copy_changes_to_workers()  # a learning rate; what was put back at the end of the epoch before
         logs: Any = {}
-        number, wanted = 0, self.length if steps is None else steps
-        while wanted is None or number < wanted:
+        number, length = 0, self.length if steps is None else steps
+        while length is None or number < length:
             done, logs = self._between_calls(number, logs)
             if not done:
                 self._begin_again()
@@ -112,17 +112,17 @@ class Epochs:
             if self.model.stop_training:
                 break
             number += self.model.steps_per_execution
-        if self._taken == self.length:
+        if self._batches_taken == self.length:
             self._begin_again()
-        self.values.bring_back()
+        self.values.copy_to_model()
         return self.counts.logs(logs)
 
     def _begin_again(self) -> None:
-        self._taken, self._ended = 0, False
+        self._batches_taken, self._ended = 0, False
 
     def _between_calls(self, number: int, logs: Any) -> tuple[int, Any]:
         """The steps between two calls of callbacks, as `_some_steps`; none if the data has ended."""
-        if self._taken == self.length:
+        if self._batches_taken == self.length:
             return 0, logs
         self._before(number)
         done, logs = self._some_steps(logs)
@@ -134,26 +134,26 @@ class Epochs:
         self.hooks.on_train_batch_begin(number)
         if self.looks_at_values:
             self.counts.changed()
-            self.values.take_changes()
+            self.values.copy_changes_to_workers()
 
     def _some_steps(self, logs: Any) -> tuple[int, Any]:
-        """As many steps as are made at once: how many there were, and the logs of the last."""
+        """Run as many steps as are made at once; their number, and the logs of the last."""
         done = 0
         while done < self.model.steps_per_execution and not self._ended:
             try:
                 result = self.session.step()
             except EndOfData:
-                if self._taken == 0 and done == 0:
+                if self._batches_taken == 0 and done == 0:
                     continue  # the end of the pass before; the next step begins another
                 self._ended = True
                 break
             done += 1
-            self._taken += 1
+            self._batches_taken += 1
             self.values.trained()
             logs = self.counts.after(result)
         return done, logs
 
     def _after(self, first: int, logs: Any) -> None:
         if self.looks_at_values:
-            self.values.bring_back()
+            self.values.copy_to_model()
         self.hooks.on_train_batch_end(first + self.model.steps_per_execution - 1, logs)

@@ -15,10 +15,10 @@ from caramel.data.dataset import sample_dataset
 from caramel.errors import CaptureError, DataError, InputError, in_one_line
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import check_monitors, may_look_at_values
-from caramel.keras.class_weights import weighted
-from caramel.keras.epochs import Epochs, Values
-from caramel.keras.metrics import Counts
-from caramel.keras.train_step import Watched, said_reduction, watched_step
+from caramel.keras.class_weights import with_class_weights
+from caramel.keras.epochs import EpochLoop, ModelValues
+from caramel.keras.metrics import DistributedMetrics
+from caramel.keras.train_step import StepRecord, declared_reduction, watched_step
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import InProcess
 from caramel.util.arguments import whole_number
@@ -55,20 +55,20 @@ def fit(
             workers together. Or a function ``(workers, rank) -> dataset`` that makes each worker's own.
         workers: number of workers, at least 1.
         epochs: number of the epoch at which to stop.
-        steps_per_epoch: steps in an epoch; default: a pass over the dataset. With a number, the dataset
+        steps_per_epoch: number of steps in an epoch; default: a pass over the dataset. With a number, the dataset
             goes on from one epoch to the next; an epoch in which it ends is shorter.
-        validation_data: what the model's ``fit`` takes as such; it runs in this process.
-        validation_steps: steps of a validation.
-        validation_batch_size: examples in a step of it, for arrays.
-        validation_freq: epochs from one validation to the next, or the numbers (from 1) of those with one.
+        validation_data: validation data as for the model's own ``fit``; the validation runs in this process.
+        validation_steps: number of steps of a validation.
+        validation_batch_size: number of examples in a step of a validation, for arrays.
+        validation_freq: number of epochs from one validation to the next, or numbers (from 1) of epochs with one.
         class_weight: weight of each class by its number, for targets that are classes or one-hot.
         callbacks: Keras callbacks. Their hooks around batches get the logs; values are in the model
             there only for callbacks that may look at them, which costs a transfer of all variables.
         initial_epoch: number of the epoch at which to begin.
-        verbose: as in Keras.
-        cluster: where to run; default: `caramel.InProcess()`.
-        step_timeout_s: how long a step may take.
-        options: of `caramel.ARModel`, such as ``network`` or ``statistics``; and ``loss_reduction`` of
+        verbose: verbosity as in Keras.
+        cluster: the cluster to run on; default: `caramel.InProcess()`.
+        step_timeout_s: seconds that a step may take.
+        options: options of `caramel.ARModel`, such as ``network`` or ``statistics``; and ``loss_reduction`` of
             `caramel.capture`, where the loss does not say whether it is a mean or a sum.
 
     Returns:
@@ -94,7 +94,7 @@ def fit(
     _check(model, dataset, epochs, initial_epoch, steps_per_epoch, validation_freq)
     number = whole_number(workers, "workers")
     if class_weight is not None:
-        dataset = weighted(dataset, class_weight)
+        dataset = with_class_weights(dataset, class_weight)
     _build(model, dataset)
     context, counts = _captured(model, dataset, options.pop("loss_reduction", None))
     check_monitors(counts.names, callbacks, validation_data is not None)
@@ -106,9 +106,9 @@ def fit(
     hooks.on_train_begin()  # may load values, and say at which epoch they were
     first = getattr(model, "_initial_epoch", None) or initial_epoch
     with armodel.session(cluster or InProcess(), step_timeout_s=step_timeout_s) as session:
-        values = Values(session, _without_metrics(model, context.live_variables), context.model.values.load())
-        looks = any(may_look_at_values(c) for c in hooks.callbacks)
-        training = Epochs(model, session, hooks, counts, values, looks, length)
+        values = ModelValues(session, _without_metrics(model, context.live_variables), context.model.values.load())
+        looks_at_values = any(may_look_at_values(c) for c in hooks.callbacks)
+        training = EpochLoop(model, session, hooks, counts, values, looks_at_values, length)
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch)
     if epochs > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
@@ -118,13 +118,13 @@ def fit(
 
 @dataclass(frozen=True)
 class _Validation:
-    """What a model is validated on, and when.
+    """The data on which a model is validated, and the epochs after which it is.
 
     Attributes:
-        data: what the model's ``fit`` takes as ``validation_data``; None for no validation.
-        batch_size: examples in a step, for arrays.
-        steps: how many steps.
-        frequency: epochs from one validation to the next, or the numbers (from 1) of those with one.
+        data: ``validation_data`` as for the model's own ``fit``; None for no validation.
+        batch_size: number of examples in a step, for arrays.
+        steps: number of steps.
+        frequency: number of epochs from one validation to the next, or numbers (from 1) of epochs with one.
     """
 
     data: Any
@@ -141,12 +141,12 @@ class _Validation:
         return (epoch + 1) % self.frequency == 0
 
     def logs(self, model: Any, hooks: Any) -> dict[str, Any]:
-        """Validate the model as it is now; gives what is added to the logs of the epoch."""
+        """Validate the model as it is now; the logs to add to those of the epoch."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(self.data)
-        found = model.evaluate(
+        values = model.evaluate(
             x, y, self.batch_size, "auto", weights, steps=self.steps, callbacks=hooks, return_dict=True
         )
-        return {f"val_{name}": value for name, value in found.items()}
+        return {f"val_{name}": value for name, value in values.items()}
 
 
 def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None, verbose: int | str) -> Any:
@@ -163,9 +163,9 @@ def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None,
 
 
 def _trained(
-    training: Epochs, validation: _Validation, epochs: Iterable[int], steps: int | None
+    training: EpochLoop, validation: _Validation, epochs: Iterable[int], steps: int | None
 ) -> dict[str, Any] | None:
-    """Train and validate epoch by epoch, until a callback ends it; gives the logs of the last one."""
+    """Train and validate epoch by epoch, until a callback ends the training; the logs of the last epoch."""
     model, hooks = training.model, training.hooks
     logs = None
     for epoch in epochs:
@@ -216,7 +216,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _build(model: Any, dataset: Any) -> None:
-    """Make what is only made at the first batch: the model's, its metrics' and its optimizer's variables."""
+    """Make the variables of the model, its metrics and its optimizer, which Keras only makes at the first batch."""
     first = sample_dataset(dataset)
     try:
         batch = next(iter(first.take(1)), None)
@@ -257,21 +257,21 @@ def _without_metrics(model: Any, live: Mapping[str, Any]) -> dict[str, Any]:
     return {name: variable for name, variable in live.items() if id(variable) not in of_metrics}
 
 
-def _captured(model: Any, dataset: Any, said: str | None) -> tuple[Context, Counts]:
+def _captured(model: Any, dataset: Any, reduction: str | None) -> tuple[Context, DistributedMetrics]:
     """The training step, and its metrics.
 
-    What the compiled losses say counts where the graph does not tell, and where they leave no doubt.
+    The reduction that the compiled losses declare counts where the graph does not tell, and it is unambiguous.
     """
-    watched = Watched()
-    context = capture(watched_step(model, watched), data=dataset, loss_reduction=said)
+    record = StepRecord()
+    context = capture(watched_step(model, record), data=dataset, loss_reduction=reduction)
     try:
         context.model  # noqa: B018 - made when first used
     except CaptureError as error:
-        said = said_reduction(model, watched) if error.wants_reduction else None
-        if said is None:
+        reduction = declared_reduction(model, record) if error.wants_reduction else None
+        if reduction is None:
             raise
-        watched = Watched()
-        context = capture(watched_step(model, watched), data=dataset, loss_reduction=said)
+        record = StepRecord()
+        context = capture(watched_step(model, record), data=dataset, loss_reduction=reduction)
         context.model  # noqa: B018
     names = {id(variable): name for name, variable in context.live_variables.items()}
-    return context, Counts(model, context.model, watched, names, said)
+    return context, DistributedMetrics(model, context.model, record, names, reduction)

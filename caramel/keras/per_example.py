@@ -1,4 +1,4 @@
-"""What is known of Keras' own losses and metrics: do they work on one example at a time?
+"""Knowledge of Keras' own losses and metrics: whether they work on one example at a time.
 
 A loss or a metric of the user's own may do anything with a batch, so of these nothing is taken for granted.
 """
@@ -11,23 +11,27 @@ from typing import Any
 
 import keras
 
-_LOSSES = keras.losses.MeanSquaredError.__module__
-_METRICS = keras.metrics.Mean.__module__.rpartition(".")[0] + "."
-_OF_THE_BATCH = frozenset({"dice", "tversky", "circle"})
-"""Functions of `keras.losses` that give one value for the batch, or compare its examples with each other."""
+_LOSS_MODULE = keras.losses.MeanSquaredError.__module__
+"""Module of Keras' own losses."""
+
+_METRIC_PACKAGE = keras.metrics.Mean.__module__.rpartition(".")[0] + "."
+"""Package of Keras' own metrics, with a trailing dot."""
+
+_BATCH_LOSSES = frozenset({"dice", "tversky", "circle"})
+"""Names of functions of `keras.losses` that give one value for the batch, or compare its examples with each other."""
 
 
 def is_per_example(function: Any, options: Mapping[str, Any]) -> bool:
     """Whether a function of targets and predictions is one of Keras' that gives one value for each example.
 
     Args:
-        function: such as ``keras.losses.mean_squared_error``.
-        options: further arguments that it will get.
+        function: function such as ``keras.losses.mean_squared_error``.
+        options: further arguments of the function, by name.
     """
-    of_keras = function.__module__ if inspect.isfunction(function) else ""
+    module = function.__module__ if inspect.isfunction(function) else ""
     return (
-        (of_keras == _LOSSES or of_keras.startswith(_METRICS))
-        and function.__name__ not in _OF_THE_BATCH
+        (module == _LOSS_MODULE or module.startswith(_METRIC_PACKAGE))
+        and function.__name__ not in _BATCH_LOSSES
         and options.get("axis", -1) == -1
     )
 
@@ -37,22 +41,22 @@ def is_per_example_loss(loss: Any) -> bool:
 
     Values of some class that do not count (``ignore_class``) change what a mean divides by.
     """
-    if type(loss).__module__ != _LOSSES or not hasattr(loss, "fn"):
+    if type(loss).__module__ != _LOSS_MODULE or not hasattr(loss, "fn"):
         return False
     options = getattr(loss, "_fn_kwargs", {})
     return options.get("ignore_class") is None and is_per_example(loss.fn, options)
 
 
-def adds_up(metric: Any, arguments: list[Any]) -> bool:
+def is_additive(metric: Any, arguments: list[Any]) -> bool:
     """Whether a metric is one of Keras' whose variables only have sums over the examples added to them.
 
     Then each worker can count its own examples, and their counts are added up.
 
     Args:
-        metric: a metric of any kind.
-        arguments: the tensors that it gets.
+        metric: metric of any kind.
+        arguments: tensors that the metric gets.
     """
-    if not type(metric).__module__.startswith(_METRICS):
+    if not type(metric).__module__.startswith(_METRIC_PACKAGE):
         return False
     if not arguments or any(_is_scalar_or_fixed(tensor) for tensor in arguments):
         return False

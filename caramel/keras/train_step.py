@@ -1,4 +1,4 @@
-"""The training step of a compiled Keras model, as a function to capture, and what it hands out.
+"""The training step of a compiled Keras model, as a function to capture, and its outputs.
 
 What metrics count cannot always be told from what each worker has counted: a maximum, the loss of a
 whole batch. So while the step is traced, `update_state` of the metrics is watched. Keras' own metrics that
@@ -16,15 +16,15 @@ import keras
 import tensorflow as tf
 
 from caramel.errors import UnsupportedError
-from caramel.keras.per_example import adds_up, is_per_example_loss
+from caramel.keras.per_example import is_additive, is_per_example_loss
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A tensor that the step gives.
+class StepOutput:
+    """A tensor of the step that is one of its results.
 
     Attributes:
-        output: name of the step's result.
+        output: name of the result.
         mask: name of the result that is its Keras mask, if it has one.
     """
 
@@ -33,12 +33,12 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Call:
+class MetricUpdate:
     """A call of a metric's ``update_state`` with arguments of the whole batch.
 
     Attributes:
         metric: the metric.
-        arguments: ``(args, kwargs)``, with `Taken` in place of tensors.
+        arguments: ``(args, kwargs)``, with `StepOutput` in place of tensors.
     """
 
     metric: Any
@@ -46,7 +46,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Result:
+class MetricResult:
     """A metric's ``result``, or one value of it where it is a dict."""
 
     metric: Any
@@ -54,63 +54,63 @@ class Result:
 
 
 @dataclass
-class Watched:
-    """What a traced training step does with its metrics and losses.
+class StepRecord:
+    """A record of what a traced training step does with its metrics and losses.
 
     Attributes:
         calls: updates of metrics with the whole batch, in order.
         on_workers: metrics that the workers count.
-        logs: what the training step returns by name: a `Result`, a `Taken` or a plain value; None if it
+        logs: values that the training step returns, by name: `MetricResult`, `StepOutput` or plain; None if it
             returns no dict.
-        outputs: the step's results by name.
-        losses: for each computation of the compiled losses whether they are all of it; see `said_reduction`.
-        graph: that of the step.
+        outputs: results of the step, by name.
+        losses: for each computed loss, whether the compiled losses are all of it; see `declared_reduction`.
+        graph: graph of the step.
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[MetricUpdate] = field(default_factory=list)
     on_workers: dict[int, Any] = field(default_factory=dict)
     logs: dict[str, Any] | None = None
     outputs: dict[str, Any] = field(default_factory=dict)
     losses: list[bool] = field(default_factory=list)
     graph: Any = None
-    _results: dict[int, tuple[Any, Result]] = field(default_factory=dict)
-    _taken: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    _results: dict[int, tuple[Any, MetricResult]] = field(default_factory=dict)
+    _output_names: dict[int, tuple[Any, str]] = field(default_factory=dict)
 
     @property
     def variables(self) -> list[Any]:
         """Variables of the metrics that the workers count."""
         return [variable for metric in self.on_workers.values() for variable in metric.variables]
 
-    def take(self, value: Any, what: str) -> Any:
+    def take(self, value: Any, taker: str) -> Any:
         """Make a tensor a result of the step; other values stay what they are.
 
         Raises:
-            UnsupportedError: it is inside a function or a loop of the step, or no dense tensor.
+            UnsupportedError: the tensor is inside a function or a loop of the step, or no dense tensor.
         """
         if isinstance(value, (keras.Variable, tf.Variable)):
             value = tf.convert_to_tensor(value)
-        return self._taken_as(value, what) if tf.is_tensor(value) else value
+        return self._step_output(value, taker) if tf.is_tensor(value) else value
 
-    def _taken_as(self, tensor: Any, what: str) -> Taken:
+    def _step_output(self, tensor: Any, taker: str) -> StepOutput:
         mask = getattr(tensor, "_keras_mask", None)
-        return Taken(self._output(tensor, what), None if mask is None else self._output(mask, what))
+        return StepOutput(self._output(tensor, taker), None if mask is None else self._output(mask, taker))
 
-    def _output(self, tensor: Any, what: str) -> str:
+    def _output(self, tensor: Any, taker: str) -> str:
         if not isinstance(tensor, tf.Tensor) or tensor.graph is not self.graph:
             raise UnsupportedError(
-                f"{what} takes {tensor!r}, which is in a function, branch or loop of the training step, or no dense "
+                f"{taker} takes {tensor!r}, which is in a function, branch or loop of the training step, or no dense "
                 "tensor, so its value for the whole batch cannot be had. Update it in train_step itself"
             )
-        known = self._taken.get(id(tensor))
-        if known is None:
-            known = self._taken[id(tensor)] = (tensor, f"taken_{len(self._taken)}")
-            self.outputs[known[1]] = tensor
-        return known[1]
+        entry = self._output_names.get(id(tensor))
+        if entry is None:
+            entry = self._output_names[id(tensor)] = (tensor, f"taken_{len(self._output_names)}")
+            self.outputs[entry[1]] = tensor
+        return entry[1]
 
     def update(self, metric: Any, original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """In place of a metric's ``update_state``."""
+        """Replacement of a metric's ``update_state``."""
         tensors = [leaf for leaf in keras.tree.flatten((args, kwargs)) if tf.is_tensor(leaf)]
-        if adds_up(metric, tensors) and not any(c.metric is metric for c in self.calls):
+        if is_additive(metric, tensors) and not any(c.metric is metric for c in self.calls):
             self.on_workers[id(metric)] = metric
             return original(*args, **kwargs)
         if id(metric) in self.on_workers:
@@ -121,18 +121,18 @@ class Watched:
 
         arguments = (tuple(args), dict(kwargs))
         what = f"metric {metric.name!r}"
-        self.calls.append(Call(metric, keras.tree.map_structure(lambda leaf: self.take(leaf, what), arguments)))
+        self.calls.append(MetricUpdate(metric, keras.tree.map_structure(lambda leaf: self.take(leaf, what), arguments)))
         return None
 
     def result(self, metric: Any, original: Callable[..., Any]) -> Any:
-        """In place of a metric's ``result``."""
-        given = original()
-        for key, value in given.items() if isinstance(given, dict) else [(None, given)]:
-            self._results[id(value)] = (value, Result(metric, key))
-        return given
+        """Replacement of a metric's ``result``."""
+        metric_result = original()
+        for key, value in metric_result.items() if isinstance(metric_result, dict) else [(None, metric_result)]:
+            self._results[id(value)] = (value, MetricResult(metric, key))
+        return metric_result
 
     def returned(self, logs: Any) -> None:
-        """What the training step returns."""
+        """Record the value that the training step returns."""
         if not isinstance(logs, Mapping):
             return
 
@@ -148,41 +148,41 @@ class Watched:
 
 def leaf_metrics(model: Any) -> list[Any]:
     """The metrics of a model, those that it was compiled with one by one."""
-    found: list[Any] = []
+    metrics: list[Any] = []
     for metric in model.metrics:
-        found += metric.metrics if metric is model._compile_metrics else [metric]
-    return found
+        metrics += metric.metrics if metric is model._compile_metrics else [metric]
+    return metrics
 
 
-def watched_step(model: Any, watched: Watched) -> Any:
+def watched_step(model: Any, record: StepRecord) -> Any:
     """The model's own training step, as a function to capture.
 
     Args:
-        model: a compiled model whose variables exist.
-        watched: what it does is added here when the step is traced.
+        model: compiled model whose variables exist.
+        record: record that is filled when the step is traced.
     """
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def step(*batch: Any) -> dict[str, Any]:
-        watched.graph = tf.compat.v1.get_default_graph()
-        replaced = [_replaced(metric, watched) for metric in leaf_metrics(model)]
+        record.graph = tf.compat.v1.get_default_graph()
+        restorers = [_replaced(metric, record) for metric in leaf_metrics(model)]
         try:
-            with _WatchedLosses(model, watched):
-                watched.returned(model.train_step(batch if len(batch) > 1 else batch[0]))
+            with _WatchedLosses(model, record):
+                record.returned(model.train_step(batch if len(batch) > 1 else batch[0]))
         finally:
-            for put_back in replaced:
-                put_back()
-        counts = {f"count_{n}": tf.convert_to_tensor(v) for n, v in enumerate(watched.variables)}
-        return {**watched.outputs, **counts}
+            for restore in restorers:
+                restore()
+        counts = {f"count_{n}": tf.convert_to_tensor(v) for n, v in enumerate(record.variables)}
+        return {**record.outputs, **counts}
 
     return step
 
 
-def _replaced(metric: Any, watched: Watched) -> Callable[[], None]:
-    """Watch a metric; gives what ends that."""
+def _replaced(metric: Any, record: StepRecord) -> Callable[[], None]:
+    """Watch a metric; the function that ends that."""
     update, result = metric.update_state, metric.result
-    object.__setattr__(metric, "update_state", lambda *args, **kwargs: watched.update(metric, update, args, kwargs))
-    object.__setattr__(metric, "result", lambda: watched.result(metric, result))
+    object.__setattr__(metric, "update_state", lambda *args, **kwargs: record.update(metric, update, args, kwargs))
+    object.__setattr__(metric, "result", lambda: record.result(metric, result))
 
     def put_back() -> None:
         for name in ("update_state", "result"):
@@ -192,11 +192,11 @@ def _replaced(metric: Any, watched: Watched) -> Callable[[], None]:
 
 
 class _WatchedLosses:
-    """Sees what Keras' own ``compute_loss`` is called with."""
+    """Context in which the arguments of Keras' own ``compute_loss`` are watched."""
 
-    def __init__(self, model: Any, watched: Watched) -> None:
+    def __init__(self, model: Any, record: StepRecord) -> None:
         self._model = model
-        self._watched = watched
+        self._record = record
         self._is_own = (
             type(model).train_step is keras.Model.train_step
             and type(model).compute_loss is keras.Model.compute_loss
@@ -208,9 +208,9 @@ class _WatchedLosses:
             original = self._model.compute_loss
 
             def compute_loss(*args: Any, **kwargs: Any) -> Any:
-                given = original(*args, **kwargs)
-                self._watched.losses.append(_is_plain(self._model, *args, **kwargs))
-                return given
+                loss = original(*args, **kwargs)
+                self._record.losses.append(_is_plain(self._model, *args, **kwargs))
+                return loss
 
             object.__setattr__(self._model, "compute_loss", compute_loss)
 
@@ -222,10 +222,10 @@ class _WatchedLosses:
 def _is_plain(
     model: Any, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
 ) -> bool:
-    """Whether the loss is only made of what the compiled losses say of each example.
+    """Whether the loss consists only of the compiled losses' values of each example.
 
     Terms of other kinds (regularisers, add_loss) are not reduced as these are. With a mask, the mean divides by
-    the number of what is not masked.
+    the number of elements that are not masked.
     """
     predicted = keras.tree.flatten(y_pred)
     return not model.losses and all(
@@ -237,13 +237,13 @@ def _is_plain(
     )
 
 
-def said_reduction(model: Any, watched: Watched) -> str | None:
-    """Whether the loss is a mean or a sum over the batch, where the compiled losses leave no doubt.
+def declared_reduction(model: Any, record: StepRecord) -> str | None:
+    """The reduction of the loss over the batch, ``"mean"`` or ``"sum"``, where the compiled losses are unambiguous.
 
     Keras' own training step takes Keras' own losses, each of which has one value for each example and a
     word for how these are reduced.
     """
-    if not watched.losses or not all(watched.losses):
+    if not record.losses or not all(record.losses):
         return None
     losses = [entry.loss for entry in model._compile_loss._flat_losses if entry is not None]
     if not losses or not all(is_per_example_loss(loss) for loss in losses):
