@@ -26,7 +26,7 @@ from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, planned, predicted_s
 from benchmarks.training.site import Site
 from benchmarks.training.workloads import BY_NAME
-from caramel.measure.step_stats import Row, parsed
+from caramel.measure.step_stats import Row, parsed_rows
 from caramel.measure.tracer import timed_step
 from caramel.netmodel.file import load
 
@@ -124,7 +124,7 @@ def step_of(metadata: bytes, start_ns: int) -> Step:
     Raises:
         TraceError: the metadata is damaged.
     """
-    works = tuple(_work(row, start_ns) for row in parsed(metadata))
+    works = tuple(_work(row, start_ns) for row in parsed_rows(metadata))
     messages = tuple(_messages(metadata, start_ns))
     return Step(works, messages, max(max(w.end_s for w in works), max((m.end_s for m in messages), default=0.0)))
 

@@ -29,29 +29,29 @@ from caramel.runtime.executor import Executor
 _DTYPE = "float32"
 
 ELEMENT_BYTES = ITEM_BYTES[_DTYPE]
-"""Of the tensors that are reduced."""
+"""Bytes of an element of the tensors that are reduced."""
 
-HOPELESS = 3.0
-"""What takes so many times as long as the fastest of a size is timed twice only at that size."""
+PRUNE_RATIO = 3.0
+"""Ratio to the fastest time of a size from which on an all-reduce is timed only twice at that size."""
 
-_CLOSE = 1.15
-"""What is within this of the fastest is timed as often again: the fastest of many noisy medians is often not the
-fastest."""
+_RETIME_RATIO = 1.15
+"""Ratio to the fastest median up to which all-reduces are timed as often again: the least of many noisy medians is
+often not that of the fastest."""
 
-_PATTERN = 1009
-"""Values of neighbouring elements differ, modulo this, so that misplaced shards are noticed."""
+_PATTERN_MODULUS = 1009
+"""Modulus of the pattern in the values: neighbouring elements differ, so that misplaced shards are noticed."""
 
 Build = Callable[[int, str, Sequence[str]], Lowered]
-"""(number of the repetition, scope, local tensor of each rank) -> nodes and results."""
+"""Function from (number of the repetition, scope, local tensor of each rank) to nodes and results."""
 
 
 def elements_of(size_bytes: int) -> int:
-    """How many elements a tensor of so many bytes has, at least one."""
+    """Number of elements of a tensor of so many bytes, at least one."""
     return max(size_bytes // ELEMENT_BYTES, 1)
 
 
 def repetitions(size_bytes: int) -> int:
-    """How many all-reduces follow each other in a step: the shorter, the more."""
+    """Number of all-reduces that follow each other in a step: the shorter, the more."""
     return next((count for most, count in ((2**16, 8), (2**20, 4), (2**24, 2)) if size_bytes <= most), 1)
 
 
@@ -59,9 +59,9 @@ def per_all_reduce(steps_s: Sequence[float], empty_s: Sequence[float], repeats: 
     """Seconds of one all-reduce: the median of the empty steps is taken off, as long as a thousandth is left.
 
     Args:
-        steps_s: of each step.
-        empty_s: of the empty steps that were timed in turn with them.
-        repeats: all-reduces in a step.
+        steps_s: seconds of each step.
+        empty_s: seconds of the empty steps that were timed in turn with them.
+        repeats: number of all-reduces in a step.
 
     >>> per_all_reduce([5.0, 3.0, 1.0], [1.0, 2.0, 0.5], 2)
     [2.0, 1.0, 0.0005]
@@ -74,15 +74,15 @@ class AllReduceBench:
     """A cluster on which all-reduces of different kinds are timed in turn.
 
     Args:
-        cluster: where.
+        cluster: the cluster to measure on.
         workers: number of workers, at least 2.
-        timeout_s: of one step.
+        timeout_s: seconds that one step may take.
         uses_native: whether TensorFlow's own collective ops will be among them.
 
     Attributes:
         workers: number of workers.
-        devices: the device of each.
-        instances: gives each all-reduce its number.
+        devices: device of each worker.
+        instances: counter that gives each all-reduce its number.
     """
 
     def __init__(self, cluster: Cluster, workers: int, timeout_s: float = 300.0, uses_native: bool = False) -> None:
@@ -99,7 +99,7 @@ class AllReduceBench:
         if uses_native:  # the cluster sees by this that it needs a group leader
             sources = [filled(empty, f"probe_{rank}", 0.0, (1,), device) for rank, device in enumerate(self.devices)]
             probe = build_for(Schedules(), self, NATIVE, 1, ELEMENT_BYTES)(0, "native_probe", sources)
-            empty += [made for made, _ in probe.nodes]
+            empty += [node_def for node_def, _ in probe.nodes]
         graph_def = Graph(empty).to_graph_def()
         self._executor: Executor = cluster.start(graph_def, default_devices(workers), timeout_s)
 
@@ -114,12 +114,12 @@ class AllReduceBench:
     def load(
         self, size_bytes: int, builds: Mapping[str, Build], repeats: int | None = None, at_once: bool = False
     ) -> None:
-        """Make the tensors of a size and the graphs of what is to be measured with it.
+        """Make the tensors of a size and the graphs of the all-reduces to measure with it.
 
         Args:
             size_bytes: bytes of the tensor on each worker.
-            builds: by name.
-            repeats: how many all-reduces are in a step; default: by their size.
+            builds: functions that build the all-reduces, by name.
+            repeats: number of all-reduces in a step; default: by their size.
             at_once: whether all begin with the step, instead of one after the other. Then they have the same roots.
         """
         self._generation += 1
@@ -151,23 +151,23 @@ class AllReduceBench:
             ends = self._repeated(nodes, scope, f"{scope}/{name}", build, repeats, at_once)
             for rank, device in enumerate(self.devices):
                 clock(nodes, f"{scope}/{name}/ended_{rank}", ends[rank], device)
-            self._targets[name] = ([each for done in ends for each in done], repeats)
+            self._targets[name] = ([op_name for rank_ends in ends for op_name in rank_ends], repeats)
         self._executor.extend(Graph(nodes).to_bytes())
         self._run([f"{scope}/initialise_{rank}" for rank in range(self.workers)])
 
     def _repeated(
         self, nodes: list[NodeDef], scope: str, name: str, build: Build, repeats: int, at_once: bool
     ) -> list[list[str]]:
-        """All-reduces; for each rank the names of the ops after which all have ended there."""
+        """Add all-reduces; for each rank the names of the ops after which all have ended there."""
         ends: list[list[str]] = [[] for _ in self.devices]
         for repetition in range(repeats):
             sources = []
             for rank, device in enumerate(self.devices):
-                given, after = f"{scope}/given_{rank}", [] if at_once else ends[rank]
-                nodes.append(read(f"{name}/read_{repetition}_{rank}", given, _DTYPE, device, after))
+                variable_name, after = f"{scope}/given_{rank}", [] if at_once else ends[rank]
+                nodes.append(read(f"{name}/read_{repetition}_{rank}", variable_name, _DTYPE, device, after))
                 sources.append(nodes[-1].name)
             lowered = build(0 if at_once else repetition, f"{name}/reduce_{repetition}", sources)
-            nodes += [made for made, _ in lowered.nodes]
+            nodes += [node_def for node_def, _ in lowered.nodes]
             for rank, device in enumerate(self.devices):
                 reduced, result = f"{scope}/reduced_{rank}", lowered.results[rank]
                 nodes.append(assign(f"{name}/done_{repetition}_{rank}", reduced, result, _DTYPE, device))
@@ -186,8 +186,8 @@ class AllReduceBench:
         """Run a step of one's own.
 
         Args:
-            fetches: tensors.
-            targets: ops.
+            fetches: names of tensors.
+            targets: names of ops.
 
         Raises:
             ClusterError: a worker cannot be reached.
@@ -204,10 +204,10 @@ class AllReduceBench:
         """Time everything in turn, several times, after a round to warm up.
 
         Args:
-            rounds: how often, at least 1.
-            on_round: called after each round with the number done.
-            prune: whether to give up, after two rounds, what takes several times as long as the best, and
-                to time as often again what is close to it, if anything is.
+            rounds: number of rounds, at least 1.
+            on_round: function that is called after each round with the number done.
+            prune: whether to give up, after two rounds, all-reduces that take several times as long as the best,
+                and to time as often again those that are close to it, if any are.
 
         Returns:
             Seconds per all-reduce, by name, in the order of the rounds.
@@ -225,7 +225,7 @@ class AllReduceBench:
         active = list(self._targets)
         for done in range(2 * rounds if prune else rounds):
             if done == rounds:
-                active = _within(_CLOSE, statistics.median, steps, active) or active
+                active = _within(_RETIME_RATIO, statistics.median, steps, active) or active
                 if len(active) == 1:
                     break  # nothing to tell apart
             empty.append(self._timed(self._empty))
@@ -235,17 +235,17 @@ class AllReduceBench:
             if done < rounds:
                 on_round(done + 1)
             if prune and done == 1:
-                active = _within(HOPELESS, min, steps, active) or active
+                active = _within(PRUNE_RATIO, min, steps, active) or active
         return {name: per_all_reduce(times, empty, self._targets[name][1]) for name, times in steps.items()}
 
     def _check(self, name: str) -> None:
-        """Every element of every worker's result, its pattern taken off, is the mean of 1, 2, ..., N."""
-        wanted = (self.workers + 1) / 2
+        """Check that every element of every worker's result, its pattern taken off, is the mean of 1, 2, ..., N."""
+        expected = (self.workers + 1) / 2
         scope = f"size_{self._generation}"
         fetches = [f"{scope}/check_{rank}/{kind}:0" for rank in range(self.workers) for kind in ("least", "most")]
-        got = self._executor.run(fetches, [], {}, self._timeout_s)
-        if not np.allclose(got, wanted, rtol=0, atol=_PATTERN * 1e-6):
-            raise InvariantError(f"{name} gave {sorted({float(g) for g in got})} instead of {wanted}")
+        extremes = self._executor.run(fetches, [], {}, self._timeout_s)
+        if not np.allclose(extremes, expected, rtol=0, atol=_PATTERN_MODULUS * 1e-6):
+            raise InvariantError(f"{name} gave {sorted({float(g) for g in extremes})} instead of {expected}")
 
     def additions_s_per_byte(self, size_bytes: int = 2**22, rounds: int = 7) -> float:
         """Seconds to add a byte to another on the first worker, as a collective does."""
@@ -303,7 +303,7 @@ def build_for(schedules: Schedules, bench: AllReduceBench, algorithm: str, depth
 def _within(
     factor: float, score: Callable[[list[float]], float], steps: Mapping[str, list[float]], active: Sequence[str]
 ) -> list[str]:
-    """Those of the active ones whose score is at most so many times the least of all."""
+    """The active names whose score is at most so many times the least of all."""
     best = min(score(times) for times in steps.values())
     return [name for name in active if score(steps[name]) <= factor * best]
 
@@ -321,7 +321,7 @@ def filled(nodes: list[NodeDef], name: str, value: float, shape: Sequence[int], 
 
 def clock(nodes: list[NodeDef], name: str, after: Sequence[str], device: str) -> str:
     """Add an op that says when others have ended, by the clock of its device's host; its tensor."""
-    nodes.append(node(name, "Timestamp", [f"^{each}" for each in after], device))
+    nodes.append(node(name, "Timestamp", [f"^{op_name}" for op_name in after], device))
     return f"{name}:0"
 
 
@@ -331,7 +331,7 @@ def _binary(op: str, name: str, left: str, right: str, device: str) -> NodeDef:
 
 def _pattern(nodes: list[NodeDef], name: str, elements: int, device: str) -> str:
     """The position of each element, modulo `_PATTERN`."""
-    numbers = {"start": 0, "limit": elements, "delta": 1, "modulus": _PATTERN}
+    numbers = {"start": 0, "limit": elements, "delta": 1, "modulus": _PATTERN_MODULUS}
     nodes += [constant(f"{name}/{key}", np.int32(value), "int32", device) for key, value in numbers.items()]
     int32 = dtype_attribute("int32")
     nodes += [
@@ -348,8 +348,8 @@ def _extremes(name: str, handle: str, pattern: str, device: str) -> list[NodeDef
     plain = _binary("Sub", f"{name}/plain", value.name, pattern, device)
     axis = constant(f"{name}/axis", np.array([0], np.int32), "int32", device)
     attributes = {"T": dtype_attribute(_DTYPE), "Tidx": dtype_attribute("int32")}
-    found = [
+    extremes = [
         node(f"{name}/{kind}", op, [plain.name, axis.name], device, **attributes)
         for kind, op in (("least", "Min"), ("most", "Max"))
     ]
-    return [value, plain, axis, *found]
+    return [value, plain, axis, *extremes]

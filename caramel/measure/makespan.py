@@ -1,4 +1,4 @@
-"""How long ops take together: list scheduling on a number of threads."""
+"""The time that ops take together: list scheduling on a number of threads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def makespan(inputs: Mapping[str, Sequence[str]], op_s: Mapping[str, float], thr
     as TensorFlow's executor does.
 
     Args:
-        inputs: for each op those that it waits for, producers first; names that are no key are no op.
+        inputs: names of the ops that an op waits for, by its name, producers first; names that are no key are no op.
         op_s: seconds of each op; 0 where it is missing.
-        threads: how many ops run at once.
+        threads: number of ops that run at once.
 
     Returns:
         The seconds; 0 for no ops.

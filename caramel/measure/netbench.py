@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from caramel.collectives.algorithms import ALL_REDUCE_NAMES, NATIVE, Schedules, check_algorithm
 from caramel.errors import InputError
-from caramel.measure.all_reduce_bench import ELEMENT_BYTES, HOPELESS, AllReduceBench, build_for
+from caramel.measure.all_reduce_bench import ELEMENT_BYTES, PRUNE_RATIO, AllReduceBench, build_for
 from caramel.measure.contention_bench import measure_contention
 from caramel.netmodel.contention import Contention
 from caramel.netmodel.line import Curve, Sample
@@ -18,37 +18,38 @@ from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
 
 DEFAULT_SIZES = (64, *(2**k for k in range(12, 26, 2)), 2**25)
-"""64 B and 4 MiB (Caramel, section 4.2), and a ladder up to 32 MiB."""
+"""Bytes of the tensors: 64 B and 4 MiB (Caramel, section 4.2), and a ladder up to 32 MiB."""
 
-_GIVEN_UP_FROM_BYTES = 2**20
-"""From this size on, what is hopeless and falls behind is not measured at larger sizes; below, chunks look hopeless
-that win when they are long enough."""
+_PRUNE_FROM_BYTES = 2**20
+"""Least size at which an all-reduce that falls far behind is not measured at larger sizes any more; at smaller sizes,
+chunks fall behind that win when they are long enough."""
 
-_SMALLER = 8
-"""Sizes that are measured beside computation differ by at least so many times."""
+_SIZE_RATIO = 8
+"""Least ratio between two sizes that are measured beside computation."""
 
-_SMALL_BYTES = 2**12
-"""The smallest of them: what is about as small takes about as long."""
+_MIN_CONTENTION_BYTES = 2**12
+"""Bytes of the smallest of them: smaller ones take about as long."""
 
-_NEAR, _MOST_NEAR = 1.25, 6
-"""What takes so many times as long as the fastest may be the fastest beside computation; so many are tried."""
+_CANDIDATE_RATIO, _MAX_CANDIDATES = 1.25, 6
+"""Ratio to the fastest time up to which an all-reduce may be the fastest beside computation, and how many are tried."""
 
-_ALWAYS_BESIDE = ("shuffle", 1)
-"""Has few rounds and spreads its work: several at once may be fast where one by itself is not."""
+_ALWAYS_CANDIDATE = ("shuffle", 1)
+"""Algorithm and depth that are always measured beside computation: with few rounds and spread work, several at once
+may be fast where one by itself is not."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure.
+    """The settings of a measurement.
 
     Attributes:
         sizes: bytes of the tensors.
-        algorithms: names.
+        algorithms: names of the algorithms.
         depths: numbers of chunks; `native` has depth 1 only.
-        rounds: how often each is timed.
-        contention: whether to measure how all-reduces and computation are in each other's way.
-        prune: whether to spend less time on what is far behind, and more on what is close to the fastest.
-        timeout_s: of one step.
+        rounds: number of times that each is timed.
+        contention: whether to measure how all-reduces and computation slow each other down.
+        prune: whether to spend less time on all-reduces far behind the fastest, and more on those close to it.
+        timeout_s: seconds that one step may take.
     """
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
@@ -89,11 +90,11 @@ def measure_network(
     """Measure all-reduces and fit the model of the network.
 
     Args:
-        cluster: where to start the workers.
+        cluster: the cluster on which the workers start.
         workers: one or more numbers of workers, each at least 2.
-        settings: what to measure.
-        description: where this is, for the reader of the file.
-        on_network: called after each number of workers with the model of what is measured so far.
+        settings: settings of the measurement; default: `Settings()`.
+        description: description of the place, for the reader of the file.
+        on_network: function that is called after each number of workers with the model fitted so far.
 
     Returns:
         The model, with a curve for each number of workers, algorithm and depth.
@@ -109,19 +110,19 @@ def measure_network(
     curves: list[Curve] = []
     gammas: list[float] = []
     contentions: list[Contention] = []
-    each = (len(set(settings.sizes)) + len(_sizes_beside(settings))) * settings.rounds
-    total = len(numbers) * each
-    with cluster.held(numbers[-1]), progress_over(total) as show:
+    rounds_per_number = (len(set(settings.sizes)) + len(_sizes_beside(settings))) * settings.rounds
+    total = len(numbers) * rounds_per_number
+    with cluster.held(numbers[-1]), progress_over(total) as show_progress:
         for position, number in enumerate(numbers):
-            done = position * each
+            done = position * rounds_per_number
 
-            def tell(rounds: int, text: str, base: int = done) -> None:
-                show(base + rounds, text)
+            def report(rounds: int, text: str, base: int = done) -> None:
+                show_progress(base + rounds, text)
 
-            found, gamma, beside = _measure(cluster, number, settings, tell)
-            curves += found
+            new_curves, gamma, new_contentions = _measure(cluster, number, settings, report)
+            curves += new_curves
             gammas.append(gamma)
-            contentions += beside
+            contentions += new_contentions
             network = NetworkModel(
                 description or "measured", tuple(curves), min(gammas), contentions=tuple(contentions)
             )
@@ -129,24 +130,24 @@ def measure_network(
     return network
 
 
-def _is_hopeless(ratios: Sequence[float]) -> bool:
-    """Whether something was far behind the fastest at two sizes, and fell further behind."""
-    return len(ratios) >= 2 and min(ratios[-2:]) > HOPELESS and ratios[-1] >= ratios[-2]
+def _falls_behind(ratios: Sequence[float]) -> bool:
+    """Whether an all-reduce was far behind the fastest at two sizes, and fell further behind."""
+    return len(ratios) >= 2 and min(ratios[-2:]) > PRUNE_RATIO and ratios[-1] >= ratios[-2]
 
 
 def _measure(
-    cluster: Cluster, workers: int, settings: Settings, tell: Callable[[int, str], None]
+    cluster: Cluster, workers: int, settings: Settings, report: Callable[[int, str], None]
 ) -> tuple[list[Curve], float, list[Contention]]:
     samples: dict[tuple[str, int], list[Sample]] = {}
     slowness: dict[tuple[str, int], list[float]] = {choice: [] for choice in settings.choices()}
     schedules = Schedules()
     with AllReduceBench(cluster, workers, settings.timeout_s, NATIVE in settings.algorithms) as bench:
         for position, size in enumerate(sorted(set(settings.sizes))):
-            choices = [c for c, ratios in slowness.items() if not (settings.prune and _is_hopeless(ratios))]
+            choices = [c for c, ratios in slowness.items() if not (settings.prune and _falls_behind(ratios))]
             bench.load(size, {f"{a}_{d}": build_for(schedules, bench, a, d, size) for a, d in choices})
 
             def on_round(n: int, position: int = position, size: int = size) -> None:
-                tell(position * settings.rounds + n, f"{workers} workers, {size} bytes")
+                report(position * settings.rounds + n, f"{workers} workers, {size} bytes")
 
             times = {
                 c: statistics.median(t)
@@ -154,24 +155,24 @@ def _measure(
             }
             for choice in choices:
                 samples.setdefault(choice, []).append(Sample(size, times[choice]))
-                if size >= _GIVEN_UP_FROM_BYTES:
+                if size >= _PRUNE_FROM_BYTES:
                     slowness[choice].append(times[choice] / min(times.values()))
             bench.unload()
         gamma = bench.additions_s_per_byte()
-        curves = [Curve.fitted(workers, a, d, found) for (a, d), found in samples.items()]
-        beside = _contentions(bench, schedules, curves, settings, tell)
-    return curves, gamma, beside
+        curves = [Curve.fitted(workers, a, d, samples_of_choice) for (a, d), samples_of_choice in samples.items()]
+        contentions = _contentions(bench, schedules, curves, settings, report)
+    return curves, gamma, contentions
 
 
 def _sizes_beside(settings: Settings) -> list[int]:
-    """A size of a bucket, a smaller one, and that of a few biases, as far as they are measured; the largest first."""
+    """Bytes of a bucket, of a smaller one, and of a few biases, as far as they are measured; the largest first."""
     if not settings.contention:
         return []
-    found = [max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))]
-    for pick, least in ((max, 0), (min, _SMALL_BYTES)):
-        smaller = [size for size in settings.sizes if least <= size <= found[-1] / _SMALLER]
-        found += [pick(smaller)] if smaller else []
-    return found
+    sizes = [max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))]
+    for pick, least_bytes in ((max, 0), (min, _MIN_CONTENTION_BYTES)):
+        smaller = [size for size in settings.sizes if least_bytes <= size <= sizes[-1] / _SIZE_RATIO]
+        sizes += [pick(smaller)] if smaller else []
+    return sizes
 
 
 def _contentions(
@@ -179,24 +180,27 @@ def _contentions(
     schedules: Schedules,
     curves: Sequence[Curve],
     settings: Settings,
-    tell: Callable[[int, str], None],
+    report: Callable[[int, str], None],
 ) -> list[Contention]:
-    """Of what is about as fast as the fastest, beside computation; at smaller sizes also what is at larger ones.
+    """Contentions of the all-reduces that are about as fast as the fastest, at this size or a larger one.
 
-    Otherwise what is slow at small sizes would seem to be as little slowed down there as at large ones. What has few
-    rounds and spreads its work is among them at all sizes: several at once may be fast where one by itself is not.
+    Otherwise those that are slow at small sizes would seem to be as little slowed down there as at large ones. The
+    one with few rounds and spread work is among them at all sizes: several at once may be fast where one by itself is
+    not.
     """
     network = NetworkModel("", tuple(curves))
     kinds = [(curve.algorithm, curve.depth) for curve in curves]
-    found: list[Contention] = []
-    chosen: dict[tuple[str, int], None] = {_ALWAYS_BESIDE: None} if _ALWAYS_BESIDE in kinds else {}
+    contentions: list[Contention] = []
+    chosen: dict[tuple[str, int], None] = {_ALWAYS_CANDIDATE: None} if _ALWAYS_CANDIDATE in kinds else {}
     for position, size in enumerate(_sizes_beside(settings), len(set(settings.sizes))):
-        tell(position * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
+        report(position * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
         times_s = {kind: network.predict(*kind, bench.workers, size).time_s for kind in kinds}
         best_first = sorted(kinds, key=lambda kind: times_s[kind])
-        near = [kind for kind in best_first if times_s[kind] <= _NEAR * times_s[best_first[0]]][:_MOST_NEAR]
-        chosen |= dict.fromkeys(near)
+        candidates = [kind for kind in best_first if times_s[kind] <= _CANDIDATE_RATIO * times_s[best_first[0]]][
+            :_MAX_CANDIDATES
+        ]
+        chosen |= dict.fromkeys(candidates)
         builds = {f"{a}_{d}": (build_for(schedules, bench, a, d, size), times_s[a, d]) for a, d in chosen}
         measured = measure_contention(bench, size, builds, settings.rounds)
-        found += [Contention(bench.workers, a, d, size, **vars(measured[f"{a}_{d}"])) for a, d in chosen]
-    return found
+        contentions += [Contention(bench.workers, a, d, size, **vars(measured[f"{a}_{d}"])) for a, d in chosen]
+    return contentions

@@ -1,4 +1,4 @@
-"""What TensorFlow's step statistics say of a step: which op ran when, on which worker."""
+"""TensorFlow's statistics of a step: when each op ran, on which worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from caramel.runtime.session import Session, StepResult
 
 
-_MESSAGE = re.compile(r"\[[^]]*\] \[[^]]*b/s\] ")
+_MESSAGE_LABEL = re.compile(r"\[[^]]*\] \[[^]]*b/s\] ")
+"""Beginning of the label of a message between devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,12 @@ class Row:
     """One run of one node. An op in a loop has several in a step.
 
     Attributes:
-        node: its name in the distributed graph.
-        device: where it ran.
-        start_ns: when a thread took it, in nanoseconds of that device's clock.
-        ready_ns: when its outputs were there.
-        end_ns: when the thread was free again.
-        output_bytes: of its first output; None where that is no tensor of numbers.
+        node: name of the node in the distributed graph.
+        device: device on which it ran.
+        start_ns: time at which a thread took it, in nanoseconds of that device's clock.
+        ready_ns: time at which its outputs existed, by the same clock.
+        end_ns: time at which the thread was free again, by the same clock.
+        output_bytes: bytes of its first output; None where that is no tensor of numbers.
     """
 
     node: str
@@ -48,11 +49,11 @@ class Row:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step and what ran in it.
+    """A step and the runs of nodes in it.
 
     Attributes:
-        rows: in the order in which they started, ties by name.
-        result: of the step.
+        rows: runs of nodes, in the order in which they started, ties by name.
+        result: result of the step.
     """
 
     rows: tuple[Row, ...]
@@ -66,9 +67,9 @@ def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
     removed are missing or have other names: use ``InProcess(RunOptions(optimize_graph=False))`` or the like.
 
     Args:
-        session: of an ARModel, or without communication.
-        args: see `Session.step`.
-        kwargs: likewise.
+        session: session of an ARModel, or of a computation without communication.
+        args: arrays; see `Session.step`.
+        kwargs: arrays by name; see `Session.step`.
 
     Examples:
         >>> import tensorflow as tf
@@ -87,18 +88,18 @@ def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
         >>> step.result.loss, sorted({row.node.split("/")[0] for row in step.rows} & {"worker_0", "worker_1"})
         (2.5, ['worker_0', 'worker_1'])
     """
-    found: list[bytes] = []
+    metadata_of_run: list[bytes] = []
 
     def run(*call: Any) -> Any:
         values, metadata = session.executor.run_traced(*call)
-        found.append(metadata)
+        metadata_of_run.append(metadata)
         return values
 
     result = session.step_by(run, *args, **kwargs)
-    return TracedStep(parsed(found[0]), result)
+    return TracedStep(parsed_rows(metadata_of_run[0]), result)
 
 
-def parsed(metadata: bytes) -> tuple[Row, ...]:
+def parsed_rows(metadata: bytes) -> tuple[Row, ...]:
     """The rows of a serialized RunMetadata.
 
     Rows of messages between devices and of GPU streams are left out.
@@ -135,7 +136,7 @@ def _is_device(text: str) -> bool:
 
 def _is_message(node: Any) -> bool:
     """Whether a row is a tensor on its way; its label has size and speed, ``[2.7MB] [2.4Gb/s] edge from A to B``."""
-    return node.node_name == "RecvTensor" or _MESSAGE.match(node.timeline_label) is not None
+    return node.node_name == "RecvTensor" or _MESSAGE_LABEL.match(node.timeline_label) is not None
 
 
 def _row(device: str, node: Any) -> Row:
@@ -160,10 +161,10 @@ def _output_bytes(node: Any) -> int | None:
 
     for output in node.output:
         if output.slot == 0:
-            described = output.tensor_description
-            dims = [d.size for d in described.shape.dim]
-            dtype = tf.as_dtype(described.dtype).base_dtype if described.dtype else None
-            if dtype is None or dtype in (tf.string, tf.resource, tf.variant) or described.shape.unknown_rank:
+            description = output.tensor_description
+            dims = [d.size for d in description.shape.dim]
+            dtype = tf.as_dtype(description.dtype).base_dtype if description.dtype else None
+            if dtype is None or dtype in (tf.string, tf.resource, tf.variant) or description.shape.unknown_rank:
                 return None
             return math.prod(dims) * dtype.size if all(d >= 0 for d in dims) else None
     return None
@@ -171,27 +172,27 @@ def _output_bytes(node: Any) -> int | None:
 
 # -- by worker and node of the Model -----------------------------------------------------------
 
-_REPLICA = re.compile(r"worker_(\d+)/(.+)")
+_REPLICA_NODE = re.compile(r"worker_(\d+)/(.+)")
 
 
-def by_node(rows: Iterable[Row], nodes: Mapping[str, bool]) -> Mapping[tuple[int, str], Sequence[Row]]:
+def rows_by_node(rows: Iterable[Row], nodes: Mapping[str, bool]) -> Mapping[tuple[int, str], Sequence[Row]]:
     """Rows by worker and node of the Model.
 
     Args:
-        rows: of a step.
-        nodes: the Model's nodes, and whether each calls a function. TensorFlow may put the function's ops in
-            its place, with its name as their scope; they belong to it.
+        rows: rows of a step.
+        nodes: whether a node calls a function, by the node's name in the Model. TensorFlow may put the function's
+            ops in its place, with its name as their scope; they belong to it.
 
     Returns:
-        The rows of each (rank, node); what is no node of a replica is left out.
+        The rows of each (rank, node); rows of other nodes than a replica's are left out.
     """
-    found: dict[tuple[int, str], list[Row]] = {}
+    node_rows: dict[tuple[int, str], list[Row]] = {}
     for row in rows:
-        match = _REPLICA.fullmatch(row.node)
+        match = _REPLICA_NODE.fullmatch(row.node)
         name = None if match is None else _node_of(match.group(2), nodes)
         if match is not None and name is not None:
-            found.setdefault((int(match.group(1)), name), []).append(row)
-    return found
+            node_rows.setdefault((int(match.group(1)), name), []).append(row)
+    return node_rows
 
 
 def _node_of(name: str, nodes: Mapping[str, bool]) -> str | None:
@@ -209,12 +210,12 @@ def _node_of(name: str, nodes: Mapping[str, bool]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Orders:
-    """In which order gradients were ready.
+class ReadyOrders:
+    """The orders in which gradients were ready.
 
     Attributes:
-        orders: for each worker, for each step, the names; first the one that was ready first.
-        missing: for each worker the names that no step, or not every step, says anything of.
+        orders: names of gradients in the order in which they were ready, for each step of each worker.
+        missing: names of gradients of which a step has no time, for each worker.
     """
 
     orders: tuple[tuple[tuple[str, ...], ...], ...]
@@ -223,23 +224,22 @@ class Orders:
     @property
     def distinct(self) -> tuple[int, ...]:
         """Number of different orders on each worker; 0 where no gradient is in all steps."""
-        return tuple(len(set(each) - {()}) for each in self.orders)
+        return tuple(len(set(worker_orders) - {()}) for worker_orders in self.orders)
 
     @property
     def common(self) -> tuple[str, ...] | None:
         """The order, if it is one and the same in all steps on all workers."""
-        found = {order for each in self.orders for order in each}
-        return (found.pop() or None) if len(found) == 1 else None
+        distinct_orders = {order for worker_orders in self.orders for order in worker_orders}
+        return (distinct_orders.pop() or None) if len(distinct_orders) == 1 else None
 
 
-def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[str]], workers: int) -> Orders:
+def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[str]], workers: int) -> ReadyOrders:
     """The orders in which gradients were ready, on each worker and in each step.
 
     Args:
         steps: traced steps; as a generator, only one is kept at a time.
-        producers: for each gradient the nodes that compute it
-            (`caramel.analyzers.policies.order.computing_ops_with_fused`), by names of the Model. It is ready when the
-            last of them is that is there.
+        producers: nodes that compute a gradient (`caramel.analyzers.policies.order.computing_ops_with_fused`), by its
+            name; names of the Model. A gradient is ready when the last of its nodes is that has a row.
         workers: number of workers.
 
     Returns:
@@ -257,23 +257,23 @@ def ready_orders(steps: Iterable[TracedStep], producers: Mapping[str, Sequence[s
     ready = [_ready_ns(step, producers) for step in steps]
     orders, missing = [], []
     for rank in range(workers):
-        there = [name for name in producers if all((rank, name) in found for found in ready)]
-        missing.append(tuple(name for name in producers if name not in there))
-        orders.append(tuple(tuple(sorted(there, key=lambda g, f=found: f[rank, g])) for found in ready))  # type: ignore[misc]
-    return Orders(tuple(orders), tuple(missing))
+        gradients = [name for name in producers if all((rank, name) in times for times in ready)]
+        missing.append(tuple(name for name in producers if name not in gradients))
+        orders.append(tuple(tuple(sorted(gradients, key=lambda g, f=times: f[rank, g])) for times in ready))  # type: ignore[misc]
+    return ReadyOrders(tuple(orders), tuple(missing))
 
 
 def _ready_ns(step: TracedStep, producers: Mapping[str, Sequence[str]]) -> Mapping[tuple[int, str], int]:
-    """When each gradient was ready on each worker, where the step says so."""
+    """Nanoseconds at which each gradient was ready on each worker, where the step has its time."""
     ended: dict[str, int] = {}
     for row in step.rows:
         ended[row.node] = max(ended.get(row.node, 0), row.ready_ns)
-    ranks = {int(m.group(1)) for name in ended if (m := _REPLICA.fullmatch(name)) is not None}
-    found = {}
+    ranks = {int(m.group(1)) for name in ended if (m := _REPLICA_NODE.fullmatch(name)) is not None}
+    ready = {}
     for rank in ranks:
         for gradient, nodes in producers.items():
             times = [ended.get(replica_name(rank, node)) for node in nodes]
             known = [time for time in times if time is not None]
             if known:  # of ops that TensorFlow joins only one has a row
-                found[rank, gradient] = max(known)
-    return found
+                ready[rank, gradient] = max(known)
+    return ready

@@ -25,7 +25,7 @@ def trace_from_json(document: str, name: str = "this") -> Trace:
     """Read what `trace_to_json` wrote.
 
     Args:
-        document: the JSON.
+        document: JSON text of the trace.
         name: noun for it in messages.
 
     Raises:
@@ -94,7 +94,7 @@ def as_text(trace: Trace, most: int = 10) -> str:
 
     Args:
         trace: the trace.
-        most: how many of the most expensive ops to show.
+        most: number of the most expensive ops to show.
     """
     workers = "1 worker" if trace.workers == 1 else f"{trace.workers} workers at once"
     share = "" if trace.examples is None else f" on {trace.examples} examples{' each' if trace.workers > 1 else ''}"
@@ -130,11 +130,11 @@ def check_trace(trace: Trace, model: Model) -> None:
 
     Args:
         trace: the trace.
-        model: what it is to be used for.
+        model: model for which the trace is to be used.
 
     Raises:
-        InputError: it is no trace.
-        TraceError: it is of another graph.
+        InputError: ``trace`` is no trace.
+        TraceError: the trace is of another graph.
     """
     if not isinstance(trace, Trace):
         raise InputError(f"a trace is what caramel.trace returns or load_trace reads, got {type(trace).__name__}")
@@ -146,7 +146,7 @@ def check_trace(trace: Trace, model: Model) -> None:
 
 
 def as_trace(trace: Trace | str | os.PathLike[str] | None, model: Model) -> Trace | None:
-    """What a caller gave as a trace: one, or the file of one, which is read; it must be of this program.
+    """The trace that a caller gave, or named by its file, which is read; it must be of this program.
 
     Raises:
         InputError: it is something else.
@@ -154,6 +154,6 @@ def as_trace(trace: Trace | str | os.PathLike[str] | None, model: Model) -> Trac
     """
     if trace is None:
         return None
-    found = load_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace
-    check_trace(found, model)
-    return found
+    loaded = load_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace
+    check_trace(loaded, model)
+    return loaded

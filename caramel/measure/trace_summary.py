@@ -1,4 +1,4 @@
-"""What traced and plain steps say: times of ops, what these predict, and what is doubtful. Nothing is run here."""
+"""A trace from traced and plain steps: times of ops, the step that they predict, and warnings. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from caramel.graph.dynamic import dynamic_nodes
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
 from caramel.measure.makespan import makespan
-from caramel.measure.step_stats import Row, TracedStep, by_node
+from caramel.measure.step_stats import Row, TracedStep, rows_by_node
 from caramel.modifiers.emission import replica_name
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.host.environment import usable_cores
 from caramel.util.units import format_time
 
-_VARIES = 0.3
-"""A coefficient of variation that is worth a warning."""
+_VARIATION_LIMIT = 0.3
+"""Coefficient of variation of an op's time from which on there is a warning."""
 
-_DISTURBED = 1.15
-"""Times as long as other ones, the same steps say that something else ran on the host."""
+_DISTURBANCE_RATIO = 1.15
+"""Ratio between medians of the same steps from which on something else must have run on the host."""
 
-_SHARE = 0.01
-"""Of the step: ops that take less are no matter for a warning."""
+_NEGLIGIBLE_SHARE = 0.01
+"""Fraction of a step; ops that take less of it get no warning."""
 
 
 # -- what was measured -------------------------------------------------------------------------
 
 
-def summary(
+def summarized(
     computation: DistributedModel,
     cluster: Cluster,
     traced: Sequence[TracedStep],
@@ -45,15 +45,15 @@ def summary(
     statistic: str,
     description: str,
 ) -> Trace:
-    """What the steps say.
+    """The trace that follows from the steps.
 
     Args:
-        computation: that was traced.
-        cluster: where.
+        computation: computation that was traced.
+        cluster: cluster on which it ran.
         traced: the traced steps.
-        plain_s: seconds of the plain ones.
-        statistic: see `STATISTICS`.
-        description: where this is; default: the host.
+        plain_s: seconds of the plain steps.
+        statistic: name of one of `STATISTICS`.
+        description: description of the place; default: the host.
 
     Raises:
         TraceError: TensorFlow said nothing of the step's ops.
@@ -62,7 +62,7 @@ def summary(
     times = node_times(model.graph, traced, workers)
     if not times:
         raise TraceError("TensorFlow's step statistics have none of the step's ops: nothing can be said of them")
-    op_s = {name: STATISTICS[statistic](found) for name, found in times.items()}
+    op_s = {name: STATISTICS[statistic](node_s) for name, node_s in times.items()}
     step_s = statistics.median(plain_s)
     shares = traced[-1].result.worker_examples if traced[-1].result is not None else ()
     return Trace(
@@ -70,7 +70,7 @@ def summary(
         op_s=op_s,
         op_bytes=_op_bytes(model.graph, traced),
         step_s=step_s,
-        predicted_s=predicted_step_s(model.graph, op_s, *_lanes(computation, cluster)),
+        predicted_s=predicted_step_s(model.graph, op_s, *_workers_and_threads(computation, cluster)),
         runs=len(traced),
         workers=workers,
         examples=max(shares) if any(shares) else None,
@@ -83,22 +83,22 @@ def node_times(graph: Graph, traced: Sequence[TracedStep], workers: int) -> Mapp
     """Seconds of each node: an array (runs, workers), nan where it did not run; rounds of a loop are added up.
 
     Args:
-        graph: of the Model.
-        traced: the runs.
+        graph: graph of the Model.
+        traced: the traced steps.
         workers: number of workers.
     """
-    found: dict[str, np.ndarray] = {}
+    seconds: dict[str, np.ndarray] = {}
     for run, step in enumerate(traced):
         for (rank, name), rows in _by_node(graph, step).items():
-            if name not in found:
-                found[name] = np.full((len(traced), workers), np.nan)
-            found[name][run, rank] = sum(row.time_s for row in rows)
-    return {node.name: found[node.name] for node in graph if node.name in found}
+            if name not in seconds:
+                seconds[name] = np.full((len(traced), workers), np.nan)
+            seconds[name][run, rank] = sum(row.time_s for row in rows)
+    return {node.name: seconds[node.name] for node in graph if node.name in seconds}
 
 
 def _by_node(graph: Graph, step: TracedStep) -> Mapping[tuple[int, str], Sequence[Row]]:
     library = Library(graph)
-    return by_node(step.rows, {node.name: bool(library.called(node)) for node in graph})
+    return rows_by_node(step.rows, {node.name: bool(library.called(node)) for node in graph})
 
 
 def mean_s(times: np.ndarray) -> float:
@@ -116,17 +116,17 @@ def least_s(times: np.ndarray) -> float:
 
 
 STATISTICS: Mapping[str, Callable[[np.ndarray], float]] = {"mean": mean_s, "least": least_s}
-"""Of an op's times, by name."""
+"""Functions from the times of an op, an array (runs, workers), to its time in seconds, by name."""
 
 
 def _op_bytes(graph: Graph, traced: Sequence[TracedStep]) -> Mapping[str, int]:
-    found: dict[str, int] = {}
+    op_bytes: dict[str, int] = {}
     for step in traced:
         for (_, name), rows in _by_node(graph, step).items():
             sizes = [row.output_bytes for row in rows if row.output_bytes is not None and row.node.endswith(f"/{name}")]
             if sizes:
-                found[name] = max(found.get(name, 0), *sizes)
-    return {node.name: found[node.name] for node in graph if node.name in found}
+                op_bytes[name] = max(op_bytes.get(name, 0), *sizes)
+    return {node.name: op_bytes[node.name] for node in graph if node.name in op_bytes}
 
 
 # -- what the ops predict ----------------------------------------------------------------------
@@ -136,35 +136,35 @@ def predicted_step_s(graph: Graph, op_s: Mapping[str, float], workers: int, thre
     """Seconds of a step of some workers in one process, by list scheduling of their ops.
 
     Args:
-        graph: of the Model.
-        op_s: seconds of each node.
-        workers: how many workers share the process and its threads.
-        threads: how many ops run at once.
+        graph: graph of the Model.
+        op_s: seconds of each node, by name.
+        workers: number of workers that share the process and its threads.
+        threads: number of ops that run at once.
     """
     inputs = _forward_inputs(graph)
-    together = {
+    inputs_of_all = {
         replica_name(rank, name): [replica_name(rank, p) for p in producers]
         for name, producers in inputs.items()
         for rank in range(workers)
     }
-    seconds = {replica_name(rank, name): each for name, each in op_s.items() for rank in range(workers)}
-    return makespan(together, seconds, threads)
+    seconds = {replica_name(rank, name): time_s for name, time_s in op_s.items() for rank in range(workers)}
+    return makespan(inputs_of_all, seconds, threads)
 
 
 def _forward_inputs(graph: Graph) -> Mapping[str, Sequence[str]]:
-    """For each node what it waits for, producers first; not what comes from the round of a loop before."""
-    found: dict[str, Sequence[str]] = {}
+    """Names of the nodes that a node waits for, by its name, producers first; not those of a loop's earlier round."""
+    inputs: dict[str, Sequence[str]] = {}
     for node in graph.loop_order():
-        found[node.name] = [p for p in dict.fromkeys(map(node_of, node.input)) if p in found]
-    return found
+        inputs[node.name] = [p for p in dict.fromkeys(map(node_of, node.input)) if p in inputs]
+    return inputs
 
 
-def _lanes(computation: DistributedModel, cluster: Cluster) -> tuple[int, int]:
-    """How many workers share a process, and how many ops it runs at once without one being slower than as traced."""
-    together = cluster.most_in_a_process(computation.plan.devices)
-    processes = max(computation.plan.workers // together, 1)
+def _workers_and_threads(computation: DistributedModel, cluster: Cluster) -> tuple[int, int]:
+    """Number of workers in a process, and of ops that it runs at once without one being slower than as traced."""
+    workers_in_process = cluster.most_in_a_process(computation.plan.devices)
+    processes = max(computation.plan.workers // workers_in_process, 1)
     threads: int = cluster.options.inter_op_threads or usable_cores()
-    return together, max(together, min(threads, usable_cores() // processes))
+    return workers_in_process, max(workers_in_process, min(threads, usable_cores() // processes))
 
 
 def _host(cluster: Cluster) -> str:
@@ -179,29 +179,29 @@ def _host(cluster: Cluster) -> str:
 def _warnings(
     graph: Graph, times: Mapping[str, np.ndarray], step_s: float, traced: Sequence[TracedStep], cluster: Cluster
 ) -> tuple[str, ...]:
-    found = []
+    warnings = []
     dynamic = dynamic_nodes(graph)
     if dynamic:
-        found.append(
+        warnings.append(
             f"{len(dynamic)} ops are in loops or branches ({listed(dynamic, 3)}), and run as often as values say: "
             "where those change from step to step, predictions are not reliable (Caramel, section 7)"
         )
     varying = [name for name in dynamic if name in times and varies(times[name], step_s)]
     if varying:
-        found.append(f"in loops or branches, the times of {listed(varying, 8)} vary much between runs")
+        warnings.append(f"in loops or branches, the times of {listed(varying, 8)} vary much between runs")
     if any("/device:GPU:" in row.device for row in traced[-1].rows):
-        found.append("times of ops on GPUs are those of launching them, not of the GPU")
+        warnings.append("times of ops on GPUs are those of launching them, not of the GPU")
     if cluster.tracing_warning:
-        found.append(cluster.tracing_warning)
-    return tuple(found)
+        warnings.append(cluster.tracing_warning)
+    return tuple(warnings)
 
 
-def with_orders(found: Trace, plain_s: Sequence[float], ordered_s: Mapping[str, Sequence[float]]) -> Trace:
-    """A trace with the steps that have an order, among which the plain one was measured once more.
+def with_orders(trace: Trace, plain_s: Sequence[float], ordered_s: Mapping[str, Sequence[float]]) -> Trace:
+    """A trace with the times of ordered steps, among which the plain step was measured once more.
 
     Args:
-        found: the trace without them.
-        plain_s: seconds of its plain steps.
+        trace: trace without these times.
+        plain_s: seconds of the plain steps of the trace.
         ordered_s: seconds of steps by kind of order; those of ``"none"`` are plain ones.
 
     Returns:
@@ -209,20 +209,20 @@ def with_orders(found: Trace, plain_s: Sequence[float], ordered_s: Mapping[str, 
     """
     medians = {kind: statistics.median(times) for kind, times in ordered_s.items()}
     again_s = ordered_s.get("none", plain_s)
-    less, more = sorted((plain_s, again_s), key=statistics.median)
-    step_s, slower_s = statistics.median(less), statistics.median(more)
-    warnings = found.warnings
-    if slower_s > _DISTURBED * step_s and np.percentile(more, 25) > np.percentile(less, 75):
+    faster_s, slower_times_s = sorted((plain_s, again_s), key=statistics.median)
+    step_s, slower_s = statistics.median(faster_s), statistics.median(slower_times_s)
+    warnings = trace.warnings
+    if slower_s > _DISTURBANCE_RATIO * step_s and np.percentile(slower_times_s, 25) > np.percentile(faster_s, 75):
         warnings += (
             f"the same steps took {format_time(statistics.median(plain_s))} between traced ones and "
             f"{format_time(statistics.median(again_s))} later, so something else ran on the host: plans count with the "
             "less; trace again when it is idle",
         )
-    return replace(found, step_s=step_s, ordered_step_s=medians, warnings=warnings)
+    return replace(trace, step_s=step_s, ordered_step_s=medians, warnings=warnings)
 
 
 def varies(times: np.ndarray, step_s: float) -> bool:
     """Whether an op's time matters and its standard deviation between runs is much of it; not to run counts as 0."""
     runs = np.nan_to_num(times).mean(axis=1)
     mean = float(runs.mean())
-    return mean > _SHARE * step_s and float(runs.std()) > _VARIES * mean
+    return mean > _NEGLIGIBLE_SHARE * step_s and float(runs.std()) > _VARIATION_LIMIT * mean

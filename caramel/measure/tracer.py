@@ -18,7 +18,7 @@ from caramel.errors import EndOfData, InputError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.measure.step_stats import TracedStep, traced_step
-from caramel.measure.trace_summary import STATISTICS, summary, with_orders
+from caramel.measure.trace_summary import STATISTICS, summarized, with_orders
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import InProcess
 from caramel.runtime.feeds import bound_arrays
@@ -27,19 +27,21 @@ from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
 
 DEFAULT_RUNS = 10
-"""Caramel, section 4.1."""
+"""Number of traced steps (Caramel, section 4.1)."""
 
 DEFAULT_STEPS = 30
-_WARM_UP = 3
-"""Steps before any counts: the first ones prune and place the graph, allocate, and fill caches."""
+"""Number of plain steps."""
+
+_WARM_UP_STEPS = 3
+"""Number of steps before any counts: the first ones prune and place the graph, allocate, and fill caches."""
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """The options of `trace`, which says what each does.
+    """The options of `trace`, whose documentation describes each.
 
     Raises:
-        InputError: one does not fit.
+        InputError: an option does not fit.
     """
 
     workers: int = 1
@@ -89,13 +91,13 @@ def trace(
     order of the gradients is enforced; the less of both medians counts, as all else on a host makes steps longer.
 
     Args:
-        context: what `caramel.capture` returned.
+        context: captured program, as `caramel.capture` returned it.
         batch: arrays of a step of the whole job, as for `Session.step`; nothing where a dataset was given at
             capture.
-        workers: how many workers there are on the host.
-        job_workers: how many there are on all hosts; a worker gets as much of the batch as in that job.
+        workers: number of workers on the host.
+        job_workers: number of workers on all hosts; a worker gets as much of the batch as in that job.
             Default: there is only this host.
-        cluster: where to run them; default `caramel.InProcess()`.
+        cluster: the cluster to run them on; default `caramel.InProcess()`.
         runs: number of traced steps.
         steps: number of plain steps.
         orders: whether to measure also what it costs to enforce an order of the gradients (`ControlEdges`): as
@@ -104,9 +106,9 @@ def trace(
             does. Where ops share cores, an op's time depends on what runs beside it, and the least is that of
             the run in which it was alone; where one op runs at a time, the least leaves out disturbances.
         device_list: see `caramel.ARModel`.
-        sharding: likewise.
-        step_timeout_s: how long a step may take.
-        description: where this is, for the reader of the file; default: the host.
+        sharding: see `caramel.ARModel`.
+        step_timeout_s: seconds that a step may take.
+        description: description of the place, for the reader of the file; default: the host.
         progress: whether to show a progress bar (on a terminal only).
 
     Returns:
@@ -156,23 +158,27 @@ def trace(
     )
     computation = computation_alone(context, workers, device_list, sharding, job_workers)
     _check_batch(computation, batch)
-    return _traced(computation, _share(computation, batch), options)
+    return _traced(computation, _batch_of_workers(computation, batch), options)
 
 
 def _traced(computation: DistributedModel, share: Sequence[Any], options: TraceOptions) -> Trace:
-    """Run the steps, and put together what they say."""
+    """Run the steps, and make the trace of them."""
     cluster = options.cluster
     # One op at a time on each worker: of two that share a core, each would seem to take twice as long.
-    lanes = cluster.most_in_a_process(computation.plan.devices)
-    one_at_a_time = replace(cluster.options, optimize_graph=False, inter_op_threads=lanes, transfer_threads=0)
+    workers_in_process = cluster.most_in_a_process(computation.plan.devices)
+    one_at_a_time = replace(
+        cluster.options, optimize_graph=False, inter_op_threads=workers_in_process, transfer_threads=0
+    )
     names_kept = cluster.with_options(one_at_a_time)
-    with _as_in_training(cluster, computation.plan.workers, options.step_timeout_s) as opened:
-        plain = opened(computation)
+    with _as_in_training(cluster, computation.plan.workers, options.step_timeout_s) as open_session:
+        plain = open_session(computation)
         traced, plain_s = _measured(computation, share, names_kept, plain, options)
-        found = summary(computation, cluster, traced, plain_s, options.statistic, options.description)
+        unordered_trace = summarized(computation, cluster, traced, plain_s, options.statistic, options.description)
         if not options.orders:
-            return found
-        return with_orders(found, plain_s, _ordered(computation, found, share, plain, opened, options))
+            return unordered_trace
+        return with_orders(
+            unordered_trace, plain_s, _ordered(computation, unordered_trace, share, plain, open_session, options)
+        )
 
 
 def _check_batch(computation: DistributedModel, batch: Sequence[Any]) -> None:
@@ -185,8 +191,8 @@ def _check_batch(computation: DistributedModel, batch: Sequence[Any]) -> None:
         )
 
 
-def _share(computation: DistributedModel, batch: Sequence[Any]) -> Sequence[Any]:
-    """What these workers take of the batch of the whole job."""
+def _batch_of_workers(computation: DistributedModel, batch: Sequence[Any]) -> Sequence[Any]:
+    """The part of the whole job's batch that these workers take."""
     workers, job = computation.plan.workers, computation.job_workers
     if job == workers or not batch:
         return batch
@@ -207,12 +213,12 @@ def _share(computation: DistributedModel, batch: Sequence[Any]) -> Sequence[Any]
 def _as_in_training(
     cluster: Cluster, workers: int, timeout_s: float
 ) -> Iterator[Callable[[DistributedModel], Session]]:
-    """What opens sessions that run as in training, all on the same servers and until the end."""
+    """Function that opens sessions that run as in training, all on the same servers and until the end."""
     with ExitStack() as stack:
         stack.enter_context(cluster.held(workers))
         sessions = stack.enter_context(ExitStack())
         shared = stack.enter_context(cluster.shared())  # ends before the sessions: servers take long to forget each
-        yield lambda made: sessions.enter_context(Session(made, shared, step_timeout_s=timeout_s))
+        yield lambda computation: sessions.enter_context(Session(computation, shared, step_timeout_s=timeout_s))
 
 
 def _measured(
@@ -226,60 +232,60 @@ def _measured(
         Session(computation, names_kept, step_timeout_s=options.step_timeout_s) as named,
         progress_over(runs + steps, options.progress) as show,
     ):
-        for _ in range(_WARM_UP):
-            _again_at_end(lambda: timed_step(plain, *batch))
-            _again_at_end(lambda: traced_step(named, *batch))
+        for _ in range(_WARM_UP_STEPS):
+            _retried_at_end(lambda: timed_step(plain, *batch))
+            _retried_at_end(lambda: traced_step(named, *batch))
         for done in range(runs):
             for _ in range(steps * done // runs, steps * (done + 1) // runs):
-                plain_s.append(_again_at_end(lambda: timed_step(plain, *batch)))
-            traced.append(_again_at_end(lambda: traced_step(named, *batch)))
+                plain_s.append(_retried_at_end(lambda: timed_step(plain, *batch)))
+            traced.append(_retried_at_end(lambda: traced_step(named, *batch)))
             show(len(plain_s) + len(traced), f"step {plain_s[-1] * 1e3:.4g} ms" if plain_s else "")
     return traced, plain_s
 
 
 def _ordered(
     computation: DistributedModel,
-    found: Trace,
+    unordered_trace: Trace,
     batch: Sequence[Any],
     plain: Session,
-    opened: Callable[[DistributedModel], Session],
+    open_session: Callable[[DistributedModel], Session],
     options: TraceOptions,
 ) -> Mapping[str, Sequence[float]]:
     """Seconds of steps by how their gradients are ordered; the kinds take turns. The plain one has no order."""
     needs = find_dependencies(computation.model)
-    order = order_by_cost(computation.model, needs, found.op_s, "")
+    order = order_by_cost(computation.model, needs, unordered_trace.op_s, "")
     kinds = {kind: control_edges(computation.model, needs, order, kind).edges for kind in ("total", "updates")}
     if not any(kinds.values()):
         return {}
     sessions = {"none": plain}
     for kind, edges in kinds.items():
-        sessions[kind] = opened(with_edges(computation, edges))
+        sessions[kind] = open_session(with_edges(computation, edges))
     seconds: dict[str, list[float]] = {kind: [] for kind in sessions}
-    rounds = options.steps + _WARM_UP
+    rounds = options.steps + _WARM_UP_STEPS
     with progress_over(rounds, options.progress) as show:
         for done in range(rounds):
             for kind, session in sessions.items():
-                step_s = _again_at_end(partial(timed_step, session, *batch))
-                seconds[kind] += [step_s] if done >= _WARM_UP else []
+                step_s = _retried_at_end(partial(timed_step, session, *batch))
+                seconds[kind] += [step_s] if done >= _WARM_UP_STEPS else []
             show(done + 1, "orders")
     return seconds
 
 
 def timed_step(session: Session, *args: Any, **kwargs: Any) -> float:
-    """Run one step of a session; seconds of the step itself, without taking a batch from a dataset."""
-    found: list[float] = []
+    """Run one step of a session; the seconds of the step itself, without taking a batch from a dataset."""
+    seconds: list[float] = []
 
     def run(*call: Any) -> Any:
         start = time.perf_counter()
         values = session.executor.run(*call)
-        found.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
         return values
 
     session.step_by(run, *args, **kwargs)
-    return found[0]
+    return seconds[0]
 
 
-def _again_at_end(step: Callable[[], Any]) -> Any:
+def _retried_at_end(step: Callable[[], Any]) -> Any:
     """Run a step; where the dataset has ended, the first one of the next pass."""
     try:
         return step()

@@ -24,7 +24,7 @@ from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
-"""Seconds that a step may take before its workers count as lost (our choice)."""
+"""Seconds that a step may take before its workers count as lost."""
 
 StepRun = Callable[[Sequence[str], Sequence[str], Mapping[str, Any], float], list[np.ndarray]]
 """A function like `Executor.run`."""

@@ -47,8 +47,8 @@ def check_refused(result, code, message):
 
 @pytest.mark.slow
 def test_measure_and_use(call, program, tmp_path, monkeypatch):
-    monkeypatch.setattr("caramel.measure.contention_bench._MOST_REPEATS", 2)  # nobody looks at how exact the times are
-    monkeypatch.setattr("caramel.measure.contention_bench._MOST_PRODUCTS", 8)
+    monkeypatch.setattr("caramel.measure.contention_bench._MAX_REPEATS", 2)  # nobody looks at how exact the times are
+    monkeypatch.setattr("caramel.measure.contention_bench._MAX_PRODUCTS", 8)
     out, plot = tmp_path / "network.json", tmp_path / "network.png"
     measured = call(
         "netbench", "--workers", 2, "--cluster", "in-process", "--size", "64", "--size", "64KiB", "--rounds", 2,

@@ -23,8 +23,8 @@ def short():
     """Steps are short: that makes times less exact, which no test here looks at, and graphs smaller."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("caramel.measure.all_reduce_bench.repetitions", lambda size_bytes: 2)
-        patch.setattr("caramel.measure.contention_bench._MOST_REPEATS", 2)
-        patch.setattr("caramel.measure.contention_bench._MOST_PRODUCTS", 8)
+        patch.setattr("caramel.measure.contention_bench._MAX_REPEATS", 2)
+        patch.setattr("caramel.measure.contention_bench._MAX_PRODUCTS", 8)
         yield
 
 

@@ -5,7 +5,7 @@ from tensorflow.core.framework import step_stats_pb2, types_pb2
 from tensorflow.core.protobuf import config_pb2
 
 from caramel.errors import TraceError
-from caramel.measure.step_stats import Row, TracedStep, by_node, parsed, ready_orders
+from caramel.measure.step_stats import Row, TracedStep, parsed_rows, ready_orders, rows_by_node
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 
@@ -42,7 +42,7 @@ def output(slot, dtype, *dims):
 
 
 def test_rows_in_order_of_start():
-    rows = parsed(statistics((CPU, timed("b", 2_000)), (CPU, timed("a", 2_000)), (CPU, timed("c", 1_000))))
+    rows = parsed_rows(statistics((CPU, timed("b", 2_000)), (CPU, timed("a", 2_000)), (CPU, timed("c", 1_000))))
     assert [row.node for row in rows] == ["c", "a", "b"]
     assert rows[0] == Row("c", CPU, 1_000, 3_000, 4_000, None)
     assert rows[0].time_s == 3e-6
@@ -50,9 +50,9 @@ def test_rows_in_order_of_start():
 
 def test_nanoseconds_where_there_are_any():
     micros = {"all_start_micros": 5, "op_end_rel_micros": 1, "all_end_rel_micros": 2}
-    (row,) = parsed(statistics((CPU, {"node_name": "a", **micros})))
+    (row,) = parsed_rows(statistics((CPU, {"node_name": "a", **micros})))
     assert (row.start_ns, row.ready_ns, row.end_ns) == (5_000, 6_000, 7_000)
-    (row,) = parsed(statistics((CPU, timed("a", 5_100, 1_200, 2_300, **micros))))
+    (row,) = parsed_rows(statistics((CPU, timed("a", 5_100, 1_200, 2_300, **micros))))
     assert (row.start_ns, row.ready_ns, row.end_ns) == (5_100, 6_300, 7_400)
 
 
@@ -69,7 +69,7 @@ def test_nanoseconds_where_there_are_any():
     ],
 )
 def test_what_is_no_op(device, fields):
-    assert [row.node for row in parsed(statistics((device, fields), (CPU, timed("op"))))] == ["op"]
+    assert [row.node for row in parsed_rows(statistics((device, fields), (CPU, timed("op"))))] == ["op"]
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_what_is_no_op(device, fields):
     ],
 )
 def test_bytes_of_the_first_output(outputs, expected):
-    (row,) = parsed(statistics((CPU, timed("a", output=outputs))))
+    (row,) = parsed_rows(statistics((CPU, timed("a", output=outputs))))
     assert row.output_bytes == expected
 
 
 def test_nothing_and_damage():
-    assert parsed(b"") == ()
+    assert parsed_rows(b"") == ()
     with pytest.raises(TraceError, match="trace anew"):
-        parsed(b"\xff\xff\xff")
+        parsed_rows(b"\xff\xff\xff")
 
 
 # -- whose they are ------------------------------------------------------------------------------
@@ -121,12 +121,12 @@ def test_nodes_of_replicas():
         "worker_x/a": None,
     }
     for name, expected in names.items():
-        assert list(by_node([row(name)], nodes)) == ([] if expected is None else [expected]), name
+        assert list(rows_by_node([row(name)], nodes)) == ([] if expected is None else [expected]), name
 
 
 def test_all_rounds_of_a_loop():
     rows = [row("worker_0/a", 1), row("worker_1/a", 2), row("worker_0/a", 3)]
-    assert by_node(rows, {"a": False}) == {(0, "a"): [rows[0], rows[2]], (1, "a"): [rows[1]]}
+    assert rows_by_node(rows, {"a": False}) == {(0, "a"): [rows[0], rows[2]], (1, "a"): [rows[1]]}
 
 
 # -- orders --------------------------------------------------------------------------------------
