@@ -15,7 +15,7 @@ from caramel.modifiers.replicate import replicate
 from caramel.modifiers.save_restore import add_state
 from caramel.modifiers.serialize import serialize
 from caramel.modifiers.weigh import weigh
-from caramel.util.gc_pause import many_objects
+from caramel.util.gc_pause import paused_gc
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ COMPUTATION_ALONE = Target(
 """What a host computes in a step: replicas that apply their own gradients, without communication."""
 
 
-@many_objects()
+@paused_gc()
 def emit(target: Target, emission: Emission) -> Emission:
     """Run a target's modifiers, and the verifier after each.
 

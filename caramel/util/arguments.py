@@ -13,12 +13,12 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
     """The argument, as an int.
 
     Args:
-        value: what was given; NumPy's integers are as good as Python's.
-        name: what to call it in the error.
-        least: what it must be at least.
+        value: the argument; NumPy's integers are as good as Python's.
+        name: noun for the argument in the error, such as ``"depth"``.
+        least: least allowed value.
 
     Raises:
-        InputError: it is no whole number of at least so much.
+        InputError: the argument is no whole number of at least ``least``.
 
     >>> whole_number(3, "depth"), whole_number(0, "steps", 0)
     (3, 0)
@@ -36,12 +36,12 @@ def byte_count(value: Any, name: str, is_zero_allowed: bool = False) -> float:
     """The argument, as a float; infinity is allowed.
 
     Args:
-        value: what was given.
-        name: what to call it in the error.
-        is_zero_allowed: whether it may be 0.
+        value: the argument, in bytes.
+        name: noun for the argument in the error, such as ``"threshold_bytes"``.
+        is_zero_allowed: whether the argument may be 0.
 
     Raises:
-        InputError: it is no number, or too small.
+        InputError: the argument is no number, or too small.
 
     >>> byte_count(4096, "threshold_bytes"), byte_count(0, "threshold_bytes", is_zero_allowed=True)
     (4096.0, 0.0)

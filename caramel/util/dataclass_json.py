@@ -1,4 +1,4 @@
-"""Frozen dataclasses from parsed JSON: whatever does not fit their annotations is refused."""
+"""Frozen dataclasses from parsed JSON: data that does not fit their annotations is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def from_data(kind: Any, data: Any, where: str = "it") -> Any:
         kind: a dataclass, ``int`` (at least 0), ``float`` (finite), ``bool``, ``str``, a tuple of these, a Mapping from
             ``str`` to one of them, or one of several or None.
         data: parsed JSON: dicts for dataclasses and mappings, lists for tuples.
-        where: what to call it in errors.
+        where: noun for the value in errors.
 
     Raises:
         TypeError: the data is of another type, or a field is missing or unknown.
@@ -37,10 +37,12 @@ def from_data(kind: Any, data: Any, where: str = "it") -> Any:
             raise TypeError(
                 f"{where} is {data!r}, no list of {'any' if arguments[-1] is ... else len(arguments)} entries"
             )
-        each = [arguments[0]] * len(data) if arguments[-1] is ... else arguments
-        return tuple(from_data(one, item, f"{where}[{n}]") for n, (one, item) in enumerate(zip(each, data)))
-    if not _FITS[kind](data):
-        raise TypeError(f"{where} is {data!r}, no {_NAMES[kind]}")
+        kinds = [arguments[0]] * len(data) if arguments[-1] is ... else arguments
+        return tuple(
+            from_data(item_kind, item, f"{where}[{n}]") for n, (item_kind, item) in enumerate(zip(kinds, data))
+        )
+    if not _CHECKS[kind](data):
+        raise TypeError(f"{where} is {data!r}, no {_KIND_NAMES[kind]}")
     return data
 
 
@@ -58,9 +60,9 @@ def _record(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise TypeError(f"{where} is {data!r}, no object")
     names = [field.name for field in fields(kind)]
-    for what, found in (("lacks", set(names) - set(data)), ("has an unknown", set(data) - set(names))):
-        if found:
-            raise TypeError(f"{where} {what} {sorted(map(str, found))[0]!r}")
+    for fault, fields_at_fault in (("lacks", set(names) - set(data)), ("has an unknown", set(data) - set(names))):
+        if fields_at_fault:
+            raise TypeError(f"{where} {fault} {sorted(map(str, fields_at_fault))[0]!r}")
     hints = _hints(kind)
     return kind(
         **{name: from_data(hints[name], data[name], name if where == "it" else f"{where}.{name}") for name in names}
@@ -76,10 +78,12 @@ def _is_number(data: Any) -> bool:
     return isinstance(data, (int, float)) and not isinstance(data, bool)
 
 
-_FITS = {
+_CHECKS = {
     bool: lambda data: isinstance(data, bool),
     str: lambda data: isinstance(data, str),
     int: lambda data: isinstance(data, int) and not isinstance(data, bool) and data >= 0,
     float: lambda data: _is_number(data) and math.isfinite(data),
 }
-_NAMES = {bool: "true or false", str: "text", int: "whole number of at least 0", float: "finite number"}
+"""Function that tells whether a value is of a type, by type."""
+
+_KIND_NAMES = {bool: "true or false", str: "text", int: "whole number of at least 0", float: "finite number"}

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def many_objects() -> Iterator[None]:
+def paused_gc() -> Iterator[None]:
     """Pause Python's garbage collector while many objects are made that all stay.
 
-    It would look at all of them again and again: at 64 workers it took a third of the time of building, and
-    made the time of a node grow with the number of nodes.
+    The collector would look at all of them again and again: at 64 workers that took a third of the time of building,
+    and made the time of a node grow with the number of nodes.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -20,8 +20,8 @@ class JsonFormat:
         noun: noun for it in messages, such as ``"trace"``.
         version: number that this library writes and reads.
         error: class of the errors.
-        maker: what makes such a document, such as ``"caramel trace"``.
-        anew: what to do about a document that cannot be read, such as ``"trace anew"``.
+        maker: command or function that makes such a document, such as ``"caramel trace"``.
+        anew: advice about a document that cannot be read, such as ``"trace anew"``.
         kind: text under ``"kind"``; None where documents have none.
     """
 
@@ -36,7 +36,7 @@ class JsonFormat:
         """The text of a document; the same content always gives the same text.
 
         Args:
-            content: what is in it besides kind and version.
+            content: values of the document besides kind and version, by key.
             sort_keys: whether keys are sorted; otherwise they stand as they come.
         """
         kind = {} if self.kind is None else {"kind": self.kind}
@@ -44,10 +44,10 @@ class JsonFormat:
         return json.dumps(data, indent=1, sort_keys=sort_keys, allow_nan=False)
 
     def read(self, text: str, name: str) -> dict[str, Any]:
-        """What is in a document besides kind and version.
+        """The values of a document besides kind and version, by key.
 
         Args:
-            text: the document.
+            text: JSON text of the document.
             name: noun for this document in messages, such as ``"the trace 'trace.json'"``.
 
         Raises:
@@ -66,7 +66,7 @@ class JsonFormat:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:
-        """Turn what is raised about a value of a document into an error that says that it is damaged.
+        """Turn errors about a value of a document into an error that says that the document is damaged.
 
         Args:
             name: noun for the document in messages.
@@ -77,8 +77,8 @@ class JsonFormat:
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, CaramelError) as error:
-            said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-            raise self.error(f"{name} is damaged: {said}; {self.anew}") from error
+            problem = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+            raise self.error(f"{name} is damaged: {problem}; {self.anew}") from error
 
 
 # -- values --------------------------------------------------------------------------------------
@@ -130,19 +130,19 @@ def texts(value: Any) -> tuple[str, ...]:
     return tuple(text(item) for item in value)
 
 
-def mapping(value: Any, each: Callable[[Any], Any]) -> dict[str, Any]:
+def mapping(value: Any, read_value: Callable[[Any], Any]) -> dict[str, Any]:
     """Values by name.
 
     Args:
-        value: an object.
-        each: reads one of its values.
+        value: object to read.
+        read_value: function that reads one of its values.
 
     Raises:
         ValueError: it is something else.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{_short(value)} should map names to values")
-    return {name: each(item) for name, item in value.items()}
+    return {name: read_value(item) for name, item in value.items()}
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Packages whose names are imported from their modules when somebody first uses them."""
+"""Packages whose names are imported from their modules on first use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
     """``__getattr__`` and ``__dir__`` for a package, so that importing it imports none of its modules.
 
     Args:
-        package: its name.
-        places: for each public name the module that defines it, relative to the package.
+        package: name of the package.
+        places: module that defines a public name, relative to the package, by the name.
     """
 
     def get(name: str) -> Any:

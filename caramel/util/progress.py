@@ -12,7 +12,7 @@ def progress_over(total: int | None, enabled: bool = True) -> Iterator[Callable[
     """Show how far a loop is.
 
     Args:
-        total: number of rounds, if known.
+        total: number of rounds; None if it is not known.
         enabled: whether to show anything at all.
 
     Yields:

@@ -9,8 +9,8 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), rule: bo
     """Rows with their columns below each other, two spaces apart.
 
     Args:
-        rows: at least one; all have as many cells as the first, which is the head.
-        right: numbers of the columns that end, not begin, below each other.
+        rows: cells of each row, at least one; all rows have as many cells as the first, which is the head.
+        right: numbers of the columns that are aligned to the right.
         rule: whether to draw a line below the head.
 
     >>> print(aligned([("name", "bytes"), ("first", "8"), ("w", "1024")], right={1}, rule=True))

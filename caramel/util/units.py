@@ -8,6 +8,7 @@ import re
 from caramel.errors import InputError
 
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+"""Factor of a unit's prefix, by the prefix in lower case."""
 
 
 def parse_rate(text: str) -> float:
@@ -17,7 +18,7 @@ def parse_rate(text: str) -> float:
     (62500000.0, 1250000000.0, 62500000.0)
 
     Raises:
-        InputError: it cannot be read, or is not positive and finite.
+        InputError: the text cannot be read, or the rate is not positive and finite.
     """
     # A lower-case b could mean bits or bytes, so it is neither.
     match = re.fullmatch(
@@ -43,7 +44,7 @@ def parse_size(text: str) -> int:
     (64, 16384, 1500000)
 
     Raises:
-        InputError: it cannot be read, or is not a whole number of bytes.
+        InputError: the text cannot be read, or the size is not a whole number of bytes.
     """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]i?)?(B|bytes?)?\s*", text, re.IGNORECASE)
     size = -1.0 if match is None else _number(match[1], text) * _PREFIXES[(match[2] or "").lower()]

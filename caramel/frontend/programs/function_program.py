@@ -22,7 +22,7 @@ from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
 from caramel.graph.shapes import SHAPES_ATTRIBUTE, static_shape
 from caramel.model import Evaluation, Input
-from caramel.util.gc_pause import many_objects
+from caramel.util.gc_pause import paused_gc
 
 _MAX_CONSTANT_BYTES = 1024
 """Bytes of the largest captured eager tensor that becomes a constant (shapes, axes); a larger one is a variable."""
@@ -113,7 +113,7 @@ class Traced:
         return tuple(name for name in self.graph.nodes if name in wanted)
 
 
-@many_objects()
+@paused_gc()
 def capture_step(
     function: Callable[..., Any],
     specs: Sequence[Any] | None,

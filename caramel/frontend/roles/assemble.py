@@ -21,13 +21,13 @@ from caramel.frontend.roles.refusals import (
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, node_of, parse_input, tensor_name
 from caramel.model import Gradient, Input, Model, Variable
-from caramel.util.gc_pause import many_objects
+from caramel.util.gc_pause import paused_gc
 
 _STEP_COUNTERS = ("global_step", "iteration", "iterations")
 """Last parts of the names under which TensorFlow and Keras keep the number of steps."""
 
 
-@many_objects()
+@paused_gc()
 def assemble(raw: RawProgram) -> Model:
     """Work out the roles of a captured program.
 
