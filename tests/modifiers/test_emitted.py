@@ -127,7 +127,7 @@ def test_native_transfers_of_the_second_window_run_in_the_first_step(context):
     )
     assert [t.window for t in armodel.plan.transfers] == ["forward", "backward"]
     graph = armodel.distributed.emission.graph
-    guards = guards_of(graph).of
+    guards = guards_of(graph).by_node
     for rank in range(2):
         forward, backward = (f"caramel/transfer_{number}/reduce/result_{rank}" for number in range(2))
         assert guards[forward] and not guards[backward] and not guards[f"caramel/worker_{rank}/step"]
