@@ -47,11 +47,11 @@ def assemble_plan(
     Args:
         model: the single-device step.
         pipeline: the workers' input pipelines, if they read a dataset.
-        options: what is asked for.
-        trace: measured times of the program's ops, if there are any; that of the options, read.
+        options: options of the caller.
+        trace: measured times of the program's ops, already read from the file of the options; None if there are none.
 
     Returns:
-        The plan, and what the analyzers found, by type; nothing if the plan was given.
+        The plan, and the facts of the analyzers, by type; no facts if the plan was given.
 
     Raises:
         InputError: the list of devices or of analyzers does not fit.
@@ -75,7 +75,7 @@ def assemble_plan(
 
 
 def _analyzers(network: Network, trace: Trace | None, options: CompileOptions) -> tuple[list[Analyzer], list[str]]:
-    """Those that the caller has listed, or those that the options need, with notes about what they leave out."""
+    """The analyzers that the caller has listed, or those that the options need, with notes about omissions."""
     if options.analyzers is not None:
         return list(options.analyzers), []
     return automatic_analyzers(
@@ -90,10 +90,10 @@ def _analyzers(network: Network, trace: Trace | None, options: CompileOptions) -
 
 
 def _given_plan(
-    given: Plan | str | os.PathLike[str], model: Model, pipeline: Pipeline | None, options: CompileOptions
+    plan_or_path: Plan | str | os.PathLike[str], model: Model, pipeline: Pipeline | None, options: CompileOptions
 ) -> Plan:
-    """A finished plan, or that of a file, for the devices of the options."""
-    plan = given if isinstance(given, Plan) else Plan.load(given)
+    """A finished plan, given or read from a file, for the devices of the options."""
+    plan = plan_or_path if isinstance(plan_or_path, Plan) else Plan.load(plan_or_path)
     check_applies(plan, model, options.workers)
     devices = parse_devices(plan.devices if options.device_list is None else options.device_list, options.workers)
     sharding = None if pipeline is None else pipeline.sharding.value
@@ -112,16 +112,16 @@ def make_plan(
     statistics: str,
     pipeline: Pipeline | None,
 ) -> Plan:
-    """Put what analyzers found together; nothing is rewritten here.
+    """Put the facts of analyzers together in a plan; nothing is rewritten here.
 
     Args:
         model: the single-device step.
         devices: device string of each worker.
-        facts: what the analyzers found, by type.
-        analyzers: the list of them.
-        notes: what had to be left out.
+        facts: facts of the analyzers, by type.
+        analyzers: analyzers that made the facts.
+        notes: notes about omissions, one sentence each.
         uneven_batches: see `caramel.ARModel`.
-        statistics: likewise.
+        statistics: see `caramel.ARModel`.
         pipeline: the workers' input pipelines, if they read a dataset.
     """
     network: Network = facts[Network]
@@ -130,16 +130,16 @@ def make_plan(
     edges: ControlEdges = facts[ControlEdges]
     order: UpdateOrder | None = facts.get(UpdateOrder)
     weighted = _is_weighted(model, len(devices), uneven_batches, pipeline)
-    everything = [*model.notes, *notes, *transfers.notes]
+    all_notes = [*model.notes, *notes, *transfers.notes]
     if weighted:
-        everything.append(
+        all_notes.append(
             "gradients are weighted by each worker's share of the examples, so batches need not divide evenly"
         )
-    everything += _local_notes(model, statistics, len(devices))
+    all_notes += _local_notes(model, statistics, len(devices))
     if pipeline is not None:
-        everything += pipeline.notes
-    everything += _collective_notes(network.options, transfers.transfers, len(devices))
-    everything += [f"trace: {warning}" for warning in (trace.warnings if trace is not None else ())]
+        all_notes += pipeline.notes
+    all_notes += _collective_notes(network.options, transfers.transfers, len(devices))
+    all_notes += [f"trace: {warning}" for warning in (trace.warnings if trace is not None else ())]
     plan = Plan(
         model_digest=model.digest,
         workers=len(devices),
@@ -152,7 +152,7 @@ def make_plan(
         network=None if network.options.network is None else network.options.network.description,
         transfers=with_added_slices(model, transfers.transfers, trace, network.options.deterministic),
         variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
-        notes=tuple(everything),
+        notes=tuple(all_notes),
         sharding=None if pipeline is None else pipeline.sharding.value,
         analyzers=tuple(a.name for a in ordered(analyzers, [Model, Network], WANTED)),
         order=() if order is None else order.gradients,

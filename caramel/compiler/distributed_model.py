@@ -1,4 +1,4 @@
-"""From a captured program to the graph of N workers, with all that it takes to run it."""
+"""From a captured program to the graph of N workers, with everything that is needed to run it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class DistributedModel:
 
     Attributes:
         context: the captured program.
-        target: what was emitted.
+        target: target that was emitted.
         emission: the finished emission.
-        signature: names of what to feed, fetch and call.
+        signature: names of the tensors to feed and fetch, and of the ops to run.
     """
 
     context: Context
@@ -48,7 +48,7 @@ class DistributedModel:
 
     @property
     def plan(self) -> Plan:
-        """What was decided."""
+        """The plan that the graph carries out."""
         return self.emission.plan
 
     @property
@@ -63,12 +63,12 @@ class DistributedModel:
 
     @property
     def job_workers(self) -> int:
-        """Between how many workers the batches of a dataset are divided."""
+        """Number of workers between which the batches of a dataset are divided."""
         return self.emission.job_workers
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """For each node of the graph what it is for and whose it is."""
+        """Purpose and worker of each node of the graph, by name."""
         return self.emission.roles
 
     @cached_property
@@ -81,13 +81,13 @@ def distribute(target: Target, context: Context, start: Emission) -> Distributed
     """Emit a target.
 
     Args:
-        target: what to emit.
+        target: target to emit.
         context: the captured program.
-        start: an emission of which no modifier has run.
+        start: fresh emission, on which no modifier has run.
 
     Raises:
         CaptureError: the program cannot be replicated.
-        InvariantError: a modifier broke one.
+        InvariantError: a modifier broke an invariant.
     """
     emission = emit(target, start)
     return DistributedModel(context, target, emission, make_signature(emission))
@@ -100,11 +100,11 @@ def compile_model(
 
     Args:
         context: the captured program.
-        options: what is asked for.
-        trace: measured times of the program's ops, if there are any; that of the options, read.
+        options: options of the caller.
+        trace: measured times of the program's ops, already read from the file of the options; None if there are none.
 
     Returns:
-        The distributed model, and what the analyzers found, by type; nothing if the plan was given.
+        The distributed model, and the facts of the analyzers, by type; no facts if the plan was given.
 
     Raises:
         CaramelError: see `caramel.ARModel`.
@@ -114,14 +114,14 @@ def compile_model(
     plan, facts = assemble_plan(model, pipeline, options, trace)
     evaluation = context.evaluation_for() if context.evaluation is not None else None
     try:
-        made = distribute(ALL_REDUCE, context, Emission.initial(model, plan, evaluation, pipeline))
+        distributed = distribute(ALL_REDUCE, context, Emission.initial(model, plan, evaluation, pipeline))
     except InvariantError as error:
         if options.plan is None and options.analyzers is None:
             raise
         advice = "make the plan anew" if options.plan is not None else "its analyzers were given by the caller"
         raise PlanError(f"the plan breaks an invariant, {error}; {advice}") from error
-    proved = replace(plan, proof=prove(made.emission))
-    return replace(made, emission=replace(made.emission, plan=proved)), facts
+    proved = replace(plan, proof=prove(distributed.emission))
+    return replace(distributed, emission=replace(distributed.emission, plan=proved)), facts
 
 
 def computation_alone(
@@ -134,11 +134,11 @@ def computation_alone(
     """Replicate a captured program without connecting the replicas: each worker applies its own gradients.
 
     Args:
-        context: what `caramel.capture` returned.
+        context: captured program, as `caramel.capture` returned it.
         workers: number of workers, at least 1.
         device_list: see `caramel.ARModel`.
-        sharding: likewise.
-        job_workers: of the job of which these workers are a part; default: there are no others.
+        sharding: see `caramel.ARModel`.
+        job_workers: number of workers of the job that these workers belong to; default: there are no others.
 
     Raises:
         InputError: an argument does not fit.
@@ -153,28 +153,30 @@ def computation_alone(
     model = context.model
     devices = parse_devices(default_devices(number) if device_list is None else device_list, number)
     if sharding == "batches":
-        job = number  # everybody takes whole batches, however many there are
+        job = number  # each worker takes whole batches, however many workers there are
     pipeline = input_pipeline(context, model, job, sharding)
     start = Emission.initial(model, _without_transfers(model, devices, pipeline), None, pipeline, job)
-    return _alone(context, start)
+    return _emit_computation(context, start)
 
 
-def with_edges(alone: DistributedModel, edges: Sequence[tuple[str, str]]) -> DistributedModel:
+def with_edges(computation: DistributedModel, edges: Sequence[tuple[str, str]]) -> DistributedModel:
     """A computation alone with other control edges.
 
     Args:
-        alone: what `computation_alone` gave.
-        edges: (before, after), by names of the Model's graph.
+        computation: distributed model, as `computation_alone` returned it.
+        edges: control edges, each (node before, node after), by names of the Model's graph.
     """
-    old = alone.emission
-    plan = replace(old.plan, edges=tuple(edges))
-    return _alone(alone.context, Emission.initial(old.model, plan, None, old.pipeline, old.job_workers))
+    emission = computation.emission
+    plan = replace(emission.plan, edges=tuple(edges))
+    return _emit_computation(
+        computation.context, Emission.initial(emission.model, plan, None, emission.pipeline, emission.job_workers)
+    )
 
 
-def _alone(context: Context, start: Emission) -> DistributedModel:
-    made = distribute(COMPUTATION_ALONE, context, start)
+def _emit_computation(context: Context, start: Emission) -> DistributedModel:
+    computation = distribute(COMPUTATION_ALONE, context, start)
     # As nothing is combined, a batch may be uneven although no gradient is weighted.
-    return replace(made, signature=replace(made.signature, reduction="sum"))
+    return replace(computation, signature=replace(computation.signature, reduction="sum"))
 
 
 def _without_transfers(model: Model, devices: tuple[str, ...], pipeline: Pipeline | None) -> Plan:

@@ -1,4 +1,4 @@
-"""What a caller asks of the compiler, checked before anything is done."""
+"""The options of the compiler, checked before anything is done."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from caramel.util.arguments import whole_number
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The options of `caramel.ARModel`, which says what each does.
+    """The options of `caramel.ARModel`, whose documentation describes each.
 
     Raises:
-        InputError: one does not fit, alone or beside the others.
+        InputError: an option does not fit, alone or beside the others.
     """
 
     workers: int
@@ -51,43 +51,46 @@ class CompileOptions:
         if self.statistics not in ("local", "mean"):
             raise InputError(f"statistics must be 'local' or 'mean', got {self.statistics!r}")
         self.collectives.check_workers(self.workers)
-        self._refuse_what_has_no_effect()
+        self._refuse_ineffective()
 
     @cached_property
     def collectives(self) -> CollectiveOptions:
-        """How all-reduces are chosen; a file of a network model is read once."""
+        """The options by which all-reduces are chosen; a file of a network model is read once."""
         return CollectiveOptions(self.algorithm, self.depth, self.deterministic, self.wire, as_network(self.network))
 
-    def _refuse_what_has_no_effect(self) -> None:
+    def _refuse_ineffective(self) -> None:
         switches = {name: not getattr(self, name) for name in ("serialization", "batching", "scheduling")}
-        decided = {
+        decision_options = {
             **switches,
             "policy": self.policy != "optimal",
             "postponed": self.postponed,
             "trace": self.trace is not None,
         }
         if self.analyzers is not None:
-            refuse_options("analyzers", decided, "put analyzers that do it into the list")
+            refuse_options("analyzers", decision_options, "put analyzers that do it into the list")
         if self.plan is not None:
-            collective = {
+            collective_options = {
                 name: getattr(self, name) for name in ("network", "algorithm", "depth", "deterministic", "wire")
             }
-            weighting = {"uneven_batches": self.uneven_batches != "weight", "statistics": self.statistics != "local"}
-            others = {"analyzers": self.analyzers is not None, **collective, **weighting}
-            refuse_options("plan", {**decided, **others}, "all of it is decided by the plan")
+            weighting_options = {
+                "uneven_batches": self.uneven_batches != "weight",
+                "statistics": self.statistics != "local",
+            }
+            other_options = {"analyzers": self.analyzers is not None, **collective_options, **weighting_options}
+            refuse_options("plan", {**decision_options, **other_options}, "all of it is decided by the plan")
 
 
-def refuse_options(given: str, others: Mapping[str, Any], why: str) -> None:
-    """Refuse options that would have no effect beside another one.
+def refuse_options(option: str, others: Mapping[str, Any], reason: str) -> None:
+    """Refuse options that would have no effect beside another option.
 
     Args:
-        given: name of that option.
-        others: whether each of the others was asked for, by name.
-        why: why they would have none, and what to do.
+        option: name of the option that is given.
+        others: whether another option was given, by name.
+        reason: reason why the others would have no effect, and advice.
 
     Raises:
-        InputError: one was.
+        InputError: another option was given.
     """
     asked = [f"{name}=" for name, value in others.items() if value]
     if asked:
-        raise InputError(f"with {given}= leave out {listed(asked)}: {why}")
+        raise InputError(f"with {option}= leave out {listed(asked)}: {reason}")
