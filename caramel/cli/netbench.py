@@ -53,11 +53,11 @@ def netbench(
     from caramel.netmodel.file import save
     from caramel.netmodel.report import as_text
 
-    given = {name: options.pop(name) for name in ("link_rate", "latency", "alpha", "beta", "gamma")}
-    if any(value is not None for value in given.values()):
+    costs = {name: options.pop(name) for name in ("link_rate", "latency", "alpha", "beta", "gamma")}
+    if any(value is not None for value in costs.values()):
         if plot is not None or description or any(options[name] for name in ("sizes", "algorithms", "depths")):
             raise click.UsageError("a network given by hand is not measured: leave out --plot, --size and the like")
-        network = _given_network(**given)
+        network = _given_network(**costs)
         text = as_text(network, numbers)
         save(network, out)
     elif not numbers:
@@ -79,7 +79,7 @@ def netbench(
 def _measured_network(
     cluster: Cluster, numbers: tuple[int, ...], description: str, out: str, **options: Any
 ) -> NetworkModel:
-    """Measure one number of workers after the other; what is done is saved, whatever happens to the next."""
+    """Measure one number of workers after the other; each result is saved before the next is measured."""
     from caramel.measure.netbench import Settings, measure_network
     from caramel.netmodel.file import save
 

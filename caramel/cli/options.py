@@ -1,4 +1,4 @@
-"""What several commands share: their options, and how errors end them."""
+"""The options that several commands share, and the way in which errors end them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic in some 
         return f"[{'|'.join(self._choice().choices)}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuse a name that is not known."""
+        """Refuse an unknown name."""
         return self._choice().convert(value, param, ctx)
 
 
@@ -142,7 +142,7 @@ with_policies = _options(
     click.option("--batching/--no-batching", default=True, help="Send small gradients together."),
     click.option("--scheduling/--no-scheduling", default=True, help="Send gradients in the next forward pass, too."),
 )
-"""Options about what is decided; each switch takes one of the paper's optimisations away."""
+"""Options about decisions; each switch takes one of the paper's optimisations away."""
 
 with_plan = click.option(
     "--plan",
@@ -157,7 +157,7 @@ def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> 
     """The cluster of ``--cluster``, and TensorFlow loaded.
 
     Args:
-        kind: value of the option.
+        kind: value of ``--cluster``.
         base_port: value of ``--base-port``.
         allow_open_ports: value of ``--allow-open-ports``.
 
@@ -168,7 +168,8 @@ def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> 
         raise click.UsageError(
             f"--cluster takes in-process, processes, {TF_CONFIG} or HOST:PORT,HOST:PORT,..., got {kind!r}"
         )
-    there = cluster_of_tf_config() if kind == TF_CONFIG else None  # before TensorFlow is loaded, for it may be wrong
+    # Before TensorFlow is loaded, because the description may be wrong.
+    membership = cluster_of_tf_config() if kind == TF_CONFIG else None
     from caramel.runtime.host.environment import load_tensorflow
 
     load_tensorflow()  # the program imports Keras if it needs it
@@ -180,23 +181,23 @@ def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> 
         return InProcess()
     if kind == "processes":
         return LocalProcesses(allow_open_ports=allow_open_ports, base_port=base_port)
-    if there is None:
+    if membership is None:
         return Servers(tuple(kind.split(",")))
-    servers = Servers(there.addresses, task=there.task)
+    servers = Servers(membership.addresses, task=membership.task)
     servers.check_drives()
-    if there.task == 0:
-        click.echo(f"anyone who reaches {there.addresses[0]} can run any graph there", err=True)
+    if membership.task == 0:
+        click.echo(f"anyone who reaches {membership.addresses[0]} can run any graph there", err=True)
     return servers
 
 
 def cluster_of_tf_config() -> Membership:
-    """Who is in the cluster by TF_CONFIG; what was left out of it is said."""
+    """The members of TF_CONFIG's cluster; notes about parts that were left out are printed."""
     from caramel.runtime.host.membership import from_tf_config
 
-    found = from_tf_config()
-    for note in found.notes:
+    membership = from_tf_config()
+    for note in membership.notes:
         click.echo(f"note: {note}", err=True)
-    return found
+    return membership
 
 
 def check_writable(file: str) -> None:

@@ -58,20 +58,20 @@ def plan(
     from caramel.cli.workflows import planned
 
     armodel = planned(program, workers, devices, analyzers, workers_on_host, decisions)
-    made = armodel.plan
+    finished = armodel.plan
     if out is not None:
-        made.save(out)
+        finished.save(out)
     if as_json:
-        if made.prediction is None:
+        if finished.prediction is None:
             raise InputError("nothing can be predicted without a network model: give --network FILE.json")
-        click.echo(json.dumps(made.prediction.as_dict(), indent=1))
+        click.echo(json.dumps(finished.prediction.as_dict(), indent=1))
         return
-    click.echo(made.table())
+    click.echo(finished.table())
     for name in explained:
-        click.echo(f"\n{made.explain(name)}")
+        click.echo(f"\n{finished.explain(name)}")
     if other is not None:
         from caramel.plan import Plan
 
-        click.echo("\n" + (Plan.load(other).diff(made) or f"no difference from {other}"))
+        click.echo("\n" + (Plan.load(other).diff(finished) or f"no difference from {other}"))
     if out is not None:
         click.echo(f"\nwritten: {out}")

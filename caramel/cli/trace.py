@@ -65,7 +65,7 @@ def trace(
     from caramel.measure.tracer import trace as measured
 
     batch = () if loaded.on_workers else arguments_of(next(loaded.batches(1)))
-    found = measured(loaded.context, *batch, cluster=chosen, device_list=devices or None, **options)
-    save_trace(found, out)
-    click.echo(as_text(found))
+    measured_trace = measured(loaded.context, *batch, cluster=chosen, device_list=devices or None, **options)
+    save_trace(measured_trace, out)
+    click.echo(as_text(measured_trace))
     click.echo(f"\nwritten: {out}")

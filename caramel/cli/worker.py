@@ -33,19 +33,19 @@ def worker(cluster: str, task: int | None, devices: int) -> None:
     if cluster == TF_CONFIG:
         if task is not None:
             raise click.UsageError("--task belongs to --cluster HOST:PORT,...; without it, TF_CONFIG says the task")
-        there = cluster_of_tf_config()
+        membership = cluster_of_tf_config()
     else:
-        there = Membership(checked_addresses(cluster.split(",")), task)
-    last = len(there.addresses) - 1
-    if there.task is None:
+        membership = Membership(checked_addresses(cluster.split(",")), task)
+    last = len(membership.addresses) - 1
+    if membership.task is None:
         raise click.UsageError(
             f"say which server this is: --task 0 to {last}"
             if cluster != TF_CONFIG
             else "TF_CONFIG has no 'task', so which server this is is not known: add it, or give --cluster and --task"
         )
-    if not 0 <= there.task <= last:
-        raise click.UsageError(f"--task must be between 0 and {last}, got {there.task}")
+    if not 0 <= membership.task <= last:
+        raise click.UsageError(f"--task must be between 0 and {last}, got {membership.task}")
     from caramel.runtime.host.server import serve_forever
 
-    click.echo(f"anyone who reaches {there.addresses[there.task]} can run any graph here", err=True)
-    serve_forever(there.addresses, there.task, devices)
+    click.echo(f"anyone who reaches {membership.addresses[membership.task]} can run any graph here", err=True)
+    serve_forever(membership.addresses, membership.task, devices)

@@ -1,4 +1,4 @@
-"""What ``caramel plan`` does: capture, trace, compile."""
+"""The work of ``caramel plan``: capture, trace, compile."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def planned(
     """Compile a program file with a plan from measured times.
 
     Args:
-        program: FILE.py:ENTRY.
+        program: program file and entry, as FILE.py:ENTRY.
         workers: number of workers.
         devices: device of each worker; empty for the default.
-        analyzers: names with commas, or None for the automatic ones.
-        workers_on_host: how many workers compute at once where the program is traced.
+        analyzers: names of analyzers, with commas; None for the automatic ones.
+        workers_on_host: number of workers that compute at once where the program is traced.
         decisions: further options of `ARModel`.
 
     Raises:
-        CaramelError: whatever stands in the way.
+        CaramelError: a step fails; see `ARModel`.
     """
     loaded = load_program(program)
     options = dict(decisions)
     trace = as_trace(options.pop("trace"), loaded.context.model)
     if trace is None:
-        trace = measured(loaded, workers_on_host, workers)
+        trace = traced_program(loaded, workers_on_host, workers)
     if analyzers is None:
         options["trace"] = trace
     else:
@@ -45,12 +45,12 @@ def planned(
     return ARModel(loaded.context, workers, device_list=list(devices) or None, **options)
 
 
-def measured(loaded: Program, workers_on_host: int, job_workers: int) -> Trace:
+def traced_program(loaded: Program, workers_on_host: int, job_workers: int) -> Trace:
     """Trace a program on its first batch.
 
     Raises:
-        TraceError: it cannot be traced.
-        ProgramError: it has no data.
+        TraceError: the program cannot be traced.
+        ProgramError: the program has no data.
     """
     from caramel.measure.tracer import trace
 
