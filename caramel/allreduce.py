@@ -20,11 +20,11 @@ from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
 
-_INSTANCES = count(2**20)
-"""TensorFlow tells the collectives of a process apart by number; those below are transfers of a plan."""
+_INSTANCE_NUMBERS = count(2**20)
+"""Numbers by which TensorFlow tells the collectives of a process apart; smaller ones are transfers of a plan."""
 
-_CALLS = "caramel/all_reduce"
-"""Collection with one entry for each call of `all_reduce` in a graph."""
+_CALLS_COLLECTION = "caramel/all_reduce"
+"""Name of the graph collection with one entry for each call of `all_reduce`."""
 
 
 def all_reduce(
@@ -43,18 +43,19 @@ def all_reduce(
     """Reduce the tensors of all workers, one per worker, to one value that each worker gets.
 
     Args:
-        tensors: for each rank a tf.Tensor of a tf.Graph, all with one static shape and dtype, or a
-            tf.IndexedSlices: those are gathered, not made dense.
+        tensors: tensor of each rank: a tf.Tensor of a tf.Graph, all with one static shape and dtype, or a
+            tf.IndexedSlices, which are gathered, not made dense.
         algorithm: ``"shuffle"``, ``"star"``, ``"ring"``, ``"halving_doubling"``, ``"chain"`` or
-            ``"native"``; default: what ``network`` says is fastest, or a shuffle.
-        depth: number of chunks that travel in a pipeline, at least 1; default: as ``algorithm``.
+            ``"native"``; default: the fastest by ``network``, or a shuffle.
+        depth: number of chunks that travel in a pipeline, at least 1; default: chosen like ``algorithm``.
         reduction: ``"mean"`` or ``"sum"``.
-        weights: for each rank a number or scalar tensor that its tensor is multiplied with first; for
+        weights: number or scalar tensor of each rank with which its tensor is multiplied first; for
             a weighted mean of uneven batches N b_r / B. Not for integers.
-        wire: ``"bfloat16"`` or ``"float16"`` to send rounded values; `docs/explanation/algorithms.md` has the bound.
-        deterministic: add in rank order, so that the bits do not depend on anything else.
-        network: the network model to choose by, or the file of one.
-        devices: the device of each rank; default: that of its tensor.
+        wire: ``"bfloat16"`` or ``"float16"``, the dtype of rounded values to send;
+            `docs/explanation/algorithms.md` has the bound.
+        deterministic: whether to add in rank order, so that the bits do not depend on anything else.
+        network: network model to choose by, or the file of one.
+        devices: device of each rank; default: that of its tensor.
         name: scope of the new ops.
 
     Returns:
@@ -86,20 +87,20 @@ def all_reduce(
     dtype = _common_dtype(values)
     if reduction == "mean" and values[0].dtype.is_integer:
         raise InputError(f"the mean of {dtype} tensors is no {dtype}: use reduction='sum', or cast them")
-    places = _devices(values, devices)
+    rank_devices = _devices(values, devices)
     graph = values[0].graph
     prefix = graph.unique_name(name)
     with graph.as_default(), tf.name_scope(f"{prefix}/"):
-        values = _weighted(values, weights, places)
+        values = _weighted(values, weights, rank_devices)
         if is_sparse:
-            return _gathered(tensors, values, places, dtype, reduction == "mean", options, prefix)
-        return _reduced(values, places, dtype, reduction == "mean", options, prefix)
+            return _gathered(tensors, values, rank_devices, dtype, reduction == "mean", options, prefix)
+        return _reduced(values, rank_devices, dtype, reduction == "mean", options, prefix)
 
 
 def _reduced(
     values: Sequence[Any], devices: Sequence[str], dtype: str, mean: bool, options: CollectiveOptions, prefix: str
 ) -> list[Any]:
-    """Dense tensors, reduced."""
+    """Reduce dense tensors."""
     shape = _common_shape(values)
     size = shape.num_elements()
     chosen = choose_collective(options, len(values), dtype, size)
@@ -111,11 +112,11 @@ def _reduced(
         chosen.algorithm,
         chosen.depth,
         Request(prefix, sources, devices, dtype, size, mean, options.wire_for(dtype)),
-        turn=len(graph.get_collection(_CALLS)),
-        instance=next(_INSTANCES),
+        turn=len(graph.get_collection(_CALLS_COLLECTION)),
+        instance=next(_INSTANCE_NUMBERS),
         in_rank_order=options.deterministic,
     )
-    graph.add_to_collection(_CALLS, prefix)
+    graph.add_to_collection(_CALLS_COLLECTION, prefix)
     results = _imported(graph, lowered, dict(zip(sources, flat)), lowered.results)
     return [_on(device, tf.reshape, result, shape) for device, result in zip(devices, results)]
 
@@ -201,7 +202,7 @@ def _gathered(
     options: CollectiveOptions,
     prefix: str,
 ) -> list[Any]:
-    """Sparse tensors, with the slices of all ranks."""
+    """Gather the slices of all ranks."""
     if options.algorithm is not None or options.depth is not None:
         raise InputError("sparse tensors are gathered from all ranks at once: leave out algorithm= and depth=")
     _check_slices(slices)
@@ -217,30 +218,28 @@ def _gathered(
         mean=mean,
         wire=options.wire_for(dtype),
     )
-    found = _imported(values[0].graph, lowered, sources, [*lowered.values, *lowered.indices])
-    return [tf.IndexedSlices(found[r], found[len(values) + r], slices[r].dense_shape) for r in ranks]
+    gathered = _imported(values[0].graph, lowered, sources, [*lowered.values, *lowered.indices])
+    return [tf.IndexedSlices(gathered[r], gathered[len(values) + r], slices[r].dense_shape) for r in ranks]
 
 
 def _check_slices(slices: Sequence[Any]) -> None:
-    for rank, one in enumerate(slices):
-        if one.indices.dtype != slices[0].indices.dtype or not one.values.shape[1:].is_compatible_with(
+    for rank, rank_slices in enumerate(slices):
+        if rank_slices.indices.dtype != slices[0].indices.dtype or not rank_slices.values.shape[1:].is_compatible_with(
             slices[0].values.shape[1:]
         ):
-            raise InputError(f"the slices of rank {rank} do not fit those of rank 0: {one} and {slices[0]}")
-        if (one.dense_shape is None) != (slices[0].dense_shape is None):
+            raise InputError(f"the slices of rank {rank} do not fit those of rank 0: {rank_slices} and {slices[0]}")
+        if (rank_slices.dense_shape is None) != (slices[0].dense_shape is None):
             raise InputError(f"rank {rank} and rank 0 must both have a dense_shape, or neither")
-        if one.dense_shape is not None:
-            mine, first = (tf.get_static_value(x.dense_shape) for x in (one, slices[0]))
-            if mine is not None and first is not None and list(mine) != list(first):
-                raise InputError(f"rank {rank} has the dense shape {mine.tolist()}, rank 0 has {first.tolist()}")
+        if rank_slices.dense_shape is not None:
+            shape, first_shape = (tf.get_static_value(x.dense_shape) for x in (rank_slices, slices[0]))
+            if shape is not None and first_shape is not None and list(shape) != list(first_shape):
+                raise InputError(f"rank {rank} has the dense shape {shape.tolist()}, rank 0 has {first_shape.tolist()}")
 
 
-def _imported(
-    graph: Any, lowered: Lowered | LoweredGather, sources: dict[str, Any], wanted: Sequence[str]
-) -> list[Any]:
-    """Add the nodes to the graph; tensors of the wanted names."""
+def _imported(graph: Any, lowered: Lowered | LoweredGather, sources: dict[str, Any], names: Sequence[str]) -> list[Any]:
+    """Add the nodes to the graph; the tensors of some names."""
     graph_def = tf.compat.v1.GraphDef()
-    graph_def.node.extend(made for made, _ in lowered.nodes)
+    graph_def.node.extend(node_def for node_def, _ in lowered.nodes)
     with tf.control_dependencies(None), tf.device(None):
         tf.import_graph_def(graph_def, input_map={f"{k}:0": v for k, v in sources.items()}, name="")
-    return [graph.get_tensor_by_name(f"{text}:0") for text in wanted]
+    return [graph.get_tensor_by_name(f"{text}:0") for text in names]

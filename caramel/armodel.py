@@ -28,47 +28,47 @@ class ARModel:
     """A training program compiled for N workers.
 
     Args:
-        context: what `caramel.capture` returned.
-        number_of_workers: N, at least 1.
-        serialization: enforce one order of computation; needs a trace.
-        batching: send small gradients together.
-        scheduling: send part of the gradients in the next forward pass; needs a trace and a network model.
-        analyzers: a list of `caramel.Analyzer` to use instead of the automatic ones
+        context: captured program, as `caramel.capture` returned it.
+        number_of_workers: number of workers N, at least 1.
+        serialization: whether to enforce one order of computation; needs a trace.
+        batching: whether to send small gradients together.
+        scheduling: whether to send part of the gradients in the next forward pass; needs a trace and a network model.
+        analyzers: list of `caramel.Analyzer` to use instead of the automatic ones
             (`caramel.analyzers.automatic_analyzers` returns those).
-        device_list: a device string for each worker; default ``/job:worker/task:r``. Parts such as
+        device_list: device string of each worker; default ``/job:worker/task:r``. Parts such as
             ``/GPU:0`` are kept.
-        sharding: how a dataset given at capture is divided. ``"slice"``: every batch is split over the
+        sharding: division of a dataset given at capture. ``"slice"``: every batch is split over the
             workers, so a step is that of one device on the same dataset. ``"batches"``: a step takes N
             batches, one for each worker, so it is that of one device on the N batches joined. Default:
             ``"slice"``; of no use where each worker has a dataset of its own, and refused there.
         uneven_batches: ``"weight"`` to weight gradients by each worker's share of the examples where
             a batch does not divide evenly, ``"refuse"`` to refuse such batches (saves one
             multiplication per gradient).
-        statistics: what checkpoints and evaluations have of the statistics that each worker keeps of its own
+        statistics: value in checkpoints and evaluations of the statistics that each worker keeps of its own
             examples (of batch normalisation): ``"local"``, those of worker 0, or ``"mean"``, the mean over
             all workers.
-        network: a `caramel.NetworkModel`, or the file of one, to choose algorithms and depths by. It must
+        network: `caramel.NetworkModel`, or the file of one, to choose algorithms and depths by. It must
             have been measured with this number of workers, or given by hand.
-        algorithm: one all-reduce algorithm for all gradients instead: ``"shuffle"``, ``"star"``,
+        algorithm: all-reduce algorithm for all gradients instead: ``"shuffle"``, ``"star"``,
             ``"ring"``, ``"halving_doubling"``, ``"chain"`` or ``"native"``.
         depth: number of chunks of every all-reduce instead.
-        deterministic: add gradients in rank order only, so that the bits of the result do not depend on
+        deterministic: whether to add gradients in rank order only, so that the bits of the result do not depend on
             how gradients are bucketed, cut and scheduled.
-        wire: ``"bfloat16"`` or ``"float16"`` to send rounded gradients.
+        wire: ``"bfloat16"`` or ``"float16"``, the dtype of rounded gradients to send.
         postponed: names of gradients that travel, and whose updates are made, at the start of the next step,
             chosen by hand instead of by scheduling.
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
         policy: ``"optimal"``, or ``"paper"`` for Caramel's own batching and packing.
-        plan: a finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
+        plan: finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
             above only the device list (which may be another) and ``sharding`` go with it.
 
     Attributes:
-        model: the single-device Model.
+        model: single-device Model.
         pipeline: the workers' input pipelines, if a dataset was given at capture.
-        plan: the Plan.
-        distributed: the emitted graph, with all that a session or an export needs.
-        facts: what the analyzers found, by type; empty if a plan was given.
-        signature: names of what to feed, fetch and call.
+        plan: Plan of the graph.
+        distributed: emitted graph, with all that a session or an export needs.
+        facts: facts of the analyzers, by type; empty if a plan was given.
+        signature: names of the tensors to feed and fetch, and of the ops to run.
 
     Raises:
         InputError: an argument does not fit.
@@ -162,15 +162,15 @@ class ARModel:
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """For each node of the graph what it is for and whose it is."""
+        """Purpose and worker of each node of the graph, by name."""
         return self.distributed.roles
 
     def session(self, cluster: Cluster | None = None, **options: Any) -> Session:
         """Start a cluster and a session on it.
 
         Args:
-            cluster: where to run; default `caramel.InProcess()`.
-            options: of `caramel.Session`.
+            cluster: cluster to run on; default `caramel.InProcess()`.
+            options: options of `caramel.Session`.
 
         Returns:
             A Session; use it in a ``with`` statement.
@@ -181,9 +181,9 @@ class ARModel:
         """Write the graph, initial values, signature, plan and a runner to a directory.
 
         Args:
-            path: directory to make; what is there is replaced only once all is written.
+            path: path of the directory; an earlier export there is replaced only once all is written.
 
         Raises:
-            ExportError: it cannot be written; what was there is untouched.
+            ExportError: the directory cannot be written; an earlier export is untouched.
         """
         export(self.distributed, path)

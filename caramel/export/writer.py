@@ -25,45 +25,46 @@ GRAPH, VALUES, SIGNATURE, PLAN, README, RUNNER = (
     "README.md",
     "run.py",
 )
+"""Names of the files of an export."""
 
 
 def export(distributed: DistributedModel, path: str | os.PathLike[str]) -> None:
     """Write everything to a new directory, then put it in the place of the old one.
 
     Args:
-        distributed: the model.
-        path: the directory; an earlier export there is replaced.
+        distributed: distributed model to export.
+        path: path of the directory; an earlier export there is replaced.
 
     Raises:
-        ExportError: it cannot be written, or something else is there; nothing has changed then.
+        ExportError: the directory cannot be written, or is no export; nothing has changed then.
     """
     target = Path(path).absolute()
     if target.exists() and not (target / SIGNATURE).is_file() and not (target.is_dir() and not any(target.iterdir())):
         raise ExportError(f"{str(target)!r} exists and is not an export: choose another directory, or remove it")
     tag = uuid.uuid4().hex[:8]
     temporary = target.with_name(f"{target.name}.writing-{tag}")
-    old = target.with_name(f"{target.name}.old-{tag}")
+    previous = target.with_name(f"{target.name}.old-{tag}")
     try:
         temporary.mkdir(parents=True)
         _write(distributed, temporary)
         if target.exists():
-            target.rename(old)
+            target.rename(previous)
         try:
             temporary.rename(target)
         except OSError:
-            if old.exists():
-                old.rename(target)
+            if previous.exists():
+                previous.rename(target)
             raise
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(previous, ignore_errors=True)
     except (OSError, tf.errors.OpError) as error:
-        kept = f"; the old export is in {str(old)!r}" if old.exists() else ""
+        kept = f"; the old export is in {str(previous)!r}" if previous.exists() else ""
         raise ExportError(f"the export to {str(target)!r} failed: {error}{kept}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _processes(devices: Sequence[str]) -> int:
-    """How many servers run the workers, which may share one."""
+    """Number of servers that run the workers, which may share one."""
     parsed = {text: Device.parse(text) for text in devices}
     return len({text if device.task is None else device.worker for text, device in parsed.items()})
 
