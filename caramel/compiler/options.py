@@ -91,6 +91,6 @@ def refuse_options(option: str, others: Mapping[str, Any], reason: str) -> None:
     Raises:
         InputError: another option was given.
     """
-    asked = [f"{name}=" for name, value in others.items() if value]
-    if asked:
-        raise InputError(f"with {option}= leave out {listed(asked)}: {reason}")
+    ineffective = [f"{name}=" for name, value in others.items() if value]
+    if ineffective:
+        raise InputError(f"with {option}= leave out {listed(ineffective)}: {reason}")

@@ -83,18 +83,18 @@ def _open_batch(spec: Any) -> Any:
     return tf.TensorSpec([None, *spec.shape.as_list()[1:]], spec.dtype, spec.name)
 
 
-def are_arguments(given: Sequence[Any], element_spec: Any) -> bool:
+def are_arguments(specs: Sequence[Any], element_spec: Any) -> bool:
     """Whether a dataset's elements have the structure of a step's arguments; if not, a dict may name them."""
     if not isinstance(element_spec, Mapping):
         return True
     try:
-        tf.nest.assert_same_structure(list(given), [element_spec])
+        tf.nest.assert_same_structure(list(specs), [element_spec])
     except (TypeError, ValueError):
         return False
     return True
 
 
-def check_arguments(given: Sequence[Any], element_spec: Any) -> None:
+def check_arguments(specs: Sequence[Any], element_spec: Any) -> None:
     """Check that the input specs that a user gave take the dataset's elements.
 
     Raises:
@@ -102,13 +102,13 @@ def check_arguments(given: Sequence[Any], element_spec: Any) -> None:
     """
     arguments = list(element_spec) if _is_arguments(element_spec) else [element_spec]
     try:
-        tf.nest.assert_same_structure(list(given), arguments)
+        tf.nest.assert_same_structure(list(specs), arguments)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"the dataset's elements have the structure {_structure(arguments)}, inputs= has "
-            f"{_structure(list(given))}: give them the same structure, or leave out inputs="
+            f"{_structure(list(specs))}: give them the same structure, or leave out inputs="
         ) from error
-    for component, spec in zip(components_of(element_spec), tf.nest.flatten(list(given))):
+    for component, spec in zip(components_of(element_spec), tf.nest.flatten(list(specs))):
         _check_fits(component, spec.name or component.path, spec.dtype.name, _dimensions(spec.shape))
 
 

@@ -76,11 +76,11 @@ class Pipeline:
         return (f"input: {description}", *dict.fromkeys(note for source in self.sources for note in source.notes))
 
 
-def make_pipeline(given: TrainingData, model: Model, workers: int, sharding: str | None) -> Pipeline:
+def make_pipeline(training: TrainingData, model: Model, workers: int, sharding: str | None) -> Pipeline:
     """Fit a dataset to a model and a number of workers.
 
     Args:
-        given: the user's training data.
+        training: the user's training data.
         model: the single-device step, whose inputs have the component that they take.
         workers: number of workers.
         sharding: ``"slice"`` or ``"batches"``; None where each worker has a dataset of its own, else ``"slice"``.
@@ -89,16 +89,16 @@ def make_pipeline(given: TrainingData, model: Model, workers: int, sharding: str
         InputError: the dataset is empty, or does not fit the model or the number of workers.
         UnsupportedError: the dataset cannot run on the workers.
     """
-    kind = _sharding(given, sharding)
-    check_inputs(model.inputs, given.components)
+    kind = _sharding(training, sharding)
+    check_inputs(model.inputs, training.components)
     inputs = tuple(i for i in model.inputs if i.component is not None)
     if not inputs:
         raise InputError("the step uses nothing of the dataset's elements: leave out data=")
-    sources = given.sources(workers)
+    sources = training.sources(workers)
     for rank, source in enumerate(sources):
         if source.cardinality == 0:
             raise InputError(
-                f"the dataset{f' of worker {rank}' if given.per_worker else ''} is empty: it has no element"
+                f"the dataset{f' of worker {rank}' if training.per_worker else ''} is empty: it has no element"
             )
     if workers > 1:
         _check_sharding(sources, inputs, kind)
@@ -107,14 +107,14 @@ def make_pipeline(given: TrainingData, model: Model, workers: int, sharding: str
     return Pipeline(kind, sources, tuple(make_template(s, inputs, kind) for s in sources), inputs, even)
 
 
-def _sharding(given: TrainingData, wanted: str | None) -> Sharding:
-    if wanted is not None and wanted not in SHARDINGS:
-        raise InputError(f"sharding must be 'slice' or 'batches', got {wanted!r}")
-    if not given.per_worker:
-        return Sharding(wanted or "slice")
-    if wanted is not None:
+def _sharding(training: TrainingData, sharding: str | None) -> Sharding:
+    if sharding is not None and sharding not in SHARDINGS:
+        raise InputError(f"sharding must be 'slice' or 'batches', got {sharding!r}")
+    if not training.per_worker:
+        return Sharding(sharding or "slice")
+    if sharding is not None:
         raise InputError(
-            f"sharding={wanted!r} divides one dataset between the workers, but data= is a function that makes each "
+            f"sharding={sharding!r} divides one dataset between the workers, but data= is a function that makes each "
             "worker's own, all of which it takes: leave out sharding=, or give the whole dataset as data="
         )
     return Sharding.OWN
@@ -148,11 +148,11 @@ def _check_static(sources: tuple[Source, ...], inputs: tuple[Input, ...], worker
         batch = _static_batch(source, item)
         if size is None or batch is None:
             continue
-        wanted = size * workers if kind is Sharding.SLICE else size
-        if batch != wanted:
+        expected = size * workers if kind is Sharding.SLICE else size
+        if batch != expected:
             raise InputError(
                 f"input {item.name!r} takes exactly {size} examples on each worker, so the batches of the dataset must "
-                f"have {wanted}, not {batch}. Build the program for batches of any size (batch without "
+                f"have {expected}, not {batch}. Build the program for batches of any size (batch without "
                 "drop_remainder, or inputs of shape [None, ...])"
                 + (", or use sharding='batches'" if kind is Sharding.SLICE and batch == size else "")
             )

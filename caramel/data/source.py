@@ -208,8 +208,8 @@ def _with_seed(nodes: list[NodeDef]) -> list[NodeDef]:
             copy.input[positions[0]], copy.input[positions[1]] = SEED, second.name
             current = copy
         seeded_nodes.append(current)
-    kept = {node_of(text) for n in seeded_nodes for text in n.input}
-    return [n for n in seeded_nodes if n.op != "Const" or n.name in kept]
+    used = {node_of(text) for n in seeded_nodes for text in n.input}
+    return [n for n in seeded_nodes if n.op != "Const" or n.name in used]
 
 
 def _without_values(nodes: Iterable[NodeDef]) -> tuple[list[NodeDef], tuple[Constant, ...]]:

@@ -57,8 +57,8 @@ def export(distributed: DistributedModel, path: str | os.PathLike[str]) -> None:
             raise
         shutil.rmtree(previous, ignore_errors=True)
     except (OSError, tf.errors.OpError) as error:
-        kept = f"; the old export is in {str(previous)!r}" if previous.exists() else ""
-        raise ExportError(f"the export to {str(target)!r} failed: {error}{kept}") from error
+        hint = f"; the old export is in {str(previous)!r}" if previous.exists() else ""
+        raise ExportError(f"the export to {str(target)!r} failed: {error}{hint}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

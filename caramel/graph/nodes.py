@@ -83,9 +83,9 @@ def colocate(node_def: NodeDef, renamed: Callable[[str], str | None]) -> None:
     if "_class" not in node_def.attr:
         return
     names = [renamed(wish.decode().removeprefix(_COLOCATION_PREFIX)) for wish in node_def.attr["_class"].list.s]
-    kept = [f"{_COLOCATION_PREFIX}{name}".encode() for name in names if name is not None]
-    if kept:
-        node_def.attr["_class"].list.s[:] = kept
+    classes = [f"{_COLOCATION_PREFIX}{name}".encode() for name in names if name is not None]
+    if classes:
+        node_def.attr["_class"].list.s[:] = classes
     else:
         del node_def.attr["_class"]
 

@@ -68,11 +68,11 @@ def with_inferred_shapes(
     return graph.replaced(changed)
 
 
-def _keep_known(inferred: Any, said: Any) -> None:
+def _keep_known(inferred: Any, stated: Any) -> None:
     """Fill in the sizes that a program states itself where they cannot be inferred."""
     import tensorflow as tf
 
-    for shape, said_shape in zip(inferred, said):
-        first, second = tf.TensorShape(shape), tf.TensorShape(said_shape)
+    for shape, stated_shape in zip(inferred, stated):
+        first, second = tf.TensorShape(shape), tf.TensorShape(stated_shape)
         if first.is_compatible_with(second):
             shape.CopyFrom(first.merge_with(second).as_proto())

@@ -136,13 +136,13 @@ class StepRecord:
         if not isinstance(logs, Mapping):
             return
 
-        def found(value: Any, what: str) -> Any:
+        def recorded(value: Any, what: str) -> Any:
             known = self._results.get(id(value))
             return self.take(value, what) if known is None else known[1]
 
         self.logs = {
-            name: keras.tree.map_structure(lambda value, what=f"the log {name!r}": found(value, what), given)
-            for name, given in logs.items()
+            name: keras.tree.map_structure(lambda value, what=f"the log {name!r}": recorded(value, what), log)
+            for name, log in logs.items()
         }
 
 

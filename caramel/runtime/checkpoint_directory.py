@@ -65,9 +65,9 @@ class CheckpointDirectory:
         state = tf.train.get_checkpoint_state(str(self.path))
         known = [os.path.basename(p) for p in state.all_model_checkpoint_paths] if state is not None else []
         names = [*(n for n in known if n != name), name]
-        kept = names[-self.keep :]
+        kept_names = names[-self.keep :]
         try:
-            self._write_list(kept)
+            self._write_list(kept_names)
             for old in (n for n in names[: -self.keep] if re.fullmatch(r"checkpoint-\d+", n)):
                 for prefix in (old, local_state_prefix(old)):
                     for part in self.path.glob(glob.escape(prefix) + ".*"):

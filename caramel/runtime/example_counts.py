@@ -38,10 +38,10 @@ def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: st
         raise DataError(f"the workers read different data: {batch} has {sorted(rows)} examples on different workers")
     if sum(shares) == 0:
         raise DataError(f"{batch} has no example")
-    for name, wanted in zip(data.split, data.rows):
-        if wanted is not None and any(share != wanted for share in shares):
+    for name, size in zip(data.split, data.rows):
+        if size is not None and any(share != size for share in shares):
             raise DataError(
-                f"input {name!r} takes exactly {wanted} examples on each worker, but {batch} gives {list(shares)}: "
+                f"input {name!r} takes exactly {size} examples on each worker, but {batch} gives {list(shares)}: "
                 "use batches of one size (drop_remainder=True)"
             )
     _check_weights(signature, shares, batch)

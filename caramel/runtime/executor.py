@@ -192,12 +192,12 @@ class SessionExecutor:
         except tf.errors.OpError as error:
             raise caramel_error(error, "while opening the session") from error
         for text in devices:
-            wanted = Device.parse(text)
-            task_devices = [device for device in session_devices if device.worker == wanted.worker]
-            if any(wanted.type in (None, d.type) and wanted.index in (None, d.index) for d in task_devices):
+            required = Device.parse(text)
+            task_devices = [device for device in session_devices if device.worker == required.worker]
+            if any(required.type in (None, d.type) and required.index in (None, d.index) for d in task_devices):
                 continue
             device_list = listed(f"{d.type}:{d.index}" for d in task_devices) or "no device, or runs under another name"
-            option = f" --devices {wanted.index + 1}" if wanted.type == "CPU" and wanted.index else ""
+            option = f" --devices {required.index + 1}" if required.type == "CPU" and required.index else ""
             raise InputError(
                 f"there is no device {text!r}: the server of that task has {device_list}. "
                 f"Name a device that is there, or start the server with `caramel worker{option}`"
