@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.graph.devices import in_process_mapping
-from caramel.runtime.clusters import base as cluster_module
+from caramel.runtime.clusters import in_process as cluster_module
 from caramel.runtime.feeds import bound_arrays, split_batch
 from caramel.runtime.host.run_options import RunOptions
 
