@@ -116,7 +116,7 @@ from exact_common import BATCH, LOCAL, SAME, SERIAL, Case, batches
 import caramel
 from caramel.runtime.clusters import existing as servers_module
 from caramel.runtime.host.run_options import RunOptions
-from caramel.runtime.feeds import bind, split
+from caramel.runtime.feeds import bound_arrays, split_batch
 
 addresses, devices = json.loads(sys.argv[2]), json.loads(sys.argv[3])
 case = Case("adam", (*SAME, *LOCAL), "float32", clip=1.4)
@@ -137,7 +137,7 @@ class Spied(servers_module.SessionExecutor):
 
 servers_module.SessionExecutor = Spied
 with armodel.session(caramel.Servers(addresses, options=RunOptions(optimize_graph=False), task=0)):
-    feeds = split(armodel.signature, bind(armodel.signature.feeds, (program.feed(data[0]),), {})).feeds
+    feeds = split_batch(armodel.signature, bound_arrays(armodel.signature.feeds, (program.feed(data[0]),), {})).feeds
     metadata, options = tf.compat.v1.RunMetadata(), tf.compat.v1.RunOptions(trace_level=3)
     made[0]._session.run([*armodel.signature.step], feeds, options, metadata)
 ran = {}
