@@ -240,6 +240,8 @@ def _imported(graph: Any, lowered: Lowered | LoweredGather, sources: dict[str, A
     """Add the nodes to the graph; the tensors of some names."""
     graph_def = tf.compat.v1.GraphDef()
     graph_def.node.extend(node_def for node_def, _ in lowered.nodes)
+    # What is imported lowers the whole graph's version to its own, and TensorFlow makes later ops as it did then.
+    graph_def.versions.CopyFrom(graph.graph_def_versions)
     with tf.control_dependencies(None), tf.device(None):
         tf.import_graph_def(graph_def, input_map={f"{k}:0": v for k, v in sources.items()}, name="")
     return [graph.get_tensor_by_name(f"{text}:0") for text in names]

@@ -82,6 +82,15 @@ class Emitter:
         self.out.nodes.append((new_node, rank))
         return new_node.name
 
+    def added(self, rank: int, name: str, inputs: Sequence[str]) -> str:
+        """The sum of two tensors, which TensorFlow's optimizers leave as it is.
+
+        Without the attribute the arithmetic optimizer makes one AddN of a chain of AddV2. AddN adds eight inputs at a
+        time, so from ten ranks on its sum is not the left fold.
+        """
+        attributes = {"T": dtype_attribute(self.dtype), "_grappler_do_not_remove": True}
+        return self.add(rank, name, "AddV2", inputs, **attributes)
+
     def integers(self, rank: int, value: int | Sequence[int]) -> str:
         """An int32 constant on a rank, made once."""
         key = (rank, "int32", value if isinstance(value, int) else tuple(value))
@@ -364,7 +373,7 @@ class _Lowering:
         total = self._read(instruction.operands[0], rank)
         for position, operand in enumerate(instruction.operands[1:], start=1):
             inputs = [total, self._read(operand, rank)]
-            total = self.emit.add(rank, f"sum_{number}_{position}", "AddV2", inputs, T=dtype_attribute(self.emit.dtype))
+            total = self.emit.added(rank, f"sum_{number}_{position}", inputs)
         if self.contributions[number] < self.schedule.workers:
             return total
         if self.mean and self.divisor != 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import networkx as nx
+
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.policies.order import computing_ops
 from caramel.errors import InputError
@@ -95,9 +97,37 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
             ends = []
         # Where a gradient has no ops of its own it is ready with the one before it.
         ends = _last(reach, [*ends, *computing_by_gradient[name]])
-    count = len(edges)
+    fewest = _without_implied(graph, tuple(edges))
+    count = len(fewest)
     what = "every op waits that only later gradients need" if kind == "total" else "only gradients wait for each other"
-    return ControlEdges(tuple(edges), kind, f"{count} control edges on each worker; {what}")
+    return ControlEdges(fewest, kind, f"{count} control edges on each worker; {what}")
+
+
+def _without_implied(graph: Graph, edges: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The edges without those that follow from the graph and the other edges.
+
+    In a graph without cycles these are the edges of its transitive reduction; only paths between ends of edges are asked
+    for, which is linear where networkx's `transitive_reduction` is not. A Merge waits for one of its inputs, so it
+    follows only from what all of them follow from.
+    """
+    digraph = graph.digraph.copy()
+    digraph.add_edges_from(edges)
+    bits = {name: 1 << number for number, name in enumerate(dict.fromkeys(before for before, _ in edges))}
+    follows_from: dict[str, int] = {}
+    for name in nx.topological_sort(digraph):
+        masks = [follows_from[producer] | bits.get(producer, 0) for producer in digraph.pred[name]]
+        union = 0
+        for mask in masks:
+            union |= mask
+        if graph[name].op in ("Merge", "RefMerge"):
+            for mask in masks:
+                union &= mask
+        follows_from[name] = union
+    return tuple(
+        (before, after)
+        for before, after in edges
+        if not any(follows_from[other] & bits[before] for other in digraph.pred[after] if other != before)
+    )
 
 
 def _free(graph: Graph, stage: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ import itertools
 import random
 from dataclasses import replace
 
+import networkx as nx
 import numpy as np
 import pytest
 from tensorflow.core.framework.node_def_pb2 import NodeDef
@@ -121,6 +122,44 @@ def test_total_edges_are_enough_and_none_is_too_many(seed):
     for edge in edges:
         fewer = [e for e in edges if e != edge]
         assert not all(is_serial(run, order, producers) for run in runs_of(graph, fewer)), edge
+
+
+def with_several_producers(seed):
+    """A random graph of which gradients are made by up to three ops each."""
+    rng = random.Random(1000 + seed)
+    graph, _, times = random_case(seed)
+    names = list(graph.nodes)
+    return graph, {f"g{n}": tuple(rng.sample(names, rng.randint(1, 3))) for n in range(rng.randint(2, 4))}, times
+
+
+@pytest.mark.parametrize("kind", ["total", "updates"])
+def test_no_edge_follows_from_the_others(kind):
+    """By what is reachable, in 300 graphs; with as many edges fewer there is another order."""
+    several = 0
+    for seed in range(300):
+        graph, producers, times = with_several_producers(seed)
+        model, found = model_of(graph), dependencies_of(graph, producers)
+        order = order_by_cost(model, found, times, "")
+        edges = control_edges(model, found, order, kind).edges
+        for edge in edges:
+            others = nx.DiGraph(graph.digraph)
+            others.add_edges_from(e for e in edges if e != edge)
+            assert not nx.has_path(others, *edge), (seed, edge)
+        if kind == "total":
+            runs = itertools.islice(runs_of(graph, edges), 300)
+            assert all(is_serial(run, order, producers) for run in runs), seed
+        several += len(edges) > 1
+    assert several > 100
+
+
+def test_an_edge_does_not_follow_from_a_way_through_a_merge():
+    """A Merge runs once one of its inputs is there, and need not wait for the other."""
+    texts = {"a": [], "b": [], "m": ["a", "b"], "c": ["m"], "d": ["a"]}
+    graph = graph_of(texts, {"m": "Merge"})
+    producers = {"first": ("d",), "second": ("b", "c")}
+    order = order_of(model_of(graph), dependencies_of(graph, producers), ("first", "second"), "")
+    edges = control_edges(model_of(graph), dependencies_of(graph, producers), order, "updates").edges
+    assert set(edges) == {("d", "b"), ("d", "c")}
 
 
 def test_without_edges_there_are_several_orders():
