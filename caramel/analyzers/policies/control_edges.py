@@ -106,9 +106,9 @@ def control_edges(model: Model, found: Dependencies, order: UpdateOrder, kind: s
 def _without_implied(graph: Graph, edges: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The edges without those that follow from the graph and the other edges.
 
-    In a graph without cycles these are the edges of its transitive reduction; only paths between ends of edges are asked
-    for, which is linear where networkx's `transitive_reduction` is not. A Merge waits for one of its inputs, so it
-    follows only from what all of them follow from.
+    In a graph without cycles these are the edges of its transitive reduction. Only paths between ends of edges are
+    asked for, which is linear where networkx's `transitive_reduction` is not. A Merge waits for one of its inputs, so
+    it follows only from what all of them follow from.
     """
     digraph = graph.digraph.copy()
     digraph.add_edges_from(edges)
