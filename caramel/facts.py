@@ -71,6 +71,7 @@ class Trace:
         warnings: what makes it doubtful (control flow whose times vary).
         ordered_step_s: median seconds of such a step with an order of its gradients enforced, by the kind of
             `ControlEdges`; ``"none"`` measured beside them. Empty if that was not measured.
+        op_least_s: the least seconds of each node over all runs, which Caramel's own rules use; empty if not known.
     """
 
     model_digest: str
@@ -84,6 +85,7 @@ class Trace:
     description: str
     warnings: tuple[str, ...] = ()
     ordered_step_s: Mapping[str, float] = field(default_factory=dict)
+    op_least_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,9 @@ class Gradient:
     """A gradient as it leaves the differentiation, before any clipping or scaling.
 
     A sparse gradient (IndexedSlices, of an embedding table) is known for some rows only: ``tensor``
-    has their values, in any number and order, and a row may be there several times.
+    has their values, in any number and order, and a row may be there several times. Where no example
+    chooses the rows and their number is static, the values are an ordinary dense gradient: every worker
+    has the same rows, which do not travel.
 
     Attributes:
         name: unique name, the parameter's name plus a suffix where it has several gradients.
@@ -91,12 +93,14 @@ class Gradient:
         consumers: names of the nodes that read the gradient as a result; other readers of the
             same tensor belong to the differentiation itself. Empty means all readers.
         dtype: element type.
-        shape: static shape, the parameter's.
+        shape: static shape, the parameter's; of a dense gradient that is known for some rows only, that of ``tensor``.
         item_bytes: bytes per element.
         indices: the tensor with the rows of the values, where the gradient is sparse.
         index_dtype: its element type.
         sources: what left the differentiation, as (tensor, consumers), where ``tensor`` is a sum of it
             that the program makes (over micro-batches, or over steps); empty where ``tensor`` left it itself.
+        shared_rows: whether a sparse gradient has the same rows on every worker, in the same order; their number is
+            only known when the step runs.
     """
 
     name: str
@@ -109,6 +113,7 @@ class Gradient:
     indices: str | None = None
     index_dtype: str | None = None
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    shared_rows: bool = False
 
     @property
     def is_sparse(self) -> bool:
@@ -117,7 +122,7 @@ class Gradient:
 
     @property
     def size(self) -> int:
-        """Number of elements of the whole parameter."""
+        """Number of elements; of the whole parameter where the gradient is sparse."""
         return math.prod(self.shape)
 
     @property
@@ -223,6 +228,7 @@ class Model:
         step_counter: name of the variable that counts steps, if the program has one.
         unused_inputs: names of the program's inputs that a step does not need; feeding them is allowed.
         input_order: names of all inputs, those too, in the order of the user's arguments.
+        synchronised: name scopes (layers) in which the program asks for values over all replicas.
     """
 
     graph: Graph
@@ -241,6 +247,7 @@ class Model:
     input_order: tuple[str, ...] = ()
     reported: str | None = "mean"
     combinations: tuple[Combination | None, ...] = ()
+    synchronised: tuple[str, ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:

@@ -44,7 +44,7 @@ _PLACES = {
     "paper_packing": "policies.packing",
     "POLICIES": "registry",
     "Policy": "automatic",
-    "predict": "cost.prediction",
+    "predict": "optimal.prediction",
     "priority": "policies.packing",
     "serialization": "policies.control_edges",
     "simulate_on": "cost.simulate",
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from caramel.analyzers.automatic import WANTED, Policy
     from caramel.analyzers.cost.bounds import Bounds, lower_bounds
     from caramel.analyzers.cost.network import Network
-    from caramel.analyzers.cost.prediction import predict
     from caramel.analyzers.cost.simulate import simulate_on
+    from caramel.analyzers.optimal.prediction import predict
     from caramel.analyzers.optimal.search import Packing, optimal_buckets, optimal_packing, pack
     from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
     from caramel.analyzers.policies.best_order import best_order

@@ -15,6 +15,7 @@ from caramel.analyzers.step.boundaries import boundaries
 from caramel.analyzers.step.dependencies import dependencies
 from caramel.analyzers.step.op_times import given_trace, unmeasured
 from caramel.facts import ControlEdges, Trace
+from caramel.netmodel.choice import CollectiveOptions
 from caramel.plan import Transfers
 
 WANTED = (Transfers, ControlEdges)
@@ -32,6 +33,9 @@ class Policy:
         windows: factory of the analyzer that puts given buckets into both windows.
         order: factory of the analyzer of the order, from whether both windows will be used; None for the greedy order.
         packing: factory of the analyzer that decides buckets and windows at once; None for one after the other.
+        edges: factory of the analyzer of the control edges that enforce the order.
+        uses_least_times: whether ops count with their least times over all runs of the trace.
+        collectives: function that completes the options of the collectives, where the caller leaves them open.
     """
 
     name: str
@@ -40,6 +44,9 @@ class Policy:
     windows: Callable[[], Analyzer]
     order: Callable[[bool], Analyzer] | None = None
     packing: Callable[[], Analyzer] | None = None
+    edges: Callable[[], Analyzer] = serialization
+    uses_least_times: bool = False
+    collectives: Callable[[CollectiveOptions], CollectiveOptions] = lambda options: options
 
 
 def choose_analyzers(
@@ -79,9 +86,9 @@ def choose_analyzers(
     is_ordered = serialize and trace is not None and network.workers > 1
     analyzers = [
         dependencies(),
-        unmeasured() if trace is None else given_trace(trace),
+        unmeasured() if trace is None else given_trace(trace, least=policy.uses_least_times),
         policy.order(is_packed) if is_ordered and can_time and policy.order is not None else greedy_order(),
-        serialization() if is_ordered else no_serialization(),
+        policy.edges() if is_ordered else no_serialization(),
         boundaries(),
     ]
     if is_packed and batching and policy.packing is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -24,12 +25,27 @@ from caramel.analyzers.step.dependencies import dependencies
 from caramel.analyzers.step.op_times import given_trace, unmeasured
 from caramel.errors import InputError, in_one_line
 from caramel.facts import Trace
+from caramel.netmodel.choice import CollectiveOptions
+
+
+def _paper_collectives(options: CollectiveOptions) -> CollectiveOptions:
+    """Shuffles, as deep as the threshold says (Caramel, section 4.4)."""
+    return replace(options, algorithm=options.algorithm or "shuffle", depth_by_threshold=True)
+
 
 POLICIES: Mapping[str, Policy] = {
     policy.name: policy
     for policy in (
         Policy("optimal", "as well as can be", optimal_buckets, paper_packing, best_order, best_packing),
-        Policy("paper", "by Caramel's own rules", paper_batching, paper_packing),
+        Policy(
+            "paper",
+            "by Caramel's own rules",
+            paper_batching,
+            paper_packing,
+            edges=lambda: enforced_order("total"),
+            uses_least_times=True,
+            collectives=_paper_collectives,
+        ),
     )
 }
 """The policies by the names that ``policy=`` and ``--policy`` take; the first is the default."""
@@ -87,10 +103,8 @@ def automatic_analyzers(
     Raises:
         InputError: no such policy.
     """
-    if policy not in POLICIES:
-        raise InputError(f"policy must be {' or '.join(map(repr, POLICIES))}, got {policy!r}")
     return choose_analyzers(
-        POLICIES[policy],
+        policy_named(policy),
         network,
         trace,
         serialize=serialize,
@@ -98,6 +112,20 @@ def automatic_analyzers(
         scheduling=scheduling,
         postponed=postponed,
     )
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of a name.
+
+    Args:
+        name: name as ``policy=`` takes it.
+
+    Raises:
+        InputError: no such policy.
+    """
+    if name not in POLICIES:
+        raise InputError(f"policy must be {' or '.join(map(repr, POLICIES))}, got {name!r}")
+    return POLICIES[name]
 
 
 def known(trace: Trace | None = None) -> Mapping[str, Analyzer]:

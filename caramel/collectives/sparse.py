@@ -1,4 +1,8 @@
-"""Sparse gradients: everybody gets everybody's indices and values; nothing is made dense."""
+"""Sparse gradients, of which nothing is made dense.
+
+Where examples choose the rows, everybody gets everybody's indices and values. Where all ranks have the same rows,
+slices are added up one by one.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from caramel.graph.nodes import dtype_attribute
 
 @dataclass(frozen=True)
 class LoweredGather:
-    """Nodes of an all-gather.
+    """Nodes that aggregate slices.
 
     Attributes:
         nodes: pairs of a node and the rank whose device it is on.
-        values: name of the tensor of each rank with the values of all ranks, one after the other.
-        indices: name of the tensor of each rank with the indices of all ranks, one after the other.
+        values: name of the tensor of each rank with the aggregated values.
+        indices: name of the tensor of each rank with their indices.
     """
 
     nodes: tuple[tuple[NodeDef, int], ...]
@@ -80,6 +84,53 @@ def lower_all_gather(
         gathered.append(joined if narrow is None else emitter.cast(rank, f"received_{rank}", joined, dtype, narrow))
         places.append(emitter.concat(rank, f"indices_{rank}", indices, index_dtype))
     return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(places))
+
+
+def lower_slice_sum(
+    *,
+    prefix: str,
+    values: Sequence[str],
+    indices: Sequence[str],
+    devices: Sequence[str],
+    dtype: str,
+    index_dtype: str,
+    mean: bool,
+    wire: str | None = None,
+) -> LoweredGather:
+    """Emit the sum over the ranks of slices whose indices are the same on every rank, in the same order.
+
+    Every rank gets the values of all others and adds them up in rank order: 1 round. The number of slices may
+    differ from step to step, so they cannot be cut into the chunks of an all-reduce.
+
+    Args:
+        prefix: scope of the new nodes.
+        values: name of the values of each rank, shape [slices, ...].
+        indices: name of the indices of each rank, shape [slices].
+        devices: device string of each rank.
+        dtype: element type of the values.
+        index_dtype: ``"int32"`` or ``"int64"``.
+        mean: whether the values are divided by the number of ranks, before they are added up.
+        wire: element type of the values in messages; None if it is ``dtype``.
+    """
+    emitter = Emitter(prefix, devices, dtype)
+    workers = len(values)
+    if mean and workers > 1:
+        values = [emitter.divided(rank, f"share_{rank}", tensor, workers) for rank, tensor in enumerate(values)]
+    narrow = wire if wire != dtype and workers > 1 else None
+    sent = list(values)
+    if narrow is not None:
+        sent = [emitter.cast(rank, f"send_{rank}", tensor, narrow, dtype) for rank, tensor in enumerate(values)]
+    sums = []
+    for rank in range(workers):
+        received = sent
+        if narrow is not None:
+            received = [emitter.cast(rank, f"from_{r}_{rank}", text, dtype, narrow) for r, text in enumerate(sent)]
+        total = emitter.identity(rank, f"values_{rank}_0", received[0])
+        for source, text in enumerate(received[1:], 1):
+            total = emitter.added(rank, f"values_{rank}_{source}", [total, text])
+        sums.append(total)
+    places = [emitter.identity(rank, f"indices_{rank}", text, index_dtype) for rank, text in enumerate(indices)]
+    return LoweredGather(tuple(emitter.out.nodes), tuple(sums), tuple(places))
 
 
 def _added_up(emitter: Emitter, rank: int, values: str, indices: str, index_dtype: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from caramel.analyzers.analyzer import Analyzer, analyse, ordered
 from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.cost.prediction import predict
+from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.plan_checks import check_applies, check_plan
 from caramel.analyzers.registry import automatic_analyzers
 from caramel.analyzers.step.sparse_slices import with_added_slices

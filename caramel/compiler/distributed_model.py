@@ -10,7 +10,7 @@ from typing import Any
 from caramel.compiler.assemble_plan import assemble_plan, input_pipeline
 from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline
-from caramel.errors import InputError, InvariantError, PlanError
+from caramel.errors import InputError, InvariantError, PlanError, UnsupportedError, listed
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.graph.devices import default_devices
@@ -110,6 +110,7 @@ def compile_model(
         CaramelError: see `caramel.ARModel`.
     """
     model = context.model
+    _refuse_synchronised(model, options.workers)
     pipeline = input_pipeline(context, model, options.workers, options.sharding)
     plan, facts = assemble_plan(model, pipeline, options, trace)
     evaluation = context.evaluation_for() if context.evaluation is not None else None
@@ -122,6 +123,15 @@ def compile_model(
         raise PlanError(f"the plan breaks an invariant, {error}; {advice}") from error
     proved = replace(plan, proof=prove(distributed.emission))
     return replace(distributed, emission=replace(distributed.emission, plan=proved)), facts
+
+
+def _refuse_synchronised(model: Model, workers: int) -> None:
+    if workers > 1 and model.synchronised:
+        raise UnsupportedError(
+            f"{listed(model.synchronised, 3)} asks for statistics of the whole batch (synchronized=True), and each of "
+            f"{workers} workers would take those of its own examples: make the layer with synchronized=False, if that "
+            "is what you want, or train with one worker"
+        )
 
 
 def computation_alone(

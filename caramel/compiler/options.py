@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from caramel.analyzers.registry import policy_named
 from caramel.errors import InputError, listed
 from caramel.facts import Trace
 from caramel.netmodel.choice import CollectiveOptions
@@ -56,7 +57,8 @@ class CompileOptions:
     @cached_property
     def collectives(self) -> CollectiveOptions:
         """The options by which all-reduces are chosen; a file of a network model is read once."""
-        return CollectiveOptions(self.algorithm, self.depth, self.deterministic, self.wire, as_network(self.network))
+        given = CollectiveOptions(self.algorithm, self.depth, self.deterministic, self.wire, as_network(self.network))
+        return policy_named(self.policy).collectives(given)
 
     def _refuse_ineffective(self) -> None:
         switches = {name: not getattr(self, name) for name in ("serialization", "batching", "scheduling")}

@@ -35,6 +35,11 @@ _CAPTURE_ATTRIBUTES = (
 )
 
 
+def is_capture_attribute(name: str) -> bool:
+    """Whether capture gives nodes an attribute of this name."""
+    return name in _CAPTURE_ATTRIBUTES
+
+
 def without_capture_attributes(graph: Graph) -> Graph:
     """A copy of the graph for all stages after capture: without these attributes, and without static shapes."""
     nodes = []

@@ -75,6 +75,7 @@ class RawProgram:
         loop_gradient_numbers: numbers of the gradients inside loops whose sums are among ``gradients``.
         given: dataset that the graph's iterator reads; None without one.
         iterator: name of the op that takes elements of the dataset, in whose place the graph has placeholders; or None.
+        synchronised: name scopes (layers) in which the program adds up values over all replicas.
     """
 
     graph: Graph
@@ -92,6 +93,7 @@ class RawProgram:
     loop_gradient_numbers: frozenset[int] = frozenset()
     given: TrainingData | None = None
     iterator: str | None = None
+    synchronised: tuple[str, ...] = ()
 
     @cached_property
     def library(self) -> Library:

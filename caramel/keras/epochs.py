@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from caramel.errors import EndOfData
+from caramel.keras.data_passes import DataPasses
 from caramel.keras.metrics import DistributedMetrics
 from caramel.runtime.session import Session
 
@@ -70,6 +71,7 @@ class EpochLoop:
         values: variables of the model.
         looks_at_values: whether a callback wants the values around batches, or may change them there.
         length: number of batches in the dataset, if it is known.
+        passes: passes over the dataset.
     """
 
     model: Any
@@ -79,7 +81,9 @@ class EpochLoop:
     values: ModelValues
     looks_at_values: bool
     length: int | None
+    passes: DataPasses
     _batches_taken: int = field(init=False, default=0)  # of the present pass
+    _in_pass: bool = field(init=False, default=False)
     _ended: bool = field(init=False, default=False)
 
     def run(self, epoch: int, steps: int | None) -> dict[str, Any]:
@@ -96,12 +100,14 @@ class EpochLoop:
         self.counts.reset(self.session)
         self.hooks.on_epoch_begin(epoch)
         self.values.copy_changes_to_workers()  # a learning rate; what was put back at the end of the epoch before
+        if steps is None or not self._in_pass:
+            self._begin_pass()
         logs: Any = {}
         number, length = 0, self.length if steps is None else steps
         while length is None or number < length:
             done, logs = self._between_calls(number, logs)
             if not done:
-                self._begin_again()
+                self._in_pass = False
                 if steps is not None:
                     warnings.warn(
                         f"the data ended before the {steps} steps of an epoch: the epoch ends there, and the next one "
@@ -112,13 +118,22 @@ class EpochLoop:
             if self.model.stop_training:
                 break
             number += self.model.steps_per_execution
-        if self._batches_taken == self.length:
-            self._begin_again()
+        if self._batches_taken == self.length and self._in_pass and not self.model.stop_training:
+            self._end_of_pass(goes_on=steps is not None)
         self.values.copy_to_model()
         return self.counts.logs(logs)
 
-    def _begin_again(self) -> None:
-        self._batches_taken, self._ended = 0, False
+    def _begin_pass(self) -> None:
+        self.passes.begin()
+        self._batches_taken, self._ended, self._in_pass = 0, False, True
+
+    def _end_of_pass(self, goes_on: bool) -> None:
+        """Do what Keras does when it has read all of the data: it makes another iterator, to read it or not."""
+        if goes_on:
+            self._begin_pass()
+        else:
+            self.passes.leave_one_out()
+            self._in_pass = False
 
     def _between_calls(self, number: int, logs: Any) -> tuple[int, Any]:
         """The steps between two calls of callbacks, as `_some_steps`; none if the data has ended."""
@@ -143,12 +158,11 @@ class EpochLoop:
             try:
                 result = self.session.step()
             except EndOfData:
-                if self._batches_taken == 0 and done == 0:
-                    continue  # the end of the pass before; the next step begins another
                 self._ended = True
                 break
             done += 1
             self._batches_taken += 1
+            self.passes.took(1)
             self.values.trained()
             logs = self.counts.after(result)
         return done, logs

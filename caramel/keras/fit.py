@@ -12,13 +12,15 @@ import tensorflow as tf
 from caramel.armodel import ARModel
 from caramel.data.components import arguments_of
 from caramel.data.dataset import sample_dataset
-from caramel.errors import CaptureError, DataError, InputError, in_one_line
+from caramel.errors import CaptureError, InputError, in_one_line
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import check_monitors, may_look_at_values
 from caramel.keras.class_weights import with_class_weights
+from caramel.keras.data_passes import DataPasses
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.metrics import DistributedMetrics
 from caramel.keras.train_step import StepRecord, declared_reduction, watched_step
+from caramel.keras.trainable import check_trainable
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import InProcess
 from caramel.util.arguments import whole_number
@@ -93,9 +95,11 @@ def fit(
     """
     _check(model, dataset, epochs, initial_epoch, steps_per_epoch, validation_freq)
     number = whole_number(workers, "workers")
+    given_dataset = dataset
     if class_weight is not None:
         dataset = with_class_weights(dataset, class_weight)
     _build(model, dataset)
+    check_trainable(model)
     context, counts = _captured(model, dataset, options.pop("loss_reduction", None))
     check_monitors(counts.names, callbacks, validation_data is not None)
     armodel = ARModel(context, number, **options)
@@ -108,7 +112,8 @@ def fit(
     with armodel.session(cluster or InProcess(), step_timeout_s=step_timeout_s) as session:
         values = ModelValues(session, _without_metrics(model, context.live_variables), context.model.values.load())
         looks_at_values = any(may_look_at_values(c) for c in hooks.callbacks)
-        training = EpochLoop(model, session, hooks, counts, values, looks_at_values, length)
+        passes = DataPasses(session, given_dataset)
+        training = EpochLoop(model, session, hooks, counts, values, looks_at_values, length, passes)
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch)
     if epochs > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
@@ -216,33 +221,25 @@ def _length(dataset: Any) -> int | None:
 
 
 def _build(model: Any, dataset: Any) -> None:
-    """Make the variables of the model, its metrics and its optimizer, which Keras only makes at the first batch."""
-    first = sample_dataset(dataset)
+    """Make the variables of the model, its metrics and its optimizer, which Keras only makes at the first batch.
+
+    Nothing runs, so no layer that draws random numbers or counts its calls is ahead when the training begins.
+    """
+    element_spec = sample_dataset(dataset).element_spec
+    if isinstance(element_spec, tuple) and len(element_spec) > 3:
+        raise InputError(f"the dataset's elements have {len(element_spec)} parts: give (x, y) or (x, y, sample_weight)")
     try:
-        batch = next(iter(first.take(1)), None)
-    except tf.errors.OpError as error:
-        raise DataError(f"the dataset fails at its first batch: {in_one_line(error)}. No step has run") from error
-    if batch is None:
-        raise InputError("the dataset is empty: it has no batch to train on")
-    if isinstance(batch, tuple) and len(batch) > 3:
-        raise InputError(f"the dataset's elements have {len(batch)} parts: give (x, y) or (x, y, sample_weight)")
-    try:
-        if type(model).train_step is keras.Model.train_step:
-            model.test_on_batch(*(batch if isinstance(batch, tuple) else (batch,)))
-            if not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
-        else:
-            _trace(model, arguments_of(first.element_spec))
+        _trace(model, arguments_of(element_spec))
     except Exception as error:  # Keras and the user's layers raise what they like
         raise InputError(
-            f"model {model.name!r} cannot take the dataset's elements {first.element_spec}: "
+            f"model {model.name!r} cannot take the dataset's elements {element_spec}: "
             f"{type(error).__name__}: {in_one_line(error)}"
         ) from error
     model.reset_metrics()
 
 
 def _trace(model: Any, arguments: Sequence[Any]) -> None:
-    """Trace a training step of the user's own, which makes the variables that it needs; nothing of it runs."""
+    """Trace the training step, which makes the variables that it needs; nothing of it runs."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def step(*parts: Any) -> None:

@@ -155,7 +155,7 @@ def leaf_metrics(model: Any) -> list[Any]:
 
 
 def watched_step(model: Any, record: StepRecord) -> Any:
-    """The model's own training step, as a function to capture.
+    """The model's own training step, as a function to capture: a tf.function, since Keras traces it once, too.
 
     Args:
         model: compiled model whose variables exist.
@@ -175,7 +175,7 @@ def watched_step(model: Any, record: StepRecord) -> Any:
         counts = {f"count_{n}": tf.convert_to_tensor(v) for n, v in enumerate(record.variables)}
         return {**record.outputs, **counts}
 
-    return step
+    return tf.function(step)
 
 
 def _replaced(metric: Any, record: StepRecord) -> Callable[[], None]:

@@ -46,6 +46,7 @@ def trace_from_json(document: str, name: str = "this") -> Trace:
             description=text(data["description"]),
             warnings=texts(data["warnings"]),
             ordered_step_s=mapping(data["ordered_step_s"], number),
+            op_least_s=mapping(data.get("op_least_s", {}), number),  # traces of earlier versions lack it
         )
 
 

@@ -76,6 +76,7 @@ def summarized(
         examples=max(shares) if any(shares) else None,
         description=f"{description or _host(cluster)}; {statistic} of {len(traced)} runs",
         warnings=_warnings(model.graph, times, step_s, traced, cluster),
+        op_least_s={name: least_s(node_s) for name, node_s in times.items()},
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from caramel.analyzers.step.dependencies import conditions_of
 from caramel.collectives.algorithms import ALL_GATHER, NATIVE, Schedules
 from caramel.collectives.emit import emit_all_reduce
 from caramel.collectives.lower import Emitter, Lowered, Request
-from caramel.collectives.sparse import lower_all_gather
+from caramel.collectives.sparse import lower_all_gather, lower_slice_sum
 from caramel.errors import InvariantError
 from caramel.facts import FORWARD, Piece
 from caramel.graph import ops
@@ -151,20 +152,21 @@ class _InFlightLimit:
 def _gathered(
     emission: Emission, number: int, gradient: Gradient, changed: dict[str, NodeDef]
 ) -> Sequence[tuple[NodeDef, int]]:
-    """Give every worker the slices of a sparse gradient of all workers."""
+    """Give every worker the slices of a sparse gradient of all workers, or their sum where all have the same rows."""
     plan, pieces = emission.plan, emission.pieces
     assert gradient.indices is not None and gradient.index_dtype is not None
     ranks = range(plan.workers)
-    lowered = lower_all_gather(
+    transfer = plan.transfers[number]
+    lower = lower_slice_sum if gradient.shared_rows else partial(lower_all_gather, adds=transfer.adds_slices)
+    lowered = lower(
         prefix=f"caramel/transfer_{number}/gather",
-        values=[pieces[rank, plan.transfers[number].pieces[0]] for rank in ranks],
+        values=[pieces[rank, transfer.pieces[0]] for rank in ranks],
         indices=[replica_tensor(rank, gradient.indices) for rank in ranks],
         devices=plan.devices,
         dtype=gradient.dtype,
         index_dtype=gradient.index_dtype,
         mean=plan.reduction == "mean",
-        wire=plan.transfers[number].wire,
-        adds=plan.transfers[number].adds_slices,
+        wire=transfer.wire,
     )
     for rank in ranks:
         _redirect(emission, gradient, rank, gradient.tensor, lowered.values[rank], changed)

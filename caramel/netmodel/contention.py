@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import partial
+from typing import NamedTuple
 
 from caramel.errors import FitError
 
@@ -83,21 +84,51 @@ def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
     return share, 1 / min(max(reduce_speed, 1 - MOST_PROCESSOR_SHARE), 1.0)
 
 
-@dataclass(frozen=True)
-class _ReductionSeconds:
-    """Seconds of an all-reduce beside computation; beyond measured sizes all but the first are those at the nearest.
+class _Effects(NamedTuple):
+    """What an all-reduce and computation do to each other.
 
     Attributes:
-        alone_s: seconds of the all-reduce by itself.
-        waited_s: further seconds in which it waits for computation.
-        taken_s: seconds that it takes from computation.
-        lag_s: seconds of the first two for which other all-reduces need not wait.
+        slowdown: factor by which the all-reduce takes longer.
+        channel_part: fraction of its time by which it delays those behind it.
+        processor_share: fraction of its progress that computation loses meanwhile.
     """
 
-    alone_s: float
-    waited_s: float
-    taken_s: float
-    lag_s: float
+    slowdown: float
+    channel_part: float
+    processor_share: float
+
+
+class _MeasuredKind:
+    """One algorithm at one depth: seconds on lines between measured sizes, and beyond them those at the nearest."""
+
+    def __init__(self, contentions: Sequence[Contention], alone_s: Callable[[float], float]) -> None:
+        self._sizes = [float(contention.size_bytes) for contention in contentions]
+        self._alone_s = alone_s
+        self._seconds = []
+        """For each size: seconds in which the all-reduce waits for computation; which it takes from computation; and,
+        of its own, for which other all-reduces need not wait."""
+        for contention, size in zip(contentions, self._sizes):
+            time_s = alone_s(size)
+            lag = 0.0 if contention.occupancy is None else max(contention.slowdown - contention.occupancy, 0.0)
+            taken = contention.processor_share * contention.slowdown
+            self._seconds.append(((contention.slowdown - 1) * time_s, taken * time_s, lag * time_s))
+
+    def effects(self, size_bytes: float) -> _Effects:
+        size = min(max(size_bytes, self._sizes[0]), self._sizes[-1])
+        after = max(bisect_left(self._sizes, size), 1)
+        if len(self._sizes) == 1:
+            waited_s, taken_s, lag_s = self._seconds[0]
+        else:
+            first, last = self._sizes[after - 1], self._sizes[after]
+            part = (size - first) / (last - first)
+            waited_s, taken_s, lag_s = (
+                x + (y - x) * part for x, y in zip(self._seconds[after - 1], self._seconds[after])
+            )
+        alone_s = self._alone_s(size)
+        total_s = alone_s + waited_s
+        return _Effects(
+            1 + waited_s / alone_s, max(1 - lag_s / total_s, 0.0), min(taken_s / total_s, MOST_PROCESSOR_SHARE)
+        )
 
 
 class ContentionModel:
@@ -115,11 +146,12 @@ class ContentionModel:
     """
 
     def __init__(self, contentions: Sequence[Contention], alone_s: Callable[[str, int, float], float]) -> None:
-        self._by_kind: dict[tuple[str, int], list[Contention]] = {}
+        by_kind: dict[tuple[str, int], list[Contention]] = {}
         for contention in sorted(contentions, key=lambda contention: contention.size_bytes):
-            self._by_kind.setdefault((contention.algorithm, contention.depth), []).append(contention)
-        self._largest_bytes = {kind: measured[-1].size_bytes for kind, measured in self._by_kind.items()}
-        self._alone_s = alone_s
+            by_kind.setdefault((contention.algorithm, contention.depth), []).append(contention)
+        self._largest_bytes = {kind: measured[-1].size_bytes for kind, measured in by_kind.items()}
+        self._kinds = {kind: _MeasuredKind(measured, partial(alone_s, *kind)) for kind, measured in by_kind.items()}
+        self._latest: tuple[float, dict[tuple[str, int], _Effects], _Effects] | None = None
 
     def slowdown(self, algorithm: str, depth: int, size_bytes: float) -> float:
         """The factor by which an all-reduce takes longer; 1 if nothing was measured.
@@ -129,9 +161,7 @@ class ContentionModel:
             depth: number of chunks. What was not measured is taken to be as slow as the slowest that was at such sizes.
             size_bytes: bytes of the tensor.
         """
-        return max(
-            (self._slowdown(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=1.0
-        )
+        return self._effects(algorithm, depth, size_bytes).slowdown
 
     def channel_part(self, algorithm: str, depth: int, size_bytes: float) -> float:
         """The fraction of its time by which an all-reduce delays those behind it; 1 if nothing was measured.
@@ -141,9 +171,7 @@ class ContentionModel:
             depth: number of chunks. Of what was not measured the part is taken to be as large as the largest.
             size_bytes: bytes of the tensor.
         """
-        return max(
-            (self._channel_part(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=1.0
-        )
+        return self._effects(algorithm, depth, size_bytes).channel_part
 
     def processor_share(self, algorithm: str, depth: int, size_bytes: float) -> float:
         """The fraction of its progress that computation loses while an all-reduce runs; 0 if nothing was measured.
@@ -153,36 +181,17 @@ class ContentionModel:
             depth: number of chunks. What was not measured is taken to cost as much as what costs most at such sizes.
             size_bytes: bytes of the tensor.
         """
-        return max((self._share(kind, size_bytes) for kind in self._kinds(algorithm, depth, size_bytes)), default=0.0)
+        return self._effects(algorithm, depth, size_bytes).processor_share
 
-    def _kinds(self, algorithm: str, depth: int, size_bytes: float) -> list[tuple[str, int]]:
-        """The pairs (algorithm, depth) whose measurements say something about an all-reduce."""
-        least_bytes = min(size_bytes, max(self._largest_bytes.values(), default=0))
-        measured = [kind for kind, size in self._largest_bytes.items() if size >= least_bytes]
-        return [(algorithm, depth)] if (algorithm, depth) in measured else measured
-
-    def _slowdown(self, kind: tuple[str, int], size_bytes: float) -> float:
-        seconds = self._seconds(kind, size_bytes)
-        return 1 + seconds.waited_s / seconds.alone_s
-
-    def _channel_part(self, kind: tuple[str, int], size_bytes: float) -> float:
-        seconds = self._seconds(kind, size_bytes)
-        return max(1 - seconds.lag_s / (seconds.alone_s + seconds.waited_s), 0.0)
-
-    def _share(self, kind: tuple[str, int], size_bytes: float) -> float:
-        seconds = self._seconds(kind, size_bytes)
-        return min(seconds.taken_s / (seconds.alone_s + seconds.waited_s), MOST_PROCESSOR_SHARE)
-
-    def _seconds(self, kind: tuple[str, int], size_bytes: float) -> _ReductionSeconds:
-        contentions = self._by_kind[kind]
-        sizes = [contention.size_bytes for contention in contentions]
-        alone_s = [self._alone_s(*kind, size) for size in sizes]
-        waited_s = [(contention.slowdown - 1) * s for contention, s in zip(contentions, alone_s)]
-        taken_s = [contention.processor_share * contention.slowdown * s for contention, s in zip(contentions, alone_s)]
-        lag_s = [
-            0.0 if contention.occupancy is None else max(contention.slowdown - contention.occupancy, 0.0) * s
-            for contention, s in zip(contentions, alone_s)
-        ]
-        size_bytes = min(max(size_bytes, sizes[0]), sizes[-1])
-        waited, taken, lag = (float(np.interp(size_bytes, sizes, part_s)) for part_s in (waited_s, taken_s, lag_s))
-        return _ReductionSeconds(self._alone_s(*kind, size_bytes), waited, taken, lag)
+    def _effects(self, algorithm: str, depth: int, size_bytes: float) -> _Effects:
+        if self._latest is None or self._latest[0] != size_bytes:
+            least_bytes = min(size_bytes, max(self._largest_bytes.values(), default=0))
+            by_kind = {
+                kind: measured.effects(size_bytes)
+                for kind, measured in self._kinds.items()
+                if self._largest_bytes[kind] >= least_bytes
+            }
+            largest = _Effects(*map(max, zip(*by_kind.values()))) if by_kind else _Effects(1.0, 1.0, 0.0)
+            self._latest = (size_bytes, by_kind, largest)
+        _, by_kind, largest = self._latest
+        return by_kind.get((algorithm, depth), largest)

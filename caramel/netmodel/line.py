@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from caramel.errors import FitError, InputError
+from caramel.errors import FitError
 
 LARGE_DOUBLING_RATIO = 0.8
-"""Ratio f(2x) / (2 f(x)) above which a transfer of x bytes is large: joining two transfers of this size then saves less
-than 20 % of their time (Caramel, section 4.2)."""
+"""Ratio f(2x) / (2 f(x)) above which joining two transfers of x bytes saves less than 20 % of their time (Caramel,
+section 4.2)."""
 
 MOST_RESIDUAL = 0.25
 """Largest residual of a line that fits, as a fraction of the measured time; a line with a larger one at some measured
@@ -53,9 +55,9 @@ class Line:
 
     @property
     def threshold_bytes(self) -> float:
-        """The smallest x with f(2x) / (2 f(x)) > 0.8, which for a line is 1.5 a / b.
+        """The largest x with f(2x) / (2 f(x)) <= 0.8, which for a line is 1.5 a / b.
 
-        (a + 2bx) / (2a + 2bx) > 0.8 means 0.4 b x > 0.6 a. Infinite where bytes cost nothing but the
+        (a + 2bx) / (2a + 2bx) <= 0.8 means 0.4 b x <= 0.6 a. Infinite where bytes cost nothing but the
         start does.
 
         Source:
@@ -162,7 +164,7 @@ class Curve:
                 f"; time jumps from {before.time_s * 1e3:.4g} ms at {before.size_bytes} bytes "
                 f"to {after.time_s * 1e3:.4g} ms at {after.size_bytes} bytes"
             )
-        return f"{text}. The threshold is found from the measurements; predictions beyond {self._range} are unsafe"
+        return f"{text}. The threshold is found from the measurements; predictions above {self._range} are unsafe"
 
     @property
     def _range(self) -> str:
@@ -183,7 +185,7 @@ class Curve:
                     largest = (excess, before, after)
         return None if largest is None else largest[1:]
 
-    @property
+    @cached_property
     def _last_slope_s_per_byte(self) -> float:
         """From the largest size that is at most half of the largest one, as noise would tilt a shorter piece.
 
@@ -197,45 +199,71 @@ class Curve:
         slope = (last.time_s - before.time_s) / (last.size_bytes - before.size_bytes)
         return min(slope, last.time_s / last.size_bytes)
 
+    @cached_property
+    def _points(self) -> tuple[list[float], list[float]]:
+        """The different measured sizes, ascending, and the time of each."""
+        by_size = {float(s.size_bytes): s.time_s for s in self.samples}
+        return list(by_size), list(by_size.values())
+
     def time_s(self, size_bytes: float) -> float:
-        """Predicted seconds: between the neighbouring measurements, above them with the slope between the largest,
-        and below them with the line's.
+        """Predicted seconds: between the neighbouring measurements, and above them with the slope between the largest.
 
-        Algorithms and depths often differ by less than a line misses the measurements (at 256 KiB on a
-        500 Mbit/s link, for one, by 15 %), so choices need the measurements themselves.
+        Below the smallest measured size it is that size's time: what a start costs, no transfer is without. Algorithms
+        and depths often differ by less than a line misses the measurements (at 256 KiB on a 500 Mbit/s link, for one,
+        by 15 %), so choices need the measurements themselves.
         """
-        first, last = self.samples[0], self.samples[-1]
-        if size_bytes > last.size_bytes:
-            return last.time_s + self._last_slope_s_per_byte * (size_bytes - last.size_bytes)
-        if size_bytes < first.size_bytes:
-            parallel = first.time_s - self.line.b_s_per_byte * (first.size_bytes - size_bytes)
-            return min(first.time_s, max(parallel, self.line.time_s(size_bytes)))
-        sizes = [s.size_bytes for s in self.samples]
-        return float(np.interp(size_bytes, sizes, [s.time_s for s in self.samples]))
+        sizes, times = self._points
+        if size_bytes <= sizes[0]:
+            return times[0]
+        if size_bytes > sizes[-1]:
+            return times[-1] + self._last_slope_s_per_byte * (size_bytes - sizes[-1])
+        place = bisect_left(sizes, size_bytes)
+        size, time = sizes[place - 1], times[place - 1]
+        return time + (times[place] - time) * ((size_bytes - size) / (sizes[place] - size))
+
+    @cached_property
+    def threshold_bytes(self) -> float:
+        """The largest size at which joining two transfers still saves 20 % of their time.
+
+        By the line where it fits and has a start, else by the interpolated measurements: a line that misses some size
+        by more than `MOST_RESIDUAL` says nothing about it.
+
+        Source:
+            Caramel, section 4.2.
+        """
+        if self.fits and self.line.a_s > 0:
+            return self.line.threshold_bytes
+        return largest_joined_bytes(*self._points, self._last_slope_s_per_byte)
 
 
-def threshold_bytes(time_s: Callable[[float], float], most_bytes: float = 2.0**40) -> float:
-    """The smallest x >= 1 with f(2x) / (2 f(x)) > 0.8, for any f.
+def largest_joined_bytes(sizes: Sequence[float], times: Sequence[float], last_slope_s_per_byte: float) -> float:
+    """The largest x with f(2x) <= 1.6 f(x), where f is interpolated, constant before the first size.
+
+    Joining two transfers of x bytes then saves at least 20 % of their time. Beyond a jump of f joining may save that
+    again, so it is not the smallest x from which on it saves less.
 
     Args:
-        time_s: function f from a number of bytes to seconds.
-        most_bytes: size in bytes above which the answer is infinity.
+        sizes: sizes in bytes, ascending.
+        times: seconds of each.
+        last_slope_s_per_byte: seconds of each further byte.
 
     Source:
         Caramel, section 4.2.
     """
-    if most_bytes <= 1:
-        raise InputError(f"most_bytes must be more than 1, got {most_bytes}")
 
-    def is_large(size: float) -> bool:
-        return time_s(2 * size) > 2 * LARGE_DOUBLING_RATIO * time_s(size)
+    def time_s(size: float) -> float:
+        if size > sizes[-1]:
+            return times[-1] + last_slope_s_per_byte * (size - sizes[-1])
+        return float(np.interp(size, sizes, times))
 
-    low, high = 1.0, 1.0
-    while not is_large(high):
-        if high > most_bytes:
-            return math.inf
-        low, high = high, high * 1.25  # fine enough steps that a jump is not stepped over
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_large(middle) else (middle, high)
-    return high
+    def lost_s(size: float) -> float:  # on a line between any two of the points
+        return time_s(2 * size) - 2 * LARGE_DOUBLING_RATIO * time_s(size)
+
+    points = sorted({*sizes, *(size / 2 for size in sizes)})
+    last_slope = (2 - 2 * LARGE_DOUBLING_RATIO) * last_slope_s_per_byte
+    if lost_s(points[-1]) <= 0:
+        return points[-1] - lost_s(points[-1]) / last_slope if last_slope > 0 else math.inf
+    for before, after in zip(points[-2::-1], points[:0:-1]):
+        if lost_s(before) <= 0:
+            return before + (after - before) * lost_s(before) / (lost_s(before) - lost_s(after))
+    return points[0]

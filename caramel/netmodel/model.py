@@ -11,7 +11,7 @@ from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, ALL_RED
 from caramel.errors import InputError
 from caramel.netmodel.contention import Contention, ContentionModel
 from caramel.netmodel.costs import Cost, fit_cost
-from caramel.netmodel.line import Curve, threshold_bytes
+from caramel.netmodel.line import Curve, Line
 from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of, measured_if_any
 
 MOST_DEPTH = 8
@@ -178,7 +178,7 @@ class NetworkModel:
             is_beside: whether all workers compute meanwhile.
 
         Raises:
-            InputError: nothing is known about this algorithm at this depth.
+            InputError: nothing is known about this algorithm at this depth or a smaller one.
         """
         alone = self._predicted_alone(algorithm, depth, workers, size_bytes)
         if not (is_beside and self.contentions):
@@ -202,6 +202,13 @@ class NetworkModel:
         cost = self.costs.get((algorithm, depth))
         if cost is not None:
             return Prediction(cost.time_s(algorithm, workers, depth, size_bytes), "extrapolated")
+        if algorithm != NATIVE and (
+            depths := [d for name, d in self._known(workers) if name == algorithm and d < depth]
+        ):
+            # Each more chunk has a start of its own; what else chunks change was not measured.
+            fewer = max(depths)
+            uncut_s, start_s = (self._predicted_alone(algorithm, fewer, workers, n).time_s for n in (size_bytes, 0))
+            return Prediction(uncut_s + (depth - fewer) * start_s, "extrapolated")
         raise InputError(
             f"nothing was measured about {algorithm} at depth {depth} on {workers} workers: known are "
             f"{self._listed(self._known(workers))}; measure two or more numbers of workers to predict others"
@@ -209,16 +216,17 @@ class NetworkModel:
 
     def _known(self, workers: int) -> list[tuple[str, int]]:
         """Measured pairs of algorithm and depth, in the order in which ties are broken."""
-        measured = [(a, d) for n, a, d in self._by_key if n == workers]
-        keys = measured or list(self.costs)
-        return sorted(
-            keys,
-            key=lambda key: (
-                key[1],
-                ALL_REDUCE_NAMES.index(key[0]) if key[0] in ALL_REDUCE_NAMES else len(ALL_REDUCE_NAMES),
-                key[0],
-            ),
-        )
+        if workers not in self._known_by_workers:
+            measured = [(a, d) for n, a, d in self._by_key if n == workers]
+            places = {name: place for place, name in enumerate(ALL_REDUCE_NAMES)}
+            self._known_by_workers[workers] = sorted(
+                measured or self.costs, key=lambda key: (key[1], places.get(key[0], len(places)), key[0])
+            )
+        return self._known_by_workers[workers]
+
+    @cached_property
+    def _known_by_workers(self) -> dict[int, list[tuple[str, int]]]:
+        return {}
 
     def _listed(self, known: Sequence[tuple[str, int]]) -> str:
         text = ", ".join(f"{name} at depth {depth}" for name, depth in known)
@@ -227,14 +235,15 @@ class NetworkModel:
     def _threshold(self, algorithm: str, workers: int) -> float:
         """The threshold in bytes of an algorithm without chunks."""
         curve = self._by_key.get((workers, algorithm, 1))
-        if curve is not None and curve.fits:
-            return curve.line.threshold_bytes
-        return threshold_bytes(lambda size: self.predict(algorithm, 1, workers, size).time_s)
+        if curve is not None:
+            return curve.threshold_bytes
+        start_s, one_s = (self.predict(algorithm, 1, workers, size).time_s for size in (0, LARGE_BYTES))
+        return Line(start_s, (one_s - start_s) / LARGE_BYTES).threshold_bytes
 
     def threshold_bytes(self, workers: int, algorithm: str | None = None) -> float:
-        """The size in bytes from which on joining two transfers saves less than 20 % of their time.
+        """The largest size in bytes at which joining two transfers still saves 20 % of their time.
 
-        The smallest x with f(2x) / (2 f(x)) > 0.8; for a line that is 1.5 a / b.
+        The largest x with f(2x) / (2 f(x)) <= 0.8; for a line that is 1.5 a / b.
 
         Args:
             workers: number of workers.
@@ -273,8 +282,22 @@ class NetworkModel:
 
     def has_overlaps(self, workers: int) -> bool:
         """Whether some `channel_part` is less than 1."""
-        contentions = (c for c in self.contentions if c.workers == workers and workers > 1)
-        return any(c.occupancy is not None and c.occupancy < c.slowdown for c in contentions)
+        return workers in self._overlapping_workers
+
+    @cached_property
+    def _overlapping_workers(self) -> frozenset[int]:
+        overlapping = (c for c in self.contentions if c.occupancy is not None and c.occupancy < c.slowdown)
+        return frozenset(c.workers for c in overlapping if c.workers > 1)
+
+    def breakpoints_bytes(self, workers: int) -> Collection[float]:
+        """The sizes between which all predictions without computation are on lines, ascending.
+
+        Args:
+            workers: number of workers.
+        """
+        sizes = {s.size_bytes for c in self.curves if c.workers == workers for s in c.samples}
+        sizes |= {c.size_bytes for c in self.contentions if c.workers == workers}
+        return sorted(map(float, sizes))
 
     @cached_property
     def _contention_models(self) -> dict[int, ContentionModel]:
@@ -304,8 +327,7 @@ class NetworkModel:
             workers: number of workers.
             allowed: names of algorithms; default: all that are known. `native` must be much faster than others: it runs
                 no more once a server was restarted, or in two sessions on the same servers.
-            depth: the only depth to choose. By default, where others than 1 were not measured, it is `default_depth`,
-                or 1 beside computation whose contention was measured: more messages take more from it.
+            depth: the only depth to choose; default: one of those that were measured.
             is_beside: whether all workers compute meanwhile.
 
         Returns:
@@ -337,11 +359,15 @@ class NetworkModel:
         Raises:
             InputError: see `predict`.
         """
-        prediction = self.predict(algorithm, depth, workers, size_bytes, is_beside=is_beside)
-        if not (is_beside and self.has_overlaps(workers)):
-            return Candidate(prediction, algorithm, depth)
-        channel_part = self.channel_part(workers, algorithm, depth, size_bytes)
-        return Candidate(prediction, algorithm, depth, channel_part * prediction.time_s)
+        alone = self._predicted_alone(algorithm, depth, workers, size_bytes)
+        if not (is_beside and self.contentions):
+            return Candidate(alone, algorithm, depth)
+        slowdown = self.slowdown(workers, algorithm, depth, size_bytes)
+        prediction = Prediction(alone.time_s * slowdown, alone.basis)
+        if not self.has_overlaps(workers):
+            return Candidate(prediction, algorithm, depth, None, slowdown)
+        occupied_s = self.channel_part(workers, algorithm, depth, size_bytes) * prediction.time_s
+        return Candidate(prediction, algorithm, depth, occupied_s, slowdown)
 
     def candidates(
         self,
@@ -386,18 +412,14 @@ class NetworkModel:
         if workers == 1:
             yield Candidate(Prediction(0.0, "measured"), "shuffle", depth or 1)
             return
+        for name, chunks in self._known(workers) if depth is None else self._at_depth(depth, workers):
+            yield self.candidate(name, chunks, workers, size_bytes, is_beside=is_beside)
+
+    def _at_depth(self, depth: int, workers: int) -> list[tuple[str, int]]:
+        """The algorithms at one depth: those that were measured at it, or all if none was."""
         known = self._known(workers)
-        if depth is not None and any(chunks == depth for _, chunks in known):
-            known = [key for key in known if key[1] == depth]
-        is_contended = is_beside and workers in self._contention_models
-        for name, chunks in known:
-            candidate = self.candidate(name, chunks, workers, size_bytes, is_beside=is_beside)
-            if depth != chunks and [d for a, d in known if a == name] == [1] and name != NATIVE:
-                # Depths were not measured: the formula decides, and the time is that without chunks. What the messages
-                # of more chunks take from computation was not measured either; beside it nothing is cut.
-                chunks = depth or (1 if is_contended else default_depth(size_bytes, self._threshold(name, workers)))
-            if depth is None or depth == chunks:
-                yield replace(candidate, depth=chunks)
+        names = [name for name, chunks in known if chunks == depth] or dict.fromkeys(name for name, _ in known)
+        return [(name, depth) for name in names if name != NATIVE or depth == 1]
 
     def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
         for name in ALL_REDUCE_NAMES:

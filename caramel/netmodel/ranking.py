@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caramel.collectives.algorithms import ALL_REDUCES, NATIVE
 
@@ -68,17 +68,24 @@ class Candidate:
         depth: number of chunks.
         occupied_s: predicted seconds until the next one can begin as if nothing were under way; None: it waits for all
             of this one.
+        slowdown: factor that computation has in the predicted time.
     """
 
     prediction: Prediction
     algorithm: str
     depth: int
     occupied_s: float | None = None
+    slowdown: float = 1.0
 
     @property
     def time_s(self) -> float:
         """Predicted seconds."""
         return self.prediction.time_s
+
+    @property
+    def alone_s(self) -> float:
+        """Predicted seconds without computation."""
+        return self.time_s / self.slowdown
 
     @property
     def channel_s(self) -> float:
@@ -102,15 +109,20 @@ class Choice:
         algorithm: name of the collective.
         depth: number of chunks.
         prediction: predicted time.
-        reason: reason of the choice, with the predicted time of the next best.
         occupied_s: predicted seconds until the next transfer can begin, see `Candidate`.
+        explain: function that gives `reason`; a planner makes thousands of choices and shows few.
     """
 
     algorithm: str
     depth: int
     prediction: Prediction
-    reason: str
     occupied_s: float | None = None
+    explain: Callable[[], str] = field(default=str, compare=False, repr=False)
+
+    @property
+    def reason(self) -> str:
+        """Reason of the choice, with the predicted time of the next best."""
+        return self.explain()
 
 
 def measured_if_any(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -144,26 +156,34 @@ def best_of(
             the fastest it is one with one sender (see `AllReduce`) that takes at most a quarter of the processors'
             time; if there is none, one with two rounds that takes more.
     """
-    others_s = min((c.delay_s for c in candidates if c.algorithm != NATIVE), default=math.inf)
-    eligible = (c for c in candidates if c.algorithm != NATIVE or _LEAST_NATIVE_SPEEDUP * c.delay_s <= others_s)
-    ranked: Sequence[Candidate] = sorted(eligible, key=lambda c: (c.delay_s, c.depth))
-    chosen, reason = ranked[0], _reason(ranked, size_bytes)
-    if share is not None and meet:
-        ranked, why = _suitable(ranked, share)
-        if ranked[0] is not chosen:
-            reason += f" {ranked[0]} is an all-reduce {why}."
-    if share is not None:
-        first = ranked[0]
-        tied = [c for c in ranked if c.delay_s <= _EQUAL_DELAY_RATIO * first.delay_s]
-        least = min(map(share, tied))
-        chosen = min((c for c in tied if share(c) <= least + _EQUAL_SHARE_MARGIN), key=lambda c: (c.depth, share(c)))
-        if chosen is not first:
+    delays = {id(c): c.delay_s for c in candidates}
+    others_s = min((delays[id(c)] for c in candidates if c.algorithm != NATIVE), default=math.inf)
+    eligible = [c for c in candidates if c.algorithm != NATIVE or _LEAST_NATIVE_SPEEDUP * delays[id(c)] <= others_s]
+    ranked: Sequence[Candidate] = sorted(eligible, key=lambda c: (delays[id(c)], c.depth))
+    suited, why = _suitable(ranked, share) if share is not None and meet else (ranked, "")
+    first = suited[0]
+    if share is None:
+        chosen = first
+    else:
+        tied = [c for c in suited if delays[id(c)] <= _EQUAL_DELAY_RATIO * delays[id(first)]]
+        shares = {id(c): share(c) for c in tied}
+        least = min(shares.values())
+        close = (c for c in tied if shares[id(c)] <= least + _EQUAL_SHARE_MARGIN)
+        chosen = min(close, key=lambda c: (c.depth, shares[id(c)]))
+
+    def explain() -> str:
+        reason = _reason(ranked, size_bytes)
+        if first is not ranked[0]:
+            reason += f" {first} is an all-reduce {why}."
+        if share is not None and chosen is not first:
             how = "fewer chunks, and " if share(chosen) >= share(first) else ""
             reason += (
                 f" {chosen} takes {how}{share(chosen):.0%} of the processors' time from computation, instead of "
                 f"{share(first):.0%}."
             )
-    return Choice(chosen.algorithm, chosen.depth, chosen.prediction, reason, chosen.occupied_s)
+        return reason
+
+    return Choice(chosen.algorithm, chosen.depth, chosen.prediction, chosen.occupied_s, explain)
 
 
 def _suitable(ranked: Sequence[Candidate], share: Callable[[Candidate], float]) -> tuple[Sequence[Candidate], str]:

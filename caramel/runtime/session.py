@@ -317,10 +317,26 @@ class Session:
         Raises:
             InputError: there is no such dataset.
         """
+        self._data_on_workers().restart()
+
+    def skip_data_passes(self, batches_read: Sequence[int]) -> None:
+        """Let the next step take the first batch of a new pass, as if further passes had come before it.
+
+        Args:
+            batches_read: number of batches that were read of each of these passes. It matters only where a pass draws
+                seeds for its shuffles after its beginning.
+
+        Raises:
+            InputError: there is no dataset on the workers.
+            DataError: the pipeline failed.
+        """
+        self._data_on_workers().skip_passes(batches_read)
+
+    def _data_on_workers(self) -> WorkerData:
         self._refuse_when_closed()
         if self._data is None:
             raise InputError("there is no dataset on the workers: it is given as data= to caramel.capture")
-        self._data.restart()
+        return self._data
 
     def flush(self) -> None:
         """Apply the updates that the last step has left to the next one.

@@ -70,6 +70,20 @@ class WorkerData:
         """Let the next element be the first of a new pass."""
         self._state = _ENDED
 
+    def skip_passes(self, batches_read: Sequence[int]) -> None:
+        """Begin passes, so that the shuffles draw their seeds, and let the next element be the first of another one.
+
+        Args:
+            batches_read: number of elements to read of each pass, where that draws further seeds.
+        """
+        if not self._names.anew and self._names.draws != "never":
+            for batches in batches_read:
+                self._begin()
+                if batches > 0 and self._names.draws == "often":
+                    for rank in range(self._workers):
+                        self._take([rank], batches - 1)
+        self.restart()
+
     def advance(self) -> tuple[int, ...]:
         """Take the next element, for the next step.
 

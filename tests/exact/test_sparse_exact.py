@@ -203,3 +203,99 @@ def test_nothing_is_made_dense():
     assert "rows of all workers" in armodel.plan.explain("table")
     made = [n.op for n in armodel.graph_def.node if n.name.startswith("caramel/transfer")]
     assert set(made) <= {"ConcatV2", "Const", "RealDiv", "Identity", "PlaceholderWithDefault"}
+
+
+# -- rows that no example chooses ----------------------------------------------------------------
+
+WORDS, PLACES = 13, 6
+
+
+class Embedded(keras.layers.Layer):
+    """The vector of a word plus that of its place; places are ``rows(x)``."""
+
+    def __init__(self, rows, tables=2):
+        super().__init__(dtype="float64")
+        self.words = keras.layers.Embedding(WORDS, WIDTH, dtype="float64", name="words")
+        self.places = (
+            self.words if tables == 1 else keras.layers.Embedding(WORDS, WIDTH, dtype="float64", name="places")
+        )
+        self.rows = rows
+
+    def call(self, x):
+        return self.words(x) + self.places(self.rows(x))
+
+
+ROWS_OF_PLACES = {
+    "constant": lambda x: keras.ops.arange(PLACES),
+    "twice the same": lambda x: keras.ops.arange(PLACES) // 2,
+    "as many as a sentence is long": lambda x: tf.range(tf.shape(x)[1]),
+    "one for each example": lambda x: tf.zeros_like(x) + tf.range(PLACES),
+}
+"""Rows to look up, by a word for them; of these no example chooses any, but in the last each has slices of its own."""
+
+
+def sentences(lengths=(PLACES,) * 4, count=12, seed=5):
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(0, WORDS, (count, n)).astype(np.int32), rng.normal(size=count)) for n in lengths]
+
+
+def with_places(optimizer, rows, tables=2, length=PLACES):
+    def make():
+        sentence = keras.Input([length], dtype="int32")
+        hidden = keras.ops.tanh(Embedded(rows, tables)(sentence))
+        hidden = keras.layers.GlobalAveragePooling1D(dtype="float64")(hidden)
+        model = keras.Model(sentence, keras.layers.Dense(1, bias_initializer="ones", dtype="float64")(hidden))
+        chosen = optimizer()
+        chosen.build(model.trainable_variables)
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True)[:, 0] - y))
+            chosen.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            return loss
+
+        specs = [tf.TensorSpec([None, length], tf.int32), tf.TensorSpec([None], tf.float64)]
+        return Program(step, specs, {v.path: v for v in [*model.variables, *chosen.variables]})
+
+    return make
+
+
+NOT_LINEAR_IN_SLICES = {
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "adamw": lambda: keras.optimizers.AdamW(0.05),
+    "adamax": lambda: keras.optimizers.Adamax(0.05),
+    "nadam": lambda: keras.optimizers.Nadam(0.05),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.05),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.05),
+    "adadelta": lambda: keras.optimizers.Adadelta(0.5),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.05),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.05),
+    "lamb": lambda: keras.optimizers.Lamb(0.05),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.01),
+    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.001),
+    "global clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.01),
+}
+
+
+@pytest.mark.parametrize("optimizer", NOT_LINEAR_IN_SLICES.values(), ids=NOT_LINEAR_IN_SLICES)
+def test_rows_that_no_example_chooses_are_added_up_for(optimizer):
+    """On even batches, then on uneven ones."""
+    batches = [*sentences(), *sentences(count=7)]
+    armodel = check(with_places(optimizer, ROWS_OF_PLACES["constant"]), batches, 3)
+    gradients = armodel.model.gradients
+    assert [g.shape for g in gradients if not g.is_sparse and len(g.shape) == 2] == [(PLACES, WIDTH), (WIDTH, 1)]
+    assert [(g.shape, g.shared_rows) for g in gradients if g.is_sparse] == [((WORDS, WIDTH), False)]
+
+
+@pytest.mark.parametrize("tables", [1, 2])
+@pytest.mark.parametrize("rows", ROWS_OF_PLACES)
+def test_rows_of_every_kind_in_adam(rows, tables):
+    """In a table of their own, or in that of the words: then one gradient has slices of both kinds."""
+    check(with_places(NOT_LINEAR_IN_SLICES["adam"], ROWS_OF_PLACES[rows], tables), sentences(), [2, 3])
+
+
+@pytest.mark.parametrize("tables", [1, 2])
+def test_sentences_of_any_length(tables):
+    make = with_places(NOT_LINEAR_IN_SLICES["adam"], lambda x: tf.range(tf.shape(x)[1]), tables, length=None)
+    armodel = check(make, sentences(lengths=(3, 6, 2, 5)), [2, 3, 5])
+    assert [g.shared_rows for g in armodel.model.gradients if g.is_sparse].count(True) == 1

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
-from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.errors import InputError
-from caramel.netmodel.choice import Collective, CollectiveOptions, choose_collective, possible_collectives
+from caramel.netmodel.choice import CollectiveOptions, allowed_algorithms, possible_collectives
 from caramel.netmodel.contention import MOST_PROCESSOR_SHARE
-from caramel.netmodel.line import Line, Sample, fit_line, threshold_bytes
-from caramel.netmodel.ranking import Candidate
+from caramel.netmodel.line import Line, Sample, fit_line
+from caramel.netmodel.model import MOST_DEPTH
+from caramel.netmodel.ranking import Candidate, Choice
 
 _SMALLEST_PLANNED_BYTES = 2**16
 """Bytes of the smallest transfer to which the line is fitted: smaller ones do not decide about a plan (our choice)."""
+
+
+_ROUNDING = 1e-12
+"""Fraction by which a line below others is lowered, as floating-point numbers are rounded."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +114,11 @@ class Network:
 
     def _seconds(self, size_bytes: float) -> _ReductionTimes:
         if size_bytes not in self._predicted:
-            options, network = self.options, self.options.network
-            if network is not None and options.algorithm is not None and options.depth is not None and self.workers > 1:
-                # Nothing is left to choose, and choices that are made for so many bytes only come with a prediction.
-                (candidate,) = self._possible(size_bytes)
-                time_s, channel_s = candidate.time_s, candidate.channel_s
-            else:
-                collective = self._chosen(size_bytes)
-                time_s = collective.predicted_s or 0.0
-                channel_s = time_s if collective.occupied_s is None else collective.occupied_s
+            candidate = self._chosen(size_bytes)
+            time_s = channel_s = 0.0
+            if candidate is not None:
+                time_s = candidate.prediction.time_s
+                channel_s = time_s if candidate.occupied_s is None else candidate.occupied_s
             self._predicted[size_bytes] = _ReductionTimes(time_s, channel_s if self.overlaps else time_s)
         return self._predicted[size_bytes]
 
@@ -137,10 +139,19 @@ class Network:
         network = self.options.network
         return self.overlaps and network is not None and network.has_overlaps(self.workers)
 
-    def _chosen(self, size_bytes: float) -> Collective:
-        # The bytes are those of the wire, so any element type does that is sent as it is.
-        elements = -(-int(size_bytes) // ITEM_BYTES["float32"])
-        return choose_collective(self._options_without_wire, self.workers, "float32", elements)
+    def _chosen(self, size_bytes: float) -> Candidate | Choice | None:
+        """What travels; None where nothing does, or nothing is known. Of the wire's bytes any element type will do."""
+        options, network = self.options, self.options.network
+        if network is None or self.workers == 1:
+            return None
+        depth = options.depth_of(self.workers, size_bytes)
+        if options.algorithm is not None and depth is not None:
+            return network.candidate(options.algorithm, depth, self.workers, size_bytes, is_beside=True)
+        return network.choose(size_bytes, self.workers, allowed=self._allowed, depth=depth, is_beside=True)
+
+    @cached_property
+    def _allowed(self) -> Sequence[str]:
+        return allowed_algorithms(self._options_without_wire, self.workers, "float32")
 
     def _possible(self, size_bytes: float) -> Sequence[Candidate]:
         return possible_collectives(self._options_without_wire, self.workers, "float32", size_bytes)
@@ -185,8 +196,9 @@ class Network:
         if network is None or not self.takes_processor:
             return 0.0
         if size_bytes not in self._processor_s:
-            collective = self._chosen(size_bytes)
-            share = network.processor_share(self.workers, collective.algorithm, collective.depth, size_bytes)
+            chosen = self._chosen(size_bytes)
+            assert chosen is not None
+            share = network.processor_share(self.workers, chosen.algorithm, chosen.depth, size_bytes)
             self._processor_s[size_bytes] = share * self.time_s(size_bytes)
         return self._processor_s[size_bytes]
 
@@ -203,7 +215,7 @@ class Network:
     @cached_property
     def _options_without_wire(self) -> CollectiveOptions:
         options = self.options
-        return CollectiveOptions(options.algorithm, options.depth, options.deterministic, None, options.network)
+        return replace(options, wire=None)
 
     def line(self, total_bytes: float) -> Line:
         """A line through the seconds for which transfers between 64 KiB and all bytes of a step have the channel.
@@ -216,28 +228,84 @@ class Network:
         return fit_line([Sample(size, self.channel_s(size)) for size in _sizes(total_bytes, _SMALLEST_PLANNED_BYTES)])
 
     def line_below(self, total_bytes: float) -> Line:
-        """A line that no transfer of up to all bytes of a step is below, whatever may be chosen; for bounds.
+        """Of `lines_below`, the one that is highest for all bytes of a step.
 
-        A transfer counts as long as it has the channel.
+        Args:
+            total_bytes: bytes of all gradients.
+        """
+        return max(self.lines_below(total_bytes), key=lambda line: line.time_s(total_bytes))
+
+    def lines_below(self, total_bytes: float) -> Sequence[Line]:
+        """Lines that no transfer of up to all bytes of a step is below, whatever may be chosen; for bounds.
+
+        They are the edges of the lower convex hull of all seconds for which a transfer may have the channel. Where an
+        edge would be below 0 at the start, one through 0 takes its place.
 
         Args:
             total_bytes: bytes of all gradients.
         """
         if self.workers == 1:
-            return Line(0.0, 0.0)
-        sizes = _sizes(total_bytes, 1)
-        samples = [
-            Sample(size, min(c.channel_s if self.overlaps else c.time_s for c in self._possible(size)))
-            for size in sizes
-        ]
-        first, last = samples[0], samples[-1]
-        slope = max(last.time_s - first.time_s, 0.0) / (last.size_bytes - first.size_bytes)
-        return Line(max(min(s.time_s - slope * s.size_bytes for s in samples), 0.0), slope)
+            return [Line(0.0, 0.0)]
+        hull: list[tuple[float, float]] = []
+        for point in self._points_below(max(total_bytes, 1.0)):
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-2], point):
+                hull.pop()
+            hull.append(point)
+        lines = [_line_through(*pair) for pair in pairwise(hull)]
+        rising = [line for line in lines if line.b_s_per_byte >= 0 and line.a_s >= 0]
+        if any(line.b_s_per_byte < 0 for line in lines):
+            rising.append(Line(min(time_s for _, time_s in hull), 0.0))
+        if not rising or any(line.a_s < 0 for line in lines):
+            rising.append(Line(0.0, min(time_s / size for size, time_s in hull if size > 0)))
+        return rising
+
+    def _points_below(self, total_bytes: float) -> list[tuple[float, float]]:
+        """Points (bytes, seconds) in ascending order, below whose connecting lines no transfer is.
+
+        Between measured sizes each all-reduce takes seconds on a line. Where its contention was not measured, the least
+        of both ends counts.
+        """
+        network = self.options.network
+        assert network is not None
+        sizes = {0.0, total_bytes, *(2.0**n for n in range(int(math.log2(total_bytes)) + 1))}
+        sizes |= {size for size in network.breakpoints_bytes(self.workers) if size < total_bytes}
+        if self.options.depth_by_threshold and 0 < self.threshold_bytes < math.inf:
+            sizes |= {
+                n * self.threshold_bytes for n in range(1, MOST_DEPTH + 1) if n * self.threshold_bytes < total_bytes
+            }
+        ordered = sorted(sizes)
+        least = [min(map(self._channel_s_of, self._possible(size))) for size in ordered]
+        for n, ends in enumerate(pairwise(ordered)):
+            for kind in self._possible(sum(ends) / 2):  # what may be chosen changes at no size in between
+                first, last = (
+                    network.candidate(kind.algorithm, kind.depth, self.workers, size, is_beside=True) for size in ends
+                )
+                part = min((self._channel_s_of(c) / c.alone_s for c in (first, last) if c.alone_s > 0), default=1.0)
+                least[n] = min(least[n], part * first.alone_s)
+                least[n + 1] = min(least[n + 1], part * last.alone_s)
+        return list(zip(ordered, least))
+
+    def _channel_s_of(self, candidate: Candidate) -> float:
+        return candidate.channel_s if self.overlaps else candidate.time_s
 
     @cached_property
     def threshold_bytes(self) -> float:
-        """The smallest x with f(2x) / (2 f(x)) > 0.8 (Caramel, section 4.2)."""
-        return 0.0 if self.workers == 1 else threshold_bytes(self.time_s)
+        """The largest size at which joining two transfers of one all-reduce saves 20 % of their time, in bytes.
+
+        Source:
+            Caramel, section 4.2.
+        """
+        return 0.0 if self.workers == 1 else self.options.threshold_bytes(self.workers)
+
+
+def _slope(first: tuple[float, float], second: tuple[float, float]) -> float:
+    return (second[1] - first[1]) / (second[0] - first[0])
+
+
+def _line_through(first: tuple[float, float], second: tuple[float, float]) -> Line:
+    slope = _slope(first, second)
+    start_s = min(first[1] - slope * first[0], second[1] - slope * second[0])
+    return Line(start_s * (1 - _ROUNDING) if start_s > 0 else start_s, slope * (1 - _ROUNDING))
 
 
 def _sizes(total_bytes: float, smallest: int) -> list[int]:

@@ -64,7 +64,7 @@ class PackingProblem:
     @classmethod
     def of(cls, boundaries: Boundaries, line: Line) -> PackingProblem:
         top = max((g.level for g in boundaries.gradients), default=0)
-        lone = [_travels_alone(g, top) for g in boundaries.gradients]
+        lone = [travels_alone(g, top) for g in boundaries.gradients]
         together = tuple(g for g, is_lone in zip(boundaries.gradients, lone) if not is_lone)
         alone = tuple(g for g, is_lone in zip(boundaries.gradients, lone) if is_lone)
         back, fore = rooms(boundaries)
@@ -160,8 +160,13 @@ class PackingProblem:
         return high_s
 
 
-def _travels_alone(gradient: Boundary, top_level: int) -> bool:
-    """Whether a gradient is sparse, or of a row of all-reduces that wait for each other in one step."""
+def travels_alone(gradient: Boundary, top_level: int) -> bool:
+    """Whether a gradient is sparse, or of a row of all-reduces that wait for each other in one step.
+
+    Args:
+        gradient: boundary of the gradient.
+        top_level: largest level of all gradients of the step.
+    """
     return (
         gradient.elements is None or gradient.level > 0 or (gradient.level < top_level and not gradient.is_postponable)
     )

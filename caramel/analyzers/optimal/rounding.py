@@ -37,6 +37,17 @@ class PlacedGradient:
     room_s: float
 
 
+def aligned_elements(gradient: Boundary, elements: float) -> int:
+    """The number of elements near a given one at which a gradient may be cut.
+
+    Args:
+        gradient: boundary of the gradient.
+        elements: wanted number of elements.
+    """
+    step = ALIGNMENT_ELEMENTS if (gradient.elements or 0) > _UNALIGNED_CUT_ELEMENTS else 1
+    return round(elements / step) * step
+
+
 def cut_gradients(gradients: Sequence[Boundary], postponed: Sequence[float], upwards: bool) -> list[PlacedGradient]:
     """Cut gradients at whole elements. What one piece gets too much or too little, the next piece makes up for.
 

@@ -92,6 +92,26 @@ def pack(boundaries: Boundaries, line: Line, *, forward: bool = True, split: boo
     return _packing(problem, *_choose_postponed(problem, ordered, least, allowed_s, backward_only_s, split), bound_s)
 
 
+def exposed_bound_s(boundaries: Boundaries, line: Line) -> float:
+    """Seconds for which every plan waits in which the forward pass never does; the bound of `pack`, without a plan.
+
+    Args:
+        boundaries: boundaries of all gradients.
+        line: line of the seconds of a transfer.
+
+    Raises:
+        InputError: a number is negative or not finite.
+    """
+    problem = PackingProblem.of(checked_boundaries(boundaries, line), line)
+    if not any(problem.free):
+        return problem.backward_only_bound_s()
+    backward_only_s = problem.least_backward_only_s()
+    bound_s = min(backward_only_s, problem.simple_bound_s())
+    if backward_only_s <= bound_s:
+        return bound_s
+    return max(bound_s, least_exposed_in_both(problem, bound_s, backward_only_s)[0].bound_s)
+
+
 def _packing(problem: PackingProblem, postponed_s: np.ndarray, allowed_s: float, bound_s: float) -> Packing:
     """The plan with so much of each gradient postponed, and at best so much exposed time."""
     compute_s = problem.boundaries.compute_s

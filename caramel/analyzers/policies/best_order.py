@@ -78,7 +78,7 @@ def best_order(uses_forward: bool = True) -> Analyzer:
 
 def _packed(bounds: Boundaries, network: Network, uses_forward: bool) -> Schedule:
     if uses_forward:
-        return choose_packing(bounds, network)
+        return choose_packing(bounds, network, search=False)
     schedule: Schedule = backward_only().run(bounds, optimal_buckets().run(bounds, network))
     return schedule
 

@@ -82,6 +82,10 @@ def _transfer(by_name: dict[str, Gradient], scheduled: Scheduled, network: Netwo
     )
 
 
+_SPARSE_REASON = "A sparse gradient: every worker gets the rows of all workers, in rank order; nothing is made dense."
+_SAME_ROWS_REASON = "A sparse gradient whose rows no example chooses: every worker adds up the slices of all workers."
+
+
 def _sparse(gradient: Gradient, options: CollectiveOptions, scheduled: Scheduled) -> Transfer:
     return Transfer(
         pieces=scheduled.pieces,
@@ -93,7 +97,7 @@ def _sparse(gradient: Gradient, options: CollectiveOptions, scheduled: Scheduled
         window=scheduled.window,
         wire=options.wire_for(gradient.dtype),
         predicted_s=None,
-        reason="A sparse gradient: every worker gets the rows of all workers, in rank order; nothing is made dense.",
+        reason=_SAME_ROWS_REASON if gradient.shared_rows else _SPARSE_REASON,
     )
 
 

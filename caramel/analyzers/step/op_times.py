@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from caramel.analyzers.analyzer import Analyzer
 from caramel.facts import Trace
 from caramel.graph import ops
@@ -13,13 +15,23 @@ def unmeasured() -> Analyzer:
     return Analyzer("unmeasured", (Model,), Trace, _equal_times)
 
 
-def given_trace(trace: Trace) -> Analyzer:
+def given_trace(trace: Trace, *, least: bool = False) -> Analyzer:
     """A trace that was measured before.
 
     Args:
         trace: trace that `caramel.trace` made; it has been checked to be of the Model.
+        least: whether each op takes its least time over all runs, where the trace has it.
+
+    Source:
+        Caramel, section 4.1, for the least time.
     """
-    return Analyzer("trace", (), Trace, lambda: trace)
+    if not least:
+        return Analyzer("trace", (), Trace, lambda: trace)
+    least_trace = trace
+    if trace.op_least_s:
+        description = f"{trace.description}; of each op the least"
+        least_trace = replace(trace, op_s=trace.op_least_s, description=description)
+    return Analyzer("trace (least times)", (), Trace, lambda: least_trace)
 
 
 def _equal_times(model: Model) -> Trace:

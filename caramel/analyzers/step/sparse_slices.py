@@ -29,7 +29,7 @@ def distinct_rows_node(model: Model, gradient: Gradient) -> str | None:
     Returns:
         Name of the ``Unique`` node, or None.
     """
-    if gradient.indices is None or gradient.sources:
+    if gradient.indices is None or gradient.sources or gradient.shared_rows:
         return None
     graph = model.graph
     sum_nodes = gradient.consumers or graph.readers(gradient.tensor)

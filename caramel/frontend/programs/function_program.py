@@ -15,6 +15,7 @@ from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_li
 from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.captured import RawProgram, RawVariable
 from caramel.frontend.programs.naming import Naming, UsedVariables
+from caramel.frontend.programs.python_state import changed_names, python_values, refuse_python_state
 from caramel.frontend.recording.recorded_gradients import read_differentiation
 from caramel.frontend.recording.recorder import Recorder, is_library
 from caramel.frontend.rewrites.inline import inline
@@ -138,7 +139,13 @@ def capture_step(
     Raises:
         CaptureError: the step cannot be traced, or has no gradient.
     """
-    traced = Traced(function, _specs(function, specs), "the training step", naming)
+    specs = _specs(function, specs)
+    is_traced_alone = hasattr(function, "python_function")  # a tf.function runs in Python once on one device, too
+    before = {} if is_traced_alone else python_values(function)
+    traced = Traced(function, specs, "the training step", naming)
+    if not is_traced_alone and (changed := changed_names(before, python_values(function))):
+        again = _trace(function, specs, "the training step").graph
+        refuse_python_state(traced.func_graph, again, changed, _name_of(function))
 
     def handle_of(variable: Any) -> str | None:
         raw_variable = naming.of_handle(variable.handle)
@@ -159,6 +166,7 @@ def capture_step(
         reduction=loss_reduction,
         is_graph=False,
         loop_gradient_numbers=differentiation.loop_gradient_numbers,
+        synchronised=tuple(dict.fromkeys(recorder.synchronised)),
     )
 
 
@@ -218,11 +226,14 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
     except (CaptureError, UnsupportedError) as error:
         raise _as_raised(error) from None
     except Exception as error:
-        name = getattr(python_function, "__name__", repr(python_function))
         raise CaptureError(
-            f"{what} {name!r} cannot be traced with inputs {list(specs)}: "
+            f"{what} {_name_of(python_function)!r} cannot be traced with inputs {list(specs)}: "
             f"{type(error).__name__}{_where(error)}: {in_one_line(error)}"
         ) from error
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", None) or repr(function)
 
 
 def _as_raised(error: Exception) -> Exception:

@@ -8,10 +8,12 @@ gradient of this device can be replaced by the mean over all workers.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -42,8 +44,17 @@ _GRADIENT_OP_TYPE = "CaramelGradient"
 _SESSION_RUNS = ("run", "_call_tf_sessionrun")
 """Methods that run a session: `run`, and the one that the functions of `make_callable` call."""
 
-_capture_lock = threading.Lock()
-"""Held during a capture: one process has one capture at a time."""
+_active = threading.local()
+"""``recorder``: the Recorder of this thread's capture, if one is under way. Threads capture independently."""
+
+_patching = threading.Lock()
+"""Held while TensorFlow's functions are replaced or put back."""
+
+_replaced: list[tuple[Any, str, Any]] = []
+"""Triples (owner, name, original) of what is replaced at present."""
+
+_captures_under_way: list[Recorder] = []
+"""The recorders of all threads; the functions are replaced as long as there is one."""
 
 _numbers = count()
 """Numbers of calls and gradients. No two captures share a number: a tf.function that a second capture meets again keeps
@@ -82,12 +93,14 @@ class Recorder:
         kept_gradients: gradients that the recorder keeps alive, because their graphs may not live on.
         call: number of the last differentiation.
         vectorised_depth: number of nested loops that TensorFlow vectorises at this moment.
+        synchronised: name scopes (layers) in which the program adds up values over all replicas.
     """
 
     graphs: list[Any] = field(default_factory=list)
     kept_gradients: list[MarkedGradient] = field(default_factory=list)
     call: int = 0
     vectorised_depth: int = 0
+    synchronised: list[str] = field(default_factory=list)
 
     @property
     def gradients(self) -> Mapping[int, MarkedGradient]:
@@ -237,6 +250,12 @@ def user_location() -> str:
     return "unknown location"
 
 
+def _in_optimizer() -> bool:
+    """Whether a Keras optimizer is among the callers."""
+    files = (os.path.basename(frame.f_code.co_filename) for frame, _ in traceback.walk_stack(None))
+    return any("optimizer" in file for file in files)
+
+
 def is_library(filename: str) -> bool:
     """Whether a file belongs to TensorFlow, Keras, this library or the interpreter itself."""
     libraries = tuple(
@@ -249,73 +268,101 @@ def is_library(filename: str) -> bool:
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """Watch the program for as long as the context lasts.
+    """Watch the program that this thread builds, for as long as the context lasts.
 
     Raises:
-        CaptureError: another capture is under way, or the program runs a Session meanwhile.
+        CaptureError: another capture of this thread is under way, or the program runs a Session meanwhile.
     """
-    if not _capture_lock.acquire(blocking=False):
-        raise CaptureError("a capture is already under way in this process: finish it first; captures do not nest")
+    if getattr(_active, "recorder", None) is not None:
+        raise CaptureError("a capture is already under way in this thread: finish it first; captures do not nest")
     recorder = Recorder()
-    replaced = []
+    with _patching:
+        if not _captures_under_way:
+            for owner, name, replacement in _replacements():
+                _replaced.append((owner, name, getattr(owner, name)))
+                setattr(owner, name, replacement)
+        _captures_under_way.append(recorder)
+    _active.recorder = recorder
     try:
-        for owner, name, replacement in _replacements(recorder):
-            replaced.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, replacement)
         yield recorder
     finally:
-        for owner, name, original in reversed(replaced):
-            setattr(owner, name, original)
-        _capture_lock.release()
+        _active.recorder = None
+        with _patching:
+            _captures_under_way[:] = [r for r in _captures_under_way if r is not recorder]
+            while not _captures_under_way and _replaced:
+                owner, name, original = _replaced.pop()
+                setattr(owner, name, original)
 
 
-def _replacements(recorder: Recorder) -> list[tuple[Any, str, Any]]:
-    """Triples (owner, name, replacement) of the TensorFlow functions that are replaced while a program is watched."""
+def _watched(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is ``replacement(recorder, ...)`` in threads that capture, and the original in all others."""
+
+    @functools.wraps(original)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        recorder = getattr(_active, "recorder", None)
+        return original(*args, **kwargs) if recorder is None else replacement(recorder, *args, **kwargs)
+
+    return either
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    """Triples (owner, name, replacement) of the TensorFlow functions that are replaced while programs are watched."""
     original_helper = gradients_util._GradientsHelper
     original_tape = tf.GradientTape.gradient
     original_parallel = parallel_for._pfor_impl
+    context = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
+    original_all_reduce = context.all_reduce
 
-    def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         results = original_helper(ys, xs, *args, **kwargs)
         if kwargs.get("src_graph") is not None:
             return results  # TensorFlow's own, for a function, branch or loop
         weights = args[0] if args else kwargs.get("grad_ys")
         return recorder.mark(ys, list(xs) if isinstance(xs, (list, tuple)) else [xs], results, weights)
 
-    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(recorder: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         results = original_tape(tape, target, sources, *args, **kwargs)
         flat = tf.nest.flatten(results, expand_composites=False)
         weights = args[0] if args else kwargs.get("output_gradients")
         marked = recorder.mark(target, tf.nest.flatten(sources), flat, weights)
         return tf.nest.pack_sequence_as(results, marked)
 
-    def parallel(*args: Any, **kwargs: Any) -> Any:
+    def parallel(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
         recorder.vectorised_depth += 1
         try:
             return original_parallel(*args, **kwargs)
         finally:
             recorder.vectorised_depth -= 1
 
-    def run(session: Any, *args: Any, **kwargs: Any) -> Any:
+    def all_reduce(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+        if not _in_optimizer():  # it adds up gradients, which is what is done with them here anyway
+            scope = tf.compat.v1.get_default_graph().get_name_scope()
+            if scope or not recorder.synchronised:  # else it is the gradient of one before
+                recorder.synchronised.append(scope or user_location())
+        return original_all_reduce(*args, **kwargs)
+
+    def run(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
         raise CaptureError(
             f"{user_location()}: a Session runs while the program is captured; capture only builds the graph. "
             "Move the running part out of the captured code (for a program file: under if __name__ == '__main__':)"
         )
 
-    return [
+    pairs: list[tuple[Any, str, Callable[..., Any]]] = [
         (gradients_util, "_GradientsHelper", helper),
         (tf.GradientTape, "gradient", gradient),
         *((tf.GradientTape, name, _jacobian(name)) for name in ("jacobian", "batch_jacobian")),
         (parallel_for, "_pfor_impl", parallel),
+        (context, "all_reduce", all_reduce),
         *((session_module.BaseSession, name, run) for name in _SESSION_RUNS),
     ]
+    return [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]
 
 
-def _jacobian(name: str) -> Any:
+def _jacobian(name: str) -> Callable[..., Any]:
     """A method of the tape that refuses variables."""
     original = getattr(tf.GradientTape, name)
 
-    def jacobian(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def jacobian(_: Recorder, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if any(_is_variable(source) for source in tf.nest.flatten(sources)):
             _refuse_single_examples(f"GradientTape.{name}")
         return original(tape, target, sources, *args, **kwargs)

@@ -18,6 +18,7 @@ from caramel.frontend.roles.refusals import (
     refuse_irreplicable,
     refuse_uneven_rounds,
 )
+from caramel.frontend.roles.shared_rows import with_shared_rows
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, node_of, parse_input, tensor_name
 from caramel.model import Gradient, Input, Model, Variable
@@ -50,6 +51,7 @@ def assemble(raw: RawProgram) -> Model:
     reduction, reductions = reduce_program(replace(raw, graph=graph), used, sorted_out.inside, inputs, roles.kinds)
     local = [v for v, kind in roles.kinds.items() if kind.is_local]
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
+    gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
     batch_wide = _batch_wide(reductions, losses)
     reports = ReportedTensors(graph, roles.origins, reductions)
@@ -67,7 +69,7 @@ def assemble(raw: RawProgram) -> Model:
         outputs=raw.outputs,
         targets=raw.targets,
         variables=variables,
-        gradients=sums.gradients,
+        gradients=gradients,
         updates=tuple((by_node[node], writers) for node, writers in roles.writes.items()),
         reduction=reduction,
         values=raw.values,
@@ -83,6 +85,7 @@ def assemble(raw: RawProgram) -> Model:
         input_order=tuple(i.name for i in raw.inputs),
         reported=reported,
         combinations=tuple(reports.combination_of(tensor) for _, tensor in raw.outputs),
+        synchronised=raw.synchronised,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from caramel.errors import CaptureError
+from caramel.errors import CaptureError, listed
 from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Statistic, Total, Unknown, Value
 from caramel.frontend.batch.interpreter import Analysis, FunctionBodies
 from caramel.frontend.captured import RawGradient, RawProgram
@@ -126,7 +126,7 @@ def reduce_program(
             kind, reason = reductions.reduction_of(loss)
             kind = kind or given
             if kind is None:
-                raise _untold(reason)
+                raise _untold(reason, raw.synchronised)
             reasons[kind] = reason
             for tensor, number in inside.items():
                 if number == call:
@@ -146,9 +146,10 @@ def reduce_program(
     return Reduction(kind, reason), reductions
 
 
-def _untold(reason: str) -> CaptureError:
+def _untold(reason: str, synchronised: Sequence[str] = ()) -> CaptureError:
+    layers = f" ({listed(synchronised, 3)} asks for statistics of the whole batch)" if synchronised else ""
     error = CaptureError(
-        f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
+        f"cannot tell whether the loss is a mean or a sum over the batch: {reason}{layers}. Say "
         "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
     )
     error.wants_reduction = True

@@ -6,7 +6,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.cost.prediction import predict
+from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.registry import automatic_analyzers
 from caramel.errors import InputError
 from caramel.facts import Trace

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from caramel.analyzers.cost.bounds import lower_bounds
 from caramel.analyzers.cost.in_flight import usual_in_flight
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.cost.simulate import simulate_on, with_least_contention
+from caramel.analyzers.cost.simulate import simulate_on
+from caramel.analyzers.optimal.step_bound import step_bound_s
 from caramel.errors import PlanError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Schedule, Scheduled, Trace
 from caramel.plan import Prediction, Transfers
@@ -40,8 +40,7 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
     transfers: Transfers | None = facts.get(Transfers)
     in_flight = None if transfers is None or transfers.in_flight == usual_in_flight(schedule) else transfers.in_flight
     timeline = simulate_on(network, boundaries, schedule, in_flight)
-    line = network.line_below(sum(g.size_bytes for g in boundaries.gradients))
-    bound_s = lower_bounds(with_least_contention(network, boundaries), line).lb2_s
+    bound_s = step_bound_s(boundaries, network)
     if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SUM_TOLERANCE):
         bound_s = timeline.iteration_s
     return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network, in_flight))

@@ -1,0 +1,375 @@
+"""The last step of planning: a local search on the simulated step itself.
+
+Packings are optimal for a line, in an order in which rooms agree, and without the time of updates. Measured times are a
+curve, and orders and updates are what they are. So the best packings are changed a little, again and again, as long as
+the simulated step gets shorter. The search looks at a fixed number of steps and never at a clock: the same inputs give
+the same plan.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.cost.step_evaluator import Item, StepEvaluator
+from caramel.analyzers.optimal.problem import travels_alone
+from caramel.analyzers.optimal.rounding import aligned_elements
+from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Schedule, Scheduled
+
+_LEAST_GAIN = 1e-7
+"""Fraction of a step by which a change must make it shorter to be taken: less is rounding."""
+
+_MOST_PLACES = 6
+"""Number of places of a bucket at which it is taken apart, and of buckets that a gradient is moved to (our choice)."""
+
+_PARTS = (0.5, 0.25, 0.75, 0.125, 0.03)
+"""Fractions of a piece that are moved from one window to the other (our choice)."""
+
+_MOVED_TOGETHER = (1, 2, 4, 8)
+"""Numbers of gradients that move at once from a bucket to its neighbour (our choice)."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """What travels together.
+
+    Attributes:
+        pieces: pairs (position of the gradient in the boundaries, elements, None for all).
+        item: transfer as the evaluator sees it, with the updates of whole gradients.
+        cut: positions of the gradients of which this has only a piece.
+        is_fixed: whether nothing may be added or taken away.
+    """
+
+    pieces: tuple[tuple[int, int | None], ...]
+    item: Item
+    cut: tuple[int, ...]
+    is_fixed: bool
+
+
+_Windows = tuple[tuple[_Bucket, ...], tuple[_Bucket, ...]]
+"""The buckets of the forward and of the backward window, in their order."""
+
+_FORE, _BACK = 0, 1
+
+
+class LocalSearch:
+    """Search for schedules near given ones.
+
+    Args:
+        network: network as planners see it.
+        boundaries: boundaries of all gradients.
+        scales: factors on the computation: 1 for what is predicted, then others for what may be instead.
+
+    Attributes:
+        evaluations: number of steps that were simulated so far.
+    """
+
+    def __init__(self, network: Network, boundaries: Boundaries, scales: Sequence[float] = (1.0,)) -> None:
+        self._boundaries = boundaries
+        self._gradients = boundaries.gradients
+        self._scales = scales
+        self._evaluator = StepEvaluator(network, boundaries)
+        self._position = {g.name: n for n, g in enumerate(boundaries.gradients)}
+        top = max((g.level for g in boundaries.gradients), default=0)
+        self._is_fixed = [travels_alone(g, top) for g in boundaries.gradients]
+        self._has_updates = any(g.update_s > 0 for g in boundaries.gradients)
+        self.evaluations = 0
+
+    # -- what a schedule costs -------------------------------------------------------------------
+
+    def times_s(self, schedule: Schedule) -> list[float]:
+        """Seconds of a step under a schedule, for each length of computation.
+
+        Args:
+            schedule: all transfers.
+        """
+        return self._times_s(self._windows(schedule))
+
+    def _times_s(self, windows: _Windows, scales: Sequence[float] | None = None) -> list[float]:
+        forward, backward = self._items(windows)
+        wanted = self._scales if scales is None else scales
+        self.evaluations += len(wanted)
+        return [self._evaluator.iteration_s(forward, backward, scale=scale) for scale in wanted]
+
+    def _cost_s(self, windows: _Windows, limit_s: float | None) -> float:
+        (predicted_s,) = self._times_s(windows, self._scales[:1])
+        if limit_s is None:
+            return predicted_s
+        if predicted_s > limit_s:
+            return math.inf
+        return statistics.fmean([predicted_s, *self._times_s(windows, self._scales[1:])])
+
+    def _items(self, windows: _Windows) -> tuple[list[Item], list[Item]]:
+        items = tuple([bucket.item for bucket in window] for window in windows)
+        if self._has_updates:
+            last: dict[int, tuple[int, int]] = {}  # where the last awaited piece of each cut gradient is
+            for window in (_BACK, _FORE):  # one with a piece in the forward window is updated there
+                for place, bucket in enumerate(windows[window]):
+                    last.update((gradient, (window, place)) for gradient in bucket.cut)
+            for gradient, (window, place) in last.items():
+                item = items[window][place]
+                items[window][place] = item._replace(update_s=item.update_s + self._gradients[gradient].update_s)
+        return items[0], items[1]
+
+    # -- the search ------------------------------------------------------------------------------
+
+    def improve(self, schedule: Schedule, evaluations: int, limit_s: float | None = None) -> Schedule:
+        """The best schedule that is found from one on.
+
+        Args:
+            schedule: schedule to begin with.
+            evaluations: number of steps to simulate, or a few more.
+            limit_s: seconds that a step may take with the computation as predicted, so that the mean over all lengths
+                of the computation is least; None to make the step with the computation as predicted the least.
+        """
+        windows = self._windows(schedule)
+        last = self.evaluations + evaluations
+        best_s = self._cost_s(windows, limit_s)
+        improved = True
+        while improved:
+            improved = False
+            for kind in (self._regrouped, self._moved, self._parts_moved, self._exchanged):
+                while (better := self._better(kind(windows), best_s, limit_s, last)) is not None:
+                    windows, best_s = better
+                    improved = True
+        return self._schedule(windows, schedule)
+
+    def _better(
+        self, candidates: Iterable[_Windows], than_s: float, limit_s: float | None, last: int
+    ) -> tuple[_Windows, float] | None:
+        """The first candidate that is better, and its cost; None if there is none, or no more may be simulated."""
+        for candidate in candidates:
+            if self.evaluations >= last:
+                return None
+            cost_s = self._cost_s(candidate, limit_s)
+            if cost_s < than_s * (1 - _LEAST_GAIN):
+                return candidate, cost_s
+        return None
+
+    def _regrouped(self, windows: _Windows) -> Iterator[_Windows]:
+        """Neighbours joined, a bucket taken apart, some gradients of a bucket in its neighbour, two in other order."""
+        for window in (_BACK, _FORE):
+            buckets = windows[window]
+            for place in range(len(buckets) - 1):
+                first, second = buckets[place : place + 2]
+                if self._may_join(first, second):
+                    yield self._with(windows, window, place, 2, [(*first.pieces, *second.pieces)])
+                    for count in _MOVED_TOGETHER:
+                        if count < len(first.pieces):
+                            pieces = self._sorted(first.pieces, window)
+                            moved = [pieces[:-count], (*pieces[-count:], *second.pieces)]
+                            yield self._with(windows, window, place, 2, moved)
+                        if count < len(second.pieces):
+                            pieces = self._sorted(second.pieces, window)
+                            moved = [(*first.pieces, *pieces[:count]), pieces[count:]]
+                            yield self._with(windows, window, place, 2, moved)
+                if self._level(first) == self._level(second):
+                    yield self._replaced(windows, window, (*buckets[:place], second, first, *buckets[place + 2 :]))
+            for place, bucket in enumerate(buckets):
+                if not bucket.is_fixed:
+                    pieces = self._sorted(bucket.pieces, window)
+                    for count in _spread(1, len(pieces) - 1):
+                        yield self._with(windows, window, place, 1, [pieces[:count], pieces[count:]])
+
+    def _moved(self, windows: _Windows) -> Iterator[_Windows]:
+        """A gradient, or a whole bucket, elsewhere."""
+        for window in (_BACK, _FORE):
+            other = 1 - window
+            for place, bucket in enumerate(windows[window]):
+                if bucket.is_fixed:
+                    continue
+                rest = windows[window][:place] + windows[window][place + 1 :]
+                left = self._replaced(windows, window, rest)
+                if self._may_be(bucket.pieces, other):
+                    yield from self._placed(left, other, bucket.pieces)
+                if len(bucket.pieces) == 1:
+                    continue
+                for piece in self._largest_first(bucket.pieces):
+                    remaining = tuple(p for p in bucket.pieces if p is not piece)
+                    left = self._with(windows, window, place, 1, [remaining])
+                    for target in (other, window):
+                        if self._may_be([piece], target):
+                            yield from self._placed(left, target, (piece,))
+
+    def _parts_moved(self, windows: _Windows) -> Iterator[_Windows]:
+        """A part of a gradient in the other window."""
+        for window in (_BACK, _FORE):
+            other = 1 - window
+            for place, bucket in enumerate(windows[window]):
+                if bucket.is_fixed:
+                    continue
+                for piece in self._largest_first(bucket.pieces):
+                    gradient = self._gradients[piece[0]]
+                    if not gradient.divisible or not self._may_be([piece], other):
+                        continue
+                    for part in _PARTS:
+                        moved = aligned_elements(gradient, part * self._elements(piece))
+                        if 0 < moved < self._elements(piece):
+                            kept = (piece[0], self._elements(piece) - moved)
+                            pieces = tuple(kept if p is piece else p for p in bucket.pieces)
+                            left = self._with(windows, window, place, 1, [pieces])
+                            yield from self._placed(left, other, ((piece[0], moved),))
+
+    def _exchanged(self, windows: _Windows) -> Iterator[_Windows]:
+        """A gradient of one window for one of the other."""
+        for back_place, back_bucket in enumerate(windows[_BACK]):
+            for fore_place, fore_bucket in enumerate(windows[_FORE]):
+                if not self._may_join(back_bucket, fore_bucket):
+                    continue
+                for back_piece in self._largest_first(back_bucket.pieces)[:_MOST_PLACES]:
+                    for fore_piece in self._largest_first(fore_bucket.pieces)[:_MOST_PLACES]:
+                        if back_piece[0] == fore_piece[0] or not self._may_be([back_piece], _FORE):
+                            continue
+                        back = tuple(fore_piece if p is back_piece else p for p in back_bucket.pieces)
+                        fore = tuple(back_piece if p is fore_piece else p for p in fore_bucket.pieces)
+                        changed = self._with(windows, _BACK, back_place, 1, [back])
+                        yield self._with(changed, _FORE, fore_place, 1, [fore])
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def _placed(self, windows: _Windows, window: int, pieces: tuple[tuple[int, int | None], ...]) -> Iterator[_Windows]:
+        """The pieces in one of the buckets of a window, or as a bucket of its own, at the places that suit it best."""
+        buckets = windows[window]
+        bucket = self._bucket(pieces)
+        key = self._due_s(bucket, window)
+        usual = sum(self._due_s(other, window) <= key for other in buckets)
+        nearest = sorted(range(len(buckets) + 1), key=lambda place: (abs(place - usual), place))[:_MOST_PLACES]
+        for place in nearest:
+            if place < len(buckets) and self._may_join(buckets[place], bucket):
+                yield self._with(windows, window, place, 1, [(*buckets[place].pieces, *pieces)])
+        for place in nearest[:3]:
+            yield self._replaced(windows, window, (*buckets[:place], bucket, *buckets[place:]))
+
+    def _with(
+        self,
+        windows: _Windows,
+        window: int,
+        place: int,
+        count: int,
+        piece_lists: Iterable[tuple[tuple[int, int | None], ...]],
+    ) -> _Windows:
+        """Some neighbouring buckets replaced by ones of the given pieces."""
+        buckets = windows[window]
+        new = tuple(self._bucket(pieces) for pieces in piece_lists if pieces)
+        return self._replaced(windows, window, (*buckets[:place], *new, *buckets[place + count :]))
+
+    def _replaced(self, windows: _Windows, window: int, buckets: tuple[_Bucket, ...]) -> _Windows:
+        if window == _BACK and any(self._level(a) > self._level(b) for a, b in pairwise(buckets)):
+            buckets = tuple(sorted(buckets, key=self._level))  # what others of the same step wait for goes first
+        return (buckets, windows[_BACK]) if window == _FORE else (windows[_FORE], buckets)
+
+    def _bucket(self, pieces: tuple[tuple[int, int | None], ...]) -> _Bucket:
+        by_gradient: dict[int, int | None] = {}
+        for gradient, elements in pieces:  # two pieces of one gradient become one
+            if gradient in by_gradient:
+                total = (by_gradient[gradient] or 0) + (elements or 0)
+                elements = None if total == self._gradients[gradient].elements else total
+            by_gradient[gradient] = elements
+        merged = tuple(by_gradient.items())
+        size = ready_s = update_s = 0.0
+        read_s = float("inf")
+        cut = []
+        for gradient, elements in merged:
+            boundary = self._gradients[gradient]
+            ready_s, read_s = max(ready_s, boundary.ready_s), min(read_s, boundary.read_s)
+            if elements is None:
+                size += boundary.size_bytes
+                update_s += boundary.update_s
+            else:
+                size += boundary.item_bytes * elements
+                cut.append(gradient)
+        is_fixed = self._is_fixed[merged[0][0]]
+        return _Bucket(merged, Item(size, ready_s, read_s, update_s), tuple(cut), is_fixed)
+
+    # -- what may be -----------------------------------------------------------------------------
+
+    def _may_join(self, first: _Bucket, second: _Bucket) -> bool:
+        if first.is_fixed or second.is_fixed:
+            return False
+        a, b = (self._gradients[bucket.pieces[0][0]] for bucket in (first, second))
+        return a.kind == b.kind and a.level == b.level
+
+    def _may_be(self, pieces: Sequence[tuple[int, int | None]], window: int) -> bool:
+        return window == _BACK or all(self._gradients[gradient].is_postponable for gradient, _ in pieces)
+
+    def _level(self, bucket: _Bucket) -> int:
+        return self._gradients[bucket.pieces[0][0]].level
+
+    def _due_s(self, bucket: _Bucket, window: int) -> float:
+        return bucket.item.ready_s if window == _BACK else bucket.item.read_s
+
+    def _elements(self, piece: tuple[int, int | None]) -> int:
+        elements = self._gradients[piece[0]].elements if piece[1] is None else piece[1]
+        assert elements is not None
+        return elements
+
+    def _bytes(self, piece: tuple[int, int | None]) -> float:
+        gradient = self._gradients[piece[0]]
+        return gradient.size_bytes if piece[1] is None else gradient.item_bytes * piece[1]
+
+    def _largest_first(self, pieces: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
+        return sorted(pieces, key=lambda piece: (-self._bytes(piece), piece[0]))
+
+    def _sorted(self, pieces: tuple[tuple[int, int | None], ...], window: int) -> tuple[tuple[int, int | None], ...]:
+        """The pieces as a window sorts them: what is ready, or read, first comes first."""
+
+        def due_s(piece: tuple[int, int | None]) -> tuple[float, int]:
+            gradient = self._gradients[piece[0]]
+            return (gradient.ready_s if window == _BACK else gradient.read_s), piece[0]
+
+        return tuple(sorted(pieces, key=due_s))
+
+    # -- schedules -------------------------------------------------------------------------------
+
+    def _windows(self, schedule: Schedule) -> _Windows:
+        windows: tuple[list[_Bucket], list[_Bucket]] = ([], [])
+        for transfer in schedule.transfers:
+            pieces = []
+            for piece in transfer.pieces:
+                position = self._position[piece.gradient]
+                is_whole = piece.elements == self._gradients[position].elements
+                pieces.append((position, None if is_whole else piece.elements))
+            windows[_FORE if transfer.window == FORWARD else _BACK].append(self._bucket(tuple(pieces)))
+        return tuple(windows[0]), tuple(windows[1])
+
+    def _schedule(self, windows: _Windows, given: Schedule) -> Schedule:
+        """The schedule of these buckets; a transfer that was there before keeps its reason."""
+        known = {(t.window, frozenset((p.gradient, p.elements) for p in t.pieces)): t for t in given.transfers}
+        begin: dict[int, int] = {}
+        made: dict[int, list[Scheduled]] = {_FORE: [], _BACK: []}
+        for window in (_BACK, _FORE):  # the first elements of a cut gradient travel in the step that makes them
+            for bucket in windows[window]:
+                pieces = []
+                for gradient, elements in bucket.pieces:
+                    boundary = self._gradients[gradient]
+                    start = begin.get(gradient, 0)
+                    count = boundary.elements if elements is None else elements
+                    begin[gradient] = start + (count or 0)
+                    pieces.append(Piece(boundary.name, start, count))
+                name = FORWARD if window == _FORE else BACKWARD
+                before = known.get((name, frozenset((p.gradient, p.elements) for p in pieces)))
+                reason = self._reason(bucket, name) if before is None else before.reason
+                made[window].append(Scheduled(tuple(pieces), name, reason))
+        return replace(given, transfers=(*made[_FORE], *made[_BACK]))
+
+    def _reason(self, bucket: _Bucket, window: str) -> str:
+        first: Boundary
+        if window == FORWARD:
+            first = min((self._gradients[g] for g, _ in bucket.pieces), key=lambda g: (g.read_s, g.name))
+            what = f"Read from {first.read_s * 1e3:.4g} ms on, by {first.name}"
+        else:
+            first = max((self._gradients[g] for g, _ in bucket.pieces), key=lambda g: (g.ready_s, g.name))
+            what = f"Can start at {first.ready_s * 1e3:.4g} ms, when {first.name} is ready"
+        return f"{what}. In the {window} window, and with these gradients, by the simulated steps of a local search"
+
+
+def _spread(first: int, last: int) -> list[int]:
+    """Some numbers of a range, evenly spread."""
+    count = last - first + 1
+    if count <= _MOST_PLACES:
+        return list(range(first, last + 1))
+    return sorted({first + n * (count - 1) // (_MOST_PLACES - 1) for n in range(_MOST_PLACES)})

@@ -1,0 +1,46 @@
+"""What of a model is trainable: Keras looks at it once, at the first training after ``compile``."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+
+from caramel.errors import InputError, listed
+
+_trained: WeakKeyDictionary[Any, tuple[tuple[Any, ...], dict[int, str]]] = WeakKeyDictionary()
+"""For each model that was trained here: what its last ``compile`` made, and its trainable variables, paths by id."""
+
+
+def check_trainable(model: Any) -> None:
+    """Check that a model trains the same variables as before, unless it was compiled meanwhile.
+
+    Keras itself goes on with the variables of the first training; ``compile`` makes it look again.
+
+    Args:
+        model: a compiled model whose variables exist.
+
+    Raises:
+        InputError: ``trainable`` of a layer was changed since.
+    """
+    compiled = (model.optimizer, model._compile_loss, model._compile_metrics)
+    now = {id(v): v.path for v in model.trainable_variables}
+    last_compiled, before = _trained.get(model, (None, now))
+    if last_compiled is None or any(a is not b for a, b in zip(last_compiled, compiled)):
+        has_trained = getattr(model, "train_function", None) is not None
+        before = _of_optimizer(model) if has_trained and type(model).train_step is keras.Model.train_step else now
+    for first, second, change in ((before, now, "frozen"), (now, before, "made trainable")):
+        names = [path for number, path in first.items() if number not in second]
+        if names:
+            raise InputError(
+                f"{listed(names, 3)} was {change} after the model {model.name!r} had trained, which Keras only heeds "
+                "after compile: call model.compile(...) again, or set trainable back"
+            )
+    _trained[model] = (compiled, now)
+
+
+def _of_optimizer(model: Any) -> dict[int, str]:
+    """The variables with which Keras' own fit has trained since the last ``compile``."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return {id(v): v.path for v in getattr(optimizer, "_trainable_variables", model.trainable_variables)}
