@@ -28,7 +28,6 @@ _PLACES = {
     "Sample": "line",
     "save": "file",
     "save_plot": "plot",
-    "threshold_bytes": "line",
 }
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from caramel.netmodel.contention import Contention
     from caramel.netmodel.costs import Cost, factors, fit_cost
     from caramel.netmodel.file import load, save
-    from caramel.netmodel.line import Curve, Line, Sample, fit_line, threshold_bytes
+    from caramel.netmodel.line import Curve, Line, Sample, fit_line
     from caramel.netmodel.model import NetworkModel
     from caramel.netmodel.plot import save_plot
     from caramel.netmodel.ranking import Choice, Prediction
@@ -61,7 +60,6 @@ __all__ = [
     "Sample",
     "save",
     "save_plot",
-    "threshold_bytes",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

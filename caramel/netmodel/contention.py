@@ -7,7 +7,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from caramel.errors import FitError
 
@@ -85,13 +87,7 @@ def contention_of(alone: Durations, together: Durations) -> tuple[float, float]:
 
 
 class _Effects(NamedTuple):
-    """What an all-reduce and computation do to each other.
-
-    Attributes:
-        slowdown: factor by which the all-reduce takes longer.
-        channel_part: fraction of its time by which it delays those behind it.
-        processor_share: fraction of its progress that computation loses meanwhile.
-    """
+    """What an all-reduce and computation do to each other; see `effects_of`."""
 
     slowdown: float
     channel_part: float
@@ -102,33 +98,47 @@ class _MeasuredKind:
     """One algorithm at one depth: seconds on lines between measured sizes, and beyond them those at the nearest."""
 
     def __init__(self, contentions: Sequence[Contention], alone_s: Callable[[float], float]) -> None:
-        self._sizes = [float(contention.size_bytes) for contention in contentions]
+        self.sizes = [float(contention.size_bytes) for contention in contentions]
         self._alone_s = alone_s
         self._seconds = []
         """For each size: seconds in which the all-reduce waits for computation; which it takes from computation; and,
         of its own, for which other all-reduces need not wait."""
-        for contention, size in zip(contentions, self._sizes):
+        for contention, size in zip(contentions, self.sizes):
             time_s = alone_s(size)
             lag = 0.0 if contention.occupancy is None else max(contention.slowdown - contention.occupancy, 0.0)
             taken = contention.processor_share * contention.slowdown
             self._seconds.append(((contention.slowdown - 1) * time_s, taken * time_s, lag * time_s))
 
-    def effects(self, size_bytes: float) -> _Effects:
-        size = min(max(size_bytes, self._sizes[0]), self._sizes[-1])
-        after = max(bisect_left(self._sizes, size), 1)
-        if len(self._sizes) == 1:
-            waited_s, taken_s, lag_s = self._seconds[0]
-        else:
-            first, last = self._sizes[after - 1], self._sizes[after]
-            part = (size - first) / (last - first)
-            waited_s, taken_s, lag_s = (
-                x + (y - x) * part for x, y in zip(self._seconds[after - 1], self._seconds[after])
-            )
-        alone_s = self._alone_s(size)
-        total_s = alone_s + waited_s
-        return _Effects(
-            1 + waited_s / alone_s, max(1 - lag_s / total_s, 0.0), min(taken_s / total_s, MOST_PROCESSOR_SHARE)
-        )
+    def seconds(self, size_bytes: float) -> tuple[float, float, float, float]:
+        """Seconds by itself, waited, taken from computation, and of lag, at the nearest size that was measured."""
+        size = min(max(size_bytes, self.sizes[0]), self.sizes[-1])
+        if len(self.sizes) == 1:
+            return self._alone_s(size), *self._seconds[0]
+        after = max(bisect_left(self.sizes, size), 1)
+        first, last = self.sizes[after - 1], self.sizes[after]
+        part = (size - first) / (last - first)
+        waited_s, taken_s, lag_s = (x + (y - x) * part for x, y in zip(self._seconds[after - 1], self._seconds[after]))
+        return self._alone_s(size), waited_s, taken_s, lag_s
+
+
+def effects_of(alone_s: Any, waited_s: Any, taken_s: Any, lag_s: Any) -> tuple[Any, Any, Any]:
+    """What all-reduces and computation do to each other, from seconds: numbers, or arrays of them.
+
+    Args:
+        alone_s: seconds of an all-reduce by itself.
+        waited_s: further seconds in which it waits for computation.
+        taken_s: seconds that it takes from computation.
+        lag_s: seconds of the first two for which other all-reduces need not wait.
+
+    Returns:
+        The slowdown of the all-reduce, the part of its time for which the next one waits, and its processor share.
+    """
+    total_s = alone_s + waited_s
+    return (
+        1 + waited_s / alone_s,
+        np.maximum(1 - lag_s / total_s, 0.0),
+        np.minimum(taken_s / total_s, MOST_PROCESSOR_SHARE),
+    )
 
 
 class ContentionModel:
@@ -152,6 +162,24 @@ class ContentionModel:
         self._largest_bytes = {kind: measured[-1].size_bytes for kind, measured in by_kind.items()}
         self._kinds = {kind: _MeasuredKind(measured, partial(alone_s, *kind)) for kind, measured in by_kind.items()}
         self._latest: tuple[float, dict[tuple[str, int], _Effects], _Effects] | None = None
+
+    @property
+    def kinds(self) -> list[tuple[str, int]]:
+        """The pairs (algorithm, depth) that were measured."""
+        return list(self._kinds)
+
+    @property
+    def sizes_bytes(self) -> set[float]:
+        """All sizes that were measured."""
+        return {size for measured in self._kinds.values() for size in measured.sizes}
+
+    def largest_bytes(self, kind: tuple[str, int]) -> int:
+        """The largest size at which one of `kinds` was measured."""
+        return self._largest_bytes[kind]
+
+    def seconds_of(self, kind: tuple[str, int]) -> Callable[[float], tuple[float, float, float, float]]:
+        """A function from a size in bytes to the arguments of `effects_of`, for one of `kinds`."""
+        return self._kinds[kind].seconds
 
     def slowdown(self, algorithm: str, depth: int, size_bytes: float) -> float:
         """The factor by which an all-reduce takes longer; 1 if nothing was measured.
@@ -187,7 +215,7 @@ class ContentionModel:
         if self._latest is None or self._latest[0] != size_bytes:
             least_bytes = min(size_bytes, max(self._largest_bytes.values(), default=0))
             by_kind = {
-                kind: measured.effects(size_bytes)
+                kind: _Effects(*map(float, effects_of(*measured.seconds(size_bytes))))
                 for kind, measured in self._kinds.items()
                 if self._largest_bytes[kind] >= least_bytes
             }

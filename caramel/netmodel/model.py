@@ -13,6 +13,7 @@ from caramel.netmodel.contention import Contention, ContentionModel
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, Line
 from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of, measured_if_any
+from caramel.netmodel.table import ReductionTable
 
 MOST_DEPTH = 8
 """Largest depth that is chosen (Caramel, section 4.4: depths from 1 to 8)."""
@@ -336,13 +337,35 @@ class NetworkModel:
         Raises:
             InputError: none of the allowed ones is known for so many workers.
         """
-        candidates = self.candidates(size_bytes, workers, allowed=allowed, depth=depth, is_beside=is_beside)
+        table = self._table(workers, allowed, depth, is_beside)
+        if table is not None:
+            candidates = table.near_best(size_bytes)
+        else:
+            candidates = self.candidates(size_bytes, workers, allowed=allowed, depth=depth, is_beside=is_beside)
+        return best_of(candidates, size_bytes, is_beside, meet=workers > 2 and self.given is None)
 
-        def share(candidate: Candidate) -> float:
-            return self.processor_share(workers, candidate.algorithm, candidate.depth, size_bytes)
+    def _table(
+        self, workers: int, allowed: Collection[str] | None, depth: int | None, is_beside: bool
+    ) -> ReductionTable | None:
+        """A table of what was measured, if there is anything to choose among."""
+        key = (workers, None if allowed is None else frozenset(allowed), depth, is_beside)
+        if key not in self._tables:
+            curves = [
+                self._by_key[workers, name, chunks]
+                for name, chunks in self._known(workers)
+                if (workers, name, chunks) in self._by_key
+                and (allowed is None or name in allowed)
+                and depth in (None, chunks)
+            ]
+            contention = self._contention_models.get(workers) if is_beside else None
+            is_usable = curves and workers > 1 and self.given is None
+            overlaps = self.has_overlaps(workers)
+            self._tables[key] = ReductionTable(curves, contention, overlaps) if is_usable else None
+        return self._tables[key]
 
-        meet = workers > 2 and self.given is None
-        return best_of(candidates, size_bytes, share if is_beside else None, meet)
+    @cached_property
+    def _tables(self) -> dict[tuple[int, frozenset[str] | None, int | None, bool], ReductionTable | None]:
+        return {}
 
     def candidate(
         self, algorithm: str, depth: int, workers: int, size_bytes: float, *, is_beside: bool = False
@@ -363,11 +386,12 @@ class NetworkModel:
         if not (is_beside and self.contentions):
             return Candidate(alone, algorithm, depth)
         slowdown = self.slowdown(workers, algorithm, depth, size_bytes)
+        share = self.processor_share(workers, algorithm, depth, size_bytes)
         prediction = Prediction(alone.time_s * slowdown, alone.basis)
         if not self.has_overlaps(workers):
-            return Candidate(prediction, algorithm, depth, None, slowdown)
+            return Candidate(prediction, algorithm, depth, None, slowdown, share)
         occupied_s = self.channel_part(workers, algorithm, depth, size_bytes) * prediction.time_s
-        return Candidate(prediction, algorithm, depth, occupied_s, slowdown)
+        return Candidate(prediction, algorithm, depth, occupied_s, slowdown, share)
 
     def candidates(
         self,
@@ -418,8 +442,9 @@ class NetworkModel:
     def _at_depth(self, depth: int, workers: int) -> list[tuple[str, int]]:
         """The algorithms at one depth: those that were measured at it, or all if none was."""
         known = self._known(workers)
-        names = [name for name, chunks in known if chunks == depth] or dict.fromkeys(name for name, _ in known)
-        return [(name, depth) for name in names if name != NATIVE or depth == 1]
+        names = [name for name, chunks in known if chunks == depth]
+        others = (name for name, chunks in known if chunks < depth and name != NATIVE)
+        return [(name, depth) for name in names or dict.fromkeys(others)]
 
     def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
         for name in ALL_REDUCE_NAMES:

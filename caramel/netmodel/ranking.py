@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from caramel.collectives.algorithms import ALL_REDUCES, NATIVE
 
@@ -44,6 +45,20 @@ network, with 13 KB in front of 2 MB, took 0.92 s with a ring for the 13 KB, in 
 and 0.83 s with a shuffle (our choice)."""
 
 
+NEAR_DELAY_RATIO = max(_EQUAL_DELAY_RATIO, _SUITABLE_DELAY_RATIO)
+"""Ratio to the least delay of those that `best_of` looks at, but for TensorFlow's own all-reduce."""
+
+
+def delay_s(time_s: Any, channel_s: Any) -> Any:
+    """Seconds that an all-reduce is taken to add to a step, as one of several that follow each other.
+
+    Args:
+        time_s: seconds of the all-reduce; a number, or an array of them.
+        channel_s: seconds of these for which the next one waits.
+    """
+    return channel_s + _COUNTED_LAG_FRACTION * (time_s - channel_s)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Predicted time of one all-reduce.
@@ -69,6 +84,7 @@ class Candidate:
         occupied_s: predicted seconds until the next one can begin as if nothing were under way; None: it waits for all
             of this one.
         slowdown: factor that computation has in the predicted time.
+        processor_share: fraction of its progress that computation loses meanwhile.
     """
 
     prediction: Prediction
@@ -76,6 +92,7 @@ class Candidate:
     depth: int
     occupied_s: float | None = None
     slowdown: float = 1.0
+    processor_share: float = 0.0
 
     @property
     def time_s(self) -> float:
@@ -95,7 +112,7 @@ class Candidate:
     @property
     def delay_s(self) -> float:
         """Seconds that it is taken to add to a step, as one of several transfers that follow each other."""
-        return self.channel_s + _COUNTED_LAG_FRACTION * (self.time_s - self.channel_s)
+        return float(delay_s(self.time_s, self.channel_s))
 
     def __str__(self) -> str:
         return f"{self.algorithm} at depth {self.depth} with {self.time_s * 1e3:.4g} ms"
@@ -110,6 +127,7 @@ class Choice:
         depth: number of chunks.
         prediction: predicted time.
         occupied_s: predicted seconds until the next transfer can begin, see `Candidate`.
+        processor_share: fraction of its progress that computation loses meanwhile.
         explain: function that gives `reason`; a planner makes thousands of choices and shows few.
     """
 
@@ -117,6 +135,7 @@ class Choice:
     depth: int
     prediction: Prediction
     occupied_s: float | None = None
+    processor_share: float = 0.0
     explain: Callable[[], str] = field(default=str, compare=False, repr=False)
 
     @property
@@ -136,7 +155,7 @@ def measured_if_any(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
 def best_of(
     candidates: Sequence[Candidate],
     size_bytes: float,
-    share: Callable[[Candidate], float] | None = None,
+    is_beside: bool = False,
     meet: bool = False,
 ) -> Choice:
     """The one with the least predicted delay; of equally fast ones the smaller depth, then the first.
@@ -148,10 +167,9 @@ def best_of(
     Args:
         candidates: candidates, at least one.
         size_bytes: bytes on the wire.
-        share: function from a candidate to the fraction of its progress that computation loses beside it, where all
-            workers compute meanwhile; None where they do not. Of those that delay up to 3 % longer than the fastest it
-            is then the one with the least share, or with fewer chunks and a share that is at most 5 percentage points
-            above it.
+        is_beside: whether all workers compute meanwhile. Of those that delay up to 3 % longer than the fastest it is
+            then the one that takes least from computation, or with fewer chunks and a share that is at most 5
+            percentage points above it.
         meet: whether several all-reduces meet on links, beside computation. Of those that delay up to 25 % longer than
             the fastest it is one with one sender (see `AllReduce`) that takes at most a quarter of the processors'
             time; if there is none, one with two rounds that takes more.
@@ -160,38 +178,36 @@ def best_of(
     others_s = min((delays[id(c)] for c in candidates if c.algorithm != NATIVE), default=math.inf)
     eligible = [c for c in candidates if c.algorithm != NATIVE or _LEAST_NATIVE_SPEEDUP * delays[id(c)] <= others_s]
     ranked: Sequence[Candidate] = sorted(eligible, key=lambda c: (delays[id(c)], c.depth))
-    suited, why = _suitable(ranked, share) if share is not None and meet else (ranked, "")
+    suited, why = _suitable(ranked) if is_beside and meet else (ranked, "")
     first = suited[0]
-    if share is None:
-        chosen = first
-    else:
+    chosen = first
+    if is_beside:
         tied = [c for c in suited if delays[id(c)] <= _EQUAL_DELAY_RATIO * delays[id(first)]]
-        shares = {id(c): share(c) for c in tied}
-        least = min(shares.values())
-        close = (c for c in tied if shares[id(c)] <= least + _EQUAL_SHARE_MARGIN)
-        chosen = min(close, key=lambda c: (c.depth, shares[id(c)]))
+        most = min(c.processor_share for c in tied) + _EQUAL_SHARE_MARGIN
+        chosen = min((c for c in tied if c.processor_share <= most), key=lambda c: (c.depth, c.processor_share))
 
     def explain() -> str:
         reason = _reason(ranked, size_bytes)
         if first is not ranked[0]:
             reason += f" {first} is an all-reduce {why}."
-        if share is not None and chosen is not first:
-            how = "fewer chunks, and " if share(chosen) >= share(first) else ""
+        if chosen is not first:
+            how = "fewer chunks, and " if chosen.processor_share >= first.processor_share else ""
             reason += (
-                f" {chosen} takes {how}{share(chosen):.0%} of the processors' time from computation, instead of "
-                f"{share(first):.0%}."
+                f" {chosen} takes {how}{chosen.processor_share:.0%} of the processors' time from computation, instead "
+                f"of {first.processor_share:.0%}."
             )
         return reason
 
-    return Choice(chosen.algorithm, chosen.depth, chosen.prediction, chosen.occupied_s, explain)
+    return Choice(chosen.algorithm, chosen.depth, chosen.prediction, chosen.occupied_s, chosen.processor_share, explain)
 
 
-def _suitable(ranked: Sequence[Candidate], share: Callable[[Candidate], float]) -> tuple[Sequence[Candidate], str]:
+def _suitable(ranked: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:
     """The candidates that suit a step in which several all-reduces meet, and why; all of them where none does."""
     near = [c for c in ranked if c.delay_s <= _SUITABLE_DELAY_RATIO * ranked[0].delay_s]
-    if one_sender := [c for c in near if c.algorithm in _WITH_ONE_SENDER and share(c) <= _MOST_ONE_SENDER_SHARE]:
+    most = _MOST_ONE_SENDER_SHARE
+    if one_sender := [c for c in near if c.algorithm in _WITH_ONE_SENDER and c.processor_share <= most]:
         return one_sender, "in which a worker receives from one other only, so that several do not meet"
-    few_rounds = [c for c in near if c.algorithm in _WITH_TWO_ROUNDS and share(c) > _MOST_ONE_SENDER_SHARE]
+    few_rounds = [c for c in near if c.algorithm in _WITH_TWO_ROUNDS and c.processor_share > most]
     return few_rounds or ranked, "with few rounds, each of which waits for processors"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from caramel.errors import FitError
-from caramel.netmodel.line import Curve, Line, Sample, fit_line, threshold_bytes
+from caramel.netmodel.line import Curve, Line, Sample, fit_line
 from caramel.util.units import format_size
 
 SIZES = (4, 1000, 2**16, 2**20, 2**22)
@@ -105,34 +105,47 @@ def test_threshold_of_a_line(a, b):
     assert line.threshold_bytes == pytest.approx(1.5 * a / b)
     assert joins_well(line, line.threshold_bytes * 1.001)
     assert not joins_well(line, line.threshold_bytes * 0.999)
-    if 1 < line.threshold_bytes < 2**39:
-        assert threshold_bytes(line.time_s) == pytest.approx(line.threshold_bytes, rel=1e-6, abs=1)
 
 
 def test_thresholds_at_the_edges():
     assert Line(1e-3, 0.0).threshold_bytes == math.inf
     assert Line(0.0, 1e-9).threshold_bytes == 0
     assert Line(0.0, 0.0).threshold_bytes == 0
-    assert threshold_bytes(Line(1e-3, 0.0).time_s) == math.inf
-    assert threshold_bytes(Line(0.0, 1e-9).time_s) == 1
-    assert threshold_bytes(Line(1.0, 1e-6).time_s, most_bytes=2.0**20) == math.inf
-    assert threshold_bytes(Line(1.0, 1e-6).time_s, most_bytes=2.0**21) == pytest.approx(1.5e6, rel=1e-6)
 
 
-@given(st.lists(st.tuples(log_floats(1e-6, 1e-2), log_floats(1e-12, 1e-7)), min_size=1, max_size=4))
-def test_threshold_of_the_least_of_lines(pairs):
-    def least(size):
-        return min(a + b * size for a, b in pairs)
+def saves(curve, size):
+    """Whether joining two transfers of a size saves at least 20 %."""
+    return curve.time_s(2 * size) <= 0.8 * 2 * curve.time_s(size)
 
-    def joins(size):
-        return least(2 * size) / (2 * least(size)) > 0.8
 
-    found = threshold_bytes(least)
+@given(
+    st.lists(st.tuples(st.integers(1, 2**24), log_floats(1e-5, 1.0)), min_size=2, max_size=8, unique_by=lambda p: p[0])
+)
+def test_the_threshold_of_measurements_is_the_largest_size_that_still_saves(points):
+    curve = Curve.fitted(4, "ring", 1, [Sample(size, time) for size, time in points])
+    if curve.fits and curve.line.a_s > 0:
+        assert curve.threshold_bytes == curve.line.threshold_bytes
+        return
+    found = curve.threshold_bytes
     if math.isinf(found):
-        assert not any(joins(size) for size in np.geomspace(1, 2**39, 50))
-    else:
-        assert joins(found * 1.0001 + 1)
-        assert found <= 1 or not joins(found * 0.9999)
+        assert saves(curve, 2.0**30)
+        return
+    assert curve.time_s(2 * found) <= 0.8 * 2 * curve.time_s(found) * (1 + 1e-9)
+    larger = np.geomspace(found * 1.0001, max(10 * found, 2.0**26), 2000)
+    assert not any(saves(curve, size) for size in larger)
+
+
+def test_beyond_a_jump_joining_may_save_again():
+    """Two of 2 KiB take as long as one of 8 KiB would; two of 16 KiB save a third, and two of 128 KiB nothing."""
+    points = [(1024, 1e-4), (4096, 1e-4), (8192, 3e-4), (65536, 4e-4), (262144, 1.6e-3)]
+    curve = Curve.fitted(8, "ring", 1, [Sample(*point) for point in points])
+    assert not curve.fits and not saves(curve, 4096) and saves(curve, 16384)
+    assert 32768 <= curve.threshold_bytes <= 65536
+
+
+def test_below_the_smallest_size_a_transfer_takes_what_it_takes_there():
+    curve = Curve.fitted(4, "star", 1, [Sample(4096, 9e-4), Sample(8192, 9e-4), Sample(2**20, 0.35)])
+    assert [curve.time_s(size) for size in (0, 1, 64, 4096)] == [9e-4] * 4
 
 
 def test_line_times():
@@ -153,7 +166,7 @@ def test_a_curve_that_fits():
     assert curve.residuals == pytest.approx([0] * 6, abs=1e-9)
     assert curve.fits and curve.warning is None and curve.jump is None
     for size in (0, 4, 5000, 2**22, 2**30):
-        assert curve.time_s(size) == pytest.approx(1e-4 + 1e-9 * size)
+        assert curve.time_s(size) == pytest.approx(1e-4 + 1e-9 * max(size, 4))
 
 
 @given(st.lists(st.floats(1e-5, 1e-2), min_size=7, max_size=7), st.randoms())
@@ -178,8 +191,6 @@ def test_residuals_and_predictions(times, random):
             slope = (times[-1] - half_s) / 8192 if half_s < times[-1] else b
             most = times[-1] / 16384 if half_s < times[-1] else math.inf
             expected = times[-1] + min(slope, most) * (size - 16384)
-        elif size < 256:
-            expected = min(times[0], max(times[0] - b * (256 - size), a + b * size))
         assert curve.time_s(size) == pytest.approx(expected)
 
 

@@ -30,10 +30,12 @@ class _ReductionTimes:
     Attributes:
         time_s: seconds from its start to its end.
         channel_s: seconds from its start until the next one may begin.
+        processor_s: seconds by which computation takes longer.
     """
 
     time_s: float
     channel_s: float
+    processor_s: float
 
     @property
     def lag_s(self) -> float:
@@ -54,8 +56,7 @@ class Network:
     options: CollectiveOptions
     workers: int
     overlaps: bool = True
-    _predicted: dict[float, _ReductionTimes] = field(default_factory=dict, compare=False, repr=False)
-    _processor_s: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
+    _predicted: dict[float, _ReductionTimes] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def is_known(self) -> bool:
@@ -114,12 +115,13 @@ class Network:
 
     def _seconds(self, size_bytes: float) -> _ReductionTimes:
         if size_bytes not in self._predicted:
-            candidate = self._chosen(size_bytes)
-            time_s = channel_s = 0.0
-            if candidate is not None:
-                time_s = candidate.prediction.time_s
-                channel_s = time_s if candidate.occupied_s is None else candidate.occupied_s
-            self._predicted[size_bytes] = _ReductionTimes(time_s, channel_s if self.overlaps else time_s)
+            chosen = self._chosen(size_bytes)
+            time_s = channel_s = processor_s = 0.0
+            if chosen is not None:
+                time_s = chosen.prediction.time_s
+                channel_s = time_s if chosen.occupied_s is None or not self.overlaps else chosen.occupied_s
+                processor_s = chosen.processor_share * time_s
+            self._predicted[size_bytes] = _ReductionTimes(time_s, channel_s, processor_s)
         return self._predicted[size_bytes]
 
     def under_way_s(self, sizes_bytes: Sequence[float], most: int | None) -> float:
@@ -192,15 +194,7 @@ class Network:
 
     def processor_s(self, size_bytes: float) -> float:
         """Seconds by which one transfer makes the computation beside it longer, as far as that was measured."""
-        network = self.options.network
-        if network is None or not self.takes_processor:
-            return 0.0
-        if size_bytes not in self._processor_s:
-            chosen = self._chosen(size_bytes)
-            assert chosen is not None
-            share = network.processor_share(self.workers, chosen.algorithm, chosen.depth, size_bytes)
-            self._processor_s[size_bytes] = share * self.time_s(size_bytes)
-        return self._processor_s[size_bytes]
+        return self._seconds(size_bytes).processor_s if self.takes_processor else 0.0
 
     def processor_start_s(self, total_bytes: float) -> float:
         """The seconds of `processor_s` that every transfer has, whatever its size.

@@ -18,7 +18,7 @@ from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.step_evaluator import Item, StepEvaluator
 from caramel.analyzers.optimal.problem import travels_alone
 from caramel.analyzers.optimal.rounding import aligned_elements
-from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Schedule, Scheduled
+from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, InFlight, Piece, Schedule, Scheduled
 
 _LEAST_GAIN = 1e-7
 """Fraction of a step by which a change must make it shorter to be taken: less is rounding."""
@@ -63,12 +63,20 @@ class LocalSearch:
         network: network as planners see it.
         boundaries: boundaries of all gradients.
         scales: factors on the computation: 1 for what is predicted, then others for what may be instead.
+        in_flight: number of transfers of each window that may be under way at once; default: the usual one.
 
     Attributes:
         evaluations: number of steps that were simulated so far.
     """
 
-    def __init__(self, network: Network, boundaries: Boundaries, scales: Sequence[float] = (1.0,)) -> None:
+    def __init__(
+        self,
+        network: Network,
+        boundaries: Boundaries,
+        scales: Sequence[float] = (1.0,),
+        in_flight: InFlight | None = None,
+    ) -> None:
+        self._in_flight = in_flight
         self._boundaries = boundaries
         self._gradients = boundaries.gradients
         self._scales = scales
@@ -93,7 +101,29 @@ class LocalSearch:
         forward, backward = self._items(windows)
         wanted = self._scales if scales is None else scales
         self.evaluations += len(wanted)
-        return [self._evaluator.iteration_s(forward, backward, scale=scale) for scale in wanted]
+        return [self._evaluator.iteration_s(forward, backward, self._in_flight, scale) for scale in wanted]
+
+    def in_other_window_s(self, schedule: Schedule, number: int, most: int) -> float | None:
+        """Seconds of the step with one transfer at the best place of its other window; None if it cannot be there.
+
+        Args:
+            schedule: all transfers.
+            number: number of the transfer.
+            most: number of places to try, those nearest to where the transfer is due.
+        """
+        windows = self._windows(schedule)
+        is_backward = number >= len(windows[_FORE])
+        window, other = (_BACK, _FORE) if is_backward else (_FORE, _BACK)
+        place = number - len(windows[_FORE]) if is_backward else number
+        bucket = windows[window][place]
+        if not self._may_be(bucket.pieces, other):
+            return None
+        left = self._replaced(windows, window, windows[window][:place] + windows[window][place + 1 :])
+        times_s = []
+        for target in self._places(left[other], bucket, other)[:most]:
+            buckets = (*left[other][:target], bucket, *left[other][target:])
+            times_s += self._times_s(self._replaced(left, other, buckets), self._scales[:1])
+        return min(times_s)
 
     def _cost_s(self, windows: _Windows, limit_s: float | None) -> float:
         (predicted_s,) = self._times_s(windows, self._scales[:1])
@@ -235,14 +265,18 @@ class LocalSearch:
         """The pieces in one of the buckets of a window, or as a bucket of its own, at the places that suit it best."""
         buckets = windows[window]
         bucket = self._bucket(pieces)
-        key = self._due_s(bucket, window)
-        usual = sum(self._due_s(other, window) <= key for other in buckets)
-        nearest = sorted(range(len(buckets) + 1), key=lambda place: (abs(place - usual), place))[:_MOST_PLACES]
+        nearest = self._places(buckets, bucket, window)[:_MOST_PLACES]
         for place in nearest:
             if place < len(buckets) and self._may_join(buckets[place], bucket):
                 yield self._with(windows, window, place, 1, [(*buckets[place].pieces, *pieces)])
         for place in nearest[:3]:
             yield self._replaced(windows, window, (*buckets[:place], bucket, *buckets[place:]))
+
+    def _places(self, buckets: tuple[_Bucket, ...], bucket: _Bucket, window: int) -> list[int]:
+        """All places for one more bucket in a window, those first that are nearest to where it is due."""
+        key = self._due_s(bucket, window)
+        usual = sum(self._due_s(other, window) <= key for other in buckets)
+        return sorted(range(len(buckets) + 1), key=lambda place: (abs(place - usual), place))
 
     def _with(
         self,

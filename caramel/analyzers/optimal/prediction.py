@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from caramel.analyzers.cost.in_flight import usual_in_flight
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import simulate_on
+from caramel.analyzers.optimal.local_search import LocalSearch
 from caramel.analyzers.optimal.step_bound import step_bound_s
-from caramel.errors import PlanError
-from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Schedule, Scheduled, Trace
+from caramel.facts import Boundaries, InFlight, Schedule, Trace
 from caramel.plan import Prediction, Transfers
 
 _SUM_TOLERANCE = 1e-12
 """Relative difference below which two sums count as equal: of the same numbers, added in another order."""
 
 _MOST_SIMULATED_TRANSFERS = 50_000
-"""Largest number of transfers in all schedules that are simulated for the alternatives: some seconds."""
+"""Largest number of transfers in all schedules that are simulated for the alternatives: less than a second."""
 
 
 def predict(facts: Mapping[type, Any]) -> Prediction | None:
@@ -55,32 +54,5 @@ def _alternatives(
     """
     count = len(schedule.transfers)
     most = max(1, _MOST_SIMULATED_TRANSFERS // max(count, 1) ** 2)
-    return tuple(_moved_s(boundaries, schedule, network, in_flight, number, most) for number in range(count))
-
-
-def _moved_s(
-    boundaries: Boundaries, schedule: Schedule, network: Network, in_flight: InFlight | None, number: int, most: int
-) -> float | None:
-    transfer = schedule.transfers[number]
-    others = [t for n, t in enumerate(schedule.transfers) if n != number]
-    window = FORWARD if transfer.window == BACKWARD else BACKWARD
-    moved = replace(transfer, window=window)
-    firsts = sum(t.window == FORWARD for t in others)
-    places = range(firsts + 1) if window == FORWARD else range(firsts, len(others) + 1)
-    usual = places[0] + sum(
-        _due_s(boundaries, t, window) <= _due_s(boundaries, moved, window) for t in others if t.window == window
-    )
-    times = []
-    for place in sorted(places, key=lambda place: (abs(place - usual), place))[:most]:
-        candidate = Schedule((*others[:place], moved, *others[place:]), schedule.reason)
-        try:
-            times.append(simulate_on(network, boundaries, candidate, in_flight).iteration_s)
-        except PlanError:
-            return None
-    return min(times)
-
-
-def _due_s(boundaries: Boundaries, transfer: Scheduled, window: str) -> float:
-    """The time by which a window is sorted, in seconds: when a transfer is first read, or when it is complete."""
-    gradients = [boundaries.by_name[p.gradient] for p in transfer.pieces]
-    return min(g.read_s for g in gradients) if window == FORWARD else max(g.ready_s for g in gradients)
+    search = LocalSearch(network, boundaries, in_flight=in_flight)
+    return tuple(search.in_other_window_s(schedule, number, most) for number in range(count))

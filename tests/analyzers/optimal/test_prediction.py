@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from policy_common import anything, boundaries, gradient, line
 
 from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.cost import prediction
 from caramel.analyzers.cost.network import Network
+from caramel.analyzers.optimal import prediction
+from caramel.analyzers.optimal.local_search import LocalSearch
 from caramel.analyzers.policies.batching import single
 from caramel.analyzers.policies.packing import paper_packing
 from caramel.facts import BACKWARD, FORWARD, Boundaries, InFlight, Piece, Schedule, Scheduled, Trace
@@ -71,11 +72,12 @@ def test_the_place_that_is_tried_first_is_where_it_belongs(monkeypatch):
     made = tuple(Scheduled((Piece(name, 0, 4),), windows.get(name, BACKWARD), "") for name in order)
     seen = []
 
-    def simulated(network, boundaries, schedule, in_flight):
-        seen.append([(t.pieces[0].gradient, t.window[0]) for t in schedule.transfers])
-        return simulate(boundaries, schedule, network.time_s)
+    def simulated(search, windows, scales):
+        names = [(bucket.pieces[0][0], window) for window, of in zip("fb", windows) for bucket in of]
+        seen.append([(model.gradients[gradient].name, window) for gradient, window in names])
+        return [1.0]
 
-    monkeypatch.setattr(prediction, "simulate_on", simulated)
+    monkeypatch.setattr(LocalSearch, "_times_s", simulated)
     prediction._alternatives(model, Schedule(made, ""), NETWORK, None)
     f, b = "f", "b"
     assert seen == [

@@ -48,8 +48,7 @@ def trace_of(model):
 
 
 NOT_MEASURED = {
-    "a depth": ({"algorithm": "ring", "depth": 3}, False),
-    "a depth, sparse": ({"algorithm": "ring", "depth": 3}, True),
+    "an algorithm": ({"algorithm": "star", "depth": 3}, False),
     "an algorithm, sparse": ({"algorithm": "shuffle"}, True),
     "any in rank order, sparse": ({"deterministic": True}, True),
 }
@@ -60,7 +59,7 @@ def test_without_a_trace_nothing_has_to_be_known_of_transfers(options, is_sparse
     """Times that nobody measured are not longer beside them either."""
     found = planned(step(is_sparse=is_sparse), **options)
     (transfer,) = found[Transfers].transfers
-    assert (transfer.algorithm, transfer.depth) == (("all_gather", 1) if is_sparse else ("ring", 3))
+    assert (transfer.algorithm, transfer.depth) == (("all_gather", 1) if is_sparse else ("star", 3))
     assert transfer.predicted_s is None
     assert found[Boundaries].factor == 1
 
