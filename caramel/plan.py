@@ -70,6 +70,10 @@ class Transfers:
     notes: tuple[str, ...] = ()
 
 
+_BOUND_TOLERANCE = 1e-9
+"""Fraction of a step by which rounding may lift a lower bound above it."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The predicted step, in steady state.
@@ -92,6 +96,11 @@ class Prediction:
         """Predicted time over the lower bound, less 1."""
         return self.timeline.iteration_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
 
+    @property
+    def has_bound(self) -> bool:
+        """Whether the lower bound is one: it is not above the predicted step, which would be a defect."""
+        return self.gap >= -_BOUND_TOLERANCE
+
     def as_dict(self) -> dict[str, float]:
         """The figures, in SI units."""
         timeline = self.timeline
@@ -103,8 +112,7 @@ class Prediction:
             "alpha": timeline.alpha,
             "rho": timeline.rho,
             "utilisation": timeline.utilisation,
-            "lower_bound_s": self.lower_bound_s,
-            "gap": self.gap,
+            **({"lower_bound_s": self.lower_bound_s, "gap": self.gap} if self.has_bound else {}),
         }
 
 
@@ -364,12 +372,16 @@ class Plan:
         if self.prediction is None:
             return []
         prediction, step = self.prediction, self.prediction.timeline
+        bound = (
+            f"no plan takes less than {prediction.lower_bound_s * 1e3:.4g} ms (gap {prediction.gap:.1%})"
+            if prediction.has_bound
+            else "the lower bound came out above this step, so it is withdrawn (a defect; see caramel plan --check)"
+        )
         return [
             "",
             f"predicted: {step.iteration_s * 1e3:.4g} ms per step: {step.compute_s * 1e3:.4g} ms of computation, "
             f"{step.communication_s * 1e3:.4g} ms of communication, {step.exposed_s * 1e3:.4g} ms of it exposed",
-            f"alpha {step.alpha:.3f}, rho {step.rho:.3f}, utilisation {step.utilisation:.1%}; "
-            f"no plan takes less than {prediction.lower_bound_s * 1e3:.4g} ms (gap {prediction.gap:.1%})",
+            f"alpha {step.alpha:.3f}, rho {step.rho:.3f}, utilisation {step.utilisation:.1%}; {bound}",
             f"from: {prediction.basis}",
         ]
 

@@ -21,7 +21,13 @@ PREDICTED_WITHIN = 0.10
 SHARE_PREDICTED = 0.80
 MOST_MINUTES = 100
 
-KEPT, MISSED, INCOMPLETE = "kept", "MISSED", "not all measured"
+KEPT, MISSED, INCOMPLETE, WITHDRAWN = "kept", "MISSED", "not all measured", "withdrawn"
+
+PAPERS_POLICY = "caramel_paper"
+
+PROGRAMS_WITHOUT_BUCKETS = frozenset({"3b606b5bdd2d", "5cd73cd4904e", "c31bcd3f0593", "f5b25b1a23bb"})
+"""Versions of this library in which the paper's policy took the first jump of a network for its threshold, and so sent
+each gradient by itself."""
 
 Rows = Mapping[str, Row]
 T = TypeVar("T")
@@ -39,7 +45,7 @@ class Finding:
         value: what was measured; None if nothing was.
         shown: the same for people.
         target: for people.
-        verdict: kept, missed, or not all measured: what was measured does not miss it.
+        verdict: kept, missed, not all measured (what was measured does not miss it), or withdrawn.
         notes: where it was missed, and what is left out.
     """
 
@@ -177,7 +183,11 @@ def _slower(cells: Mapping[Cell, Rows]) -> Finding:
         if r.low > MOST_OF_PEER
     ]
     low = ratios[worst].low
-    return _finding(what, low, f"{low:.3f} ({worst[1]})", target, not slower, missing, slower)
+    unsure = {key: ratio for key, ratio in ratios.items() if ratio.high > MOST_OF_PEER}
+    above = f"the upper bound is above {MOST_OF_PEER:.2f} in {len(unsure)} of {len(ratios)} pairs"
+    shown = f"{low:.3f} ({worst[1]}); {above}"
+    notes = [*slower, *(f"{cell}: at most {r.high:.3f} of the time of {name}" for (cell, name), r in unsure.items())]
+    return _finding(what, low, shown, target, not slower, missing, notes)
 
 
 def _speed_up(cells: Mapping[Cell, Rows]) -> Finding:
@@ -222,7 +232,15 @@ def _gain(cells: Mapping[Cell, Rows], name: str) -> Finding:
     gaining = sum(each.median > 1 for each in found.values())
     shown = f"{mean:.3f}, above 1 in {gaining} of {_cells(len(found))}"
     below = [f"{cell}: {each.median:.3f}" for cell, each in found.items() if each.median <= 1]
-    return _finding(what, mean, shown, target, mean > 1, missing, below)
+    finding = _finding(what, mean, shown, target, mean > 1, missing, below)
+    old = [cell for cell in found if name == PAPERS_POLICY and cells[cell][name].program in PROGRAMS_WITHOUT_BUCKETS]
+    if not old:
+        return finding
+    note = (
+        f"{_cells(len(old))} were measured with a threshold at the first jump of the network, with which that policy "
+        "never made a bucket: this says nothing of the paper's rules until they are measured anew"
+    )
+    return replace(finding, verdict=WITHDRAWN, notes=(note, *finding.notes))
 
 
 def _disturbed(cells: Mapping[Cell, Rows]) -> Finding:

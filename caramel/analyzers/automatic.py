@@ -17,6 +17,7 @@ from caramel.analyzers.step.op_times import given_trace, unmeasured
 from caramel.facts import ControlEdges, Trace
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.plan import Transfers
+from caramel.util.units import format_size
 
 WANTED = (Transfers, ControlEdges)
 """Types of the facts from which a plan is made."""
@@ -35,6 +36,7 @@ class Policy:
         packing: factory of the analyzer that decides buckets and windows at once; None for one after the other.
         edges: factory of the analyzer of the control edges that enforce the order.
         uses_least_times: whether ops count with their least times over all runs of the trace.
+        has_threshold: whether batching and depths go by the network's threshold, which the plan then names.
         collectives: function that completes the options of the collectives, where the caller leaves them open.
     """
 
@@ -46,6 +48,7 @@ class Policy:
     packing: Callable[[], Analyzer] | None = None
     edges: Callable[[], Analyzer] = serialization
     uses_least_times: bool = False
+    has_threshold: bool = False
     collectives: Callable[[CollectiveOptions], CollectiveOptions] = lambda options: options
 
 
@@ -82,6 +85,11 @@ def choose_analyzers(
         notes.append("serialization: without trace= nothing is known about which order is good, so none is enforced")
     if scheduling and not can_time and network.workers > 1 and not postponed:
         notes.append(f"scheduling: without {missing} nothing is known about the windows, so nothing is postponed")
+    if policy.has_threshold and network.is_known and network.workers > 1:
+        notes.append(
+            f"threshold: joining two transfers of up to {format_size(network.threshold_bytes)} saves at least 20 % of "
+            "their time; larger gradients travel alone, and transfers are cut into pieces of this size, at most 8"
+        )
     is_packed = can_time and scheduling and not postponed
     is_ordered = serialize and trace is not None and network.workers > 1
     analyzers = [

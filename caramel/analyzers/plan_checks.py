@@ -106,6 +106,35 @@ def _check_edges(edges: Sequence[tuple[str, str]], model: Model, moved: Collecti
             raise PlanError(f"the plan lets {after!r} wait for {before!r}, {reason}: leave that edge out")
 
 
+def verify_plan(plan: Plan, model: Model) -> list[str]:
+    """Check a plan once more, and its lower bound.
+
+    Args:
+        plan: plan of an emitted graph.
+        model: the single-device step.
+
+    Returns:
+        Statements of what holds.
+
+    Raises:
+        PlanError: an invariant is broken, nothing was proved of the graph, or the lower bound is above the step.
+    """
+    check_plan(plan, model)
+    if not plan.proof:
+        raise PlanError("nothing was proved of the graph of this plan: check a plan that ARModel has made")
+    statements = [f"the {len(plan.transfers)} transfers send every gradient once, with collectives that may be used"]
+    if plan.prediction is None:
+        return [*statements, "no step is predicted, so there is no lower bound"]
+    bound_s, step_s = plan.prediction.lower_bound_s, plan.prediction.timeline.iteration_s
+    if not plan.prediction.has_bound:
+        raise PlanError(
+            f"the lower bound of the step, {bound_s * 1e3:.6g} ms, is above the step of the plan, {step_s * 1e3:.6g} "
+            "ms: one of the two is wrong, which is a defect of this library. Please report it with the plan, the trace "
+            "and the network"
+        )
+    return [*statements, f"the lower bound, {bound_s * 1e3:.6g} ms, is not above the step, {step_s * 1e3:.6g} ms"]
+
+
 def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mapping[str, Gradient], plan: Plan) -> None:
     if not transfer.pieces:
         raise PlanError(f"{what} is empty")

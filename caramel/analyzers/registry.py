@@ -44,6 +44,7 @@ POLICIES: Mapping[str, Policy] = {
             paper_packing,
             edges=lambda: enforced_order("total"),
             uses_least_times=True,
+            has_threshold=True,
             collectives=_paper_collectives,
         ),
     )

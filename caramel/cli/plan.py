@@ -34,6 +34,12 @@ from caramel.errors import InputError
 @click.option("--json", "as_json", is_flag=True, help="Print the prediction as JSON, in SI units.")
 @click.option("--explain", "explained", metavar="GRADIENT", multiple=True, help="Also say why for this gradient.")
 @click.option("--diff", "other", metavar="FILE.json", type=click.Path(dir_okay=False), help="Also compare with a plan.")
+@click.option(
+    "--check",
+    "is_checked",
+    is_flag=True,
+    help="Verify the plan, the emitted graph and the lower bound of the step; exit status 1 if anything is wrong.",
+)
 @reporting_errors
 def plan(
     program: str,
@@ -45,6 +51,7 @@ def plan(
     as_json: bool,
     explained: tuple[str, ...],
     other: str | None,
+    is_checked: bool,
     **decisions: Any,
 ) -> None:
     """Decide how a program's gradients travel, and predict what a step will take.
@@ -59,6 +66,10 @@ def plan(
 
     armodel = planned(program, workers, devices, analyzers, workers_on_host, decisions)
     finished = armodel.plan
+    if is_checked:
+        from caramel.analyzers.plan_checks import verify_plan
+
+        checked = verify_plan(finished, armodel.model)
     if out is not None:
         finished.save(out)
     if as_json:
@@ -67,6 +78,8 @@ def plan(
         click.echo(json.dumps(finished.prediction.as_dict(), indent=1))
         return
     click.echo(finished.table())
+    if is_checked:
+        click.echo("\n" + "\n".join(f"checked: {statement}" for statement in checked))
     for name in explained:
         click.echo(f"\n{finished.explain(name)}")
     if other is not None:

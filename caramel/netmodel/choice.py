@@ -13,6 +13,7 @@ from caramel.errors import InputError
 from caramel.netmodel.model import LARGE_BYTES, NetworkModel, default_depth
 from caramel.netmodel.ranking import Candidate
 from caramel.util.arguments import whole_number
+from caramel.util.units import format_size
 
 DEFAULT_ALGORITHM = "shuffle"
 """Name of the algorithm where neither the caller nor a network model decides."""
@@ -163,7 +164,13 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
         return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes)
     depth = options.depth_of(workers, size_bytes)
     choice = options.network.choose(size_bytes, workers, allowed=allowed, depth=depth, is_beside=True)
-    return Collective(choice.algorithm, choice.depth, choice.reason, choice.prediction.time_s, choice.occupied_s)
+    reason = choice.reason
+    if options.depth is None and depth is not None:
+        threshold = format_size(options.threshold_bytes(workers))
+        reason = (
+            f"depth {depth}: {format_size(size_bytes)} in pieces of the threshold of {threshold}, up to 8; {reason}"
+        )
+    return Collective(choice.algorithm, choice.depth, reason, choice.prediction.time_s, choice.occupied_s)
 
 
 def possible_collectives(

@@ -56,7 +56,7 @@ class ReductionTable:
         # TensorFlow's own all-reduce may not count, however fast it is.
         limit_s = NEAR_DELAY_RATIO * np.where(self._is_native, np.inf, delays_s).min()
         second_s = np.partition(delays_s, 1)[1] if len(delays_s) > 1 else np.inf  # the next best is named in the reason
-        near = np.flatnonzero(delays_s <= max(limit_s, second_s)).tolist() if np.isfinite(limit_s) else range(len(delays_s))
+        near = np.flatnonzero(delays_s <= max(limit_s, second_s)).tolist()
         return [
             Candidate(
                 Prediction(float(time_s[n]), "measured" if is_measured[n] else "extrapolated"),

@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.training.findings import INCOMPLETE, KEPT, MISSED, best_peer, findings
+from benchmarks.training.findings import (
+    INCOMPLETE,
+    KEPT,
+    MISSED,
+    PROGRAMS_WITHOUT_BUCKETS,
+    WITHDRAWN,
+    best_peer,
+    findings,
+)
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Origin, Row
 from benchmarks.training.report import (
@@ -64,7 +72,8 @@ def test_misses():
     assert {verdict for name, (_, verdict, _) in got.items() if name != "failed"} == {MISSED}
     assert got["gap"][0] == pytest.approx((1.2 - 1.3) / 0.2)
     assert got["slower"][0] == pytest.approx(1.3 / 1.2)
-    assert len(got["slower"][2]) == 2 and "horovod, at least 1.083" in got["slower"][2][0]
+    assert len(got["slower"][2]) == 4 and "horovod, at least 1.083" in got["slower"][2][0]
+    assert "at most 1.083 of the time of horovod" in got["slower"][2][2]
     assert "-23.1%" in got["predicted"][2][0] and "1.300" in got["worst"][2][0]
 
 
@@ -73,10 +82,23 @@ def test_a_step_that_may_be_slower_by_chance_is_no_miss():
     ours = replace(ours, times_s=(1.1, 0.9, 1.05, 1.3, 1.2))
     theirs = replace(theirs, times_s=(1.0, 1.0, 1.0, 1.0, 1.0))
     value, verdict, notes = found([ours, theirs])["slower"]
-    assert (value, verdict, notes) == (0.9, KEPT, ())  # five rounds bound the ratio from below by their least
+    # Five rounds bound the ratio by their least and their largest; the latter is shown, but does not decide.
+    assert (value, verdict, notes) == (0.9, KEPT, ("vgg, 4 workers, rho 1: at most 1.300 of the time of mwms",))
+    (shown,) = [f.shown for f in findings([ours, theirs]) if f.value == 0.9]
+    assert shown == "0.900 (mwms); the upper bound is above 1.03 in 1 of 1 pairs"
+
     few = [replace(row, times_s=row.times_s[:4]) for row in (ours, theirs)]
     value, verdict, notes = found(few)["slower"]
     assert (value, verdict) == (None, INCOMPLETE) and "no bound of fewer than 5 rounds" in notes[0]
+
+
+def test_what_a_policy_without_buckets_said_is_withdrawn():
+    old = min(PROGRAMS_WITHOUT_BUCKETS)
+    ours, papers = rows(FIRST, caramel=1.0, caramel_paper=1.2)
+    for program, verdict in ((old, WITHDRAWN), ("another", KEPT)):
+        (finding,) = [f for f in findings([ours, replace(papers, program=program)]) if "paper's policy" in f.what]
+        assert (finding.value, finding.verdict) == (pytest.approx(1.2), verdict)
+        assert any("measured anew" in note for note in finding.notes) == (verdict == WITHDRAWN)
 
 
 def test_a_peer_at_the_limit_says_nothing_about_a_gap_or_a_speed_up():

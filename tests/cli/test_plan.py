@@ -144,6 +144,22 @@ def call(place):
     return run
 
 
+def test_a_plan_is_checked(call):
+    found = call("plan", "--check")
+    assert found.exit_code == 0
+    assert "checked: the lower bound, " in found.output and " is not above the step, " in found.output
+    assert "send every gradient once" in found.output
+
+
+def test_a_bound_above_the_step_is_an_error_when_checked_and_withdrawn_else(call, monkeypatch):
+    monkeypatch.setattr("caramel.analyzers.optimal.prediction.step_bound_s", lambda *_: 1.0)
+    found = call("plan", "--check")
+    assert found.exit_code == 1 and "is above the step of the plan" in found.output
+    found = call("plan")
+    assert found.exit_code == 0 and "it is withdrawn" in found.output and "no plan takes less" not in found.output
+    assert not {"gap", "lower_bound_s"} & json.loads(call("plan", "--json").output).keys()
+
+
 def test_a_plan(call, tmp_path):
     done = call("plan", "--out", tmp_path / "plan.json", "--explain", "net/dense_300/kernel")
     assert done.exit_code == 0, done.output
