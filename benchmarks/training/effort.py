@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from benchmarks.training import names
+from caramel.measure.netbench import SMALLEST_SIZE
 from caramel.measure.netbench import Settings as NetworkSettings
 
 
@@ -53,7 +54,7 @@ FULL = Effort(
     rounds=5,
     steps=1,
     computed_bursts=3,
-    network=NetworkSettings(sizes=tuple(2**k for k in (12, 15, 18, 20)), depths=(1, 4), rounds=2),
+    network=NetworkSettings(sizes=(SMALLEST_SIZE, *(2**k for k in (12, 15, 18, 20))), depths=(1, 4), rounds=2),
     trace_runs=3,
     trace_steps=5,
     pack_bytes=(2**18, 2**19, 2**20, 2**21),
@@ -66,7 +67,7 @@ QUICK = Effort(
     steps=1,
     computed_bursts=2,
     network=NetworkSettings(
-        sizes=tuple(2**k for k in (12, 18, 20)),
+        sizes=(SMALLEST_SIZE, *(2**k for k in (12, 18, 20))),
         algorithms=("ring", "shuffle"),
         depths=(1,),  # thus nothing is cut
         rounds=1,

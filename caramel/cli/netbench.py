@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 @with_cluster("processes")
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Also draw the measurements.")
-@click.option("--size", "sizes", multiple=True, metavar="SIZE", help="Bytes of a tensor; default: 64 B to 32 MiB.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="SIZE",
+    help="Bytes of a tensor; default: 64 B to 32 MiB. 64 B always.",
+)
 @click.option("--algorithm", "algorithms", multiple=True, metavar="NAME", help="What to measure; default: all.")
 @click.option("--depth", "depths", multiple=True, type=int, help="Numbers of chunks; default: 1, 2, 4 and 8.")
 @click.option("--rounds", type=int, default=7, show_default=True, help="How often each is timed.")

@@ -17,7 +17,10 @@ from caramel.runtime.clusters.base import Cluster
 from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
 
-DEFAULT_SIZES = (64, *(2**k for k in range(12, 26, 2)), 2**25)
+SMALLEST_SIZE = 64
+"""Bytes of a small tensor (Caramel, section 4.2), which is always measured: nothing else says what a start costs."""
+
+DEFAULT_SIZES = (SMALLEST_SIZE, *(2**k for k in range(12, 26, 2)), 2**25)
 """Bytes of the tensors: 64 B and 4 MiB (Caramel, section 4.2), and a ladder up to 32 MiB."""
 
 _PRUNE_FROM_BYTES = 2**20
@@ -43,7 +46,7 @@ class Settings:
     """The settings of a measurement.
 
     Attributes:
-        sizes: bytes of the tensors.
+        sizes: bytes of the tensors; 64 bytes are measured, too, unless there is a smaller one.
         algorithms: names of the algorithms.
         depths: numbers of chunks; `native` has depth 1 only.
         rounds: number of times that each is timed.
@@ -72,6 +75,8 @@ class Settings:
             raise InputError(
                 f"a line needs at least 2 different sizes of at least {ELEMENT_BYTES} bytes, got {self.sizes}"
             )
+        if min(self.sizes) > SMALLEST_SIZE:
+            object.__setattr__(self, "sizes", (SMALLEST_SIZE, *self.sizes))
         if not self.depths:
             raise InputError("give at least one depth to measure")
 
@@ -168,7 +173,8 @@ def _sizes_beside(settings: Settings) -> list[int]:
     """Bytes of a bucket, of a smaller one, and of a few biases, as far as they are measured; the largest first."""
     if not settings.contention:
         return []
-    sizes = [max((size for size in settings.sizes if size <= LARGE_BYTES), default=min(settings.sizes))]
+    larger = [size for size in settings.sizes if size > SMALLEST_SIZE] or settings.sizes
+    sizes = [max((size for size in larger if size <= LARGE_BYTES), default=min(larger))]
     for pick, least_bytes in ((max, 0), (min, _MIN_CONTENTION_BYTES)):
         smaller = [size for size in settings.sizes if least_bytes <= size <= sizes[-1] / _SIZE_RATIO]
         sizes += [pick(smaller)] if smaller else []

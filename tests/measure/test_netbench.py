@@ -72,12 +72,13 @@ def test_everything_is_measured(network):
         ((64, 2**12, 2**14, 2**18, 2**20, 2**22, 2**25), [2**22, 2**18, 2**12]),
         ((2**12, 2**20, 2**22), [2**22, 2**12]),  # 1 MiB is too like 4 MiB, and there is nothing in between
         ((64, 2**20), [2**20, 64]),
-        ((2**23, 2**24), [2**23]),
+        ((2**23, 2**24), [2**23, 64]),  # 64 bytes are always measured
     ],
 )
 def test_sizes_that_are_measured_beside_computation(sizes, beside):
     assert _sizes_beside(Settings(sizes=sizes)) == beside
     assert _sizes_beside(Settings(sizes=sizes, contention=False)) == []
+    assert min(Settings(sizes=sizes).sizes) == 64
 
 
 def test_what_is_not_wanted_is_not_measured():
