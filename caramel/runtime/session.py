@@ -18,6 +18,7 @@ from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.executor import Executor, Run
 from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_batch
+from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.variable_state import VariableState
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import whole_number
@@ -114,6 +115,8 @@ class Session:
             raise InputError(f"a session runs on a cluster such as caramel.InProcess(), got {cluster!r}")
         if step_timeout_s <= 0:
             raise InputError(f"step_timeout_s must be positive, got {step_timeout_s}")
+        if distributed.plan.deterministic:
+            refuse_rounding_rewrites()
         self._distributed = distributed
         self._model = distributed.model
         self._signature = distributed.signature
