@@ -120,3 +120,70 @@ def test_no_emitted_op_gets_other_bits(algorithm, dtype):
         for switches in ({}, EVERYTHING):
             for mine, theirs in zip(reduced(arrays, switches, **options), plain):
                 np.testing.assert_array_equal(mine, theirs)
+
+
+def trained_over_servers(arrays, algorithm, depth):
+    """A variable after a step of one example for each worker, whose gradient is the example."""
+    w = tf.Variable(np.zeros(arrays.shape[1], np.float32))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, w))
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    context = caramel.capture(step, [tf.TensorSpec([None, arrays.shape[1]])])
+    armodel = caramel.ARModel(context, len(arrays), deterministic=True, algorithm=algorithm, depth=depth)
+    with armodel.session(caramel.LocalProcesses()) as session:
+        session.step(arrays)
+        session.write_back()
+    return w.numpy()
+
+
+@pytest.mark.soak
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [2, 10, 16])
+@pytest.mark.parametrize("algorithm", IN_ORDER)
+def test_over_servers(algorithm, workers):
+    arrays = arrays_of(workers)
+    wanted = -left_fold(arrays, mean=True)
+    for depth in (1, 3):
+        np.testing.assert_array_equal(trained_over_servers(arrays, algorithm, depth), wanted)
+
+
+def trained(optimize_graph, wire):
+    """Values after uneven steps in which gradients are cut, joined, weighted, gathered, postponed and applied."""
+    rng = np.random.default_rng(5)
+    workers, width = 10, 30
+    a, b, c, table = (
+        tf.Variable(rng.normal(size=shape).astype(np.float32)) for shape in (width, width, 3, (12, width))
+    )
+    variables = [a, b, c, table]
+
+    def step(x, rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, a) + tf.linalg.matvec(x * b, a) + c[0] * x[:, 0])
+            loss += tf.reduce_mean(tf.gather(table, rows) * x) + tf.reduce_mean(tf.gather(table, [0, 1]) * x[0, 0])
+        for v, g in zip(variables, tape.gradient(loss, variables)):
+            if isinstance(g, tf.IndexedSlices):
+                v.scatter_sub(tf.IndexedSlices(0.1 * g.values, g.indices))
+            else:
+                v.assign_sub(0.1 * g)
+        return loss
+
+    specs = [tf.TensorSpec([None, width]), tf.TensorSpec([None], tf.int32)]
+    context = caramel.capture(step, specs, loss_reduction="mean")
+    postponed = [context.model.gradients[0].name]
+    armodel = caramel.ARModel(context, workers, algorithm="shuffle", depth=2, postponed=postponed, wire=wire)
+    with armodel.session(caramel.InProcess(caramel.RunOptions(optimize_graph=optimize_graph))) as session:
+        for count in (10, 13, 17):
+            session.step(
+                rng.normal(size=(count, width)).astype(np.float32), rng.integers(0, 12, count).astype(np.int32)
+            )
+        return list(session.values().values())
+
+
+@pytest.mark.parametrize("wire", [None, pytest.param("bfloat16", marks=pytest.mark.soak)])
+def test_a_step_has_the_same_bits_with_the_optimizers_and_without(wire):
+    for mine, theirs in zip(trained(True, wire), trained(False, wire)):
+        np.testing.assert_array_equal(mine, theirs)
