@@ -7,10 +7,8 @@ worker computes, what its link carries, how many ops run, and what is left of th
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,8 +23,8 @@ from benchmarks.training.grid import link_rate
 from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, planned, predicted_s
 from benchmarks.training.site import Site
+from benchmarks.training.timeline import Message, Step, Work, traced_steps
 from benchmarks.training.workloads import BY_NAME
-from caramel.measure.step_stats import Row, parsed_rows
 from caramel.measure.tracer import timed_step
 from caramel.netmodel.file import load
 
@@ -35,65 +33,11 @@ COLORS = {"forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73", "tra
 
 _TRANSFER_COLORS = ("#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#999999", "#8C564B", "#66C2A5", "#B39DDB")
 
-_MESSAGE = re.compile(r"\[[^]]*\] \[[^]]*\] (\S+) from (\S+) to (\S+)")
-_TASK = re.compile(r"/task:(\d+)")
-_TRANSFER = re.compile(r"transfer_(\d+)")
-
 Home = tuple[int, ...]
 """The cores of a worker."""
 
-_WARM_UP_STEPS = 4
 _LEAST_S = 50e-6
 """Shorter ops are not drawn."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """An op that ran.
-
-    Attributes:
-        rank: the worker.
-        kind: of `COLORS`.
-        start_s: seconds after the step began.
-        end_s: likewise.
-    """
-
-    rank: int
-    kind: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Message:
-    """A tensor that came from another worker.
-
-    Attributes:
-        rank: who received it.
-        transfer: number of the transfer that it belongs to; None if to none.
-        size_bytes: of the tensor.
-        end_s: when it was there, in seconds after the step began.
-    """
-
-    rank: int
-    transfer: int | None
-    size_bytes: int
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Step:
-    """A traced step.
-
-    Attributes:
-        works: all ops.
-        messages: all that workers sent to each other.
-        step_s: seconds from the call of the step to the end of the last op or message.
-    """
-
-    works: tuple[Work, ...]
-    messages: tuple[Message, ...]
-    step_s: float
 
 
 @dataclass(frozen=True)
@@ -109,64 +53,6 @@ class Carried:
     message: Message
     start_s: float
     end_s: float
-
-
-# -- what a step says ------------------------------------------------------------------------------
-
-
-def step_of(metadata: bytes, start_ns: int) -> Step:
-    """What ran in a step.
-
-    Args:
-        metadata: a serialized RunMetadata.
-        start_ns: when the step was called.
-
-    Raises:
-        TraceError: the metadata is damaged.
-    """
-    works = tuple(_work(row, start_ns) for row in parsed_rows(metadata))
-    messages = tuple(_messages(metadata, start_ns))
-    return Step(works, messages, max(max(w.end_s for w in works), max((m.end_s for m in messages), default=0.0)))
-
-
-def _work(row: Row, start_ns: int) -> Work:
-    return Work(_task(row.device), kind_of(row.node), (row.start_ns - start_ns) / 1e9, (row.end_ns - start_ns) / 1e9)
-
-
-def kind_of(node: str) -> str:
-    """What an op is for, by its name.
-
-    >>> [kind_of(name) for name in ("worker_1/gradient_tape/MatMul", "worker_1/MatMul", "caramel/transfer_0/sum_1")]
-    ['backward', 'forward', 'transfer']
-    """
-    if not node.startswith("worker_"):
-        return "transfer"
-    if "gradient_tape" in node:
-        return "backward"
-    return "update" if "Apply" in node else "forward"
-
-
-def _messages(metadata: bytes, start_ns: int) -> Iterable[Message]:
-    from tensorflow.core.protobuf import config_pb2
-
-    for device in config_pb2.RunMetadata.FromString(metadata).step_stats.dev_stats:
-        for node in device.node_stats:
-            found = _MESSAGE.match(node.timeline_label)
-            if found is None or _task(found[2]) == _task(found[3]):
-                continue
-            transfer = _TRANSFER.search(found[1])
-            end_ns = 1000 * (node.all_start_micros + node.all_end_rel_micros)
-            yield Message(
-                _task(found[3]),
-                None if transfer is None else int(transfer[1]),
-                sum(o.tensor_description.allocation_description.requested_bytes for o in node.output),
-                (end_ns - start_ns) / 1e9,
-            )
-
-
-def _task(device: str) -> int:
-    found = _TASK.search(device)
-    return 0 if found is None else int(found[1])
 
 
 # -- what follows from it --------------------------------------------------------------------------
@@ -358,27 +244,6 @@ def figure(step: Step, homes: Sequence[Home], link_bytes_per_s: float, title: st
 
 
 # -- measuring -------------------------------------------------------------------------------------
-
-
-def traced_steps(session: Any, count: int) -> list[Step]:
-    """Traced steps of a session.
-
-    Args:
-        session: of an ARModel.
-        count: how many, after some that are not traced.
-    """
-    session.run(steps=_WARM_UP_STEPS, progress=False)
-    found: list[Step] = []
-
-    def run(*call: Any) -> Any:
-        start_ns = time.time_ns()
-        values, metadata = session.executor.run_traced(*call)
-        found.append(step_of(metadata, start_ns))
-        return values
-
-    for _ in range(count):
-        session.step_by(run)
-    return found
 
 
 @click.command()

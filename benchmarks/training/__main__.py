@@ -14,9 +14,10 @@ import click
 
 from benchmarks.output import errors_for_click
 from benchmarks.testbed.commands import TestbedError, check_system
-from benchmarks.training.contender import SETTLING_STEPS
+from benchmarks.training.contender import SETTLING_STEPS, Contender
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
+from benchmarks.training.evidence import Evidence, folder_of, keep
 from benchmarks.training.grid import MULTIPLE, cells, fitted_times, link_rate, run_cell, with_rho
 from benchmarks.training.names import OURS
 from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
@@ -36,8 +37,10 @@ from benchmarks.training.records import (
     versions_here,
 )
 from benchmarks.training.report import report
+from benchmarks.training.shared import Member
 from benchmarks.training.site import Failed, Site
 from benchmarks.training.spmd import horovod_versions
+from benchmarks.training.timeline import Step
 from benchmarks.training.workloads import BY_NAME, Workload
 from caramel.armodel import ARModel
 from caramel.errors import CaramelError, InputError, in_one_line
@@ -124,6 +127,32 @@ class Preparations:
         except CaramelError as error:
             return dict.fromkeys(OPTIONS, in_one_line(error))
 
+    def keep_evidence(
+        self,
+        workload: Workload,
+        plans: Mapping[str, ARModel | str],
+        contenders: Sequence[Contender],
+        folder: Path,
+    ) -> None:
+        """Keep what the steps of a cell were predicted from, and a timeline of each plan, which is traced now.
+
+        Args:
+            workload: of the cell.
+            plans: of this library.
+            contenders: that did not fail.
+            folder: for all of it.
+        """
+        if all(isinstance(plan, str) for plan in plans.values()):
+            return
+        timelines: dict[str, Step] = {}
+        for contender in contenders:
+            if isinstance(contender, Member) and contender.name in plans:
+                with suppress(CaramelError):  # its times are there all the same
+                    timelines[contender.name] = contender.traced_step()
+        made = {name: plan.plan for name, plan in plans.items() if not isinstance(plan, str)}
+        _, trace = self._traced[workload.name, workload.examples]
+        keep(Evidence(trace, self._site.network(), made, timelines), folder)
+
     def swept(self, cell: Cell, workload: Workload) -> Mapping[str, tuple[Tried, ...]]:
         """Settings of the peers, tried in the first cell of a workload; those of a peer again if none of them worked.
 
@@ -138,8 +167,18 @@ class Preparations:
         return found
 
 
-def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort, program: str) -> list[Row]:
+def measure(
+    site: Site, cell: Cell, preparations: Preparations, effort: Effort, program: str, folder: Path
+) -> list[Row]:
     """Measure a cell.
+
+    Args:
+        site: the hosts.
+        cell: which.
+        preparations: what it has in common with others.
+        effort: how much is measured.
+        program: which measures it.
+        folder: for what its steps were predicted from, and a timeline of each plan.
 
     Raises:
         CaramelError: nothing of it can be measured.
@@ -169,6 +208,9 @@ def measure(site: Site, cell: Cell, preparations: Preparations, effort: Effort, 
         _tell(cell, "rounds")
         with progress_over((effort.rounds + 1) * len(contenders), True) as show:
             rows = run_cell(cell, contenders, conditions, site.meter(), effort.rounds, effort.steps, show)
+        _tell(cell, "a timeline of each plan")
+        failed = {row.contender for row in rows if row.error is not None}
+        preparations.keep_evidence(workload, plans, [c for c in contenders if c.name not in failed], folder)
         swept_in = {name: next((each.cell for each in tried), None) for name, tried in swept.items()}
         return [replace(row, swept_in=swept_in.get(row.contender)) for row in rows]
     finally:
@@ -268,7 +310,7 @@ def _measured(
             preparations = Preparations(site, record.sweeps, effort.computed_bursts)
             for cell in (c for c in wanted if c.workers == workers):
                 try:
-                    rows = measure(site, cell, preparations, effort, program)
+                    rows = measure(site, cell, preparations, effort, program, folder_of(results, cell))
                 except TestbedError:  # nor can any other cell be measured
                     raise
                 except CaramelError as error:

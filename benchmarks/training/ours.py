@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.training.contender import STEP_TIMEOUT_S, Burst, Settings
 from benchmarks.training.names import OURS
 from benchmarks.training.steps import Replica
+from benchmarks.training.timeline import Step, traced_steps
 from benchmarks.training.workloads import Workload
 from caramel.analyzers.cost.bounds import lower_bounds
 from caramel.armodel import ARModel
@@ -134,6 +135,10 @@ class OurContender:
 
         results = self._session.run(steps=steps, progress=False, on_step=on_step)
         return Burst(tuple(times), tuple(r.loss for r in results))
+
+    def traced_step(self) -> Step:
+        """What runs and travels in a step."""
+        return traced_steps(self._session, 1)[0]
 
     def pids(self) -> Sequence[int]:
         """See `Contender.pids`."""

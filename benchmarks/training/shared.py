@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.training.contender import SETTLING_STEPS, Burst, Contender, Settings
 from caramel.errors import CaramelError, ClusterError
@@ -67,6 +67,14 @@ class Member:
         found = self._group.doing(lambda: self._current().run(steps))
         self._has_run = True
         return found
+
+    def traced_step(self) -> Any:
+        """What runs and travels in a step, of a contender that can tell.
+
+        Raises:
+            ClusterError: a process ended, or did not answer in time.
+        """
+        return self._group.doing(lambda: self._current().traced_step())  # type: ignore[attr-defined]
 
     def pids(self) -> Sequence[int]:
         """See `Contender.pids`."""

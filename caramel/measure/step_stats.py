@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from caramel.runtime.session import Session, StepResult
 
 
-_MESSAGE_LABEL = re.compile(r"\[[^]]*\] \[[^]]*b/s\] ")
-"""Beginning of the label of a message between devices."""
+_MESSAGE_LABEL = re.compile(r"\[[^]]*\] \[[^]]*b/s\] (\S+) from (\S+) to (\S+)")
+"""Label of a message between devices: size, speed, the tensor, and the devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,40 @@ class Row:
         return (self.end_ns - self.start_ns) / 1e9
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A tensor that came from another device.
+
+    Attributes:
+        tensor: name of the node that made the tensor.
+        source: device from which it came.
+        target: device that received it.
+        start_ns: time at which the receiver asked for it, in nanoseconds of the target's clock.
+        end_ns: time at which it was there, by the same clock.
+        size_bytes: bytes of the tensor.
+    """
+
+    tensor: str
+    source: str
+    target: str
+    start_ns: int
+    end_ns: int
+    size_bytes: int
+
+
 @dataclass(frozen=True)
 class TracedStep:
-    """A step and the runs of nodes in it.
+    """A step, and the runs of nodes and the messages in it.
 
     Attributes:
         rows: runs of nodes, in the order in which they started, ties by name.
         result: result of the step.
+        messages: tensors that came from other devices, in the order in which they arrived.
     """
 
     rows: tuple[Row, ...]
     result: StepResult | None = None
+    messages: tuple[Message, ...] = ()
 
 
 def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
@@ -96,32 +119,50 @@ def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
         return values
 
     result = session.step_by(run, *args, **kwargs)
-    return TracedStep(parsed_rows(metadata_of_run[0]), result)
+    return TracedStep(parsed_rows(metadata_of_run[0]), result, parsed_messages(metadata_of_run[0]))
 
 
 def parsed_rows(metadata: bytes) -> tuple[Row, ...]:
-    """The rows of a serialized RunMetadata.
-
-    Rows of messages between devices and of GPU streams are left out.
+    """The runs of nodes in a serialized RunMetadata; those of GPU streams are left out.
 
     Raises:
         TraceError: it is damaged.
     """
-    from google.protobuf.message import DecodeError
-    from tensorflow.core.protobuf import config_pb2
-
-    try:
-        stats = config_pb2.RunMetadata.FromString(metadata).step_stats
-    except DecodeError as error:
-        raise TraceError(f"what TensorFlow says of the step cannot be read: {error}; trace anew") from error
     rows = [
         _row(device.device, node)
-        for device in stats.dev_stats
+        for device in _device_stats(metadata)
         if _is_device(device.device)
         for node in device.node_stats
         if not _is_message(node)
     ]
     return tuple(sorted(rows, key=lambda row: (row.start_ns, row.node, row.end_ns)))
+
+
+def parsed_messages(metadata: bytes) -> tuple[Message, ...]:
+    """The messages between devices in a serialized RunMetadata.
+
+    Raises:
+        TraceError: it is damaged.
+    """
+    messages = []
+    for device in _device_stats(metadata):
+        for node in device.node_stats:
+            label = _MESSAGE_LABEL.match(node.timeline_label)
+            if label is not None:
+                start, _, end = _times_ns(node)
+                size = sum(output.tensor_description.allocation_description.requested_bytes for output in node.output)
+                messages.append(Message(label[1], label[2], label[3], start, start + end, size))
+    return tuple(sorted(messages, key=lambda message: (message.end_ns, message.tensor, message.target)))
+
+
+def _device_stats(metadata: bytes) -> Iterable[Any]:
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.protobuf import config_pb2
+
+    try:
+        return config_pb2.RunMetadata.FromString(metadata).step_stats.dev_stats
+    except DecodeError as error:
+        raise TraceError(f"what TensorFlow says of the step cannot be read: {error}; trace anew") from error
 
 
 def _is_device(text: str) -> bool:
@@ -139,13 +180,15 @@ def _is_message(node: Any) -> bool:
     return node.node_name == "RecvTensor" or _MESSAGE_LABEL.match(node.timeline_label) is not None
 
 
-def _row(device: str, node: Any) -> Row:
+def _times_ns(node: Any) -> tuple[int, int, int]:
+    """When a node started; and how much later its outputs existed, and it had ended."""
     if node.all_start_nanos:
-        start, ready, end = node.all_start_nanos, node.op_end_rel_nanos, node.all_end_rel_nanos
-    else:
-        start, ready, end = (
-            1000 * number for number in (node.all_start_micros, node.op_end_rel_micros, node.all_end_rel_micros)
-        )
+        return node.all_start_nanos, node.op_end_rel_nanos, node.all_end_rel_nanos
+    return 1000 * node.all_start_micros, 1000 * node.op_end_rel_micros, 1000 * node.all_end_rel_micros
+
+
+def _row(device: str, node: Any) -> Row:
+    start, ready, end = _times_ns(node)
     return Row(
         sys.intern(node.node_name),
         sys.intern(device),

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.timelines import Message, Step, Work, account, carried, contended_s, figure, step_of, table
+from benchmarks.timelines import account, carried, contended_s, figure, table
+from benchmarks.training.timeline import Message, Step, Work, step_of
 
 RATE = 1000.0
 START_NS = 5_000_000_000
@@ -104,11 +105,11 @@ def test_ops_and_messages_are_told_apart():
         START_NS,
     )
     assert step.works == (
-        Work(0, "forward", 0.001, 0.0015),
-        Work(1, "backward", 0.002, 0.00225),
-        Work(1, "transfer", 0.003, 0.0031),
+        Work(0, "forward", 0.001, 0.0015, "worker_0/Relu"),
+        Work(1, "backward", 0.002, 0.00225, "worker_1/gradient_tape/MatMul"),
+        Work(1, "transfer", 0.003, 0.0031, "caramel/transfer_12/sum_1"),
     )
-    assert step.messages == (Message(1, 12, 124_416, 0.0045), Message(1, None, 4, 0.0006))
+    assert step.messages == (Message(1, None, 4, 0.0006), Message(1, 12, 124_416, 0.0045))
     assert step.step_s == 0.0045
 
 
@@ -142,8 +143,8 @@ def test_a_step_is_drawn(tmp_path):
 @pytest.mark.processes
 def test_traced_steps_have_all_that_workers_send():
     """Of each gradient a worker receives 2 (N - 1) / N of its bytes."""
-    from benchmarks.timelines import traced_steps
     from benchmarks.training.ours import captured
+    from benchmarks.training.timeline import traced_steps
     from benchmarks.training.workloads import BY_NAME
     from caramel import ARModel
     from caramel.netmodel.model import NetworkModel
