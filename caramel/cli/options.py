@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caramel.errors import CaramelError, InputError
+from caramel.util.whole_files import file_to_replace
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -201,12 +202,16 @@ def cluster_of_tf_config() -> Membership:
 
 
 def check_writable(file: str) -> None:
-    """Refuse a file that cannot be written, before anything is measured for it.
+    """Refuse a file that cannot be written, before anything is measured or planned for it.
 
     Raises:
-        InputError: there is no such directory, or it is not writable.
+        InputError: there is no such directory, or it is not writable; or there is something other than a regular file.
     """
-    if not os.access(os.path.dirname(os.path.abspath(file)), os.W_OK):
+    try:
+        target = file_to_replace(file)
+    except OSError as error:
+        raise InputError(f"{file!r} cannot be written: {error.strerror}") from error
+    if not os.access(target.parent, os.W_OK):
         raise InputError(f"{file!r} cannot be written: there is no such directory, or it is not yours to write to")
 
 

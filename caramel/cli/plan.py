@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from caramel.cli.options import reporting_errors, with_collectives, with_devices, with_policies
+from caramel.cli.options import check_writable, reporting_errors, with_collectives, with_devices, with_policies
 from caramel.errors import InputError
 
 
@@ -59,6 +59,8 @@ def plan(
     The program is traced on this machine (unless --trace has its times); nothing of it changes. A prediction needs a
     model of the network: --network.
     """
+    if out is not None:
+        check_writable(out)
     from caramel.runtime.host.environment import load_tensorflow
 
     load_tensorflow()  # the program imports Keras if it needs it

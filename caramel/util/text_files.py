@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
 from pathlib import Path
 
 from caramel.errors import CaramelError
+from caramel.util.whole_files import replacing
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Write a text to a file; what was there is replaced only once all is written.
 
     Args:
-        path: path of the file, in an existing directory.
+        path: path of the file, in an existing directory; see `replacing` for what may be there.
         text: text to write, as UTF-8.
 
     Raises:
         OSError: the file cannot be written; nothing has changed then.
     """
-    target = Path(path)
-    temporary = target.with_name(f"{target.name}.writing-{uuid.uuid4().hex[:8]}")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def write_text(path: str | os.PathLike[str], text: str, what: str, error: type[CaramelError]) -> None:

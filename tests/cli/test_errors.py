@@ -1,5 +1,7 @@
 """Errors at the command: a code, one line that says what to do, and no traceback unless asked for."""
 
+import os
+
 import pytest
 from click.testing import CliRunner
 
@@ -298,3 +300,27 @@ def test_debug_shows_the_traceback(command, write):
     assert debug.returncode == 1
     assert "Traceback (most recent call last)" in debug.stderr
     assert f'File "{path}", line 2, in build' in debug.stderr
+
+
+# -- files to write --------------------------------------------------------------------------
+
+
+OUTPUTS = {
+    "trace": ["trace", "PROGRAM", "--out"],
+    "plan": ["plan", "PROGRAM", "--workers", 2, "--out"],
+    "netbench": ["netbench", "--alpha", "1e-5", "--beta", "1e-9", "--out"],
+    "plot": ["netbench", "--workers", 2, "--cluster", "in-process", "--out", "OTHER", "--plot"],
+    "export": ["export", "PROGRAM", "--workers", 2, "--out"],
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_named_pipe_to_write_to(call, write, tmp_path, name):
+    """It is neither replaced nor written to, where nobody reads, forever."""
+    program = f"{write(STEP)}:build"
+    os.mkfifo(tmp_path / "pipe")
+    named = {"PROGRAM": program, "OTHER": tmp_path / "other.json"}
+    result = call(*[named.get(part, part) for part in OUTPUTS[name]], tmp_path / "pipe")
+    check(result, "pipe", "no directory" if name == "export" else "no regular file")
+    assert (tmp_path / "pipe").is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"pipe", "my_program.py"}
