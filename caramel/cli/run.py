@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ from caramel.cli.options import (
 
 if TYPE_CHECKING:
     from caramel.frontend.program_file import Program
+    from caramel.runtime.checkpoint_directory import CheckpointDirectory
     from caramel.runtime.session import Session, StepResult
 
 
@@ -66,20 +68,23 @@ def run(
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
     chosen = chosen_cluster(cluster, base_port, allow_open_ports)
-    loaded, armodel = compiled(program, workers, devices, decisions)
-    with armodel.session(chosen, step_timeout_s=step_timeout) as session:
-        _train(session, loaded, steps, checkpoint, save_every)
+    with ExitStack() as stack:
+        directory = None
+        if checkpoint is not None:
+            from caramel.runtime.checkpoint_directory import CheckpointDirectory
+
+            directory = CheckpointDirectory(checkpoint)
+            stack.enter_context(directory.held())
+        loaded, armodel = compiled(program, workers, devices, decisions)
+        session = stack.enter_context(armodel.session(chosen, step_timeout_s=step_timeout))
+        _train(session, loaded, steps, directory, save_every)
 
 
 def _train(
-    session: Session, program: Program, steps: int | None, checkpoint: str | None, save_every: int | None
+    session: Session, program: Program, steps: int | None, directory: CheckpointDirectory | None, save_every: int | None
 ) -> None:
-    from caramel.runtime.checkpoint_directory import CheckpointDirectory
-
-    directory = CheckpointDirectory(checkpoint) if checkpoint is not None else None
-    if directory is not None and (latest := directory.latest()) is not None:
-        session.restore(latest)
-        click.echo(f"restored {latest} (step {session.step_count})")
+    if directory is not None:
+        _go_on(session, directory)
 
     saved: dict[int, str] = {}  # prefix of the checkpoint after a step
 
@@ -105,6 +110,16 @@ def _train(
         values = session.evaluate(*arguments_of(data))
         for name, value in _named(values):
             click.echo(f"evaluation {name}: {value}")
+
+
+def _go_on(session: Session, directory: CheckpointDirectory) -> None:
+    """Restore the newest checkpoint, if there is one."""
+    found = directory.restore_latest(session)
+    if found is None:
+        return
+    if found.note is not None:
+        click.echo(f"note: {found.note}", err=True)
+    click.echo(f"restored {found.prefix} (step {session.step_count})")
 
 
 def _named(values: Any, path: str = "") -> list[tuple[str, str]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,15 @@ import tensorflow as tf
 
 from caramel.errors import CheckpointError, listed
 from caramel.model import Variable
+from caramel.util.journal import Move, finish_interrupted, replacing_together
 
 v1 = tf.compat.v1
 
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 """Errors that TensorFlow's reader raises where a checkpoint is damaged."""
+
+_JOURNAL = ".saving"
+"""End of the names of journals."""
 
 OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Key that only checkpoints written by tf.train.Checkpoint have."""
@@ -91,69 +95,98 @@ def check_fits(prefix: str | os.PathLike[str], reader: Any, variables: Iterable[
         )
 
 
+def check_whole(prefix: str | os.PathLike[str]) -> None:
+    """Read all arrays of a checkpoint, one after the other, and compare them with their checksums.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    dtypes = open_checkpoint(prefix).get_variable_to_dtype_map()
+    for name in (name for name, dtype in dtypes.items() if dtype != tf.variant):  # states of iterators are no arrays
+        read_values(prefix, [name])
+
+
+@contextlib.contextmanager
+def readable(prefix: str) -> Iterator[str]:
+    """A prefix under which TensorFlow can read a checkpoint, after an interrupted save to it was finished.
+
+    TensorFlow takes the prefix that it reads, not the one that it writes, for a pattern, in which brackets do not stand
+    for themselves. Where there are any, the files have other names meanwhile.
+
+    Args:
+        prefix: the checkpoint's own prefix, which errors name.
+
+    Raises:
+        CheckpointError: a save was interrupted, and cannot be finished.
+    """
+    finish_interrupted_save(prefix)
+    if "\\" not in prefix and glob.escape(prefix) == prefix:
+        yield prefix
+        return
+    path = Path(prefix).absolute()
+    with tempfile.TemporaryDirectory(prefix="caramel-read-") as directory:
+        alias = os.path.join(directory, "checkpoint")
+        for name in (path.name, local_state_prefix(path.name)):
+            for part in path.parent.glob(glob.escape(name) + ".*"):
+                os.symlink(part, alias + part.name[len(path.name) :])
+        try:
+            yield alias
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(alias, prefix)) from error
+
+
 def write_atomically(writers: Mapping[str, Callable[[str], object]]) -> None:
     """Write checkpoints under temporary names, then put all of them in place, or none.
 
     Args:
-        writers: function that writes a checkpoint to the prefix it is given, by the checkpoint's own prefix.
+        writers: function that writes a checkpoint to the prefix it is given, by the checkpoint's own prefix. All are in
+            one directory; the last one is that which will be restored.
 
     Raises:
         CheckpointError: something could not be written; what was there is untouched.
     """
-    tag = uuid.uuid4().hex[:8]
-    temporary = {Path(p): Path(p).with_name(f"{Path(p).name}.writing-{tag}") for p in writers}
-    where = " and ".join(repr(p) for p in writers)
+    targets = [Path(prefix) for prefix in writers]
     try:
-        for prefix, write in writers.items():
-            Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-            write(str(temporary[Path(prefix)]))
-        data, indices = [], []
-        for target, written in temporary.items():
-            for part in sorted(target.parent.glob(glob.escape(written.name) + ".data-*")):
-                data.append((part, target.with_name(target.name + part.name[len(written.name) :])))
-            indices.append((written.with_name(written.name + ".index"), target.with_name(target.name + ".index")))
-        _put_in_place([*data, *indices], tag)  # an index without its data would look like a checkpoint
+        targets[-1].parent.mkdir(parents=True, exist_ok=True)
+        with replacing_together(_journal(targets[-1]), [target.name for target in targets]) as replacement:
+            data: list[Move] = []
+            indices: list[Move] = []
+            for target, write in zip(targets, writers.values()):
+                written = replacement.temporary(target.name)
+                write(str(written))
+                for part in sorted(target.parent.glob(glob.escape(written.name) + ".data-*")):
+                    data.append((part, target.with_name(target.name + part.name[len(written.name) :])))
+                indices.append((written.with_name(written.name + ".index"), target.with_name(target.name + ".index")))
+            replacement.put_in_place([*data, *indices])  # an index without its data would look like a checkpoint
     except (OSError, tf.errors.OpError) as error:
+        where = " and ".join(repr(prefix) for prefix in writers)
         raise CheckpointError(f"checkpoint {where} could not be written: {error}") from error
-    finally:
-        for target, written in temporary.items():
-            for leftover in target.parent.glob(glob.escape(written.name) + "*") if target.parent.is_dir() else ():
-                if leftover.is_dir():  # TensorFlow's own temporary directory
-                    shutil.rmtree(leftover, ignore_errors=True)
-                else:
-                    leftover.unlink(missing_ok=True)
 
 
-def _put_in_place(moves: list[tuple[Path, Path]], tag: str) -> None:
-    """Rename all files, or put back the files that were there."""
-    backups: dict[Path, Path] = {}
-    done: list[Path] = []
+def finish_interrupted_save(prefix: str | os.PathLike[str]) -> None:
+    """Finish a save to a prefix whose process was killed between two files.
+
+    Raises:
+        CheckpointError: it cannot be finished.
+    """
+    journal = _journal(Path(prefix))
     try:
-        for source, target in moves:
-            if target.exists():
-                backup = target.with_name(f"{target.name}.old-{tag}")
-                _link_or_copy(target, backup)
-                backups[target] = backup
-            source.replace(target)
-            done.append(target)
-    except OSError:
-        for target in reversed(done):
-            replaced = backups.pop(target, None)  # from here on it is not cleaned up, even if this fails
-            if replaced is None:
-                target.unlink(missing_ok=True)
-            else:
-                replaced.replace(target)
-        raise
-    finally:
-        for backup in backups.values():
-            backup.unlink(missing_ok=True)
+        finish_interrupted(journal)
+    except BlockingIOError:
+        pass  # its process is still at it; until it has written all, the old files are there
+    except OSError as error:
+        raise CheckpointError(
+            f"a save to {str(prefix)!r} was interrupted, and cannot be finished from {str(journal)!r}: {error}"
+        ) from error
 
 
-def _link_or_copy(file: Path, name: Path) -> None:
-    try:
-        os.link(file, name)
-    except OSError:  # a file system without hard links
-        shutil.copy2(file, name)
+def interrupted_saves(directory: Path) -> list[str]:
+    """Prefixes in a directory to which something is being saved, or was when its process died."""
+    return sorted(str(j.with_name(j.name[1 : -len(_JOURNAL)])) for j in directory.glob(f".?*{_JOURNAL}"))
+
+
+def _journal(prefix: Path) -> Path:
+    return prefix.with_name(f".{prefix.name}{_JOURNAL}")
 
 
 def fed_path(path: str | os.PathLike[str]) -> np.ndarray:

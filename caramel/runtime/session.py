@@ -15,11 +15,12 @@ from caramel.errors import CheckpointError, ClusterError, EndOfData, InputError,
 from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.modifiers.signatures import evaluation_signature
+from caramel.runtime.checkpoint import readable
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.executor import Executor, Run
 from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_batch
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
-from caramel.runtime.variable_state import VariableState
+from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
@@ -430,7 +431,7 @@ class Session:
             path: prefix of the checkpoint. Files of that name are replaced only once all is written.
 
         Raises:
-            InputError: the path is no prefix.
+            InputError: the path is no prefix of this machine.
             CheckpointError: it cannot be written; what was there is untouched.
         """
         self.flush()
@@ -443,26 +444,29 @@ class Session:
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint of this program, distributed or single-device, by any number of workers.
 
+        A save to this prefix whose process was killed is finished first.
+
         Args:
             path: the checkpoint's prefix.
 
         Raises:
-            InputError: the path is no prefix.
+            InputError: the path is no prefix of this machine.
             CheckpointError: it is missing, damaged or does not fit; then nothing has changed. If only the
                 position in the data is damaged, the session does not go on without another restore.
             DataError: the input pipeline failed on its way to the position; likewise.
         """
         self._refuse_when_closed()
-        before, self._failure = self._failure, _PARTIAL_RESTORE
-        try:
-            self._step_count = self._state.restore(path)
-        except (InputError, CheckpointError):
-            self._failure = before
-            raise
-        self._is_pending = False
-        if self._data is not None:
-            self._data.restore(self._state.last_read)
-        self._failure = None
+        with readable(checked_prefix(path)) as prefix:
+            before, self._failure = self._failure, _PARTIAL_RESTORE
+            try:
+                self._step_count = self._state.restore(prefix)
+            except (InputError, CheckpointError):
+                self._failure = before
+                raise
+            self._is_pending = False
+            if self._data is not None:
+                self._data.restore(self._state.last_read)
+            self._failure = None
 
     def _refuse_when_closed(self) -> None:
         if self._closed:

@@ -17,6 +17,7 @@ from caramel.model import Model
 from caramel.modifiers.save_restore import assignment_nodes, local_key, separately_saved
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted_array
+from caramel.util.whole_files import refuse_remote
 
 RunOp = Callable[[str, Mapping[str, np.ndarray]], None]
 """Function that runs one op of the distributed graph, with feeds."""
@@ -51,14 +52,12 @@ class VariableState:
         assert self._signature.data is not None
         return self._push({**values, **self._pipeline.values}, self._signature.data.load)
 
-    def restore(self, path: str | os.PathLike[str]) -> int:
+    def restore(self, prefix: str) -> int:
         """Restore a checkpoint, named or object-based; the number of steps in it.
 
         Raises:
-            InputError: the path is no prefix.
             CheckpointError: it is missing, damaged or does not fit; then nothing has changed.
         """
-        prefix = _prefix(path)
         reader = checkpoint.open_checkpoint(prefix)
         if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
             return self._restore_objects(prefix)
@@ -226,7 +225,7 @@ class VariableState:
             InputError: the path is no prefix.
             CheckpointError: it cannot be written; what was there is untouched.
         """
-        prefix = _prefix(path)
+        prefix = checked_prefix(path)
         objects = self._context.checkpoint
         writers: dict[str, Callable[[str], object]] = {}
         if objects is None:
@@ -253,9 +252,18 @@ def _temporary_prefix() -> Iterator[str]:
         yield os.path.join(directory, "values")
 
 
-def _prefix(path: Any) -> str:
+def checked_prefix(path: Any) -> str:
+    """The prefix of a checkpoint as a text.
+
+    Raises:
+        InputError: it is no name of files of this machine.
+    """
     if not isinstance(path, (str, os.PathLike)) or not os.path.basename(os.fspath(path)):
         raise InputError(f"a checkpoint's path must be a file name prefix, got {path!r}")
+    try:
+        refuse_remote(path)
+    except OSError as error:
+        raise InputError(f"there can be no checkpoint at {os.fspath(path)!r}: {error.strerror}") from error
     return os.fspath(path)
 
 

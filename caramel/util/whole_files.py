@@ -11,8 +11,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-"""The beginning of an address such as ``gs://bucket``, which as a path would be a directory ``gs:`` of this machine."""
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""The beginning of an address such as ``gs://bucket``, which as a path would be a directory ``gs:`` of this machine.
+
+One slash is enough: `pathlib.Path` leaves no more of them.
+"""
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
