@@ -84,7 +84,7 @@ def _train(
     session: Session, program: Program, steps: int | None, directory: CheckpointDirectory | None, save_every: int | None
 ) -> None:
     if directory is not None:
-        _go_on(session, directory)
+        _go_on(session, program, directory)
 
     saved: dict[int, str] = {}  # prefix of the checkpoint after a step
 
@@ -95,7 +95,7 @@ def _train(
     started = time.perf_counter()
     if program.why_here is not None:
         click.echo(f"the data goes through this process: {program.why_here}", err=True)
-    batches = None if program.on_workers else program.batches(steps)
+    batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
     results = session.run(batches, steps, on_step=on_step)
     elapsed = time.perf_counter() - started
     if results:
@@ -112,14 +112,16 @@ def _train(
             click.echo(f"evaluation {name}: {value}")
 
 
-def _go_on(session: Session, directory: CheckpointDirectory) -> None:
-    """Restore the newest checkpoint, if there is one."""
+def _go_on(session: Session, program: Program, directory: CheckpointDirectory) -> None:
+    """Restore the newest checkpoint, if there is one, and say where the data goes on."""
     found = directory.restore_latest(session)
     if found is None:
         return
     if found.note is not None:
         click.echo(f"note: {found.note}", err=True)
     click.echo(f"restored {found.prefix} (step {session.step_count})")
+    if not program.on_workers:
+        click.echo(f"the data goes on after the {session.step_count} batches of the steps so far, which are left out")
 
 
 def _named(values: Any, path: str = "") -> list[tuple[str, str]]:

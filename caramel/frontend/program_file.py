@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,11 +56,12 @@ class Program:
         """Whether the workers read the data themselves."""
         return self.context.given is not None
 
-    def batches(self, steps: int | None) -> Iterator[Any]:
+    def batches(self, steps: int | None, taken: int = 0) -> Iterator[Any]:
         """The batches of ``steps`` steps; the data starts over as often as needed.
 
         Args:
-            steps: number of steps; None for one pass over the data.
+            steps: number of steps; None for the rest of the present pass over the data.
+            taken: number of batches that earlier steps took, over all passes: they are read and left out.
 
         Raises:
             ProgramError: there is no data, it is empty, or it ends and cannot be started over.
@@ -69,19 +70,27 @@ class Program:
             raise ProgramError(
                 "the program has no data: let its entry return {'data': batches}, each a tuple of arrays or a feed dict"
             )
-        done = 0
+        done = passes = 0
+        left_out = taken % len(self.data) if isinstance(self.data, Sequence) and self.data else taken
         while done != steps:
-            before = done
+            seen = 0
             for batch in _guarded_batches(self.data):
+                seen += 1
+                if left_out > 0:
+                    left_out -= 1
+                    continue
                 yield batch
                 done += 1
                 if done == steps:  # before the next batch is made, which nobody needs
                     return
-            if steps is None:
+            if steps is None and (done > 0 or (seen == 0 and taken == 0)):
                 return
-            if done == before:
-                again = " a second time (return a list or a function that makes an iterator)" if done else ""
-                raise ProgramError(f"the program's data gives no batch{again}; {done} of {steps} steps are done")
+            if seen == 0:
+                again = " a second time (return a list or a function that makes an iterator)" if passes else ""
+                wanted = "" if steps is None else f"; {done} of {steps} steps are done"
+                earlier = f", after {taken} earlier ones" if taken else ""
+                raise ProgramError(f"the program's data gives no batch{again}{wanted}{earlier}")
+            passes += 1
 
 
 def _guarded_batches(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[Any]:

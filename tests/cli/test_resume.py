@@ -6,6 +6,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from caramel.cli.main import main
+from caramel.runtime.checkpoint_directory import CheckpointDirectory
 from caramel.runtime.session import Session
 
 PROGRAM = """
@@ -129,3 +130,111 @@ def test_a_checkpoint_of_the_single_device_program(train, tmp_path):
         saver.save(session, str(tmp_path / "model"), global_step=40, write_meta_graph=False)
     assert "model-40 (step 40)" in train(0, tmp_path)
     np.testing.assert_array_equal(weights(tmp_path, 40), w)
+
+
+# -- batches of the driver -------------------------------------------------------------------
+
+
+OF_BATCHES = PROGRAM.replace("def build():", "KIND\n\n    def build():").replace('"data": [batch]', '"data": DATA')
+BATCHES = "[(np.full([4, 3], n, np.float32), np.full(4, 2 + n % 3, np.float32)) for n in range(5)]"
+KINDS = {
+    "a list": (f"DATA = {BATCHES}", "DATA"),
+    "a function": (f"def make():\n        yield from {BATCHES}", "make"),
+    "a dataset that stays here": (
+        "def load(n):\n        return np.full([4, 3], n, np.float32), np.full(4, 2 + n % 3, np.float32)\n",
+        "tf.data.Dataset.range(5).map(lambda n: tf.numpy_function(load, [n], [tf.float32, tf.float32]))",
+    ),
+    "an endless iterator": (
+        f"import itertools\n\n    ENDLESS = itertools.cycle({BATCHES})",
+        "ENDLESS",
+    ),
+}
+
+
+def one_device(steps):
+    """The weights after some steps on the batches, pass after pass."""
+    w = np.zeros(3)
+    for step in range(steps):
+        n = step % 5
+        x, y = np.full([4, 3], n), np.full(4, 2 + n % 3)
+        w -= 0.1 / 20 * 2 * x.T @ (x @ w - y) / 4
+    return w
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_data_goes_on_where_it_was(train, tmp_path, kind):
+    """In the first pass, and in a later one; every batch is another one."""
+    define, data = KINDS[kind]
+    text = OF_BATCHES.replace("KIND", define).replace("DATA}", f"{data}}}").replace("0.1 *", "0.1 / 20 *")
+    saved = tmp_path / "saved"
+    assert "goes on" not in train(3, saved, text=text)
+    assert "the data goes on after the 3 batches of the steps so far" in train(4, saved, text=text)
+    np.testing.assert_allclose(weights(saved, 7), one_device(7), rtol=1e-5)
+    train(6, saved, text=text)
+    np.testing.assert_allclose(weights(saved, 13), one_device(13), rtol=1e-5)
+    if "endless" not in kind:
+        assert "\n2 steps" in train(None, saved, text=text)  # what is left of the third pass
+        assert "\n5 steps" in train(None, saved, text=text)
+        np.testing.assert_allclose(weights(saved, 20), one_device(20), rtol=1e-5)
+
+
+def test_data_that_ends_before_it_was_left(train, write, tmp_path):
+    text = OF_BATCHES.replace("KIND", f"ONCE = iter({BATCHES})").replace("DATA}", "ONCE}")
+    train(4, tmp_path / "saved", text=text)
+    shorter = text.replace("range(5)", "range(2)")
+    arguments = ["run", f"{write(shorter)}:build", "--workers", "2", "--checkpoint", str(tmp_path / "saved")]
+    for options in (["--steps", "3"], []):
+        result = CliRunner().invoke(main, [*arguments, *options])
+        assert result.exit_code == 1, result.output
+        assert "gives no batch a second time" in result.stderr and "after 4 earlier ones" in result.stderr
+
+
+# -- a directory that is no good -------------------------------------------------------------
+
+
+@pytest.fixture
+def refuses(write):
+    """Function that sees a run fail before anything is trained."""
+
+    def run(directory, *words):
+        arguments = ["run", f"{write(PROGRAM)}:build", "--workers", "2", "--checkpoint", str(directory)]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 1, result.output
+        assert "steps in" not in result.output
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+        assert [word for word in words if word not in line] == []
+
+    return run
+
+
+def test_a_directory_that_cannot_be_written(refuses, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    refuses(tmp_path / "file" / "saved", str(tmp_path / "file" / "saved"))
+
+
+def test_an_address(refuses, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refuses("gs://bucket/run", "gs://bucket/run", "address")
+    assert not (tmp_path / "gs:").exists()
+
+
+def test_a_directory_of_a_run_that_goes_on(refuses, tmp_path):
+    with CheckpointDirectory(tmp_path / "saved").held():
+        refuses(tmp_path / "saved", "another run", str(tmp_path / "saved"))
+
+
+def test_a_list_that_is_gone_is_said(train, write, tmp_path):
+    train(3, tmp_path / "saved")
+    (tmp_path / "saved" / "checkpoint").unlink()
+    arguments = ["run", f"{write(PROGRAM)}:build", "--workers", "2", "--checkpoint", str(tmp_path / "saved")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "is missing" in result.stderr
+    assert "(step 3)" in result.stdout
+
+
+def test_a_damaged_checkpoint_says_how_to_go_on(train, refuses, tmp_path):
+    train(3, tmp_path / "saved")
+    train(1, tmp_path / "saved")
+    (tmp_path / "saved" / "checkpoint-4.index").write_bytes(b"")
+    refuses(tmp_path / "saved", "checkpoint-4", f"'{tmp_path / 'saved' / 'checkpoint-3'}', is whole")
