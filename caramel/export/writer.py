@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import json
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -13,54 +17,129 @@ from string import Template
 import tensorflow as tf
 
 from caramel.compiler.distributed_model import DistributedModel
-from caramel.errors import ExportError
+from caramel.errors import ExportError, listed
 from caramel.graph.devices import Device
 from caramel.runtime import checkpoint
+from caramel.util.journal import finish_interrupted, replacing_together
+from caramel.util.whole_files import refuse_remote, sync
 
-GRAPH, VALUES, SIGNATURE, PLAN, README, RUNNER = (
+GRAPH, VALUES, SIGNATURE, PLAN, README, RUNNER, MANIFEST = OWN_NAMES = (
     "graph.pb",
     "initial",
     "signature.json",
     "plan.json",
     "README.md",
     "run.py",
+    "export.json",
 )
-"""Names of the files of an export."""
+"""Names of the files of an export; of the values the beginning of the names."""
+
+_VALUE_PARTS = r"initial\.(index|data-\d{5}-of-\d{5})"
+"""Names of the files of the values."""
+
+_KIND = "caramel export"
+"""What the manifest of an export calls itself."""
+
+_JOURNAL = ".export.saving"
+"""Name of the journal of an export that replaces another one."""
+
+_BLOCK_BYTES = 1 << 20
+"""Bytes that are read at once."""
 
 
 def export(distributed: DistributedModel, path: str | os.PathLike[str]) -> None:
-    """Write everything to a new directory, then put it in the place of the old one.
+    """Write everything under temporary names, then put it in place.
 
     Args:
         distributed: distributed model to export.
-        path: path of the directory; an earlier export there is replaced.
+        path: path of the directory. The files of an earlier export there are replaced; what else is in it stays.
 
     Raises:
-        ExportError: the directory cannot be written, or is no export; nothing has changed then.
+        ExportError: the directory cannot be written, is no export, or its files were changed since they were exported;
+            nothing has changed then.
     """
-    target = Path(path).absolute()
-    if target.exists() and not (target / SIGNATURE).is_file() and not (target.is_dir() and not any(target.iterdir())):
-        raise ExportError(f"{str(target)!r} exists and is not an export: choose another directory, or remove it")
-    tag = uuid.uuid4().hex[:8]
-    temporary = target.with_name(f"{target.name}.writing-{tag}")
-    previous = target.with_name(f"{target.name}.old-{tag}")
+    shown = os.fspath(path)
+    try:
+        refuse_remote(path)
+        target = Path(os.path.realpath(path))
+        if not os.path.lexists(target):
+            _export_anew(distributed, target)
+        elif not target.is_dir():
+            raise ExportError(f"{shown!r} exists and is no directory, so it is not an export: choose another directory")
+        else:
+            _export_into(distributed, target, shown)
+    except (OSError, tf.errors.OpError) as error:
+        raise ExportError(f"the export to {shown!r} failed: {error}") from error
+
+
+def _export_anew(distributed: DistributedModel, target: Path) -> None:
+    """Write a directory that did not exist, all at once."""
+    temporary = target.with_name(f"{target.name}.writing-{uuid.uuid4().hex[:8]}")
     try:
         temporary.mkdir(parents=True)
-        _write(distributed, temporary)
-        if target.exists():
-            target.rename(previous)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if previous.exists():
-                previous.rename(target)
-            raise
-        shutil.rmtree(previous, ignore_errors=True)
-    except (OSError, tf.errors.OpError) as error:
-        hint = f"; the old export is in {str(previous)!r}" if previous.exists() else ""
-        raise ExportError(f"the export to {str(target)!r} failed: {error}{hint}") from error
+        _write(distributed, lambda name: temporary / name)
+        for file in temporary.iterdir():
+            sync(file)
+        sync(temporary)
+        temporary.rename(target)
+        sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _export_into(distributed: DistributedModel, target: Path, shown: str) -> None:
+    """Replace the files of an earlier export in a directory, or write into one that is empty."""
+    journal = target / _JOURNAL
+    finish_interrupted(journal)
+    old_names = _checked_files(target, shown)
+    with replacing_together(journal, OWN_NAMES) as replacement:
+        names = _write(distributed, replacement.temporary)
+        there = [name for name in names if name not in old_names and os.path.lexists(target / name)]
+        if there:
+            raise ExportError(f"{shown!r} has {listed(there)}, which the export did not write: move them away")
+        replacement.put_in_place([(_named(replacement.temporary, name), target / name) for name in names])
+        for name in set(old_names) - set(names):  # parts of the values, if there are fewer now
+            (target / name).unlink(missing_ok=True)
+
+
+def _checked_files(target: Path, shown: str) -> list[str]:
+    """Names of the files of an earlier export.
+
+    Raises:
+        ExportError: there is something else in the directory, or somebody has changed the files.
+    """
+    if not any(target.iterdir()):
+        return []
+    try:
+        manifest = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
+        files = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        is_export = manifest["kind"] == _KIND and all(_is_own(name) for name in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_export = False
+    if not is_export:
+        raise ExportError(f"{shown!r} exists and is not an export: choose another directory, or remove it")
+    changed = [n for n, facts in files.items() if os.path.lexists(target / n) and _facts_of(target / n) != facts]
+    if changed:
+        raise ExportError(
+            f"in {shown!r} these were changed since they were exported: {listed(changed)}. Move them away, or remove "
+            "them, if they may be replaced"
+        )
+    return [*files, MANIFEST]
+
+
+def _is_own(name: str) -> bool:
+    return name in (GRAPH, SIGNATURE, PLAN, README, RUNNER) or re.fullmatch(_VALUE_PARTS, name) is not None
+
+
+def _facts_of(file: Path) -> tuple[int, str] | None:
+    """Size and digest of a file; None if it is none."""
+    if file.is_symlink() or not file.is_file():
+        return None
+    digest = hashlib.sha256()
+    with open(file, "rb") as content:
+        while block := content.read(_BLOCK_BYTES):
+            digest.update(block)
+    return file.stat().st_size, digest.hexdigest()
 
 
 def _processes(devices: Sequence[str]) -> int:
@@ -69,14 +148,23 @@ def _processes(devices: Sequence[str]) -> int:
     return len({text if device.task is None else device.worker for text, device in parsed.items()})
 
 
-def _write(distributed: DistributedModel, directory: Path) -> None:
-    (directory / GRAPH).write_bytes(distributed.graph_def.SerializeToString(deterministic=True))
+def _write(distributed: DistributedModel, path_of: Callable[[str], Path]) -> list[str]:
+    """Write all files.
+
+    Args:
+        distributed: distributed model to export.
+        path_of: path under which a file is written, by its name in the export.
+
+    Returns:
+        The names of the files, in the order in which they may be put in place.
+    """
+    path_of(GRAPH).write_bytes(distributed.graph_def.SerializeToString(deterministic=True))
     arrays = {} if distributed.pipeline is None else distributed.pipeline.values
-    checkpoint.write_values(directory / VALUES, {**distributed.model.values.load(), **arrays})
-    (directory / SIGNATURE).write_text(distributed.signature.to_json() + "\n")
-    (directory / PLAN).write_text(distributed.plan.to_json() + "\n")
+    checkpoint.write_values(path_of(VALUES), {**distributed.model.values.load(), **arrays})
+    path_of(SIGNATURE).write_text(distributed.signature.to_json() + "\n", encoding="utf-8")
+    path_of(PLAN).write_text(distributed.plan.to_json() + "\n", encoding="utf-8")
     templates = resources.files("caramel.export") / "templates"
-    (directory / RUNNER).write_text((templates / "run.py").read_text())
+    path_of(RUNNER).write_text((templates / "run.py").read_text(encoding="utf-8"), encoding="utf-8")
     signature = distributed.signature
     inputs = "" if signature.data is None else f"The workers read {', '.join(signature.data.inputs)} from datasets.\n\n"
     inputs += "\n".join(
@@ -84,7 +172,7 @@ def _write(distributed: DistributedModel, directory: Path) -> None:
         + (", split over the workers" if f.split else ", the same for every worker")
         for f in signature.feeds
     )
-    text = Template((templates / "README.md").read_text()).substitute(
+    text = Template((templates / "README.md").read_text(encoding="utf-8")).substitute(
         workers=signature.workers,
         devices="\n".join(f"- worker {rank}: `{device}`" for rank, device in enumerate(signature.devices)),
         inputs=inputs.strip() or "- none",
@@ -95,4 +183,28 @@ def _write(distributed: DistributedModel, directory: Path) -> None:
         version=tf.__version__,
         cluster=",".join(f"HOST{number}:2222" for number in range(_processes(signature.devices))),
     )
-    (directory / README).write_text(text)
+    path_of(README).write_text(text, encoding="utf-8")
+    values = path_of(VALUES)
+    parts = sorted(values.parent.glob(glob.escape(values.name) + ".*"))
+    names = [GRAPH, SIGNATURE, PLAN, RUNNER, README, *(VALUES + part.name[len(values.name) :] for part in parts)]
+    _write_manifest(path_of, names)
+    return [*names, MANIFEST]
+
+
+def _write_manifest(path_of: Callable[[str], Path], names: Sequence[str]) -> None:
+    """Write down size and digest of each file."""
+    files = {}
+    for name in sorted(names):
+        facts = _facts_of(_named(path_of, name))
+        assert facts is not None  # it was just written
+        files[name] = {"size_bytes": facts[0], "sha256": facts[1]}
+    text = json.dumps({"kind": _KIND, "version": 1, "files": files}, indent=1)
+    path_of(MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _named(path_of: Callable[[str], Path], name: str) -> Path:
+    """The path under which a file is written, one of the values included."""
+    if not name.startswith(f"{VALUES}."):
+        return path_of(name)
+    values = path_of(VALUES)
+    return values.with_name(values.name + name[len(VALUES) :])

@@ -147,6 +147,7 @@ def read(directory):
         "plan.json",
         "README.md",
         "run.py",
+        "export.json",
     }
     graph_def = v1.GraphDef.FromString((directory / "graph.pb").read_bytes())
     return graph_def, json.loads((directory / "signature.json").read_text())
@@ -463,7 +464,7 @@ def test_the_weights_of_a_sum_in_the_readme(tmp_path):
 def test_the_same_model_gives_the_same_files(small, tmp_path):
     armodel, directory = small
     armodel.export(tmp_path / "again")
-    for name in ("graph.pb", "signature.json", "plan.json", "README.md", "run.py"):
+    for name in ("graph.pb", "signature.json", "plan.json", "README.md", "run.py", "export.json"):
         assert (tmp_path / "again" / name).read_bytes() == (directory / name).read_bytes()
 
 

@@ -1,24 +1,76 @@
 """Run an exported training program with TensorFlow alone: see README.md beside this file."""
 
 import argparse
+import contextlib
+import glob
+import hashlib
 import json
 import os
 import re
 import secrets
 import socket
+import sys
+import tempfile
+import zipfile
+import zlib
 
-import numpy as np
-import tensorflow as tf
+HERE = os.path.dirname(os.path.abspath(__file__))
+NEEDED = {"graph.pb", "initial.index", "plan.json", "signature.json"}
+FOR_READERS = {"README.md", "run.py"}  # these may be changed
+
+
+def check_files(only=None):
+    """Compare the files beside this one with the digests in export.json; ends the program if one is damaged."""
+    try:
+        with open(os.path.join(HERE, "export.json"), encoding="utf-8") as file:
+            content = json.load(file)
+        files = {name: (facts["size_bytes"], facts["sha256"]) for name, facts in content["files"].items()}
+        if content["kind"] != "caramel export" or content["version"] != 1 or not files.keys() >= NEEDED:
+            raise ValueError("it says nothing of an export")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged("export.json", getattr(error, "strerror", None) or error) from error
+    for name, facts in sorted(files.items()):
+        if name not in FOR_READERS and only in (None, name):
+            try:
+                found = facts_of(os.path.join(HERE, name))
+            except (OSError, ValueError) as error:
+                raise damaged(name, getattr(error, "strerror", None) or error) from error
+            if found != facts:
+                raise damaged(name, "it has another content than was exported")
+
+
+def facts_of(path):
+    """Size and digest of a file."""
+    size, digest = 0, hashlib.sha256()
+    with open(path, "rb") as file:
+        while True:
+            block = file.read(1 << 20)
+            if not block:
+                return size, digest.hexdigest()
+            size += len(block)
+            digest.update(block)
+
+
+def damaged(name, why):
+    """The error for a file of the export."""
+    text = "this export is damaged: %s: %s. Copy the export again, or export it again" % (name, why)
+    return SystemExit(text.replace("\n", " "))
+
+
+if __name__ == "__main__":  # before TensorFlow is loaded, which takes seconds; a server needs the signature only
+    check_files("signature.json" if sys.argv[1:2] == ["serve"] else None)
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 v1 = tf.compat.v1
 TF_CONFIG = "tf-config"
 TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def load(in_process):
     """The graph and its signature; workers become virtual CPUs if they all run in this process."""
-    with open(os.path.join(HERE, "signature.json")) as file:
+    with open(os.path.join(HERE, "signature.json"), encoding="utf-8") as file:
         signature = json.load(file)
     graph_def = v1.GraphDef()
     with open(os.path.join(HERE, "graph.pb"), "rb") as file:
@@ -197,7 +249,7 @@ class WorkerData:
 
     def position(self, prefix):
         """Where a checkpoint's data was, if it is that of these pipelines."""
-        reader = tf.train.load_checkpoint(prefix)
+        reader = read(prefix)
         if reader.has_tensor(self.data["position_key"]):
             position = [int(number) for number in reader.get_tensor(self.data["position_key"])]
             same = reader.get_tensor(self.data["digest_key"]).decode() == self.data["digest"]
@@ -245,23 +297,79 @@ class WorkerData:
         return {self.data["position"]: np.array(numbers, np.int64)}
 
 
+def read(prefix):
+    """A reader for a checkpoint."""
+    try:
+        return tf.train.load_checkpoint(prefix)
+    except (tf.errors.OpError, RuntimeError, ValueError, IndexError) as error:
+        raise SystemExit("checkpoint %r is damaged: %s" % (prefix, in_one_line(error))) from error
+
+
 def restore(session, signature, prefix, initial):
     """Start from a checkpoint: worker 0 reads it, the others get its values. Returns the number of steps in it."""
     feeds = {signature["restore_prefix"]: os.path.abspath(prefix)}
     first, *others = signature["restore"]
     load = [signature["data"]["load"]] if initial and signature["data"] else []
-    reader = tf.train.load_checkpoint(prefix)
+    reader = read(prefix)
     # What is local to each worker: a checkpoint of another number of workers has other keys, and is of no use.
     kept = {key for key in reader.get_variable_to_shape_map() if key.startswith("caramel/worker_")}
     local = [signature["restore_local"]] if kept and kept == set(signature["local_keys"]) else []
     for op in [first, *([signature["restore_unsaved"]] if initial else []), *others, *load, *local]:
-        session.run(op, feeds)
+        try:
+            session.run(op, feeds)
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
+            raise SystemExit("checkpoint %r cannot be restored: %s" % (prefix, in_one_line(error))) from error
     key = signature["steps_key"]
     return int(reader.get_tensor(key)) if reader.has_tensor(key) else 0
 
 
+def arrays_in(path):
+    """The arrays of an .npz file."""
+    try:
+        with np.load(path) as data:
+            return dict(data)
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, NotImplementedError) as error:
+        raise SystemExit("%r is no .npz file with arrays: %s" % (path, in_one_line(error))) from error
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise SystemExit("%r is damaged: %s" % (path, in_one_line(error))) from error
+
+
+def in_one_line(error):
+    """What an error says."""
+    return " ".join(str(getattr(error, "message", error)).split()) or type(error).__name__
+
+
+def check_paths(arguments):
+    """Refuse what cannot be read or written before any training."""
+    for path in (arguments.restore, arguments.save):
+        if path and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", path):
+            raise SystemExit("%r is an address, not a path of this machine: name files, or mount it" % path)
+    if arguments.restore and not os.path.isfile(arguments.restore + ".index"):
+        raise SystemExit("there is no checkpoint at %r: it has no .index file" % arguments.restore)
+    if arguments.save and not os.access(os.path.dirname(os.path.abspath(arguments.save)), os.W_OK):
+        raise SystemExit("%r cannot be written: there is no such directory, or it is not yours" % arguments.save)
+
+
+@contextlib.contextmanager
+def readable(prefix):
+    """A prefix under which TensorFlow can read a checkpoint: it takes brackets in a path for a pattern."""
+    prefix = os.path.abspath(prefix)
+    if "\\" not in prefix and glob.escape(prefix) == prefix:
+        yield prefix
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        alias = os.path.join(directory, "checkpoint")
+        for part in glob.glob(glob.escape(prefix) + ".*"):
+            os.symlink(part, alias + part[len(prefix) :])
+        try:
+            yield alias
+        except SystemExit as error:
+            raise SystemExit(str(error.code).replace(alias, prefix)) from error
+
+
 def train(arguments):
     """Train for some steps and print the losses."""
+    check_paths(arguments)
     addresses, task = members(arguments.cluster, None) if arguments.cluster else (None, None)
     if task:
         raise SystemExit("TF_CONFIG makes this process worker %d: train on the first one, and serve here" % task)
@@ -276,16 +384,15 @@ def train(arguments):
     if task == 0 and not is_listening(addresses[0]):
         server = started_server(signature, addresses, task)  # its own, for as long as it trains
         target = server.target
-    arrays = {}
-    if arguments.data:
-        with np.load(arguments.data) as data:
-            arrays = dict(data)
-    fed, shares = feeds_for(signature, arrays)
-    with v1.Session(target, graph=graph, config=config) as session:
-        done = restore(session, signature, os.path.join(HERE, "initial"), initial=True)
-        if arguments.restore:
-            done = restore(session, signature, arguments.restore, initial=False)
-        data = WorkerData(session, signature, arguments.restore) if signature["data"] else None
+    fed, shares = feeds_for(signature, arrays_in(arguments.data) if arguments.data else {})
+    with contextlib.ExitStack() as stack:
+        initial = stack.enter_context(readable(os.path.join(HERE, "initial")))
+        start = stack.enter_context(readable(arguments.restore)) if arguments.restore else None
+        session = stack.enter_context(v1.Session(target, graph=graph, config=config))
+        done = restore(session, signature, initial, initial=True)
+        if start:
+            done = restore(session, signature, start, initial=False)
+        data = WorkerData(session, signature, start) if signature["data"] else None
         for step in range(1, arguments.steps + 1):
             if data is not None:
                 shares = data.shares()
@@ -306,7 +413,7 @@ def train(arguments):
 
 def serve(arguments):
     """Run one worker's server until it is killed."""
-    with open(os.path.join(HERE, "signature.json")) as file:
+    with open(os.path.join(HERE, "signature.json"), encoding="utf-8") as file:
         signature = json.load(file)
     addresses, task = members(arguments.cluster, arguments.task)
     if task is None:
@@ -332,7 +439,10 @@ def main():
     training.add_argument("--save", help="checkpoint to write at the end")
     training.set_defaults(run=train)
     arguments = parser.parse_args()
-    arguments.run(arguments)
+    try:
+        arguments.run(arguments)
+    except (tf.errors.OpError, OSError, ValueError, TypeError) as error:
+        raise SystemExit(in_one_line(error)) from error
 
 
 if __name__ == "__main__":
