@@ -1,6 +1,7 @@
 """What users import: it is there whatever was imported before, and the documents import nothing else."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -107,3 +108,13 @@ def test_documents_mention_what_there_is():
                     break
                 value = getattr(value, part)
     assert not wrong
+
+
+@pytest.mark.parametrize("package", sorted(PUBLIC))
+def test_no_public_class_or_function_takes_what_is_private(package):
+    module = importlib.import_module(package)
+    for name in getattr(module, "__all__", dir(module)):
+        value = getattr(module, name)
+        if inspect.isfunction(value) or (inspect.isclass(value) and dataclasses.is_dataclass(value)):
+            private = [each for each in inspect.signature(value).parameters if each.startswith("_")]
+            assert not private, f"{package}.{name} takes {private}"

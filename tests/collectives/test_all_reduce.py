@@ -54,6 +54,27 @@ def test_every_algorithm(algorithm, workers, shape, reduction):
         np.testing.assert_allclose(result, want, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("version", [None, 27])
+def test_the_graph_keeps_its_version(version):
+    """A graph of an older version, where an op meant something else, shall mean the same after an all-reduce.
+
+    Without a version, TensorFlow takes a graph for one from before 2017, in which placeholders of shape () may be of any.
+    """
+    with tf.Graph().as_default() as graph:
+        if version is not None:
+            older = v1.GraphDef()
+            older.versions.producer = version
+            tf.import_graph_def(older)
+        before = graph.as_graph_def().versions
+        for _ in range(2):
+            sources = on_ranks(lambda _: v1.placeholder(tf.float32, []), 2)
+            assert [source.shape.rank for source in sources] == [0, 0]
+            results = caramel.all_reduce(sources)
+            assert graph.as_graph_def().versions == before
+        assert before.producer == (version or tf.version.GRAPH_DEF_VERSION)
+        assert run(graph, results, 2, dict(zip(sources, [np.float32(1), np.float32(4)]))) == [2.5, 2.5]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "int64"])
 def test_native_in_every_dtype(dtype):
     kind = tf.as_dtype(dtype).as_numpy_dtype

@@ -119,6 +119,11 @@ def test_pages_that_use_special_words_link_to_the_glossary():
     assert not [name_of(page) for page in using if "glossary.md" not in page.read_text(encoding="utf-8")]
 
 
+def test_the_version_to_cite_is_this_one():
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (\S+)$", text, re.MULTILINE) == [caramel.__version__]
+
+
 def test_every_error_has_a_section():
     classes = [
         name
