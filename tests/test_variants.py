@@ -1,7 +1,7 @@
 """What every run tests of all combinations."""
 
 import pytest
-from variants import each_once, in_soak
+from variants import each_once, in_soak, mostly_in_soak
 
 
 @pytest.mark.parametrize("lists", [("abc",), ("abc", "de"), ("ab", "cd", "efg"), ("abcd", "efgh"), ("a", "b")])
@@ -25,3 +25,10 @@ def test_the_others_are_for_the_soak():
 def test_values_and_tuples_of_values_are_marked():
     made = in_soak("ab", (1, 2))
     assert [(p.values, [m.name for m in p.marks]) for p in made] == [(("ab",), ["soak"]), ((1, 2), ["soak"])]
+
+
+def test_all_but_some_are_marked():
+    made = mostly_in_soak(["a", "b", ("c", 1)], "b")
+    assert [(*p.values, [m.name for m in p.marks]) for p in made] == [("a", ["soak"]), ("b", []), (("c", 1), ["soak"])]
+    with pytest.raises(AssertionError, match="no values of this parameter: .*'d'"):
+        mostly_in_soak(["a"], "d")

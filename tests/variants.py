@@ -21,6 +21,13 @@ def each_once(*lists):
     ]
 
 
+def mostly_in_soak(values, *in_every_run):
+    """Values of a parameter in their order; all but some are marked for `make soak`."""
+    missing = [value for value in in_every_run if value not in values]
+    assert not missing, f"no values of this parameter: {missing}"
+    return [pytest.param(v, marks=() if v in in_every_run else pytest.mark.soak) for v in values]
+
+
 def in_soak(*values):
     """Values of a parameter, or tuples of several parameters' values, that are marked for `make soak`."""
     return [

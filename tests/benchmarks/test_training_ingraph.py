@@ -160,8 +160,13 @@ def test_recursive_hd_trains_as_one_device(start, workers):
     [
         ("vgg", "servers", 4),
         ("mlp", "half", 2),
-        ("transformer", "servers", 3),
-        *in_soak(("vgg", "ring", 3), ("resnet", "shuffle", 2), ("inception", "half", 2), ("inception", "half", 4)),
+        *in_soak(
+            ("transformer", "servers", 3),
+            ("vgg", "ring", 3),
+            ("resnet", "shuffle", 2),
+            ("inception", "half", 2),
+            ("inception", "half", 4),
+        ),
         *in_soak(("transformer", "ring", 2), ("transformer", "shuffle", 4), ("transformer", "recursive_hd", 2)),
         *in_soak(("tiny", "servers", 2), ("tiny", "ring", 2)),
     ],

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from variants import mostly_in_soak
 
 from caramel.collectives.algorithms import ALGORITHMS, Schedules
 from caramel.collectives.chain import chain
@@ -50,7 +51,7 @@ def shards_of(workers, size):
     return [length for _, length in cuts(size, workers)]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", mostly_in_soak(WORKERS, *(n for n in WORKERS if n < 64)))
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_is_proved(name, workers):
     for size in awkward_sizes(workers):

@@ -19,6 +19,7 @@ from exact_common import (
     serial_functions,
     train,
 )
+from variants import in_soak
 
 import caramel
 
@@ -57,7 +58,7 @@ def keras_session(case, workers):
 # TensorFlow 1: tf.compat.v1.train.Saver
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [*in_soak(1), 3])
 def test_a_savers_checkpoint_goes_on_with_n_workers(workers, tmp_path):
     case = Case("adam", (*SAME, "unused"))
     first, second = halves(case.dtype)
@@ -74,7 +75,7 @@ def test_a_savers_checkpoint_goes_on_with_n_workers(workers, tmp_path):
         assert session.step_count == STEPS
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [*in_soak(1), 3])
 def test_a_session_saves_for_a_saver(workers, tmp_path):
     case = Case("adam", (*SAME, "unused", "norm"))
     first, second = halves(case.dtype)
@@ -124,7 +125,7 @@ def test_a_checkpoint_of_two_workers_goes_on_with_four(tmp_path):
     assert_equivalent(got, straight.train(second))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [*in_soak(1), 3])
 def test_a_fresh_session_goes_on_with_the_same_bits(workers, tmp_path):
     case = Case("adam", (*SAME, "norm"), "float32")
     first, second = halves(case.dtype)
@@ -188,7 +189,7 @@ def test_random_ops_start_anew_in_a_fresh_session_as_on_one_device(tmp_path):
 # Keras: tf.train.Checkpoint
 
 
-@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("numbered", [*in_soak(False), True])
 def test_a_keras_checkpoint_goes_on_with_n_workers(numbered, tmp_path):
     case = Case("adam", (*SAME, "unused"))
     first, second = halves(case.dtype)

@@ -16,6 +16,7 @@ from exact_common import (
     serial_functions,
 )
 from exact_keras import MicroBatches, OneDevice, distributed
+from variants import in_soak, mostly_in_soak
 
 import caramel
 
@@ -26,7 +27,9 @@ def _kernels_as_written():
         yield
 
 
-@pytest.mark.parametrize("optimizer, workers", [("momentum", 1), ("momentum", 2), ("momentum", 4), ("adam", 3)])
+@pytest.mark.parametrize(
+    "optimizer, workers", [*in_soak(("momentum", 1), ("momentum", 2)), ("momentum", 4), ("adam", 3)]
+)
 def test_equals_one_device_with_the_whole_batch(optimizer, workers):
     case = Case(optimizer, SAME)
     data = batches(BATCH, case.dtype)
@@ -59,7 +62,9 @@ def test_local_state_with_every_optimizer(optimizer, feature, workers, monkeypat
     assert_equivalent(distributed(case, workers, data), MicroBatches(case, workers).train(data))
 
 
-@pytest.mark.parametrize("feature, workers", [*((feature, 3) for feature in LOCAL), (LOCAL[0], 1), (LOCAL[-1], 2)])
+@pytest.mark.parametrize(
+    "feature, workers", [*((feature, 3) for feature in LOCAL), *in_soak((LOCAL[0], 1), (LOCAL[-1], 2))]
+)
 def test_local_state_equals_micro_batches(feature, workers):
     case = Case("momentum", (feature, "clip", "schedule"), clip=1.5)
     data = batches(BATCH, case.dtype)
@@ -68,7 +73,7 @@ def test_local_state_equals_micro_batches(feature, workers):
 
 @pytest.mark.parametrize(
     "optimizer, workers",
-    [("momentum", 1), ("momentum", 3), pytest.param("adam", 2, marks=pytest.mark.soak), ("adam", 4)],
+    [*in_soak(("momentum", 1)), ("momentum", 3), *in_soak(("adam", 2)), ("adam", 4)],
 )
 def test_has_the_bits_of_micro_batches(optimizer, workers):
     case = Case(optimizer, SAME + LOCAL, "float32", clip=1.9)
@@ -76,7 +81,7 @@ def test_has_the_bits_of_micro_batches(optimizer, workers):
     assert_same(distributed(case, workers, data), MicroBatches(case, workers).train(data))
 
 
-@pytest.mark.parametrize("feature", [*SAME, *LOCAL])
+@pytest.mark.parametrize("feature", mostly_in_soak([*SAME, *LOCAL], "clip", "convolution", "norm"))
 def test_each_feature_has_the_bits_of_micro_batches(feature):
     case = Case("adam", (feature,), "float32", clip=1.0)
     data = batches(BATCH, case.dtype)
@@ -98,7 +103,7 @@ def test_random_state_of_any_seed(seed):
     assert_same(distributed(case, 4, data), MicroBatches(case, 4).train(data))
 
 
-@pytest.mark.parametrize(("total", "workers"), [(10, 4), (7, 3)])
+@pytest.mark.parametrize(("total", "workers"), [(10, 4), *in_soak((7, 3))])
 def test_uneven_batches_equal_the_whole_batch(total, workers):
     case = Case("adam", ("clip", "decay", "tied", "schedule"))
     data = batches(total, case.dtype)

@@ -5,11 +5,16 @@ import exact_tf1 as v1
 import pytest
 from exact_common import LOCAL, SERIAL, Case, assert_equivalent, assert_same, batches, in_process, train
 from exact_plans import random_plan
+from variants import in_soak
 
 import caramel
 from caramel.facts import BACKWARD, FORWARD
 
 STEPS = 4
+
+
+def named(value):
+    return {v1: "tf1", k: "keras"}.get(value, value)
 
 
 def run(kind, case, workers, seed, data, cluster=None, **options):
@@ -24,8 +29,9 @@ def run(kind, case, workers, seed, data, cluster=None, **options):
         return armodel.plan, train(session, [feed(batch) for batch in data])
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
-@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+@pytest.mark.parametrize(
+    "kind, seed", [*((v1, seed) for seed in (0, 1, 3)), (k, 1), *in_soak((k, 0), (k, 3))], ids=named
+)
 def test_any_plan_gives_the_same_bits_in_rank_order(kind, seed):
     case = Case("momentum" if seed % 2 else "adam", ("schedule", "decay", "tied", *LOCAL), "float32")
     workers = 2 + seed % 3
@@ -37,8 +43,9 @@ def test_any_plan_gives_the_same_bits_in_rank_order(kind, seed):
     assert len(plan.proof) == 3 + bool(plan.postponed)
 
 
-@pytest.mark.parametrize("seed", [6, 8, 11])
-@pytest.mark.parametrize("kind", [v1, k], ids=["tf1", "keras"])
+@pytest.mark.parametrize(
+    "kind, seed", [*((v1, seed) for seed in (6, 8, 11)), (k, 6), *in_soak((k, 8), (k, 11))], ids=named
+)
 def test_any_plan_equals_one_device(kind, seed):
     case = Case("adam" if seed % 2 else "momentum", ("schedule", "decay", "tied"))
     workers = 2 + seed % 4

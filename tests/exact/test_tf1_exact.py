@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from exact_common import BATCH, LOCAL, SAME, Case, assert_equivalent, assert_moved, assert_same, batches
 from exact_tf1 import FURTHER_OPTIMIZERS, OPTIMIZERS, MicroBatches, OneDevice, distributed
-from variants import each_once
+from variants import each_once, in_soak, mostly_in_soak
 
 import caramel
 
@@ -50,7 +50,7 @@ def test_all(optimizer, feature, workers):
             assert_equivalent(got, OneDevice(case).train(data))
 
 
-@pytest.mark.parametrize("feature", SAME)
+@pytest.mark.parametrize("feature", mostly_in_soak(SAME, "clip"))  # all at once above
 def test_each_feature_equals_one_device_with_the_whole_batch(feature):
     case = Case("adam", (feature,), clip=1.0)
     data = batches(BATCH, case.dtype)
@@ -75,7 +75,7 @@ def test_has_the_bits_of_micro_batches(optimizer, workers):
     assert_same(distributed(case, workers, data), want)
 
 
-@pytest.mark.parametrize("feature", [*SAME, *LOCAL])
+@pytest.mark.parametrize("feature", mostly_in_soak([*SAME, *LOCAL], "clip", "convolution", "dropout"))
 def test_each_feature_has_the_bits_of_micro_batches(feature):
     case = Case("adam", (feature,), "float32", clip=1.0)
     data = batches(BATCH, case.dtype)
@@ -107,7 +107,7 @@ def test_a_summed_loss_equals_the_whole_batch(total, workers):
 
 
 @pytest.mark.parametrize(
-    ("total", "workers", "reduction"), [(10, 4, "mean"), (7, 3, "mean"), (12, 3, "sum"), (7, 3, "sum")]
+    ("total", "workers", "reduction"), [(10, 4, "mean"), *in_soak((7, 3, "mean"), (12, 3, "sum")), (7, 3, "sum")]
 )
 def test_uneven_and_summed_batches_have_the_bits_of_micro_batches(total, workers, reduction):
     case = Case(
@@ -121,7 +121,10 @@ def test_uneven_and_summed_batches_have_the_bits_of_micro_batches(total, workers
     assert_same(distributed(case, workers, data), MicroBatches(case, workers).train(data))
 
 
-@pytest.mark.parametrize("features, workers", each_once([SAME + LOCAL, ("convolution", "clip")], [3, 2]))
+@pytest.mark.parametrize(
+    "features, workers",
+    [(SAME + LOCAL, 3), *in_soak((SAME + LOCAL, 2), (("convolution", "clip"), 2), (("convolution", "clip"), 3))],
+)
 def test_has_the_bits_of_micro_batches_with_the_graph_optimizers_on(features, workers):
     case = Case("adam", features, "float32", clip=1.15)
     data = batches(BATCH, case.dtype)

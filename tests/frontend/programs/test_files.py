@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
+from variants import each_once
 
 import caramel
 
@@ -80,9 +81,8 @@ def assert_same(got, want):
 ROLES = {"train_op": "train", "loss": "the_loss:0"}
 
 
-@pytest.mark.parametrize("kind", ["meta", "meta.txt", "pb", "pb.txt"])
 @pytest.mark.parametrize(
-    "options", [{}, {"use_resource": False}, {"sparse": True}], ids=["dense", "reference", "sparse"]
+    "kind, options", each_once(["meta", "meta.txt", "pb", "pb.txt"], [{}, {"use_resource": False}, {"sparse": True}])
 )
 def test_a_file(tmp_path, kind, options):
     path, want, _ = written(tmp_path, kind, **options)

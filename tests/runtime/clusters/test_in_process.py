@@ -7,6 +7,7 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import mostly_in_soak
 
 import caramel
 from caramel.graph.devices import in_process_mapping
@@ -79,7 +80,9 @@ DEVICE_LISTS = {
 }
 
 
-@pytest.mark.parametrize("name", DEVICE_LISTS)
+@pytest.mark.parametrize(
+    "name", mostly_in_soak([*DEVICE_LISTS], "gpus of tasks", "bare gpus", "two jobs", "sparse task numbers")
+)
 def test_every_device_list_runs_on_a_machine_without_gpu(compiled, batch, name):
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU here")

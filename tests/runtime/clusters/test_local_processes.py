@@ -102,7 +102,7 @@ def test_kept_servers_have_sessions_with_variables_of_their_own():
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(0, id="launcher"),
+        pytest.param(0, id="launcher", marks=pytest.mark.soak),
         pytest.param(1, id="coordinating server", marks=pytest.mark.soak),
         pytest.param(2, id="other server"),
     ],
