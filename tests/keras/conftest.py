@@ -2,6 +2,7 @@
 
 import gc
 
+import keras
 import pytest
 
 
@@ -14,3 +15,11 @@ def _iterators_end():
     """
     yield
     gc.collect()
+
+
+@pytest.fixture
+def double():
+    """Losses and metrics of float64, too, so that rounding hides no difference."""
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")

@@ -12,9 +12,13 @@ from variants import in_soak
 import caramel
 
 
+def adam():
+    return compiled(lambda: keras.optimizers.Adam(0.02))
+
+
 @pytest.mark.parametrize("workers", [*in_soak(1, 2), 3])
 def test_it_trains_as_keras_does(workers):
-    first, second = both(dataset(), workers=workers, epochs=3, validation_data=dataset(20, seed=8))
+    first, second = both(dataset(), adam, workers, epochs=3, validation_data=dataset(20, seed=8))
     same(first, second)
     assert first[0].history["loss"][-1] < first[0].history["loss"][0]
     assert set(first[0].history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
@@ -22,11 +26,11 @@ def test_it_trains_as_keras_does(workers):
 
 def test_a_last_batch_that_is_smaller_than_the_number_of_workers():
     """61 examples: the last batch has one, so two workers of three repeat one that counts for nothing."""
-    same(*both(dataset(61), epochs=2))
+    same(*both(dataset(61), workers=3, epochs=2))
 
 
 def test_a_last_batch_that_does_not_divide():
-    same(*both(dataset(58), epochs=2))
+    same(*both(dataset(58), workers=3, epochs=2))
 
 
 def test_metrics_of_many_kinds():
@@ -58,103 +62,6 @@ def test_the_warning_of_an_epoch_that_is_cut_short_names_the_callers_line(data):
     with pytest.warns(UserWarning, match="the data ended before the 7 steps") as caught:
         caramel.fit(model, data(), workers=2, verbose=0, steps_per_epoch=7)
     assert [(w.filename, w.lineno) for w in caught if "the data ended" in str(w.message)] == [(__file__, line)]
-
-
-def test_schedules_and_other_callbacks():
-    def callbacks():
-        return [
-            keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.03 / (1 + epoch)),
-            keras.callbacks.EarlyStopping("loss", patience=0, min_delta=0.2, restore_best_weights=True),
-        ]
-
-    first, second = both(dataset(), epochs=8, callbacks=callbacks)
-    same(first, second)
-    assert len(first[0].history["loss"]) < 8
-    assert len(set(first[0].history["learning_rate"])) > 1
-
-
-def test_reducing_the_rate_on_a_plateau():
-    def callbacks():
-        return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.3)]
-
-    first, second = both(dataset(), epochs=5, callbacks=callbacks)
-    same(first, second)
-    assert first[0].history["learning_rate"][-1] < 0.02
-
-
-def test_checkpoints_of_keras(tmp_path):
-    histories = []
-
-    def callbacks():
-        histories.append(len(histories))
-        name = str(tmp_path / f"{len(histories)}-{{epoch}}.weights.h5")
-        return [keras.callbacks.ModelCheckpoint(name, save_weights_only=True)]
-
-    both(dataset(), epochs=2, callbacks=callbacks)
-    for epoch in (1, 2):
-        models = []
-        for kind in (1, 2):
-            model = compiled()
-            model.load_weights(tmp_path / f"{kind}-{epoch}.weights.h5")
-            models.append(model)
-        for mine, theirs in zip(models[1].variables, models[0].variables):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-8)
-
-
-def test_an_interrupted_training_goes_on(tmp_path):
-    """Keras' own BackupAndRestore: what it has loaded before training is what the workers begin with."""
-
-    class Interrupt(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
-                raise KeyboardInterrupt
-
-    def callbacks(interrupted):
-        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
-        return [backup, *([Interrupt()] if interrupted else [])]
-
-    with pytest.raises(KeyboardInterrupt):
-        caramel.fit(compiled(), dataset(), workers=2, epochs=4, verbose=0, callbacks=callbacks(True))
-    second = compiled()
-    history = caramel.fit(second, dataset(), workers=2, epochs=4, verbose=0, callbacks=callbacks(False))
-    whole = compiled()
-    whole.fit(dataset(), epochs=4, verbose=0)
-    assert len(history.history["loss"]) == 2
-    for mine, theirs in zip(second.variables, whole.variables):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-8)
-
-
-def test_logs(tmp_path):
-    callbacks = [keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), keras.callbacks.TerminateOnNaN()]
-    caramel.fit(compiled(), dataset(), workers=2, epochs=2, verbose=0, callbacks=callbacks)
-    assert (tmp_path / "log.csv").read_text().count("\n") == 3
-
-
-def test_a_callback_after_every_batch_sees_and_changes_values():
-    seen = []
-
-    class Shrinking(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            kernel = self.model.trainable_variables[0]
-            seen[-1].append((float(logs["loss"]), float(np.sum(kernel))))
-            if batch == 1:
-                kernel.assign(kernel * 0.5)
-
-    def callbacks():
-        seen.append([])
-        return [Shrinking()]
-
-    same(*both(dataset(), epochs=2, callbacks=callbacks))
-    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-7)
-    assert len(seen[0]) == 10
-
-
-def test_a_callback_that_stops_in_an_epoch():
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = batch == 2
-
-    same(*both(dataset(), epochs=2, callbacks=lambda: [Stop()]))
 
 
 def test_a_training_step_of_the_users_own():
@@ -262,16 +169,3 @@ def test_elements_with_too_many_parts():
 )
 def test_numbers_that_are_none(option):
     refused(list(option), compiled(), dataset(), **option)
-
-
-@pytest.mark.parametrize(
-    "callback, words",
-    [
-        (keras.callbacks.EarlyStopping("val_loss"), ["EarlyStopping", "'val_loss'", "validation_data="]),
-        (keras.callbacks.ReduceLROnPlateau("accurasy"), ["ReduceLROnPlateau", "'accurasy'", "loss, accuracy"]),
-        (keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True), ["ModelCheckpoint", "validation_data="]),
-    ],
-    ids=lambda c: type(c).__name__,
-)
-def test_a_callback_that_waits_for_what_never_comes(callback, words):
-    refused(words, compiled(), dataset(), callbacks=[callback])

@@ -39,12 +39,12 @@ def unknown(count=60, batch=12):
 
 
 DATA = {
-    "known": (lambda: dataset(58), {}),
+    "known": (lambda: dataset(59), {}),
     "unknown": (unknown, {}),
-    "fewer": (lambda: dataset(58), {"steps_per_epoch": 3, "epochs": 4}),
+    "fewer": (lambda: dataset(59), {"steps_per_epoch": 3, "epochs": 4}),
     "fewer of unknown": (unknown, {"steps_per_epoch": 3, "epochs": 4}),
-    "more": (lambda: dataset(58), {"steps_per_epoch": 7, "epochs": 2}),
-    "endless": (lambda: dataset(58).repeat(), {"steps_per_epoch": 3}),
+    "more": (lambda: dataset(59), {"steps_per_epoch": 7, "epochs": 2}),
+    "endless": (lambda: dataset(59).repeat(), {"steps_per_epoch": 3}),
     "validated": (lambda: dataset(), {"validation_data": dataset(20, seed=8), "validation_freq": 2, "epochs": 3}),
     "some validated": (
         lambda: dataset(),
@@ -60,8 +60,12 @@ DATA = {
     "case, at_once",
     [
         *((case, 1) for case in ("fewer of unknown", "some validated", "later", "none")),
-        *(("unknown", 2), ("more", 2)),
-        *in_soak(*((case, 1) for case in ("known", "unknown", "endless", "fewer", "validated", "more")), ("known", 2)),
+        ("more", 2),
+        *in_soak(
+            *((case, 1) for case in ("known", "unknown", "endless", "fewer", "validated", "more")),
+            ("known", 2),
+            ("unknown", 2),
+        ),
     ],
 )
 def test_hooks_are_called_in_keras_order(case, at_once):
@@ -75,7 +79,7 @@ def test_hooks_are_called_in_keras_order(case, at_once):
     def model():
         return compiled(lambda: keras.optimizers.SGD(0.1), steps_per_execution=at_once)
 
-    first, second = both(make(), model, 3, callbacks, **{"epochs": 2, **options})
+    first, second = both(make(), model, callbacks=callbacks, **{"epochs": 2, **options})
     want, got = (r.seen for r in recorded)
     assert [entry[:3] for entry in got] == [entry[:3] for entry in want]
     for mine, theirs in zip(got, want):
@@ -85,6 +89,7 @@ def test_hooks_are_called_in_keras_order(case, at_once):
         same(first, second)
 
 
+@pytest.mark.soak  # as test_hooks_given_as_functions
 def test_a_rate_that_is_set_before_a_batch_is_that_of_its_step():
     class Warming(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -120,7 +125,7 @@ def test_metrics_that_a_callback_resets():
             if batch % 2:
                 self.model.reset_metrics()
 
-    same(*both(dataset(58), epochs=2, callbacks=lambda: [Resetting()]))
+    same(*both(dataset(59), epochs=2, callbacks=lambda: [Resetting()]))
 
 
 def test_an_evaluation_between_batches():
@@ -129,7 +134,7 @@ def test_an_evaluation_between_batches():
             if batch == 2:
                 self.model.evaluate(dataset(20, seed=8), verbose=0)
 
-    same(*both(dataset(58), epochs=2, callbacks=lambda: [Evaluating()]))
+    same(*both(dataset(59), epochs=2, callbacks=lambda: [Evaluating()]))
 
 
 def test_the_mean_of_weights_at_the_end_of_an_epoch():
@@ -229,7 +234,7 @@ def test_a_log_of_the_users_own_can_be_waited_for():
     def callbacks():
         return [keras.callbacks.EarlyStopping("twice", patience=0, mode="min")]
 
-    first, second = both(dataset(58), make, epochs=4, callbacks=callbacks)
+    first, second = both(dataset(59), make, epochs=4, callbacks=callbacks)
     same(first, second)
     assert list(first[0].history) == ["loss", "twice"]
     assert len(first[0].history["twice"]) == 2
