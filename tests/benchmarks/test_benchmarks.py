@@ -85,10 +85,14 @@ def test_the_nodes_of_the_graph_grow_as_the_ring_does():
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_collectives_against_the_peers(tmp_path):
-    rows_file, plot = tmp_path / "rows.json", tmp_path / "plot.png"
+@pytest.mark.parametrize("is_measured", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["file", "measured"])
+def test_collectives_against_the_peers(tmp_path, is_measured):
+    """With a network model from a file; in `make soak` with one that it measures, with all algorithms and depths."""
+    rows_file, plot, network = tmp_path / "rows.json", tmp_path / "plot.png", tmp_path / "network.json"
+    save(NetworkModel.from_link_rate(1e9), network)
+    chosen_by = ["--fit-rounds", 1] if is_measured else ["--network", network]
     done = run(
-        "collectives", "--workers", 2, "--size", 64, "--size", "64KiB", "--rounds", 2, "--fit-rounds", 1,
+        "collectives", "--workers", 2, "--size", 64, "--size", "64KiB", "--rounds", 2, *chosen_by,
         "--json", rows_file, "--plot", plot,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -196,11 +196,11 @@ def test_a_port_that_cannot_be_used(network, program):
     assert "cannot listen" in result.stderr
 
 
-def test_netbench_and_native_all_reduces(network, program, in_process, tmp_path):
+def test_netbench_and_native_all_reduces(network, program, tmp_path):
     """One server for all that is measured; a later driver's is another, which native all-reduces do not survive."""
     cluster = {"chief": ADDRESSES[:1], "worker": [ADDRESSES[1], "127.0.0.1:2224"]}
-    workers = [tf_config(cluster, ("worker", task)) for task in (0, 1)]
-    servers = [network.serve(environment=worker) for worker in workers]
+    for task in (0, 1):
+        network.serve(environment=tf_config(cluster, ("worker", task)))
     settings = ["--size", "64", "--size", "256", "--rounds", 1, "--algorithm", "star", "--algorithm", "native"]
     arguments = ["--workers", 2, "--workers", 3, "--depth", 1, "--out", tmp_path / "network.json", *settings]
     measured = caramel(network, "netbench", "--cluster", "tf-config", *arguments, cluster=cluster)
@@ -210,12 +210,19 @@ def test_netbench_and_native_all_reduces(network, program, in_process, tmp_path)
     refused = caramel(network, *run(program, "--algorithm", "native"), cluster=cluster)
     assert refused.returncode == 1
     assert "a server was restarted" in refused.stderr and "Restart all servers" in refused.stderr
-    assert losses(caramel(network, *run(program), cluster=cluster)) == in_process("--workers", 2)  # others do
-    for server, worker in zip(servers, workers):
-        server.kill()
-        server.wait()
-        network.serve(environment=worker)
-    assert losses(caramel(network, *run(program, "--algorithm", "native"), cluster=cluster))
+
+
+@pytest.mark.soak
+def test_native_all_reduces_where_all_servers_restart(network, program, in_process):
+    expected = in_process("--workers", 2)
+    native = run(program, "--algorithm", "native")
+    for _ in range(2):
+        worker = network.serve(environment=tf_config(CHIEF, ("worker", 0)))
+        assert losses(caramel(network, *native)) == expected
+        assert caramel(network, *native).returncode == 1
+        assert losses(caramel(network, *run(program))) == expected  # others do
+        worker.kill()
+        worker.wait()
 
 
 def test_two_workers_in_one_server(network, program, in_process):

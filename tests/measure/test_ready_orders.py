@@ -11,7 +11,7 @@ from caramel.facts import Dependencies
 from caramel.measure.step_stats import ready_orders, traced_step
 from caramel.runtime.host.run_options import RunOptions
 
-WORKERS, STEPS = 4, 25
+WORKERS, STEPS = 3, 25
 layers = keras.layers
 
 
@@ -41,7 +41,7 @@ def program():
     context = caramel.capture(step, inputs=[tf.TensorSpec([None, 8, 8, 3]), tf.TensorSpec([None], tf.int32)])
     rng = np.random.default_rng(0)
     batch = rng.normal(size=(16, 8, 8, 3)).astype(np.float32), rng.integers(0, 10, 16)
-    return context, batch, caramel.trace(context, *batch, job_workers=WORKERS, runs=3, steps=3, orders=False)
+    return context, batch, caramel.trace(context, *batch, job_workers=WORKERS, runs=2, steps=2, orders=False)
 
 
 def orders(program, serialization, count):
