@@ -154,7 +154,7 @@ lags = st.one_of(st.just((0, 0)), st.tuples(st.integers(0, 5), st.integers(-1, 2
 limits = st.sampled_from([None, None, 1, 2, 3])
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(problems(), costs, lags, limits, limits)
 def test_events_are_those_of_a_clock_that_ticks(problem, cost, lag, forward, backward):
     boundaries, plan = problem

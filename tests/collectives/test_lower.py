@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import mostly_in_soak
 
 from caramel.collectives.algorithms import ALGORITHMS
 from caramel.collectives.halving_doubling import core_size
@@ -86,7 +87,7 @@ def random_arrays(workers, size, dtype, seed=0):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("workers", mostly_in_soak([1, 2, 3, 5, 8, 13], 1, 2, 3, 8))
 def test_every_algorithm_at_awkward_sizes(name, workers):
     for size in (0, 1, workers - 1, workers, 3 * workers + 1):
         for depth in (1, 3):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import in_soak
 
 from caramel.collectives.schedule import balanced
 from caramel.data import template as names
@@ -56,7 +57,7 @@ class Worker:
         return counts.tolist(), self.session.run([f"{names.ELEMENT}:{n}" for n in range(3)])
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("workers", [*in_soak(1, 2), 3, *in_soak(5)])
 def test_rows_are_those_that_feeding_gives(workers):
     sizes = [7, 5, 3, 1, 10]
     starts = np.cumsum([0, *sizes])
@@ -86,7 +87,7 @@ def test_a_batch_without_examples():
     assert x.shape == (0, 2)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [*in_soak(1, 2), 3, *in_soak(4)])
 def test_one_of_n_batches(workers):
     sizes = [2, 3, 1, 4, 5]
     ends = np.cumsum([0, *sizes])

@@ -73,7 +73,7 @@ def test_local_state_equals_micro_batches(feature, workers):
 
 @pytest.mark.parametrize(
     "optimizer, workers",
-    [*in_soak(("momentum", 1)), ("momentum", 3), *in_soak(("adam", 2)), ("adam", 4)],
+    [*in_soak(("momentum", 1)), ("momentum", 3), ("adam", 2), *in_soak(("adam", 4))],
 )
 def test_has_the_bits_of_micro_batches(optimizer, workers):
     case = Case(optimizer, SAME + LOCAL, "float32", clip=1.9)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from exact_common import BATCH, LOCAL, SAME, SERIAL, Case, assert_equivalent, assert_same, batches, in_process, train
 from test_collectives_exact import replica_values
+from variants import in_soak
 
 import caramel
 
@@ -37,7 +38,7 @@ def one_step():
     return train_it
 
 
-@pytest.mark.parametrize("devices", [DEVICES, MIXED], ids=["in order", "mixed"])
+@pytest.mark.parametrize("devices", [*in_soak((DEVICES,)), MIXED], ids=["in order", "mixed"])
 def test_in_one_process(devices):
     data = batches(BATCH, CASE.dtype)
     assert_same(v1.distributed(CASE, 4, data, armodel=placed(devices)), v1.MicroBatches(CASE, 4).train(data))

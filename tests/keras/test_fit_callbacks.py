@@ -139,7 +139,7 @@ def test_an_evaluation_between_batches():
 
 def test_the_mean_of_weights_at_the_end_of_an_epoch():
     def make():
-        return compiled(lambda: keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.8))
+        return compiled(lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8))
 
     def callbacks():
         return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from variants import each_once
+from variants import in_soak
 
 import caramel
 from caramel.errors import DataError, EndOfData, StepError
@@ -88,7 +88,9 @@ def test_on_step():
 # -- errors ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers, parallel", each_once([1, 2, 3], [True, False]))
+@pytest.mark.parametrize(
+    "workers, parallel", [(2, False), (3, True), *in_soak((1, True), (1, False), (2, True), (3, False))]
+)
 def test_a_batch_that_fails(workers, parallel, tmp_path):
     """The error arises before the step; variables are untouched, and training can go on with what follows."""
     data = numbers(15, bad=[7]).batch(3)
@@ -109,7 +111,13 @@ def test_a_batch_that_fails(workers, parallel, tmp_path):
         assert [seen(r) for r in session.run()] == [[9, 10, 11], [12, 13, 14]]
 
 
-@pytest.mark.parametrize("bad, workers", each_once([[3, 4, 5, 9], [4], [4, 7], [0, 11], list(range(12))], [3, 1]))
+@pytest.mark.parametrize(
+    "bad, workers",
+    [
+        *(([3, 4, 5, 9], 3), ([0, 11], 1), (list(range(12)), 3)),
+        *in_soak(([3, 4, 5, 9], 1), ([4], 1), ([4], 3), ([4, 7], 1), ([4, 7], 3), ([0, 11], 3), (list(range(12)), 1)),
+    ],
+)
 def test_several_batches_that_fail(bad, workers):
     """The batches and errors that iterating over the dataset in Python gives."""
     want, iterator = [], iter(numbers(12, bad).batch(3))
