@@ -15,7 +15,7 @@ from operator import itemgetter, sub
 
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import simulate_on
-from caramel.facts import BACKWARD, FORWARD, Boundaries, Piece, Schedule, Scheduled
+from caramel.facts import BACKWARD, FORWARD, Piece, Schedule, Scheduled
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
