@@ -15,7 +15,12 @@ from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_li
 from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.captured import RawProgram, RawVariable
 from caramel.frontend.programs.naming import Naming, UsedVariables
-from caramel.frontend.programs.python_state import changed_names, python_values, refuse_python_state
+from caramel.frontend.programs.python_state import (
+    changed_names,
+    python_values,
+    random_numbers_kept,
+    refuse_python_state,
+)
 from caramel.frontend.recording.recorded_gradients import read_differentiation
 from caramel.frontend.recording.recorder import Recorder, is_library
 from caramel.frontend.rewrites.inline import inline
@@ -144,7 +149,8 @@ def capture_step(
     before = {} if is_traced_alone else python_values(function)
     traced = Traced(function, specs, "the training step", naming)
     if not is_traced_alone and (changed := changed_names(before, python_values(function))):
-        again = _trace(function, specs, "the training step").graph
+        with random_numbers_kept():
+            again = _trace(function, specs, "the training step").graph
         refuse_python_state(traced.func_graph, again, changed, _name_of(function))
 
     def handle_of(variable: Any) -> str | None:

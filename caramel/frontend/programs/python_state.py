@@ -6,10 +6,15 @@ graph. Tracing it a second time shows that: the graph has another constant.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import numbers
 import random
+import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -25,12 +30,18 @@ _MAX_DEPTH = 4
 _MAX_OBJECTS = 5_000
 """Number of objects that are looked through; with more, changed state may go without its name in the message."""
 
+_MAX_ARRAY_BYTES = 2**20
+"""Bytes of the largest array that is looked at; a larger one is data."""
+
+_LIBRARIES = frozenset({"tensorflow", "keras", "numpy", "caramel", "absl", "scipy"})
+"""Packages whose modules and classes keep no state that a step would use as a number."""
+
 _NAMES_ONLY = frozenset({"_class", "_gradient_op_type", "_XlaScope", "shared_name", "container", "_output_shapes"})
 """Attributes that may differ between two traces of one program."""
 
 
 def python_values(function: Callable[..., Any]) -> dict[str, Any]:
-    """The numbers, strings and flags that a function can reach, by a path such as ``adam.updates``.
+    """The numbers, strings, flags and arrays that a function can reach, by a path such as ``adam.updates``.
 
     The states of Python's and NumPy's own random numbers are among them; an iterator counts as changed whenever it
     is looked at.
@@ -40,42 +51,70 @@ def python_values(function: Callable[..., Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {"random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False))}
     seen: set[int] = set()
-    stack: list[tuple[str, Any, int]] = list(_reached(function))
+    stack: list[tuple[str, Any, int]] = list(_reached(function, "self"))
     while stack and len(seen) < _MAX_OBJECTS:
         path, value, depth = stack.pop()
         if isinstance(value, (numbers.Number, str, bytes, type(None))):
             values[path] = value
             continue
-        if id(value) in seen or isinstance(value, (ModuleType, type)) or tf.is_tensor(value):
+        if id(value) in seen or tf.is_tensor(value):
             continue
         seen.add(id(value))
-        if isinstance(value, Iterator):
-            values[path] = object()
-        elif isinstance(value, np.random.Generator):
-            values[path] = repr(value.bit_generator.state)
+        state = _state(value)
+        if state is not None:
+            values[path] = state
         elif isinstance(value, (FunctionType, MethodType)):
-            stack += _reached(value, depth)
+            stack += _reached(value, path, depth)
         elif depth < _MAX_DEPTH:
             stack += [(f"{path}{key}", child, depth + 1) for key, child in _children(value)]
     return values
 
 
-def _reached(function: Any, depth: int = 0) -> Iterator[tuple[str, Any, int]]:
-    """What a function refers to: its object, the variables that it closes over and the globals that it names."""
+def _state(value: Any) -> Any:
+    """What tells whether an object has changed that is not looked into; None for one that is."""
+    if isinstance(value, Iterator):
+        return object()  # it cannot be told: taken for changed
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.ndarray) and value.nbytes <= _MAX_ARRAY_BYTES:
+        return repr(value.tolist()) if value.dtype == object else value.tobytes()
+    if isinstance(value, (set, frozenset)):
+        return len(value)
+    return None
+
+
+def _reached(function: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any, int]]:
+    """What a function refers to: its object, defaults and attributes, what it closes over and the globals it names."""
     if isinstance(function, MethodType):
         yield "self", function.__self__, depth
         function = function.__func__
     if not isinstance(function, FunctionType):
-        yield "self", function, depth
+        yield path, function, depth
+        yield path, type(function).__call__, depth
         return
+    own = dict(zip(reversed(_arguments(function.__code__)), reversed(function.__defaults__ or ())))
+    own.update(function.__kwdefaults__ or {})
+    own.update({f"{function.__name__}.{key}": value for key, value in vars(function).items()})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            yield name, cell.cell_contents, depth
-        except ValueError:  # not assigned yet
-            continue
-    for name in sorted(_names(function.__code__)):
-        if name in function.__globals__:
-            yield name, function.__globals__[name], depth
+        with suppress(ValueError):  # not assigned yet
+            own[name] = cell.cell_contents
+    names = sorted(_names(function.__code__))
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            own.update({f"{name}.{key}": vars(value)[key] for key in names if _is_users(value) and key in vars(value)})
+        elif name in function.__globals__:
+            own[name] = value
+    for name, value in own.items():
+        yield name, value, depth
+
+
+def _arguments(code: CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount]
 
 
 def _names(code: CodeType) -> set[str]:
@@ -86,10 +125,51 @@ def _names(code: CodeType) -> set[str]:
 def _children(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return [(" (its length)", len(value)), *((f"[{key!r}]", child) for key, child in list(value.items())[:100])]
-    if isinstance(value, (list, tuple)):
-        return [(" (its length)", len(value)), *((f"[{number}]", child) for number, child in enumerate(value[:100]))]
+    if isinstance(value, (list, tuple, deque)):
+        items = list(itertools.islice(value, 100))
+        return [(" (its length)", len(value)), *((f"[{number}]", child) for number, child in enumerate(items))]
+    if isinstance(value, functools.partial):
+        return [(f"({value.func.__name__})", value.func), ("", value.args), ("", value.keywords)]
+    if isinstance(value, ModuleType):
+        return []
+    if isinstance(value, type):
+        return _of_class(value)
+    slots = [name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name)]
     attributes = getattr(value, "__dict__", None)
-    return [(f".{key}", child) for key, child in attributes.items()] if isinstance(attributes, dict) else []
+    own = dict(attributes) if isinstance(attributes, dict) else {}
+    own.update({name: getattr(value, name) for name in slots})
+    return [*((f".{key}", child) for key, child in own.items()), *_of_class(type(value))]
+
+
+def _of_class(kind: type) -> list[tuple[str, Any]]:
+    """The attributes of a class of the user's that are values, not methods."""
+    if not _is_users(sys.modules.get(kind.__module__)):
+        return []
+    values = {key: child for key, child in vars(kind).items() if not key.startswith("__")}
+    return [(f".{key}", child) for key, child in values.items() if not hasattr(child, "__get__")]
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+def _is_users(module: Any) -> bool:
+    """Whether a module is a file outside of the libraries that look at no state of a training step's."""
+    package = getattr(module, "__name__", "").partition(".")[0]
+    return package != "" and package not in _LIBRARIES and package not in sys.stdlib_module_names
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Put the random numbers of Python and NumPy back to where they were before the context."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
