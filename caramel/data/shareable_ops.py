@@ -146,8 +146,8 @@ def draws(serialised: Serialised) -> str:
     """How often one pass over a dataset draws seeds: ``"never"``, ``"once"`` or ``"often"``.
 
     A dataset that is iterated again and again draws another seed each time. ``"often"`` is all but once, when
-    the pass begins: within the pass (it is repeated there, or comes late), or in the first pass only (its
-    elements are cached).
+    the pass begins: within the pass (it is repeated there, or comes late; a shuffle of a shuffle begins the latter
+    with its first element), or in the first pass only (its elements are cached).
     """
     graph = serialised.graph
     drawing = _drawing(graph)
@@ -156,7 +156,10 @@ def draws(serialised: Serialised) -> str:
     if _draws_late(graph, drawing):
         return "often"
     for node in graph:
-        if ("Repeat" in node.op or node.op.startswith("Cache")) and drawing & graph.ancestors([node.name]):
+        begins_otherwise = [node.name] if "Repeat" in node.op or node.op.startswith("Cache") else []
+        if node.op.startswith("Shuffle"):
+            begins_otherwise += [node_of(text) for text in node.input]
+        if drawing & graph.ancestors(begins_otherwise):
             return "often"
     return "once"
 

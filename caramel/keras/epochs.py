@@ -107,7 +107,7 @@ class EpochLoop:
         while length is None or number < length:
             done, logs = self._between_calls(number, logs)
             if not done:
-                self._in_pass = False
+                self._in_pass = self._batches_taken == self.length  # Keras notices the end of the others by an error
                 if steps is not None:
                     warnings.warn(
                         f"the data ended before the {steps} steps of an epoch: the epoch ends there, and the next one "

@@ -16,7 +16,7 @@ from caramel.errors import CaptureError, InputError, in_one_line
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import check_monitors, may_look_at_values
 from caramel.keras.class_weights import with_class_weights
-from caramel.keras.data_passes import DataPasses
+from caramel.keras.data_passes import DataPasses, note_evaluation
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.metrics import DistributedMetrics
 from caramel.keras.train_step import StepRecord, declared_reduction, watched_step
@@ -147,6 +147,7 @@ class _Validation:
 
     def logs(self, model: Any, hooks: Any) -> dict[str, Any]:
         """Validate the model as it is now; the logs to add to those of the epoch."""
+        note_evaluation(self.data, self.steps, model.steps_per_execution)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(self.data)
         values = model.evaluate(
             x, y, self.batch_size, "auto", weights, steps=self.steps, callbacks=hooks, return_dict=True

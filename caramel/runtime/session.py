@@ -323,15 +323,15 @@ class Session:
         """
         self._data_on_workers().restart()
 
-    def skip_data_passes(self, batches_read: Sequence[int]) -> None:
+    def skip_data_passes(self, batches_read: Sequence[int | None]) -> None:
         """Let the next step take the first batch of a new pass, as if further passes had come before it.
 
         Args:
-            batches_read: number of batches that were read of each of these passes. It matters only where a pass draws
-                seeds for its shuffles after its beginning.
+            batches_read: number of batches that were read of each of these passes, None if that is not known. It
+                matters only where a pass draws seeds for its shuffles after its beginning.
 
         Raises:
-            InputError: there is no dataset on the workers.
+            InputError: there is no dataset on the workers, or it matters and is not known.
             DataError: the pipeline failed.
         """
         self._data_on_workers().skip_passes(batches_read)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from caramel.data.template import ELEMENT_INDEX
-from caramel.errors import DataError, EndOfData, StepError
+from caramel.errors import DataError, EndOfData, InputError, StepError
 from caramel.runtime.checkpoint import fed_path, open_checkpoint, read_values
 from caramel.runtime.example_counts import checked_shares
 from caramel.runtime.executor import Run
@@ -70,16 +70,27 @@ class WorkerData:
         """Let the next element be the first of a new pass."""
         self._state = _ENDED
 
-    def skip_passes(self, batches_read: Sequence[int]) -> None:
+    def skip_passes(self, batches_read: Sequence[int | None]) -> None:
         """Begin passes, so that the shuffles draw their seeds, and let the next element be the first of another one.
 
         Args:
-            batches_read: number of elements to read of each pass, where that draws further seeds.
+            batches_read: number of elements to read of each pass, where that draws further seeds; None if that is not
+                known.
+
+        Raises:
+            InputError: it is not known, and draws further seeds.
         """
+        draws_often = self._names.draws == "often"
+        if draws_often and None in batches_read:
+            raise InputError(
+                "the shuffles of the dataset were read for another dataset, too, and draw more than once in a pass "
+                "(they are repeated, cached or concatenated): their next order cannot be drawn on the workers. Make "
+                "that other dataset from shuffles of its own"
+            )
         if not self._names.anew and self._names.draws != "never":
             for batches in batches_read:
                 self._begin()
-                if batches > 0 and self._names.draws == "often":
+                if batches and draws_often:
                     for rank in range(self._workers):
                         self._take([rank], batches - 1)
         self.restart()
