@@ -34,10 +34,11 @@ class Policy:
         windows: factory of the analyzer that puts given buckets into both windows.
         order: factory of the analyzer of the order, from whether both windows will be used; None for the greedy order.
         packing: factory of the analyzer that decides buckets and windows at once; None for one after the other.
-        edges: factory of the analyzer of the control edges that enforce the order.
+        edges: factory of the analyzer of the control edges that enforce the order; None for `serialization`.
         uses_least_times: whether ops count with their least times over all runs of the trace.
         has_threshold: whether batching and depths go by the network's threshold, which the plan then names.
-        collectives: function that completes the options of the collectives, where the caller leaves them open.
+        collectives: function that completes the options of the collectives, where the caller leaves them open; None if
+            nothing is to be completed.
     """
 
     name: str
@@ -46,10 +47,10 @@ class Policy:
     windows: Callable[[], Analyzer]
     order: Callable[[bool], Analyzer] | None = None
     packing: Callable[[], Analyzer] | None = None
-    edges: Callable[[], Analyzer] = serialization
+    edges: Callable[[], Analyzer] | None = None
     uses_least_times: bool = False
     has_threshold: bool = False
-    collectives: Callable[[CollectiveOptions], CollectiveOptions] = lambda options: options
+    collectives: Callable[[CollectiveOptions], CollectiveOptions] | None = None
 
 
 def choose_analyzers(
@@ -96,7 +97,7 @@ def choose_analyzers(
         dependencies(),
         unmeasured() if trace is None else given_trace(trace, least=policy.uses_least_times),
         policy.order(is_packed) if is_ordered and can_time and policy.order is not None else greedy_order(),
-        policy.edges() if is_ordered else no_serialization(),
+        (policy.edges or serialization)() if is_ordered else no_serialization(),
         boundaries(),
     ]
     if is_packed and batching and policy.packing is not None:

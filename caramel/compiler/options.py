@@ -58,7 +58,8 @@ class CompileOptions:
     def collectives(self) -> CollectiveOptions:
         """The options by which all-reduces are chosen; a file of a network model is read once."""
         given = CollectiveOptions(self.algorithm, self.depth, self.deterministic, self.wire, as_network(self.network))
-        return policy_named(self.policy).collectives(given)
+        complete = policy_named(self.policy).collectives
+        return given if complete is None else complete(given)
 
     def _refuse_ineffective(self) -> None:
         switches = {name: not getattr(self, name) for name in ("serialization", "batching", "scheduling")}

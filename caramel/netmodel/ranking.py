@@ -136,12 +136,12 @@ class Choice:
     prediction: Prediction
     occupied_s: float | None = None
     processor_share: float = 0.0
-    explain: Callable[[], str] = field(default=str, compare=False, repr=False)
+    explain: Callable[[], str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def reason(self) -> str:
         """Reason of the choice, with the predicted time of the next best."""
-        return self.explain()
+        return "" if self.explain is None else self.explain()
 
 
 def measured_if_any(candidates: Sequence[Candidate]) -> Sequence[Candidate]:

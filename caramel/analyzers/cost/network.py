@@ -211,6 +211,18 @@ class Network:
         options = self.options
         return replace(options, wire=None)
 
+    def cheapest_bytes(self, total_bytes: float) -> float:
+        """The size of a transfer whose bytes cost least each: larger ones are better sent in several.
+
+        Args:
+            total_bytes: bytes of all gradients; no transfer is larger.
+        """
+        network = self.options.network
+        if network is None or self.workers == 1 or total_bytes <= 1:
+            return max(total_bytes, 1.0)
+        sizes = [size for size in network.breakpoints_bytes(self.workers) if 1 <= size < total_bytes]
+        return min([*sizes, total_bytes], key=lambda size: (self.channel_s(size) / size, size))
+
     def line(self, total_bytes: float) -> Line:
         """A line through the seconds for which transfers between 64 KiB and all bytes of a step have the channel.
 

@@ -9,10 +9,11 @@ the same plan.
 from __future__ import annotations
 
 import math
+import random
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.step_evaluator import Item, StepEvaluator
@@ -23,11 +24,18 @@ from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, InFlight, Pie
 _LEAST_GAIN = 1e-7
 """Fraction of a step by which a change must make it shorter to be taken: less is rounding."""
 
+_LEAST_GAIN_OF_CUTS = 5e-5
+"""The same for a change after which more pieces travel: each costs ops that the simulator does not see (our choice)."""
+
+_MOST_SKIPPED = 300
+"""Number of changes of a kind among which a random one is taken (our choice)."""
+
 _MOST_PLACES = 6
 """Number of places of a bucket at which it is taken apart, and of buckets that a gradient is moved to (our choice)."""
 
-_PARTS = (0.5, 0.25, 0.75, 0.125, 0.03)
-"""Fractions of a piece that are moved from one window to the other (our choice)."""
+_PARTS = (0.5, 0.25, 0.75, 0.125, 0.03, 0.0)
+"""Fractions of a piece that travel elsewhere; 0 stands for as little as can be cut, which holds an update back (our
+choice)."""
 
 _MOVED_TOGETHER = (1, 2, 4, 8)
 """Numbers of gradients that move at once from a bucket to its neighbour (our choice)."""
@@ -103,6 +111,40 @@ class LocalSearch:
         self.evaluations += len(wanted)
         return [self._evaluator.iteration_s(forward, backward, self._in_flight, scale) for scale in wanted]
 
+    def in_pieces(self, schedule: Schedule, most_bytes: float) -> Schedule:
+        """A schedule in which each transfer that is larger is several, one after the other.
+
+        Args:
+            schedule: all transfers.
+            most_bytes: number of bytes of a transfer on the wire, or a few more.
+        """
+        windows = self._windows(schedule)
+        cut = tuple(
+            tuple(part for bucket in window for part in self._bucket_in_pieces(bucket, most_bytes))
+            for window in windows
+        )
+        return self._schedule((cut[0], cut[1]), schedule)
+
+    def _bucket_in_pieces(self, bucket: _Bucket, most_bytes: float) -> list[_Bucket]:
+        count = math.ceil(bucket.item.size_bytes / most_bytes)
+        if count < 2 or bucket.is_fixed:
+            return [bucket]
+        room, parts = bucket.item.size_bytes / count, list[list[tuple[int, int | None]]]([[]])
+        left_bytes = room
+        for piece in bucket.pieces:
+            gradient, elements, rest = self._gradients[piece[0]], self._elements(piece), piece
+            while gradient.divisible and gradient.item_bytes * elements > left_bytes and len(parts) < count:
+                first = aligned_elements(gradient, left_bytes / gradient.item_bytes)
+                if 0 < first < elements:
+                    parts[-1].append((piece[0], first))
+                    elements -= first
+                    rest = (piece[0], elements)
+                parts.append([])
+                left_bytes = room
+            parts[-1].append(rest)
+            left_bytes -= self._bytes(rest)
+        return [self._bucket(tuple(part)) for part in parts if part]
+
     def in_other_window_s(self, schedule: Schedule, number: int, most: int) -> float | None:
         """Seconds of the step with one transfer at the best place of its other window; None if it cannot be there.
 
@@ -150,35 +192,66 @@ class LocalSearch:
     def improve(self, schedule: Schedule, evaluations: int, limit_s: float | None = None) -> Schedule:
         """The best schedule that is found from one on.
 
+        It goes from each schedule to a better neighbour until there is none. Then it sets out again, a few random
+        changes away from the best one, with the same random numbers each time.
+
         Args:
             schedule: schedule to begin with.
             evaluations: number of steps to simulate, or a few more.
             limit_s: seconds that a step may take with the computation as predicted, so that the mean over all lengths
                 of the computation is least; None to make the step with the computation as predicted the least.
         """
-        windows = self._windows(schedule)
         last = self.evaluations + evaluations
+        best, best_s = self._descended(self._windows(schedule), limit_s, last)
+        rng = random.Random(0)
+        while self.evaluations < last:
+            start = self._shaken(best, rng)
+            if start is None:
+                break
+            found, found_s = self._descended(start, limit_s, last)
+            if found_s < best_s * (1 - _LEAST_GAIN):
+                best, best_s = found, found_s
+        return self._schedule(best, schedule)
+
+    def _descended(self, windows: _Windows, limit_s: float | None, last: int) -> tuple[_Windows, float]:
+        """A schedule without a better neighbour, or as far as it came, and its cost."""
         best_s = self._cost_s(windows, limit_s)
         improved = True
         while improved:
             improved = False
-            for kind in (self._regrouped, self._moved, self._parts_moved, self._exchanged):
-                while (better := self._better(kind(windows), best_s, limit_s, last)) is not None:
+            for kind in self._kinds:
+                while (better := self._better(kind(windows), windows, best_s, limit_s, last)) is not None:
                     windows, best_s = better
                     improved = True
-        return self._schedule(windows, schedule)
+        return windows, best_s
 
     def _better(
-        self, candidates: Iterable[_Windows], than_s: float, limit_s: float | None, last: int
+        self, candidates: Iterable[_Windows], than: _Windows, than_s: float, limit_s: float | None, last: int
     ) -> tuple[_Windows, float] | None:
         """The first candidate that is better, and its cost; None if there is none, or no more may be simulated."""
+        pieces = _count_pieces(than)
         for candidate in candidates:
             if self.evaluations >= last:
                 return None
             cost_s = self._cost_s(candidate, limit_s)
-            if cost_s < than_s * (1 - _LEAST_GAIN):
+            gain = _LEAST_GAIN_OF_CUTS if _count_pieces(candidate) > pieces else _LEAST_GAIN
+            if cost_s < than_s * (1 - gain):
                 return candidate, cost_s
         return None
+
+    @property
+    def _kinds(self) -> Sequence[Callable[[_Windows], Iterator[_Windows]]]:
+        return (self._regrouped, self._moved, self._parts_moved, self._exchanged)
+
+    def _shaken(self, windows: _Windows, rng: random.Random) -> _Windows | None:
+        """The schedule after some random changes; None where nothing can be changed."""
+        shaken = None
+        for _ in range(rng.randint(2, 4)):
+            kind = rng.choice(self._kinds)
+            neighbours = list(islice(kind(shaken or windows), rng.randint(1, _MOST_SKIPPED)))
+            if neighbours:
+                shaken = neighbours[-1]
+        return shaken
 
     def _regrouped(self, windows: _Windows) -> Iterator[_Windows]:
         """Neighbours joined, a bucket taken apart, some gradients of a bucket in its neighbour, two in other order."""
@@ -226,23 +299,35 @@ class LocalSearch:
                             yield from self._placed(left, target, (piece,))
 
     def _parts_moved(self, windows: _Windows) -> Iterator[_Windows]:
-        """A part of a gradient in the other window."""
+        """A part of a gradient in another transfer, of either window, or in one of its own."""
         for window in (_BACK, _FORE):
-            other = 1 - window
             for place, bucket in enumerate(windows[window]):
                 if bucket.is_fixed:
                     continue
                 for piece in self._largest_first(bucket.pieces):
                     gradient = self._gradients[piece[0]]
-                    if not gradient.divisible or not self._may_be([piece], other):
+                    if not gradient.divisible:
                         continue
                     for part in _PARTS:
-                        moved = aligned_elements(gradient, part * self._elements(piece))
-                        if 0 < moved < self._elements(piece):
-                            kept = (piece[0], self._elements(piece) - moved)
-                            pieces = tuple(kept if p is piece else p for p in bucket.pieces)
+                        elements = self._elements(piece)
+                        moved = aligned_elements(gradient, part * elements) or aligned_elements(gradient, 64)
+                        if 0 < moved < elements:
+                            pieces = tuple((piece[0], elements - moved) if p is piece else p for p in bucket.pieces)
                             left = self._with(windows, window, place, 1, [pieces])
-                            yield from self._placed(left, other, ((piece[0], moved),))
+                            yield from self._placed_part(left, window, place, (piece[0], moved))
+
+    def _placed_part(
+        self, windows: _Windows, window: int, place: int, part: tuple[int, int | None]
+    ) -> Iterator[_Windows]:
+        """A part of a bucket elsewhere: in the other window, in a bucket beside it, or in one of its own."""
+        other = 1 - window
+        if self._may_be([part], other):
+            yield from self._placed(windows, other, (part,))
+        buckets, bucket = windows[window], self._bucket((part,))
+        for target in (place + 1, place + 2, place - 1):
+            if 0 <= target < len(buckets) and self._may_join(buckets[target], bucket):
+                yield self._with(windows, window, target, 1, [(*buckets[target].pieces, part)])
+        yield self._replaced(windows, window, (*buckets[: place + 1], bucket, *buckets[place + 1 :]))
 
     def _exchanged(self, windows: _Windows) -> Iterator[_Windows]:
         """A gradient of one window for one of the other."""
@@ -399,6 +484,10 @@ class LocalSearch:
             first = max((self._gradients[g] for g, _ in bucket.pieces), key=lambda g: (g.ready_s, g.name))
             what = f"Can start at {first.ready_s * 1e3:.4g} ms, when {first.name} is ready"
         return f"{what}. In the {window} window, and with these gradients, by the simulated steps of a local search"
+
+
+def _count_pieces(windows: _Windows) -> int:
+    return sum(len(bucket.pieces) for window in windows for bucket in window)
 
 
 def _spread(first: int, last: int) -> list[int]:

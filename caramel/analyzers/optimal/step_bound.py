@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from caramel.analyzers.cost.bounds import lower_bounds
+from caramel.analyzers.cost.bounds import checked_boundaries, lower_bounds, rooms
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import with_least_contention
 from caramel.analyzers.optimal.search import exposed_bound_s
@@ -21,7 +21,8 @@ def step_bound_s(boundaries: Boundaries, network: Network) -> float:
 
     Each line below the network's times (`Network.lines_below`) gives a bound. That of `lower_bounds` holds for any plan
     at all. That of `exposed_bound_s` holds for plans in which the forward pass never waits; any other plan saves at
-    most one start of a transfer, so that is taken off.
+    most one start of a transfer, so that is taken off. Where some gradient has no room in either window, as that of a
+    first layer, nothing is saved: it travels in the backward window after everything else, whatever was stalled.
 
     Args:
         boundaries: boundaries of all gradients.
@@ -42,4 +43,9 @@ def step_bound_s(boundaries: Boundaries, network: Network) -> float:
 def _packed_bound_s(boundaries: Boundaries, line: Line) -> float:
     without_updates = replace(boundaries, gradients=tuple(replace(g, update_s=0.0) for g in boundaries.gradients))
     exposed_s = exposed_bound_s(without_updates, line)
-    return boundaries.compute_s + max(exposed_s - line.a_s, 0.0)
+    checked = checked_boundaries(boundaries, line)
+    has_no_room = any(
+        g.size_bytes > 0 and back_s <= 0 and fore_s <= 0
+        for g, back_s, fore_s in zip(checked.gradients, *rooms(checked))
+    )
+    return boundaries.compute_s + max(exposed_s - (0.0 if has_no_room else line.a_s), 0.0)

@@ -15,6 +15,7 @@ from caramel.analyzers.policies.batching import paper_batching, single
 from caramel.analyzers.policies.packing import backward_only, paper_packing
 from caramel.facts import Boundaries, Schedule
 from caramel.simulator import check_boundaries
+from caramel.util.units import format_size
 
 INDIFFERENCE = 0.005
 """Fraction of a step below which two plans count as equal: predictions are far from that exact."""
@@ -22,8 +23,9 @@ INDIFFERENCE = 0.005
 _EQUAL_MEANS = 0.001
 """Fraction of a mean below which two means count as equal, so that the simpler plan is taken (our choice)."""
 
-_SEARCH_EVALUATIONS = 6000
-"""Number of steps that the local search simulates (our choice: about a second for 200 gradients)."""
+_LEAST_EVALUATIONS, _MOST_EVALUATIONS, _ALL_EVALUATIONS = 4_000, 24_000, 1_600_000
+"""Number of steps that the local search simulates: the last number over that of gradients, within the first two (our
+choice: about a second for any number of gradients)."""
 
 _MOST_STARTS = 3
 """Number of schedules from which the local search sets out (our choice)."""
@@ -66,13 +68,21 @@ def choose_packing(boundaries: Boundaries, network: Network, *, search: bool = T
     check_boundaries(boundaries)
     local_search = LocalSearch(network, boundaries, _COMPUTATION_SCALES)
     scores = [_Score.of(name, schedule, local_search) for name, schedule in _candidates(boundaries, network)]
+    best_bytes = network.cheapest_bytes(sum(g.size_bytes for g in boundaries.gradients))
+    for score in sorted(scores, key=lambda score: score.predicted_s)[:_MOST_STARTS]:
+        cut = local_search.in_pieces(score.schedule, best_bytes)
+        if len(cut.transfers) > len(score.schedule.transfers):
+            name = f"{score.name}, in transfers of up to {format_size(best_bytes)}"
+            scores.append(_Score.of(name, cut, local_search))
     note = ""
+    evaluations = _ALL_EVALUATIONS // max(len(boundaries.gradients), 1)
+    evaluations = min(max(evaluations, _LEAST_EVALUATIONS), _MOST_EVALUATIONS)
     if search:
         for score in sorted(scores, key=lambda score: score.predicted_s)[:_MOST_STARTS]:
-            shorter = local_search.improve(score.schedule, _SEARCH_EVALUATIONS // (2 * _MOST_STARTS))
+            shorter = local_search.improve(score.schedule, evaluations // (2 * _MOST_STARTS))
             scores.append(_Score.of(f"{score.name}, improved", shorter, local_search))
         start, limit_s = _chosen(scores), _limit_s(scores)
-        surer = local_search.improve(start.schedule, _SEARCH_EVALUATIONS // 2, limit_s)
+        surer = local_search.improve(start.schedule, evaluations // 2, limit_s)
         scores.append(_Score.of(f"{start.name}, improved for other computation", surer, local_search))
         note = f"; {local_search.evaluations} steps were simulated"
     best = _chosen(scores)

@@ -108,7 +108,7 @@ def test_the_search_simulates_a_fixed_number_of_steps():
     first, again = (choose_packing(boundaries, network) for _ in range(2))
     assert first == again
     steps = int(re.search(r"(\d+) steps were simulated", first.reason).group(1))
-    assert steps <= 6200
+    assert steps <= 24_600
 
 
 # -- transfers that take processor time ------------------------------------------------------
