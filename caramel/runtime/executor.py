@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import tensorflow as tf
@@ -78,6 +79,7 @@ class SessionExecutor:
             raise caramel_error(error, "while opening the session") from error
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], Any] = {}
         self._pool: ThreadPoolExecutor | None = None
+        _open_executors.add(self)
 
     @classmethod
     def on_servers(
@@ -220,11 +222,32 @@ class SessionExecutor:
         """This process, which drives."""
         return (os.getpid(),)
 
+    def leave(self) -> None:
+        """Leave the session to the process of which this one is a fork.
+
+        Otherwise TensorFlow would close it when this process ends, on the servers, too.
+        """
+        self._session._closed = True
+        self._session._session = None
+
     def close(self) -> None:
         """Close the session; its variables are gone."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
         self._session.close()
+
+
+_open_executors: WeakSet[SessionExecutor] = WeakSet()
+"""The executors of this process."""
+
+
+def _leave_all() -> None:
+    for executor in list(_open_executors):
+        executor.leave()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave_all)
 
 
 _COLLECTIVES_ABORTED = "Collective ops is aborted"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -24,9 +26,13 @@ from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
+from caramel.util.temporary import is_in_process
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
 """Seconds that a step may take before its workers count as lost."""
+
+CLOSE_WAIT_S = 10.0
+"""Seconds that `Session.close` waits for what another thread runs; then it stops the cluster beneath it."""
 
 StepRun = Callable[[Sequence[str], Sequence[str], Mapping[str, Any], float], list[np.ndarray]]
 """A function like `Executor.run`."""
@@ -35,6 +41,26 @@ _PARTIAL_RESTORE = (
     "a checkpoint was restored only in part, so variables and the position in the data may not belong together; "
     "restore a checkpoint first"
 )
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _one_at_a_time(method: _Method) -> _Method:
+    """A method of a session for which threads wait for each other: a step changes the variables in many places."""
+
+    @functools.wraps(method)
+    def alone(session: Session, *args: Any, **kwargs: Any) -> Any:
+        session._refuse_elsewhere()  # another thread may have held the lock when the process was forked
+        with session._lock:
+            is_open = not session._closed
+            try:
+                return method(session, *args, **kwargs)
+            except ClusterError as error:
+                if is_open and session._closed:
+                    raise ClusterError("the session was closed while this ran: start a new one") from error
+                raise
+
+    return cast(_Method, alone)
 
 
 @dataclass(frozen=True)
@@ -79,6 +105,9 @@ class StepResult:
 
 class Session:
     """A distributed model on a running cluster. Use it in a ``with`` statement.
+
+    Threads may share a session: what they call runs one after the other. A session belongs to the process that opened
+    it; what `os.fork` makes of that process can neither use nor close it.
 
     Args:
         distributed: the distributed model to run; `caramel.ARModel.session` gives its own.
@@ -125,6 +154,8 @@ class Session:
         self._failure: str | None = None  # why no step may be taken
         self._is_pending = False
         self._closed = False
+        self._lock = threading.RLock()  # what runs or changes the session holds it
+        self._owner_pid = os.getpid()
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
         self._executor = cluster.start(distributed.graph_def, distributed.signature.devices, step_timeout_s)
@@ -145,9 +176,20 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Stop the cluster; what was not saved is gone. Safe to call twice."""
-        self._closed = True
-        self._executor.close()
+        """Stop the cluster; what was not saved is gone. Safe to call twice.
+
+        A step of another thread gets some seconds to end; one that takes longer ends with a ClusterError. In a fork
+        of the process that opened the session nothing happens.
+        """
+        if not is_in_process(self._owner_pid):
+            return
+        self._closed = True  # whoever waits for the lock is refused then
+        has_lock = self._lock.acquire(timeout=CLOSE_WAIT_S)
+        try:
+            self._executor.close()
+        finally:
+            if has_lock:
+                self._lock.release()
 
     def _run_each(self, runs: Sequence[Run]) -> list[list[np.ndarray] | StepError]:
         return self._executor.run_each(runs, self._timeout_s)
@@ -192,6 +234,7 @@ class Session:
         """
         return self.step_by(self._executor.run, *args, **kwargs)
 
+    @_one_at_a_time
     def step_by(self, run: StepRun, *args: Any, **kwargs: Any) -> StepResult:
         """One training step, run by a function of the caller's: to time or to trace it.
 
@@ -262,6 +305,8 @@ class Session:
     ) -> list[StepResult]:
         """Train on many batches.
 
+        Other threads may use the session between two steps.
+
         Args:
             batches: batches, each a tuple of arrays, or a dict; see `step`. None if the workers have a dataset.
             steps: largest number of steps; None for all. With a dataset, None ends with its present pass, and a
@@ -315,6 +360,7 @@ class Session:
             done += 1
             yield result
 
+    @_one_at_a_time
     def restart_data(self) -> None:
         """Let the next step take the first batch of a new pass over the workers' dataset.
 
@@ -323,6 +369,7 @@ class Session:
         """
         self._data_on_workers().restart()
 
+    @_one_at_a_time
     def skip_data_passes(self, batches_read: Sequence[int | None]) -> None:
         """Let the next step take the first batch of a new pass, as if further passes had come before it.
 
@@ -342,6 +389,7 @@ class Session:
             raise InputError("there is no dataset on the workers: it is given as data= to caramel.capture")
         return self._data
 
+    @_one_at_a_time
     def flush(self) -> None:
         """Apply the updates that the last step has left to the next one.
 
@@ -355,6 +403,7 @@ class Session:
 
     # -- evaluation --------------------------------------------------------------------------
 
+    @_one_at_a_time
     def evaluate(self, *args: Any, fetches: Any = None, **kwargs: Any) -> Any:
         """Compute something from worker 0's variables.
 
@@ -393,11 +442,13 @@ class Session:
 
     # -- state -------------------------------------------------------------------------------
 
+    @_one_at_a_time
     def values(self) -> dict[str, np.ndarray]:
         """The value of every saved variable on worker 0, by the user's name."""
         self.flush()
         return self._state.values(self._step_count)
 
+    @_one_at_a_time
     def assign(self, values: Mapping[str, Any]) -> None:
         """Give some variables new values, on every worker.
 
@@ -411,6 +462,7 @@ class Session:
         self.flush()
         self._state.assign(values, lambda nodes: self._executor.extend(Graph(nodes).to_bytes()))
 
+    @_one_at_a_time
     def write_back(self) -> None:
         """Give the trained values to the user's own variables (a Keras model and its optimizer).
 
@@ -420,6 +472,7 @@ class Session:
         self.flush()
         self._state.write_back(self._step_count)
 
+    @_one_at_a_time
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint that the single-device program can restore, too.
 
@@ -441,6 +494,7 @@ class Session:
         with self._data.saved_position() as position:
             self._state.save(path, self._step_count, position)
 
+    @_one_at_a_time
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint of this program, distributed or single-device, by any number of workers.
 
@@ -467,6 +521,14 @@ class Session:
             if self._data is not None:
                 self._data.restore(self._state.last_read)
             self._failure = None
+
+    def _refuse_elsewhere(self) -> None:
+        """Refuse what a fork of the process does: it has none of the threads that run the session."""
+        if not is_in_process(self._owner_pid):
+            raise ClusterError(
+                f"the session was opened in process {self._owner_pid}, and process {os.getpid()} is a fork of it, "
+                "which cannot use it: open a session of its own there, or start the process anew (spawn)"
+            )
 
     def _refuse_when_closed(self) -> None:
         if self._closed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from caramel.model import Model
 from caramel.modifiers.save_restore import assignment_nodes, local_key, separately_saved
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted_array
+from caramel.util.temporary import temporary_directory
 from caramel.util.whole_files import refuse_remote
 
 RunOp = Callable[[str, Mapping[str, np.ndarray]], None]
@@ -248,7 +248,7 @@ class VariableState:
 @contextmanager
 def _temporary_prefix() -> Iterator[str]:
     """Prefix of a checkpoint that only exists meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="caramel-values-") as directory:
+    with temporary_directory("caramel-values-", CheckpointError) as directory:
         yield os.path.join(directory, "values")
 
 

@@ -17,6 +17,7 @@ from caramel.errors import ClusterError
 from caramel.runtime.executor import Executor
 from caramel.runtime.host.environment import server_environment
 from caramel.runtime.host.server import READY_LINE
+from caramel.util.temporary import is_in_process, no_room
 
 START_TIMEOUT_S = 120.0
 """Seconds in which the server must start. It loads TensorFlow first, so it gets as many as in `LocalProcesses`."""
@@ -54,7 +55,10 @@ class OwnServer:
 
     def __init__(self, addresses: Sequence[str], config: Any, timeout_s: float = START_TIMEOUT_S) -> None:
         settings = {"addresses": list(addresses), "config": config.SerializeToString(), "parent": os.getpid()}
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the server is stopped
+        try:
+            log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the server is stopped
+        except OSError as error:
+            raise no_room(error, ClusterError) from error
         # In a session of its own: Ctrl-C reaches the driver alone, which then closes in order.
         process = subprocess.Popen(
             [sys.executable, "-m", "caramel.runtime.host.server"],
@@ -65,7 +69,7 @@ class OwnServer:
             start_new_session=True,
         )
         self.pid = process.pid
-        self._finalizer = weakref.finalize(self, _stop, process, log)
+        self._finalizer = weakref.finalize(self, _stop, process, log, os.getpid())
         try:
             self._await(process, pickle.dumps(settings), log, addresses[0], timeout_s)
         except BaseException:
@@ -110,7 +114,9 @@ def _text(log: IO[bytes]) -> str:
     return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
 
 
-def _stop(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], log: IO[bytes], owner_pid: int) -> None:
+    if not is_in_process(owner_pid):
+        return
     process.kill()  # nothing there needs an orderly end
     process.wait()
     log.close()

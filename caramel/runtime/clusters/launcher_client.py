@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
 from caramel.runtime.executor import Run
 from caramel.runtime.host.environment import server_environment
+from caramel.util.temporary import is_in_process, new_directory, no_room
 
 _CLOSE_TIMEOUT_S = 10.0
 _UNLOAD_TIMEOUT_S = 120.0
@@ -76,16 +77,16 @@ class LauncherClient:
     """Talks to a launcher over a private pipe; the launcher owns servers, and sessions on them."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="caramel-cluster-")
-        self._log = Path(self._directory.name) / "launcher.log"
-        self._lock = threading.Lock()
+        directory = new_directory("caramel-cluster-", ClusterError)
+        self._log = directory / "launcher.log"
+        self._lock = threading.RLock()  # held from a question to its answer
         ours, theirs = Pipe()
         environment = server_environment()
         for name in _PROXY_VARIABLES:
             environment.pop(name, None)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         environment["OPENBLAS_NUM_THREADS"] = "1"  # keeps the launcher single-threaded, so that it can fork servers
-        with self._log.open("wb") as log:
+        with _opened(self._log) as log:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -93,7 +94,7 @@ class LauncherClient:
                     "caramel.runtime.clusters.launcher",
                     str(theirs.fileno()),
                     str(os.getpid()),
-                    self._directory.name,
+                    str(directory),
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -104,7 +105,7 @@ class LauncherClient:
             )
         theirs.close()
         self._connection = ours
-        self._finalizer = weakref.finalize(self, _stop, self._process, ours, self._directory)
+        self._finalizer = weakref.finalize(self, _stop, self._process, ours, directory, os.getpid())
 
     @property
     def pid(self) -> int:
@@ -137,8 +138,7 @@ class LauncherClient:
             except BaseException:
                 # Interrupted between question and answer: the next answer would be to the wrong question, and
                 # the launcher may be in the middle of a long step.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._kill()
                 self.close()
                 raise
         if status == "ok":
@@ -172,8 +172,23 @@ class LauncherClient:
         return not self._finalizer.alive
 
     def close(self) -> None:
-        """Stop the servers and the launcher; safe to call twice."""
-        self._finalizer()
+        """Stop the servers and the launcher; safe to call twice.
+
+        Where another thread waits for an answer, they are killed, and it gets an error instead.
+        """
+        has_lock = self._lock.acquire(blocking=False)
+        try:
+            if not has_lock and not self.is_closed:
+                self._kill()
+                has_lock = self._lock.acquire(timeout=_CLOSE_TIMEOUT_S)
+            self._finalizer()
+        finally:
+            if has_lock:
+                self._lock.release()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class ProcessExecutor:
@@ -263,10 +278,18 @@ class ProcessExecutor:
                 self._client.request("unload", self._number, timeout_s=_UNLOAD_TIMEOUT_S)
 
 
-def _stop(
-    process: subprocess.Popen[bytes], connection: Connection, directory: tempfile.TemporaryDirectory[str]
-) -> None:
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("wb")
+    except OSError as error:
+        shutil.rmtree(log.parent, ignore_errors=True)
+        raise no_room(error, ClusterError) from error
+
+
+def _stop(process: subprocess.Popen[bytes], connection: Connection, directory: Path, owner_pid: int) -> None:
     """Let the launcher stop its servers; kill it if it does not end in time."""
+    if not is_in_process(owner_pid):
+        return
     with contextlib.suppress(OSError, ValueError):  # it is gone already
         connection.send(("close", ()))
     connection.close()
@@ -276,4 +299,4 @@ def _stop(
         with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    directory.cleanup()
+    shutil.rmtree(directory, ignore_errors=True)
