@@ -278,6 +278,7 @@ class Context:
                 replicated=self.replicated,
                 gradients=self._options.gradients,
                 values=self._options.values,
+                is_file=is_graph_proto(self._program),
             )
         if self.train_op is not None:
             raise InputError("train_op= goes with a graph; a step function is the training op itself")

@@ -66,6 +66,18 @@ _HARMLESS_STATEFUL = frozenset(
 )
 """Ops that TensorFlow marks stateful only to keep them from being folded or dropped; a copy means the same."""
 
+_TOUCH_FILES_OR_PYTHON = frozenset(
+    {
+        *("PyFuncStateless", "ReadFile", "MatchingFiles", "GenerateVocabRemapping", "LoadAndRemapMatrix"),
+        *("DebugIdentity", "DebugNanCount", "DebugNumericSummary", "ReaderRead", "ReaderReadUpTo", "ReaderReset"),
+        *("ReaderRestoreState", "ReaderSerializeState", "ReaderNumRecordsProduced", "ReaderNumWorkUnitsCompleted"),
+    }
+)
+"""Ops that read files, write them or run Python, and that TensorFlow does not mark stateful."""
+
+_TABLE_PREFIXES = ("HashTable", "AnonymousHashTable", "MutableHashTable", "InitializeTable", "LookupTable")
+"""Beginnings of the names of the ops of lookup tables. The file of a vocabulary is an asset of the program."""
+
 _RANDOM_RESOURCE_OPS = frozenset(
     {
         "RngReadAndSkip",
@@ -158,6 +170,16 @@ def is_replicable(node: NodeDef) -> bool:
     if is_seeded_random(node) or is_generator_op(node):
         return True
     return is_variable_write(node)
+
+
+def is_harmless_initializer(node: NodeDef) -> bool:
+    """Whether an op may run to find an initial value: it touches no files but a table's vocabulary, and no Python."""
+    if node.op in _TOUCH_FILES_OR_PYTHON:
+        return False
+    if node.op == "PrintV2":
+        return not node.attr["output_stream"].s.startswith(b"file:")
+    is_variable = node.op in REFERENCE_VARIABLES
+    return is_replicable(node) or is_call(node) or is_variable or node.op.startswith(_TABLE_PREFIXES)
 
 
 def is_call(node: NodeDef) -> bool:

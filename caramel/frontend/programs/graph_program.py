@@ -19,7 +19,7 @@ from caramel.frontend.recording.recorded_gradients import Differentiation, read_
 from caramel.frontend.recording.recorder import Recorder
 from caramel.frontend.rewrites.inline import inline
 from caramel.frontend.rewrites.references import replace_references
-from caramel.frontend.roles.refusals import refuse_functions_as_ops
+from caramel.frontend.roles.refusals import refuse_functions_as_ops, refuse_initializer_effects
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
@@ -66,6 +66,7 @@ def capture_graph(
     replicated: Sequence[Any],
     gradients: Mapping[str, Any] | None = None,
     values: Any = None,
+    is_file: bool = False,
 ) -> RawProgram:
     """Read the roles of a tf.Graph.
 
@@ -79,12 +80,19 @@ def capture_graph(
         gradients: gradient tensor, or (values, rows) of a sparse gradient, by parameter name; None to find the
             gradients in the graph.
         values: initial values by variable name, or a checkpoint with them; None to run the initialisers.
+        is_file: whether the graph is from a file, whose initialisers may be anybody's.
 
     Raises:
         CaptureError: a role is missing or ambiguous.
+        UnsupportedError: an initialiser of a file touches files or Python.
     """
     objects = _variables(graph)
     variables = tuple(_raw_variable(v, graph) for v in objects)
+    initializers = GraphInitializers(
+        graph, tuple((r.name, v.initializer.name, _read_tensor(v)) for r, v in zip(variables, objects))
+    )
+    if is_file and values is None:
+        _refuse_effects(initializers)
     nodes, fetched = nodes_of(graph, [] if loss is None else [_tensor_name(graph, loss, "loss")])
     target = _train_op(graph, nodes, train_op)
     refuse_functions_as_ops(nodes.pruned([target]), Library(nodes))
@@ -112,11 +120,7 @@ def capture_graph(
         loss=reported,
         outputs=(),
         targets=(target,),
-        values=GraphInitializers(
-            graph, tuple((r.name, v.initializer.name, _read_tensor(v)) for r, v in zip(variables, objects))
-        )
-        if values is None
-        else GivenValues(values, tuple(r.name for r in variables)),
+        values=initializers if values is None else GivenValues(values, tuple(r.name for r in variables)),
         reduction=loss_reduction,
         is_graph=True,
         notes=_unreached_updates(graph, nodes, target),
@@ -124,6 +128,13 @@ def capture_graph(
         given=None if iterator is None else given_iterator(nodes, iterator),
         iterator=iterator,
     )
+
+
+def _refuse_effects(initializers: GraphInitializers) -> None:
+    """Refuse initialisers that do more than compute values."""
+    nodes = Graph.from_graph_def(initializers.graph.as_graph_def())
+    names = [node_of(name) for _, op, tensor in initializers.variables for name in (op, tensor)]
+    refuse_initializer_effects(nodes, Library(nodes), list(dict.fromkeys(names)))
 
 
 def _named_gradients(

@@ -64,6 +64,30 @@ def refuse_functions_as_ops(graph: Graph, library: Library) -> None:
             )
 
 
+def refuse_initializer_effects(graph: Graph, library: Library, initializers: Sequence[str]) -> None:
+    """Refuse, by name, initialisers of a graph's file that touch files or Python: they run when it is captured.
+
+    Args:
+        graph: nodes of the graph as it runs.
+        library: functions that the nodes call.
+        initializers: names of the nodes that run.
+
+    Raises:
+        UnsupportedError: for the first such op; the message says what to do instead.
+    """
+    needed = graph.pruned(initializers)
+    refuse_functions_as_ops(needed, library)
+    for node in needed:
+        inner = ((n, f"op {n.name!r} ({n.op}) in function {f!r}") for f, n in library.inner_nodes(node))
+        for each, what in ((node, f"op {node.name!r} ({node.op})"), *inner):
+            if not ops.is_harmless_initializer(each):
+                raise UnsupportedError(
+                    f"an initialiser of the graph's file runs {what}, which may touch files or Python. Initialisers "
+                    "run in this process when the program is captured, so that is refused: give the initial values, "
+                    "values= a checkpoint or a dict"
+                )
+
+
 def _check_node(node: NodeDef, what: str, library: Library) -> None:
     """Refuse a node that neither a graph nor a function may have."""
     if node.op in ops.LEGACY_LOOPS:

@@ -178,3 +178,84 @@ def test_bad_values(tmp_path):
         trained(caramel.capture(path, values={"w": np.zeros(3)}, **ROLES))
     with refused(caramel.InputError, "values=", "step function"):
         caramel.capture(lambda x: x, [tf.TensorSpec([])], values={})
+
+
+# -- initialisers run here -------------------------------------------------------------------
+
+
+def started_by(value, tmp_path, kind="meta"):
+    """The path of a graph's file whose variable starts with what a function builds."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None], "x")
+        w = v1.get_variable("w", initializer=value, use_resource=True)
+        loss = tf.reduce_mean(x * tf.reduce_sum(w), name="the_loss")
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+        proto = v1.train.export_meta_graph() if kind == "meta" else graph.as_graph_def()
+    path = tmp_path / f"program.{kind}"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def with_effect(effect):
+    """An initial value that has an effect first."""
+
+    def value():
+        with tf.control_dependencies([effect()]):
+            return tf.identity([1.0, 2.0])
+
+    return value
+
+
+def in_branch(place):
+    """The effect is in a function of the graph."""
+
+    @tf.function
+    def write():
+        tf.io.write_file(str(place), "written")
+        return tf.constant([1.0, 2.0])
+
+    return lambda: tf.cond(tf.constant(True), write, lambda: tf.constant([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("kind", ["meta", "pb"])
+@pytest.mark.parametrize("what", ["write", "read", "find", "print", "restore", "python", "function"])
+def test_initialisers_that_touch_files_or_python_are_refused(what, kind, tmp_path):
+    place = tmp_path / "touched"
+    keys = {"tensor_names": ["w"], "shape_and_slices": [""], "dtypes": [tf.float32]}
+    values = {
+        "write": with_effect(lambda: tf.io.write_file(str(place), "written")),
+        "read": with_effect(lambda: tf.io.read_file("/etc/hostname")),
+        "find": with_effect(lambda: tf.io.matching_files("/etc/*")),
+        "print": with_effect(lambda: tf.print("written", output_stream=f"file://{place}")),
+        "restore": lambda: tf.raw_ops.RestoreV2(prefix=str(place), **keys)[0],
+        "python": lambda: tf.numpy_function(lambda: place.write_text("written"), [], tf.float32),
+        "function": in_branch(place),
+    }
+    path = started_by(lambda: tf.ensure_shape(values[what](), [2]), tmp_path, kind)
+    options = {"train_op": "train", "loss": "the_loss:0", "loss_reduction": "mean"}
+    with pytest.raises(
+        caramel.UnsupportedError, match="initialiser of the graph's file runs op .*values= a checkpoint"
+    ):
+        caramel.capture(path, **options).model.values.load()
+    assert not place.exists()
+    # With values of the caller's own nothing of it runs.
+    context = caramel.capture(path, values={"w": np.array([3.0, 4.0], np.float32)}, **options)
+    np.testing.assert_array_equal(context.model.values.load()["w"], [3.0, 4.0])
+    assert not place.exists()
+
+
+def test_a_vocabulary_is_an_asset(tmp_path):
+    """What initialises a table reads the file of its vocabulary, and a variable may start from the table."""
+    vocabulary = tmp_path / "words.txt"
+    vocabulary.write_text("a\nb\nc\n")
+    line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+
+    def value():
+        source = tf.lookup.TextFileInitializer(str(vocabulary), tf.string, line, tf.int64, number)
+        table = tf.lookup.StaticHashTable(source, -1)
+        with tf.control_dependencies(v1.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)):
+            return tf.cast(table.lookup(tf.constant(["c", "a"])), tf.float32)
+
+    path = started_by(value, tmp_path)
+    context = caramel.capture(path, loss_reduction="mean")
+    np.testing.assert_array_equal(context.model.values.load()["w"], [2.0, 0.0])
