@@ -19,6 +19,7 @@ from caramel.errors import InputError
 from caramel.netmodel.choice import CollectiveOptions, choose_collective
 from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
+from caramel.util.arguments import worker_count
 
 _INSTANCE_NUMBERS = count(2**20)
 """Numbers by which TensorFlow tells the collectives of a process apart; smaller ones are transfers of a plan."""
@@ -83,6 +84,7 @@ def all_reduce(
     values = [t.values for t in tensors] if is_sparse else list(tensors)
     if reduction not in ("mean", "sum"):
         raise InputError(f"the reduction must be 'mean' or 'sum', got {reduction!r}")
+    worker_count(len(values), "the number of tensors")
     options = CollectiveOptions(algorithm, depth, deterministic, wire, as_network(network))
     dtype = _common_dtype(values)
     if reduction == "mean" and values[0].dtype.is_integer:

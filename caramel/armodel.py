@@ -9,7 +9,7 @@ from typing import Any
 from caramel.compiler.distributed_model import compile_model
 from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline
-from caramel.errors import InputError
+from caramel.errors import ExportError, InputError
 from caramel.export.writer import export
 from caramel.facts import Trace
 from caramel.frontend.context import Context
@@ -22,6 +22,7 @@ from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import InProcess
 from caramel.runtime.session import Session
 from caramel.signature import Signature
+from caramel.util.text_files import path_text
 
 
 class ARModel:
@@ -175,7 +176,7 @@ class ARModel:
         Returns:
             A Session; use it in a ``with`` statement.
         """
-        return Session(self.distributed, cluster or InProcess(), **options)
+        return Session(self.distributed, InProcess() if cluster is None else cluster, **options)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the graph, initial values, signature, plan and a runner to a directory.
@@ -186,4 +187,4 @@ class ARModel:
         Raises:
             ExportError: the directory cannot be written; an earlier export is untouched.
         """
-        export(self.distributed, path)
+        export(self.distributed, path_text(path, "an export", ExportError))

@@ -14,7 +14,7 @@ from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
 from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat
 from caramel.util.tables import aligned
-from caramel.util.text_files import read_text, write_text
+from caramel.util.text_files import write_text
 
 FORMAT = JsonFormat("plan", 5, PlanError, "caramel plan", "make the plan anew")
 
@@ -225,7 +225,7 @@ class Plan:
         Raises:
             PlanError: it cannot be read, or see `from_json`.
         """
-        return cls.from_json(read_text(path, "the plan", PlanError), f"the plan {os.fspath(path)!r}")
+        return cls.from_json(FORMAT.text_of(path), f"the plan {os.fspath(path)!r}")
 
     @property
     def digest(self) -> str:

@@ -19,7 +19,9 @@ from benchmarks.output import write_json
 from benchmarks.training.contender import Settings
 from benchmarks.training.names import COMPUTE
 from caramel.errors import InputError
+from caramel.util.arguments import shown
 from caramel.util.dataclass_json import from_data
+from caramel.util.json_files import MOST_BYTES
 from caramel.util.text_files import read_text
 
 VERSION = 2
@@ -334,17 +336,19 @@ def load(path: str | os.PathLike[str]) -> Record:
         InputError: it cannot be read, or is no record or one of another version.
     """
     name = os.fspath(path)
-    text = read_text(path, "the record", InputError)
+    text = read_text(path, "the record", InputError, MOST_BYTES)
     try:
         data = json.loads(text)
         found = data["version"]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise InputError(f"{name!r} is no record of training steps: {_ANEW}") from error
     if found != VERSION:
-        raise InputError(f"the record {name!r} is of version {found!r}, and this program's are of {VERSION}: {_ANEW}")
+        raise InputError(
+            f"the record {name!r} is of version {shown(found)}, and this program's are of {VERSION}: {_ANEW}"
+        )
     try:
         record: Record = from_data(Record, _completed(data), "the record")
-    except TypeError as error:
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise InputError(f"the record {name!r} is damaged: {error}; {_ANEW}") from error
     for key, rows in record.cells.items():
         if not rows or any(row.cell.key != key for row in rows):

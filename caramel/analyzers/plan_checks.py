@@ -15,6 +15,7 @@ from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import is_in_rank_order
 from caramel.plan import Plan, Transfer
+from caramel.util.arguments import MOST_CHUNKS, shown
 
 
 def check_applies(plan: Plan, model: Model, workers: int) -> None:
@@ -170,6 +171,11 @@ def _check_collective(what: str, transfer: Transfer, plan: Plan) -> None:
         raise PlanError(f"{what} is a {transfer.algorithm!r} all-reduce; there are {', '.join([*ALGORITHMS, NATIVE])}")
     if transfer.depth < 1:
         raise PlanError(f"{what} has depth {transfer.depth}: it must be at least 1")
+    if transfer.depth > MOST_CHUNKS:
+        raise PlanError(
+            f"{what} has depth {shown(transfer.depth)}: it must be at most {MOST_CHUNKS}, as each chunk has ops of its "
+            "own on every worker"
+        )
     if is_native and (transfer.dtype not in NATIVE_DTYPES or transfer.wire is not None or transfer.depth > 1):
         raise PlanError(f"{what} is a native all-reduce, which takes {', '.join(NATIVE_DTYPES)}, uncut, as they are")
     if transfer.wire is not None and (transfer.wire not in WIRE_DTYPES or transfer.dtype not in NARROWABLE_DTYPES):

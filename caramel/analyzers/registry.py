@@ -26,6 +26,7 @@ from caramel.analyzers.step.op_times import given_trace, unmeasured
 from caramel.errors import InputError, in_one_line
 from caramel.facts import Trace
 from caramel.netmodel.choice import CollectiveOptions
+from caramel.util.arguments import one_of
 
 
 def _paper_collectives(options: CollectiveOptions) -> CollectiveOptions:
@@ -124,9 +125,7 @@ def policy_named(name: str) -> Policy:
     Raises:
         InputError: no such policy.
     """
-    if name not in POLICIES:
-        raise InputError(f"policy must be {' or '.join(map(repr, POLICIES))}, got {name!r}")
-    return POLICIES[name]
+    return POLICIES[one_of(name, POLICIES, "policy")]
 
 
 def known(trace: Trace | None = None) -> Mapping[str, Analyzer]:

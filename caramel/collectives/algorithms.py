@@ -16,6 +16,7 @@ from caramel.collectives.schedule import Algorithm, Proof, Schedule, check, in_c
 from caramel.collectives.shuffle import SHUFFLE
 from caramel.collectives.star import STAR
 from caramel.errors import InputError, InvariantError
+from caramel.util.arguments import shown
 
 NATIVE = "native"
 """Name of TensorFlow's own CollectiveReduceV2, which is no schedule: on processors it is a ring."""
@@ -53,8 +54,8 @@ def check_algorithm(name: object, among: Collection[str] = ALL_REDUCE_NAMES) -> 
     Raises:
         InputError: it is none of them.
     """
-    if name not in tuple(among):
-        raise InputError(f"there is no all-reduce algorithm {name!r}; there are {', '.join(among)}")
+    if not isinstance(name, str) or name not in tuple(among):
+        raise InputError(f"there is no all-reduce algorithm {shown(name)}; there are {', '.join(among)}")
 
 
 class Schedules:

@@ -24,6 +24,8 @@ from caramel.model import Model, VariableClass
 from caramel.modifiers.replicate import parse_devices
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.plan import Plan, Transfer, Transfers
+from caramel.util.arguments import shown
+from caramel.util.text_files import about_file
 
 
 def input_pipeline(context: Context, model: Model, workers: int, sharding: str | None) -> Pipeline | None:
@@ -34,8 +36,8 @@ def input_pipeline(context: Context, model: Model, workers: int, sharding: str |
     """
     if context.given is not None:
         return make_pipeline(context.given, model, workers, sharding)
-    if sharding not in (None, "slice"):
-        raise InputError(f"sharding={sharding!r} goes with a dataset: pass data= to caramel.capture")
+    if sharding is not None and not (isinstance(sharding, str) and sharding == "slice"):
+        raise InputError(f"sharding={shown(sharding)} goes with a dataset: pass data= to caramel.capture")
     return None
 
 
@@ -60,7 +62,9 @@ def assemble_plan(
     """
     facts: Mapping[type, Any] = {}
     if options.plan is not None:
-        plan = _given_plan(options.plan, model, pipeline, options)
+        with about_file(options.plan):
+            plan = _given_plan(options.plan, model, pipeline, options)
+            check_plan(plan, model)
     else:
         workers = options.workers
         devices = parse_devices(
@@ -70,7 +74,7 @@ def assemble_plan(
         analyzers, notes = _analyzers(network, trace, options)
         facts = analyse(analyzers, [model, network], WANTED)
         plan = make_plan(model, devices, facts, analyzers, notes, options.uneven_batches, options.statistics, pipeline)
-    check_plan(plan, model)
+        check_plan(plan, model)
     return plan, facts
 
 

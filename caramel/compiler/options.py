@@ -15,7 +15,8 @@ from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan
-from caramel.util.arguments import whole_number
+from caramel.util.arguments import flag, one_of, shown, worker_count
+from caramel.util.text_files import about_file
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,20 @@ class CompileOptions:
     plan: Plan | str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workers", whole_number(self.workers, "number_of_workers"))
-        if self.uneven_batches not in ("weight", "refuse"):
-            raise InputError(f"uneven_batches must be 'weight' or 'refuse', got {self.uneven_batches!r}")
-        if self.statistics not in ("local", "mean"):
-            raise InputError(f"statistics must be 'local' or 'mean', got {self.statistics!r}")
-        self.collectives.check_workers(self.workers)
+        object.__setattr__(self, "workers", worker_count(self.workers, "number_of_workers"))
+        for name in ("serialization", "batching", "scheduling", "deterministic"):
+            object.__setattr__(self, name, flag(getattr(self, name), name))
+        one_of(self.uneven_batches, ("weight", "refuse"), "uneven_batches")
+        one_of(self.statistics, ("local", "mean"), "statistics")
+        for name in ("analyzers", "postponed"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
+                raise InputError(f"{name} must be a list, got {shown(value)}")
+        if self.plan is not None and not isinstance(self.plan, (Plan, str, os.PathLike)):
+            raise InputError(f"plan is a caramel.Plan, or the path of a file with one, got {shown(self.plan)}")
+        collectives = self.collectives
+        with about_file(self.network):
+            collectives.check_workers(self.workers)
         self._refuse_ineffective()
 
     @cached_property

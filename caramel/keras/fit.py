@@ -22,7 +22,6 @@ from caramel.keras.metrics import DistributedMetrics
 from caramel.keras.train_step import StepRecord, declared_reduction, watched_step
 from caramel.keras.trainable import check_trainable
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.clusters.in_process import InProcess
 from caramel.util.arguments import whole_number
 
 
@@ -109,7 +108,7 @@ def fit(
     model.stop_training = False
     hooks.on_train_begin()  # may load values, and say at which epoch they were
     first = getattr(model, "_initial_epoch", None) or initial_epoch
-    with armodel.session(cluster or InProcess(), step_timeout_s=step_timeout_s) as session:
+    with armodel.session(cluster, step_timeout_s=step_timeout_s) as session:
         values = ModelValues(session, _without_metrics(model, context.live_variables), context.model.values.load())
         looks_at_values = any(may_look_at_values(c) for c in hooks.callbacks)
         passes = DataPasses(session, given_dataset)

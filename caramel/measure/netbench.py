@@ -14,7 +14,7 @@ from caramel.netmodel.contention import Contention
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import LARGE_BYTES, MEASURED_DEPTHS, NetworkModel
 from caramel.runtime.clusters.base import Cluster
-from caramel.util.arguments import whole_number
+from caramel.util.arguments import chunk_count, timeout_s, whole_number, worker_count
 from caramel.util.progress import progress_over
 
 SMALLEST_SIZE = 64
@@ -26,6 +26,9 @@ DEFAULT_SIZES = (SMALLEST_SIZE, *(2**k for k in range(12, 26, 2)), 2**25)
 _PRUNE_FROM_BYTES = 2**20
 """Least size at which an all-reduce that falls far behind is not measured at larger sizes any more; at smaller sizes,
 chunks fall behind that win when they are long enough."""
+
+_MOST_BYTES = 2**31 - 1
+"""Bytes of the largest tensor that a message of gRPC can carry."""
 
 _SIZE_RATIO = 8
 """Least ratio between two sizes that are measured beside computation."""
@@ -64,9 +67,12 @@ class Settings:
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        for name, what in (("sizes", "size"), ("depths", "depth")):
-            object.__setattr__(self, name, tuple(whole_number(n, f"each {what}") for n in getattr(self, name)))
+        reason = "TensorFlow sends a tensor in one message, which has at most 2 GiB"
+        sizes = (whole_number(n, "each size", most=_MOST_BYTES, reason=reason) for n in self.sizes)
+        object.__setattr__(self, "sizes", tuple(sizes))
+        object.__setattr__(self, "depths", tuple(chunk_count(n, "each depth") for n in self.depths))
         object.__setattr__(self, "rounds", whole_number(self.rounds, "rounds"))
+        object.__setattr__(self, "timeout_s", timeout_s(self.timeout_s, "timeout_s"))
         if not self.algorithms:
             raise InputError("give at least one algorithm to measure")
         for name in self.algorithms:
@@ -109,7 +115,7 @@ def measure_network(
         FitError: too few sizes could be measured.
     """
     settings = settings or Settings()
-    numbers = sorted({whole_number(number, "each number of workers") for number in workers})
+    numbers = sorted({worker_count(number, "each number of workers") for number in workers})
     if not numbers:
         raise InputError("give at least one number of workers")
     curves: list[Curve] = []

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any
 
 from caramel.errors import InputError, TraceError
 from caramel.facts import Trace
 from caramel.model import Model
-from caramel.util.json_files import JsonFormat, mapping, number, text, texts, whole
+from caramel.util.json_files import JsonFormat, mapping, number, only_keys, text, texts, whole
 from caramel.util.tables import aligned
-from caramel.util.text_files import read_text, write_text
+from caramel.util.text_files import about_file, write_text
 from caramel.util.units import format_time
 
 FORMAT = JsonFormat("trace", 2, TraceError, "caramel trace", "trace anew (caramel trace)", "caramel trace")
+
+
+_LONGEST_S = 1e9
+"""The longest time that makes sense, 32 years, as for all-reduces: more is a mistake, such as another unit."""
 
 
 def trace_to_json(trace: Trace) -> str:
@@ -33,21 +38,26 @@ def trace_from_json(document: str, name: str = "this") -> Trace:
     """
     data = FORMAT.read(document, name)
     with FORMAT.reading(name):
+        only_keys(data, [field.name for field in fields(Trace)])
         examples = data["examples"]
         return Trace(
             model_digest=text(data["model_digest"]),
-            op_s=mapping(data["op_s"], number),
+            op_s=mapping(data["op_s"], _seconds),
             op_bytes=mapping(data["op_bytes"], lambda value: whole(value, 0)),
-            step_s=number(data["step_s"]),
-            predicted_s=number(data["predicted_s"]),
+            step_s=_seconds(data["step_s"]),
+            predicted_s=_seconds(data["predicted_s"]),
             runs=whole(data["runs"], 1),
             workers=whole(data["workers"], 1),
             examples=None if examples is None else whole(examples, 0),
             description=text(data["description"]),
             warnings=texts(data["warnings"]),
-            ordered_step_s=mapping(data["ordered_step_s"], number),
-            op_least_s=mapping(data.get("op_least_s", {}), number),  # traces of earlier versions lack it
+            ordered_step_s=mapping(data["ordered_step_s"], _seconds),
+            op_least_s=mapping(data.get("op_least_s", {}), _seconds),  # traces of earlier versions lack it
         )
+
+
+def _seconds(value: Any) -> float:
+    return number(value, _LONGEST_S)
 
 
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -87,7 +97,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         >>> again == trace
         True
     """
-    return trace_from_json(read_text(path, "the trace", TraceError), f"the trace {path}")
+    return trace_from_json(FORMAT.text_of(path), f"the trace {os.fspath(path)!r}")
 
 
 def as_text(trace: Trace, most: int = 10) -> str:
@@ -144,6 +154,26 @@ def check_trace(trace: Trace, model: Model) -> None:
             f"the trace ({trace.description}) is of another program, or the program was changed since then "
             f"(digest {trace.model_digest[:12]}, this one has {model.digest[:12]}): {FORMAT.anew}"
         )
+    _check_times(trace)
+
+
+def _check_times(trace: Trace) -> None:
+    """Refuse times that nothing can be planned with: of a trace that was made by hand, they are not checked before."""
+    where = f"the trace ({trace.description})"
+    steps = {"step_s": trace.step_s, "predicted_s": trace.predicted_s}
+    for what, times in (("", steps), ("op ", trace.op_s), ("op ", trace.op_least_s), ("order ", trace.ordered_step_s)):
+        for name, time_s in times.items():
+            try:
+                _seconds(time_s)
+            except ValueError as error:
+                raise TraceError(
+                    f"{where} is damaged: the seconds of {what}{name!r}: {error}; {FORMAT.anew}"
+                ) from error
+    if trace.step_s > 0 and not any(trace.op_s.values()):
+        raise TraceError(
+            f"{where} says that a step takes {format_time(trace.step_s)}, and has no time of any of its ops: "
+            f"{FORMAT.anew}"
+        )
 
 
 def as_trace(trace: Trace | str | os.PathLike[str] | None, model: Model) -> Trace | None:
@@ -156,5 +186,6 @@ def as_trace(trace: Trace | str | os.PathLike[str] | None, model: Model) -> Trac
     if trace is None:
         return None
     loaded = load_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace
-    check_trace(loaded, model)
+    with about_file(trace):
+        check_trace(loaded, model)
     return loaded

@@ -13,6 +13,7 @@ from caramel.graph.nodes import colocate, group, variable
 from caramel.model import Model
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.seeds import DrawingFunctions, offset_seed
+from caramel.util.arguments import shown
 
 
 def replicate(emission: Emission) -> Emission:
@@ -106,7 +107,7 @@ def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[s
         or not isinstance(device_list, Sequence)
         or not all(isinstance(text, str) for text in device_list)
     ):
-        raise InputError(f"device_list must be a list of device strings, one for each worker, got {device_list!r}")
+        raise InputError(f"device_list must be a list of device strings, one for each worker, got {shown(device_list)}")
     if len(device_list) != number_of_workers:
         raise InputError(
             f"device_list has {len(device_list)} entries for {number_of_workers} workers: "

@@ -12,7 +12,7 @@ from caramel.collectives.schedule import check
 from caramel.errors import InputError
 from caramel.netmodel.model import LARGE_BYTES, NetworkModel, default_depth
 from caramel.netmodel.ranking import Candidate
-from caramel.util.arguments import whole_number
+from caramel.util.arguments import chunk_count, shown
 from caramel.util.units import format_size
 
 DEFAULT_ALGORITHM = "shuffle"
@@ -57,9 +57,9 @@ class CollectiveOptions:
         if self.algorithm is not None:
             check_algorithm(self.algorithm)
         if self.depth is not None:
-            object.__setattr__(self, "depth", whole_number(self.depth, "the depth of a collective"))
-        if self.wire is not None and self.wire not in WIRE_DTYPES:
-            raise InputError(f"the wire can have {' or '.join(WIRE_DTYPES)}, got {self.wire!r}")
+            object.__setattr__(self, "depth", chunk_count(self.depth, "the depth of a collective"))
+        if self.wire is not None and not (isinstance(self.wire, str) and self.wire in WIRE_DTYPES):
+            raise InputError(f"the wire can have {' or '.join(WIRE_DTYPES)}, got {shown(self.wire)}")
         if self.wire is not None and self.deterministic:
             raise InputError(
                 "deterministic=True and wire= exclude each other: which values are rounded depends on how the tensor "

@@ -18,6 +18,7 @@ from caramel.collectives.algorithms import ALL_REDUCES
 from caramel.collectives.all_reduce import Factors
 from caramel.errors import FitError, InputError
 from caramel.netmodel.line import Curve
+from caramel.util.arguments import shown
 
 _MOST_S_PER_BYTE = 1e9
 """Upper bound of a plausible time to add a byte, in seconds (our choice: anything above is a mistake)."""
@@ -36,11 +37,13 @@ def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
         InputError: no such algorithm, or an argument out of range.
     """
     if workers < 1 or depth < 1:
-        raise InputError(f"costs need at least 1 worker and depth 1, got {workers} workers and depth {depth}")
+        raise InputError(
+            f"costs need at least 1 worker and depth 1, got {shown(workers)} workers and depth {shown(depth)}"
+        )
     if workers == 1:
         return Factors(0, 0, 0)
-    if algorithm not in ALL_REDUCES:
-        raise InputError(f"there are no costs for the algorithm {algorithm!r}")
+    if not isinstance(algorithm, str) or algorithm not in ALL_REDUCES:
+        raise InputError(f"there are no costs for the algorithm {shown(algorithm)}")
     return ALL_REDUCES[algorithm].factors(workers, depth)
 
 

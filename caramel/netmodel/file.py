@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import Any
 
 from caramel.collectives.algorithms import ALL_REDUCE_NAMES
@@ -11,15 +12,20 @@ from caramel.netmodel.contention import Contention
 from caramel.netmodel.costs import Cost
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
-from caramel.util.json_files import JsonFormat, number, text, whole
-from caramel.util.text_files import read_text, write_text
+from caramel.util.arguments import MOST_CHUNKS, MOST_PREDICTED_WORKERS, shown
+from caramel.util.json_files import JsonFormat, number, only_keys, text, whole
+from caramel.util.text_files import write_text
 
 FORMAT = JsonFormat(
     "network model", 1, InputError, "caramel netbench", "measure anew (caramel netbench)", "caramel network model"
 )
 
-_LARGEST_COUNT = 2**60
-"""Upper bound of any number of workers, chunks or bytes in a file."""
+_MOST_BYTES = 2**60
+"""Upper bound of any number of bytes in a file."""
+
+_KEYS = ("description", "curves", "gamma_s_per_byte", "given", "contentions", "costs", "warnings")
+_CURVE_KEYS = ("workers", "algorithm", "depth", "samples", "line", "residuals", "valid_bytes")
+_CONTENTION_KEYS = tuple(field.name for field in fields(Contention))
 
 
 def to_json(network: NetworkModel) -> str:
@@ -64,31 +70,50 @@ def from_json(document: str, name: str = "this") -> NetworkModel:
     """
     data = FORMAT.read(document, name)
     with FORMAT.reading(name):
+        only_keys(data, _KEYS)
         given = data["given"]
         return _checked(
             NetworkModel(
                 description=text(data["description"]),
-                curves=tuple(_curve(c) for c in data["curves"]),
+                curves=tuple(_curve(c) for c in _list(data["curves"])),
                 gamma_s_per_byte=number(data["gamma_s_per_byte"]),
-                given=None if given is None else Cost(**{key: number(value) for key, value in given.items()}),
-                contentions=tuple(_contention(c) for c in data.get("contentions", ())),  # not in older files
+                given=None if given is None else _cost(given),
+                contentions=tuple(_contention(c) for c in _list(data.get("contentions", []))),  # not in older files
             )
         )
 
 
+def _list(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise ValueError(f"{shown(data)} should be a list")
+    return data
+
+
+def _cost(data: Any) -> Cost:
+    known = only_keys(data, [field.name for field in fields(Cost)], "given")
+    return Cost(**{field.name: number(known[field.name]) for field in fields(Cost)})
+
+
+def _sample(data: Any) -> Sample:
+    if not isinstance(data, list) or len(data) != 2:
+        raise ValueError(f"{shown(data)} should be a size and a time")
+    return Sample(whole(data[0], 0, _MOST_BYTES), number(data[1]))
+
+
 def _curve(data: Any) -> Curve:
-    samples = tuple(Sample(whole(size, 0, _LARGEST_COUNT), number(time)) for size, time in data["samples"])
-    return Curve.fitted(
-        whole(data["workers"], 1, _LARGEST_COUNT), _algorithm(data), whole(data["depth"], 1, _LARGEST_COUNT), samples
-    )
+    only_keys(data, _CURVE_KEYS, "a curve")
+    samples = tuple(_sample(sample) for sample in _list(data["samples"]))
+    workers = whole(data["workers"], 1, MOST_PREDICTED_WORKERS)
+    return Curve.fitted(workers, _algorithm(data), whole(data["depth"], 1, MOST_CHUNKS), samples)
 
 
 def _contention(data: Any) -> Contention:
+    only_keys(data, _CONTENTION_KEYS, "a contention")
     share, slowdown = number(data["processor_share"]), number(data["slowdown"])
     if share >= 1 or slowdown < 1:
         raise ValueError(f"a processor share of {share} or a slowdown of {slowdown} cannot be")
-    workers, depth = whole(data["workers"], 2, _LARGEST_COUNT), whole(data["depth"], 1, _LARGEST_COUNT)
-    size_bytes = whole(data["size_bytes"], 1, _LARGEST_COUNT)
+    workers, depth = whole(data["workers"], 2, MOST_PREDICTED_WORKERS), whole(data["depth"], 1, MOST_CHUNKS)
+    size_bytes = whole(data["size_bytes"], 1, _MOST_BYTES)
     occupancy_data = data.get("occupancy")  # not in older files
     occupancy = None if occupancy_data is None else number(occupancy_data)
     if occupancy == 0:
@@ -135,7 +160,7 @@ def load(path: str | os.PathLike[str]) -> NetworkModel:
     Raises:
         InputError: no such file, or it is damaged, something else, or of another version.
     """
-    return from_json(read_text(path, "the network model", InputError), f"the network model {path}")
+    return from_json(FORMAT.text_of(path), f"the network model {os.fspath(path)!r}")
 
 
 def as_network(network: NetworkModel | str | os.PathLike[str] | None) -> NetworkModel | None:
@@ -144,4 +169,8 @@ def as_network(network: NetworkModel | str | os.PathLike[str] | None) -> Network
     Raises:
         InputError: no such file, or it is damaged, something else, or of another version.
     """
-    return network if network is None or isinstance(network, NetworkModel) else load(network)
+    if network is None or isinstance(network, NetworkModel):
+        return network
+    if not isinstance(network, (str, os.PathLike)):
+        raise InputError(f"network is a caramel.NetworkModel, or the path of a file with one, got {shown(network)}")
+    return load(network)

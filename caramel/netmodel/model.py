@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
+from typing import Any
 
 from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, ALL_REDUCES, NATIVE
 from caramel.errors import InputError
@@ -14,12 +16,16 @@ from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, Line
 from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of, measured_if_any
 from caramel.netmodel.table import ReductionTable
+from caramel.util.arguments import MOST_CHUNKS, MOST_PREDICTED_WORKERS, shown
 
 MOST_DEPTH = 8
 """Largest depth that is chosen (Caramel, section 4.4: depths from 1 to 8)."""
 
 MEASURED_DEPTHS = (1, 2, 4, 8)
 """Depths that are measured (Caramel, figure 13)."""
+
+_MOST_BYTES = 2**60
+"""Bytes of the largest transfer whose time is predicted, as in the file of a network (our choice)."""
 
 LARGE_BYTES = 4 * 2**20
 """Bytes of the larger of the two transfers that Caramel measures (section 4.2)."""
@@ -40,6 +46,31 @@ def default_depth(size_bytes: float, threshold: float) -> int:
     if threshold <= 0:
         return MOST_DEPTH if size_bytes > 0 else 1
     return int(min(max(size_bytes // threshold, 1), MOST_DEPTH))
+
+
+def _check_range(workers: int, depth: int, size_bytes: float) -> None:
+    """Refuse what no time can be predicted for."""
+    try:
+        is_possible = (
+            1 <= workers <= MOST_PREDICTED_WORKERS
+            and workers == int(workers)
+            and 1 <= depth <= MOST_CHUNKS
+            and depth == int(depth)
+            and 0 <= size_bytes <= _MOST_BYTES
+        )
+    except (TypeError, ValueError):  # no numbers
+        is_possible = False
+    if not is_possible:
+        raise InputError(
+            f"a prediction needs 1 to {MOST_PREDICTED_WORKERS:,} workers, a depth of 1 to {MOST_CHUNKS} and 0 to "
+            f"{_MOST_BYTES:.3g} bytes, got {shown(workers)}, {shown(depth)} and {shown(size_bytes)}"
+        )
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether this is a finite number of at least 0."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and bool(0 <= value <= sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -81,8 +112,8 @@ class NetworkModel:
             InputError: a negative or infinite number.
         """
         for name, value in (("alpha", alpha_s), ("beta", beta_s_per_byte), ("gamma", gamma_s_per_byte)):
-            if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} of a network must be a finite number of at least 0, got {value}")
+            if not _is_finite(value):
+                raise InputError(f"{name} of a network must be a finite number of at least 0, got {shown(value)}")
         if alpha_s == 0 and beta_s_per_byte == 0:
             raise InputError("a network needs an alpha or a beta above 0")
         text = f"given by hand: alpha {alpha_s:g} s, beta {beta_s_per_byte:g} s/byte, gamma {gamma_s_per_byte:g} s/byte"
@@ -99,8 +130,8 @@ class NetworkModel:
         Raises:
             InputError: a rate that is not positive and finite, or a negative latency.
         """
-        if not (math.isfinite(rate_bytes_per_s) and rate_bytes_per_s > 0):
-            raise InputError(f"the rate of a link must be positive and finite, got {rate_bytes_per_s} bytes/s")
+        if not _is_finite(rate_bytes_per_s) or rate_bytes_per_s == 0:
+            raise InputError(f"the rate of a link must be positive and finite, got {shown(rate_bytes_per_s)} bytes/s")
         network = cls.from_costs(latency_s, 1 / rate_bytes_per_s)
         return cls(
             f"given by hand: links of {rate_bytes_per_s:g} bytes/s, {latency_s:g} s per message", given=network.given
@@ -187,10 +218,7 @@ class NetworkModel:
         return replace(alone, time_s=alone.time_s * self.slowdown(workers, algorithm, depth, size_bytes))
 
     def _predicted_alone(self, algorithm: str, depth: int, workers: int, size_bytes: float) -> Prediction:
-        if workers < 1 or depth < 1 or size_bytes < 0:
-            raise InputError(
-                f"a prediction needs at least 1 worker, depth 1 and 0 bytes, got {workers}, {depth} and {size_bytes}"
-            )
+        _check_range(workers, depth, size_bytes)
         if self.given is not None:
             return Prediction(self.given.time_s(algorithm, workers, depth, size_bytes), "given")
         if workers == 1:
@@ -256,6 +284,7 @@ class NetworkModel:
         Source:
             Caramel, section 4.2.
         """
+        _check_range(workers, 1, 0)
         if workers == 1:
             return 0.0
         if algorithm is None:
@@ -414,6 +443,7 @@ class NetworkModel:
         Raises:
             InputError: none of the allowed ones is known for so many workers.
         """
+        _check_range(workers, 1 if depth is None else depth, size_bytes)
         candidates = [
             candidate
             for candidate in self._candidates(size_bytes, workers, depth, is_beside)

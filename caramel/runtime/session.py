@@ -24,7 +24,7 @@ from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_bat
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
-from caramel.util.arguments import whole_number
+from caramel.util.arguments import shown, timeout_s, whole_number
 from caramel.util.progress import progress_over
 from caramel.util.temporary import is_in_process
 
@@ -36,6 +36,8 @@ CLOSE_WAIT_S = 10.0
 
 StepRun = Callable[[Sequence[str], Sequence[str], Mapping[str, Any], float], list[np.ndarray]]
 """A function like `Executor.run`."""
+
+_MOST_STEPS = 2**63 - 1
 
 _PARTIAL_RESTORE = (
     "a checkpoint was restored only in part, so variables and the position in the data may not belong together; "
@@ -142,9 +144,8 @@ class Session:
         self, distributed: DistributedModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     ) -> None:
         if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
-            raise InputError(f"a session runs on a cluster such as caramel.InProcess(), got {cluster!r}")
-        if step_timeout_s <= 0:
-            raise InputError(f"step_timeout_s must be positive, got {step_timeout_s}")
+            raise InputError(f"a session runs on a cluster such as caramel.InProcess(), got {shown(cluster)}")
+        step_timeout_s = timeout_s(step_timeout_s, "step_timeout_s")
         if distributed.plan.deterministic:
             refuse_rounding_rewrites()
         self._distributed = distributed
@@ -322,7 +323,7 @@ class Session:
                 dataset without end.
             DataError: an input pipeline failed.
         """
-        steps = None if steps is None else whole_number(steps, "steps", 0)
+        steps = None if steps is None else whole_number(steps, "steps", 0, _MOST_STEPS, "steps are counted in 64 bits")
         step_results = self._steps(batches, steps)
         results: list[StepResult] = []
         with progress_over(steps, progress) as report:

@@ -8,15 +8,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from caramel.compiler.distributed_model import DistributedModel
-from caramel.errors import CheckpointError, InputError, StepError, listed
+from caramel.errors import CheckpointError, InputError, StepError, in_one_line, listed
 from caramel.graph.graph import NodeDef
 from caramel.model import Model
 from caramel.modifiers.save_restore import assignment_nodes, local_key, separately_saved
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted_array
-from caramel.util.temporary import temporary_directory
+from caramel.util.arguments import shown
+from caramel.util.temporary import no_room, temporary_directory
+from caramel.util.text_files import path_text
 from caramel.util.whole_files import refuse_remote
 
 RunOp = Callable[[str, Mapping[str, np.ndarray]], None]
@@ -145,7 +148,7 @@ class VariableState:
             further_ops: names of other ops that read that checkpoint.
         """
         with _temporary_prefix() as prefix:
-            checkpoint.write_values(prefix, values)
+            _put_down(prefix, values)
             first, *others = self._signature.restore
             self._read(prefix, [first, self._signature.restore_unsaved, *others, *further_ops])
             return self._steps(prefix)
@@ -160,6 +163,8 @@ class VariableState:
         Raises:
             InputError: there is no such variable, or a value does not fit it.
         """
+        if not isinstance(values, Mapping):
+            raise InputError(f"assign takes a dict of arrays by the variables' names, got {shown(values)}")
         arrays = {name: _fitting(self._model, name, value) for name, value in values.items()}
         names = tuple(arrays)
         if not names:
@@ -169,7 +174,7 @@ class VariableState:
             extend(assignment_nodes(self._model, self._plan, names, scope))
             self._assignments[names] = scope
         with _temporary_prefix() as prefix:
-            checkpoint.write_values(prefix, arrays)
+            _put_down(prefix, arrays)
             self._read(prefix, [self._assignments[names]])
 
     def _read(self, prefix: str, targets: Sequence[str]) -> None:
@@ -242,7 +247,18 @@ class VariableState:
         try:
             self._run(self._signature.save, feeds)
         except StepError as error:
-            raise CheckpointError(f"worker 0 cannot write checkpoint {prefix!r}: {error}") from error
+            raise CheckpointError(
+                f"worker 0 cannot write checkpoint {prefix!r}: {error}. Make room there, or give a path that worker 0 "
+                "may write to (for values and evaluations, TMPDIR)"
+            ) from error
+
+
+def _put_down(prefix: str, values: Mapping[str, np.ndarray]) -> None:
+    """Write a checkpoint that only exists meanwhile."""
+    try:
+        checkpoint.write_values(prefix, values)
+    except tf.errors.OpError as error:
+        raise no_room(in_one_line(error), CheckpointError) from error
 
 
 @contextmanager
@@ -258,13 +274,14 @@ def checked_prefix(path: Any) -> str:
     Raises:
         InputError: it is no name of files of this machine.
     """
-    if not isinstance(path, (str, os.PathLike)) or not os.path.basename(os.fspath(path)):
+    prefix = path_text(path, "a checkpoint", InputError)
+    if not os.path.basename(prefix):
         raise InputError(f"a checkpoint's path must be a file name prefix, got {path!r}")
     try:
-        refuse_remote(path)
+        refuse_remote(prefix)
     except OSError as error:
-        raise InputError(f"there can be no checkpoint at {os.fspath(path)!r}: {error.strerror}") from error
-    return os.fspath(path)
+        raise InputError(f"there can be no checkpoint at {prefix!r}: {error.strerror}") from error
+    return prefix
 
 
 def _fitting(model: Model, name: str, value: Any) -> np.ndarray:

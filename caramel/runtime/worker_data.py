@@ -16,11 +16,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from caramel.data.template import ELEMENT_INDEX
-from caramel.errors import DataError, EndOfData, InputError, StepError
+from caramel.errors import CheckpointError, DataError, EndOfData, InputError, StepError
 from caramel.runtime.checkpoint import fed_path, open_checkpoint, read_values
 from caramel.runtime.example_counts import checked_shares
 from caramel.runtime.executor import Run
 from caramel.signature import DataSignature, Signature
+from caramel.util.arguments import MOST_WORKERS, shown
 
 RunEach = Callable[[Sequence[Run]], list[list[np.ndarray] | StepError]]
 """A function like `Executor.run_each`."""
@@ -30,6 +31,9 @@ _SEED_LIMIT = 2**62
 
 _PAST_END = 2**62
 """Position that stands for the end of a pass: larger than that of any element."""
+
+_MOST_PASSED_OVER = 2**40
+"""Bound of the passes and elements of a position: with a microsecond for each, two weeks."""
 
 _MAX_FAILURES = 1000
 """Number of elements that may fail in a pass that is only read to get at the next one."""
@@ -256,7 +260,7 @@ class WorkerData:
                 warnings.warn(
                     f"the pipeline's position cannot be saved as it is ({error}); restoring will pass over the batches "
                     "that were taken",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
         numbers = [self._seed, self._passes, self._taken, self._state, int(has_state), self._workers]
         try:
@@ -280,7 +284,9 @@ class WorkerData:
         if prefix is None or not open_checkpoint(prefix).has_tensor(self._names.position_key):
             return
         saved = read_values(prefix, [self._names.position_key, self._names.digest_key])
-        seed, passes, taken, state, has_state, workers = saved[self._names.position_key].tolist()
+        numbers = saved[self._names.position_key]
+        _check_saved(numbers, prefix)
+        seed, passes, taken, state, has_state, workers = numbers.tolist()
         self._seed = seed
         draws = not self._names.anew and self._names.draws != "never"
         if state == _ENDED:
@@ -313,7 +319,7 @@ class WorkerData:
         try:
             self._run([self._names.restore], {self._signature.restore_prefix: fed_path(prefix)})
         except StepError as error:
-            warnings.warn(f"the pipeline's position cannot be restored as it was ({error}); passing over", stacklevel=4)
+            warnings.warn(f"the pipeline's position cannot be restored as it was ({error}); passing over", stacklevel=5)
             return False
         return True
 
@@ -344,6 +350,27 @@ class WorkerData:
             yield
         except StepError as error:
             raise DataError(f"the input pipeline {event}: {error}. No step has run") from error
+
+
+def _check_saved(numbers: np.ndarray, prefix: str) -> None:
+    """Refuse numbers that no `saved_position` has: to pass over as many batches as they say may take for ever."""
+    is_position = numbers.dtype == np.int64 and numbers.shape == (6,)
+    if is_position:
+        seed, passes, taken, state, has_state, workers = numbers.tolist()
+        is_position = (
+            0 < seed <= _SEED_LIMIT
+            and 0 <= passes <= _MOST_PASSED_OVER
+            and 0 <= taken <= _MOST_PASSED_OVER
+            and state in (_ENDED, _GOING, _AFTER_ERROR)
+            and has_state in (0, 1)
+            and 1 <= workers <= MOST_WORKERS
+            and (passes > 0 or (taken == 0 and state == _ENDED))
+        )
+    if not is_position:
+        raise CheckpointError(
+            f"checkpoint {prefix!r} is damaged: its position in the data is {shown(numbers.tolist())}, which is none. "
+            "Restore another checkpoint"
+        )
 
 
 def _position(counts: np.ndarray) -> int:

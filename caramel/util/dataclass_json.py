@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from caramel.util.arguments import shown
 
 
 def from_data(kind: Any, data: Any, where: str = "it") -> Any:
@@ -30,19 +32,19 @@ def from_data(kind: Any, data: Any, where: str = "it") -> Any:
         return _one_of(arguments, data, where)
     if origin is Mapping:
         if not isinstance(data, Mapping):
-            raise TypeError(f"{where} is {data!r}, no object")
-        return {str(key): from_data(arguments[1], value, f"{where}.{key}") for key, value in data.items()}
+            raise TypeError(f"{where} is {shown(data)}, no object")
+        return {str(key): from_data(arguments[1], value, f"{where}.{shown(key)[1:-1]}") for key, value in data.items()}
     if origin is tuple:
         if not isinstance(data, (list, tuple)) or (arguments[-1] is not ... and len(data) != len(arguments)):
             raise TypeError(
-                f"{where} is {data!r}, no list of {'any' if arguments[-1] is ... else len(arguments)} entries"
+                f"{where} is {shown(data)}, no list of {'any' if arguments[-1] is ... else len(arguments)} entries"
             )
         kinds = [arguments[0]] * len(data) if arguments[-1] is ... else arguments
         return tuple(
             from_data(item_kind, item, f"{where}[{n}]") for n, (item_kind, item) in enumerate(zip(kinds, data))
         )
     if not _CHECKS[kind](data):
-        raise TypeError(f"{where} is {data!r}, no {_KIND_NAMES[kind]}")
+        raise TypeError(f"{where} is {shown(data)}, no {_KIND_NAMES[kind]}")
     return data
 
 
@@ -58,11 +60,11 @@ def _one_of(kinds: Sequence[Any], data: Any, where: str) -> Any:
 
 def _record(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
-        raise TypeError(f"{where} is {data!r}, no object")
+        raise TypeError(f"{where} is {shown(data)}, no object")
     names = [field.name for field in fields(kind)]
     for fault, fields_at_fault in (("lacks", set(names) - set(data)), ("has an unknown", set(data) - set(names))):
         if fields_at_fault:
-            raise TypeError(f"{where} {fault} {sorted(map(str, fields_at_fault))[0]!r}")
+            raise TypeError(f"{where} {fault} {shown(sorted(map(str, fields_at_fault))[0])}")
     hints = _hints(kind)
     return kind(
         **{name: from_data(hints[name], data[name], name if where == "it" else f"{where}.{name}") for name in names}
@@ -78,11 +80,11 @@ def _is_number(data: Any) -> bool:
     return isinstance(data, (int, float)) and not isinstance(data, bool)
 
 
-_CHECKS = {
+_CHECKS: Mapping[Any, Callable[[Any], bool]] = {
     bool: lambda data: isinstance(data, bool),
     str: lambda data: isinstance(data, str),
     int: lambda data: isinstance(data, int) and not isinstance(data, bool) and data >= 0,
-    float: lambda data: _is_number(data) and math.isfinite(data),
+    float: lambda data: _is_number(data) and abs(data) <= sys.float_info.max,  # not so of infinity and nan
 }
 """Function that tells whether a value is of a type, by type."""
 

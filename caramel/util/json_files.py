@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from caramel.errors import CaramelError
+from caramel.util.arguments import shown
+from caramel.util.text_files import read_text
+
+MOST_BYTES = 200_000_000
+"""Size from which on a document is refused before it is read (our choice).
+
+The largest are traces, with about 200 bytes for each op: this is one of a million ops. A ResNet-152 has 24,450.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,16 +62,31 @@ class JsonFormat:
         Raises:
             CaramelError: of the format's class: it is damaged, something else, or of another version.
         """
+        if not isinstance(text, str):
+            raise self.error(f"{name} is no {self.noun}: it is read from JSON text, got {shown(text)}")
         try:
-            data: Any = json.loads(text)
+            data: Any = json.loads(text, object_pairs_hook=_without_repetition, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise self.error(f"{name} is damaged or no {self.noun}: {error}; {self.anew}") from error
         if not isinstance(data, dict) or "version" not in data or data.pop("kind", None) != self.kind:
             raise self.error(f"{name} is not a {self.noun}; {self.maker} makes one")
         version = data.pop("version")
         if type(version) is not int or version != self.version:
-            raise self.error(f"{name} has version {version!r}, this library reads version {self.version}: {self.anew}")
+            raise self.error(
+                f"{name} has version {shown(version)}, this library reads version {self.version}: {self.anew}"
+            )
         return data
+
+    def text_of(self, path: str | os.PathLike[str]) -> str:
+        """The text of a document's file.
+
+        Args:
+            path: path of the file.
+
+        Raises:
+            CaramelError: of the format's class: it cannot be read, or is too large for such a document.
+        """
+        return read_text(path, f"the {self.noun}", self.error, MOST_BYTES)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:
@@ -76,22 +100,69 @@ class JsonFormat:
         """
         try:
             yield
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, CaramelError) as error:
-            problem = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+            CaramelError,
+        ) as error:
+            problem = f"{shown(error.args[0])} is missing" if isinstance(error, KeyError) else str(error)
             raise self.error(f"{name} is damaged: {problem}; {self.anew}") from error
+
+
+def only_keys(data: Any, known: Iterable[str], where: str = "it") -> dict[str, Any]:
+    """An object that has no other keys; a key that nobody reads is a mistake of whoever wrote it.
+
+    Args:
+        data: parsed JSON.
+        known: names of the keys that it may have.
+        where: noun for the object in the error.
+
+    Raises:
+        ValueError: it is no object, or has another key.
+    """
+    if not isinstance(data, dict):
+        raise ValueError(f"{where} is {shown(data)}, no object")
+    unknown = [key for key in data if key not in set(known)]
+    if unknown:
+        raise ValueError(f"{where} has an unknown {shown(unknown[0])}")
+    return data
+
+
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object without repeated names, of which Python would silently take the last."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        seen: set[str] = set()
+        repeated = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{shown(repeated)} is there twice in one object")
+    return entries
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 # -- values --------------------------------------------------------------------------------------
 
 
-def number(value: Any) -> float:
+def number(value: Any, most: float | None = None) -> float:
     """A finite number of at least 0.
+
+    Args:
+        value: the value.
+        most: largest value that makes sense; None for any.
 
     Raises:
         ValueError: it is something else.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{_short(value)} should be a number of at least 0")
+    if most is not None and value > most:
+        raise ValueError(f"{_short(value)} should be a number of at most {most:g}")
     return float(value)
 
 
@@ -146,4 +217,4 @@ def mapping(value: Any, read_value: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return repr(str(value)[:20])
+    return shown(value if isinstance(value, str) else shown(value, 20), 22)

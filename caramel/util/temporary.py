@@ -11,6 +11,8 @@ from pathlib import Path
 
 from caramel.errors import CaramelError
 
+_PAGE_BYTES = 4096
+
 
 def is_in_process(owner_pid: int) -> bool:
     """Whether this is the process that made something, and not a fork of it, which must leave it alone.
@@ -59,17 +61,30 @@ def temporary_directory(prefix: str, error: type[CaramelError]) -> Iterator[Path
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def no_room(failure: object, error: type[CaramelError]) -> CaramelError:
+def has_room(directory: Path) -> bool:
+    """Whether a file in a directory can grow by a page.
+
+    Args:
+        directory: path of the directory.
+    """
+    try:
+        return shutil.disk_usage(directory).free >= _PAGE_BYTES
+    except OSError:
+        return False
+
+
+def no_room(failure: object, error: type[CaramelError], place: Path | None = None) -> CaramelError:
     """The error about temporary files that cannot be written.
 
     Args:
         failure: what the system or TensorFlow says.
         error: class of the error.
+        place: path of the directory; default: that of this process.
     """
     reason = getattr(failure, "strerror", None) or str(failure)
     return error(
-        f"temporary files cannot be written to {_place()!r}: {reason}. Make room there, or set TMPDIR to a directory "
-        "that has some"
+        f"temporary files cannot be written to {str(place or _place())!r}: {reason}. Make room there, or set TMPDIR to "
+        "a directory that has some"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
-from caramel.runtime.checkpoint import write_values
+from caramel.runtime.checkpoint import read_values, write_values
 
 v1 = tf.compat.v1
 
@@ -272,6 +272,49 @@ def test_damage_to_the_position_in_the_data(refused, tmp_path):
             session.restore(tmp_path / "bad")
         with refused(caramel.StepError, "only in part", "restore a checkpoint"):
             session.step()
+        session.restore(tmp_path / "good")
+        assert session.step().loss == 2.5
+
+
+NO_POSITIONS = {
+    "seed": (0, 0),
+    "large seed": (0, 2**63 - 1),
+    "passes": (1, -1),
+    "many passes": (1, 2**62),
+    "elements": (2, -5),
+    "many elements": (2, 2**62),
+    "state": (3, 3),
+    "kept": (4, 2),
+    "workers": (5, 0),
+    "many workers": (5, 2**40),
+    "pass that never began": (1, 0),
+}
+"""Number of an entry of a position in the data, and a value that it never has."""
+
+
+@pytest.mark.parametrize("entry, value", NO_POSITIONS.values(), ids=NO_POSITIONS)
+def test_a_position_in_the_data_that_is_none(refused, tmp_path, entry, value):
+    """To pass over as many batches as some of these say would take for ever."""
+    weights = tf.Variable(0.0, name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x - weights)
+        weights.assign_sub(0.0 * tape.gradient(loss, weights))
+        return loss
+
+    armodel = caramel.ARModel(caramel.capture(step, data=tf.data.Dataset.range(8).map(as_float).batch(2)), 2)
+    with armodel.session() as session:
+        session.step()
+        session.save(tmp_path / "good")
+        dtypes = tf.train.load_checkpoint(str(tmp_path / "good")).get_variable_to_dtype_map()
+        values = read_values(tmp_path / "good", [key for key, dtype in dtypes.items() if dtype != tf.variant])
+        values["caramel/input/position"][entry] = value
+        write_values(
+            tmp_path / "bad", {key: np.asarray(v, object) if isinstance(v, bytes) else v for key, v in values.items()}
+        )
+        with refused(caramel.CheckpointError, "'" + str(tmp_path / "bad") + "'", "position in the data", str(value)):
+            session.restore(tmp_path / "bad")
         session.restore(tmp_path / "good")
         assert session.step().loss == 2.5
 

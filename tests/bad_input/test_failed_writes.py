@@ -1,11 +1,15 @@
 """Exports and saves that fail: the old files are as they were, and nothing is left beside them."""
 
+import tempfile
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import caramel
 from caramel.runtime.checkpoint_directory import CheckpointDirectory, Found
+from caramel.runtime.clusters.launcher_client import LauncherClient
 
 v1 = tf.compat.v1
 
@@ -216,6 +220,51 @@ def test_save_to_a_full_disk(session, refused, small_disk, files):
     with refused(caramel.CheckpointError, str(place / "saved")):
         session.save(place / "saved")
     check_old(session, place / "saved", before, place, files, "filler")
+
+
+@pytest.fixture
+def full_tmpdir(small_disk, monkeypatch):
+    """TMPDIR is on a disk that is full by now (Python takes no full one to begin with); a function that makes room."""
+    place, fill = small_disk
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    fill()
+    return place, (place / "filler").unlink
+
+
+def test_a_full_tmpdir(session, armodel, refused, full_tmpdir):
+    """Values go to the workers and back through files there."""
+    place, make_room = full_tmpdir
+    before = session.step(X, Y).step
+    for use in (session.values, lambda: session.assign({"ballast": np.zeros(20_000, np.float32)}), armodel.session):
+        with refused(caramel.CheckpointError, str(place), "TMPDIR"):
+            use()
+    assert [path.name for path in place.iterdir()] == ["filler"]
+    make_room()
+    values = session.values()["ballast"]
+    assert session.step(X, Y).step == before + 1
+    np.testing.assert_array_equal(session.values()["ballast"], values + np.float32(1))
+    assert list(place.iterdir()) == []
+
+
+def test_no_tmpdir_at_all(session, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    for use in (session.values, lambda: session.assign({"w": np.zeros(3, np.float32)})):
+        with refused(caramel.CheckpointError, str(tmp_path / "gone"), "No such file", "set TMPDIR"):
+            use()
+    with refused(caramel.ClusterError, str(tmp_path / "gone"), "No such file", "set TMPDIR"):
+        LauncherClient()
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("namespaces")
+def test_processes_with_a_full_tmpdir(armodel, refused, full_tmpdir):
+    """Servers write there what they say; one that cannot is not waited for until the timeout."""
+    place, _ = full_tmpdir
+    start = time.monotonic()
+    with refused(caramel.ClusterError, "did not start", str(place), "TMPDIR"):
+        armodel.session(caramel.LocalProcesses())
+    assert time.monotonic() - start < 60
+    assert [path.name for path in place.iterdir()] == ["filler"]
 
 
 def test_a_failed_save_does_not_stop_training(session, refused, tmp_path):

@@ -235,12 +235,12 @@ def test_bad_measurements(bad):
         assert is_input_error_or_valid(json.dumps(replaced(data, place, bad))), place
 
 
-@pytest.mark.parametrize(("key", "least"), [("workers", 1), ("depth", 1), ("samples", 0)])
+@pytest.mark.parametrize(("key", "least", "most"), [("workers", 1, 10_000), ("depth", 1, 256), ("samples", 0, 2**60)])
 @pytest.mark.parametrize("bad", [-1, 2**60 + 1, 2.0])
-def test_the_range_of_a_whole_number_is_said(key, least, bad):
+def test_the_range_of_a_whole_number_is_said(key, least, most, bad):
     data = json.loads(to_json(MEASURED))
     place = ("curves", 0, key, *((0, 0) if key == "samples" else ()))
-    with pytest.raises(InputError, match=f"'{bad}' should be a whole number between {least} and {2**60}"):
+    with pytest.raises(InputError, match=f"'{bad}' should be a whole number between {least} and {most}"):
         from_json(json.dumps(replaced(data, place, bad)))
 
 

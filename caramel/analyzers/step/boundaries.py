@@ -8,6 +8,7 @@ from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.step.sparse_slices import distinct_part
 from caramel.collectives.dtypes import ITEM_BYTES
+from caramel.errors import listed
 from caramel.facts import Boundaries, Boundary, ControlEdges, Dependencies, Trace, UpdateOrder
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Gradient, Model
@@ -77,7 +78,18 @@ def find_boundaries(
             )
         )
     beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
-    return Boundaries(tuple(gradient_boundaries), compute_s, f"{order.reason}; {trace.description}{beside}", factor)
+    basis = f"{order.reason}; {trace.description}{_missing(model, found, trace)}{beside}"
+    return Boundaries(tuple(gradient_boundaries), compute_s, basis, factor)
+
+
+def _missing(model: Model, found: Dependencies, trace: Trace) -> str:
+    """What a trace does not say about the gradients, and what is taken instead; empty where it says all."""
+    if trace.runs == 0:  # nothing was measured
+        return ""
+    untimed = [name for name, nodes in found.producers.items() if not any(node in trace.op_s for node in nodes)]
+    unsized = [g.name for g in model.gradients if g.indices is not None and node_of(g.tensor) not in trace.op_bytes]
+    text = f"; it has no times of what makes {listed(untimed, 3)}, which count as 0" if untimed else ""
+    return text + (f"; it has no sizes of {listed(unsized, 3)}, which count with all rows" if unsized else "")
 
 
 def _computation_factor(network: Network, alone_s: float, total_bytes: float) -> float:

@@ -18,6 +18,7 @@ from tensorflow.python.ops import resource_variable_ops
 from caramel.errors import CaptureError, CheckpointError, InputError, in_one_line, listed
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, node_of, tensor_name
+from caramel.util.text_files import path_text
 
 v1 = tf.compat.v1
 
@@ -71,7 +72,8 @@ def read_file(path: str | os.PathLike[str]) -> Any:
     Raises:
         InputError: there is no such file, or no graph in it.
     """
-    return _parsed(Path(path), f"file {os.fspath(path)!r}")
+    name = path_text(path, "a program", InputError)
+    return _parsed(Path(name), f"file {name!r}")
 
 
 def graph_from(program: Any, *, loss: Any, train_op: Any, needs_initializers: bool) -> Any:

@@ -28,6 +28,7 @@ from caramel.runtime.host.namespaces import (
     why_no_network_namespace,
 )
 from caramel.runtime.host.server import READY_LINE, serve_worker
+from caramel.util.temporary import has_room, no_room
 
 _POLL_S = 0.2
 """Seconds between two looks at the servers."""
@@ -137,7 +138,8 @@ class Launcher:
 
     def _log_tail(self, number: int) -> str:
         lines = self._logs[number].read_text(errors="replace").strip().splitlines()
-        return ": " + " | ".join(lines[-3:]) if lines else ""
+        tail = ": " + " | ".join(lines[-3:]) if lines else ""
+        return tail if has_room(self.directory) else f"{tail}. {no_room('no space left', ClusterError, self.directory)}"
 
     def load(self, graph_def: bytes, config: bytes, devices: Sequence[str], timeout_s: float) -> int:
         """Open a session on the servers; its number."""

@@ -14,6 +14,7 @@ from caramel.runtime.clusters.launcher_client import LauncherClient, LaunchSetti
 from caramel.runtime.executor import Executor, has_native_collectives
 from caramel.runtime.host.membership import LAST_PORT
 from caramel.runtime.host.run_options import RunOptions
+from caramel.util.arguments import timeout_s, whole_number
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,9 @@ class LocalProcesses(Cluster):
     options: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
-        if self.base_port is not None and not 1 <= self.base_port <= LAST_PORT:
-            raise InputError(f"base_port must be between 1 and {LAST_PORT}, got {self.base_port}")
-        if self.start_timeout_s <= 0:
-            raise InputError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
+        if self.base_port is not None:
+            whole_number(self.base_port, "base_port", most=LAST_PORT, reason="it is the last port")
+        object.__setattr__(self, "start_timeout_s", timeout_s(self.start_timeout_s, "start_timeout_s"))
 
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """Start the servers and a driver beside them."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caramel.errors import InputError, listed
+from caramel.util.arguments import shown
 
 WORKER_JOB = "worker"
 LAST_PORT = 65535
@@ -52,13 +53,13 @@ def checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
         InputError: there is no address, one is there twice, or one is no host:port.
     """
     if isinstance(addresses, str) or not isinstance(addresses, Sequence) or not addresses:
-        raise InputError(f"servers need a list of one or more addresses host:port, got {addresses!r}")
+        raise InputError(f"servers need a list of one or more addresses host:port, got {shown(addresses)}")
     listed_addresses = tuple(addresses)
     for text in listed_addresses:
         host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
         is_host = host and "/" not in host and not any(c.isspace() for c in host)
-        if not (is_host and port.isascii() and port.isdigit() and 1 <= int(port) <= LAST_PORT):
-            raise InputError(f"{text!r} is no address of a server: write host:port")
+        if not (is_host and port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= LAST_PORT):
+            raise InputError(f"{shown(text)} is no address of a server: write host:port")
     repeated = [text for position, text in enumerate(listed_addresses) if text in listed_addresses[:position]]
     if repeated:
         raise InputError(
@@ -86,12 +87,17 @@ def from_tf_config(text: str | None = None) -> Membership:
         raise InputError(f"{_TF_CONFIG} is JSON text, got {type(text).__name__}: give it as json.dumps makes it")
     try:
         config = json.loads(text, object_pairs_hook=_without_repetition)
+        json.dumps(config)  # lists in lists in lists that can be read may be too deep for messages
+    except InputError:  # said already
+        raise
     except json.JSONDecodeError as error:
         excerpt = text[max(error.pos - 20, 0) : error.pos + 20]
         raise InputError(
             f"{_TF_CONFIG} is no JSON: {error.msg} at line {error.lineno}, column {error.colno}, near {excerpt!r}. "
             f"It looks like {_TF_CONFIG_EXAMPLE}"
         ) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
+        raise InputError(f"{_TF_CONFIG} cannot be read: {error}. It looks like {_TF_CONFIG_EXAMPLE}") from error
     if not isinstance(config, dict) or not isinstance(config.get("cluster"), dict):
         missing = not isinstance(config, dict) or "cluster" not in config
         raise InputError(
@@ -101,7 +107,7 @@ def from_tf_config(text: str | None = None) -> Membership:
     task = config.get("task") or {}
     if not isinstance(task, dict) or (task and not {"type", "index"} <= set(task)):
         raise InputError(
-            f"{_TF_CONFIG} has the task {json.dumps(task)}: it needs 'type' and 'index', such as "
+            f"{_TF_CONFIG} has the task {json.dumps(task)[:200]}: it needs 'type' and 'index', such as "
             '{"type": "worker", "index": 0}; leave it out where no server runs'
         )
     return from_jobs(config["cluster"], task.get("type"), task.get("index"), _TF_CONFIG)
@@ -159,8 +165,8 @@ def from_jobs(jobs: Mapping[str, Any], task_type: Any, task_index: Any, where: s
     unknown = [job for job in jobs if job not in (*_CHIEF_JOBS, WORKER_JOB, *_IGNORED_JOBS)]
     if unknown:
         raise InputError(
-            f"{where} has the job {unknown[0]!r}: gradients are all-reduced between the tasks of the job 'worker' and "
-            "one 'chief'; call it so, or leave it out"
+            f"{where} has the job {shown(unknown[0])}: gradients are all-reduced between the tasks of the job "
+            "'worker' and one 'chief'; call it so, or leave it out"
         )
     tasks = {job: _addresses(job, addresses_of_job, where) for job, addresses_of_job in jobs.items()}
     chiefs = [address for job in _CHIEF_JOBS for address in tasks.get(job, ())]
@@ -194,7 +200,9 @@ def _addresses(job: str, addresses: Any, where: str) -> list[str]:
             )
         addresses = [numbers[str(number)] for number in range(len(numbers))]
     if not isinstance(addresses, (list, tuple)) or not all(isinstance(address, str) for address in addresses):
-        raise InputError(f"{where} has {addresses!r} as the job {job!r}: it needs a list of addresses host:port")
+        raise InputError(
+            f"{where} has {shown(addresses)} as the job {shown(job)}: it needs a list of addresses host:port"
+        )
     return list(addresses)
 
 
@@ -202,19 +210,19 @@ def _task(tasks: Mapping[str, Sequence[str]], chiefs: int, task_type: Any, task_
     """Rank of a task of a job."""
     if task_type in _IGNORED_JOBS:
         raise InputError(
-            f"{where} makes this process task {task_index} of the job {task_type!r}, which takes no part: gradients "
-            "are all-reduced between workers. Start nothing here"
+            f"{where} makes this process task {shown(task_index)} of the job {task_type!r}, which takes no part: "
+            "gradients are all-reduced between workers. Start nothing here"
         )
     if task_type not in (*_CHIEF_JOBS, WORKER_JOB) or not tasks.get(task_type):
         job_names = listed(repr(job) for job, addresses in tasks.items() if addresses)
         raise InputError(
-            f"{where} makes this process a {task_type!r}, but the cluster has only {job_names}: correct the task"
+            f"{where} makes this process a {shown(task_type)}, but the cluster has only {job_names}: correct the task"
         )
-    text = str(task_index)
+    text = shown(task_index) if isinstance(task_index, int) else str(task_index)
     is_number = not isinstance(task_index, bool) and text.isascii() and text.isdigit()
     if not is_number or int(text) >= len(tasks[task_type]):
         raise InputError(
-            f"{where} makes this process task {task_index!r} of the job {task_type!r}, whose {len(tasks[task_type])} "
-            f"tasks have the numbers 0 to {len(tasks[task_type]) - 1}: correct the index"
+            f"{where} makes this process task {shown(task_index)} of the job {task_type!r}, whose "
+            f"{len(tasks[task_type])} tasks have the numbers 0 to {len(tasks[task_type]) - 1}: correct the index"
         )
     return int(text) + (chiefs if task_type == WORKER_JOB else 0)

@@ -1,5 +1,7 @@
 """When gradients are ready, and how much longer computation is beside transfers that were, and were not, measured."""
 
+from dataclasses import replace
+
 import pytest
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
@@ -78,3 +80,18 @@ def test_computation_is_longer_beside_what_was_measured():
     assert found.factor > 1
     assert found.compute_s == pytest.approx(2 * found.factor)
     assert found.updates_s == pytest.approx(found.factor)
+
+
+def test_a_plan_says_what_its_trace_does_not():
+    """It goes on with what a trace by hand, or of a program without such an op, does have."""
+    for is_sparse, said in ((True, "; it has no sizes of w, which count with all rows"), (False, "")):
+        model = step(is_sparse=is_sparse)
+        trace = trace_of(model)
+        options = {"algorithm": "ring", "depth": 1}
+        assert planned(model, trace, **options)[Boundaries].basis.partition("a test")[2].startswith(said or "; beside")
+        sized = replace(trace, op_bytes={"g": 4096})
+        assert "no sizes" not in planned(model, sized, **options)[Boundaries].basis
+        untimed = replace(sized, op_s={"x": 1.0, "update": 1.0})
+        assert (
+            "it has no times of what makes w, which count as 0" in planned(model, untimed, **options)[Boundaries].basis
+        )

@@ -122,6 +122,37 @@ def test_what_is_wrong(text, words):
     assert [word for word in words if word not in message] == []
 
 
+@pytest.mark.parametrize("depth", [100, 900, 100_000])
+@pytest.mark.parametrize(
+    "place",
+    ["{}", '{{"cluster": {}}}', '{{"cluster": {{"worker": {}}}}}', '{{"cluster": {{"worker": ["a:1"]}}, "task": {}}}'],
+)
+def test_what_is_nested_deeply(place, depth):
+    with pytest.raises(InputError, match="^TF_CONFIG") as caught:
+        caramel.Servers.from_tf_config(place.format("[" * depth + "]" * depth))
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("digits", [20, 4_000, 5_000])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "{}",
+        '{{"cluster": {{"worker": [{}]}}}}',
+        '{{"cluster": {{"worker": ["a:1"]}}, "task": {{"type": "worker", "index": {}}}}}',
+    ],
+)
+def test_numbers_of_many_digits(place, digits):
+    with pytest.raises(InputError, match="^TF_CONFIG") as caught:
+        caramel.Servers.from_tf_config(place.format("9" * digits))
+    assert len(str(caught.value)) < 500
+
+
+def test_a_port_of_many_digits():
+    with pytest.raises(InputError, match="is no address of a server"):
+        caramel.Servers(["host:" + "9" * 5_000])
+
+
 def test_tf_config_is_text():
     with pytest.raises(InputError, match=r"is JSON text, got dict: .*json\.dumps"):
         caramel.Servers.from_tf_config({"cluster": {"worker": WORKERS}})
