@@ -12,7 +12,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -153,6 +153,28 @@ def measure(workers: int, algorithm: str, runs: bool) -> dict[str, Any]:
     return row
 
 
+HEAD = (
+    *("workers", "nodes", "build [s]", "per node [us]", "peak [MiB]"),
+    *("start [s]", "first run [s]", "second run [s]"),
+)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    runs = [f"{row[key]:.2f}" if key in row else "-" for key in ("start_s", "first_run_s", "second_run_s")]
+    per_node = f"{row['build_s'] / row['nodes'] * 1e6:.0f}"
+    built = [str(row["nodes"]), f"{row['build_s']:.2f}", per_node, f"{row['peak_bytes'] / 2**20:.0f}"]
+    return [str(row["workers"]), *built, *runs]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What was measured, by number of workers.
+
+    Args:
+        rows: results of `measure`.
+    """
+    return markdown_table(HEAD, map(_cells, rows))
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--workers", "numbers", type=int, multiple=True, default=(2, 4, 8, 16, 32, 64), show_default=True)
 @click.option("--algorithm", default="ring", show_default=True)
@@ -166,26 +188,15 @@ def main(numbers: tuple[int, ...], algorithm: str, most_run: int, json_file: str
         click.echo(json.dumps(measure(numbers[0], algorithm, numbers[0] <= most_run)))
         return
     rows = []
-    head = ["workers", "nodes", "build [s]", "per node [us]", "peak [MiB]", "start [s]"]
-    click.echo(markdown_table([*head, "first run [s]", "second run [s]"]))
+    click.echo(markdown_table(HEAD))
     for workers in numbers:
         command = [sys.executable, "-m", "benchmarks.build", "--one", "--workers", str(workers)]
         command += ["--algorithm", algorithm, "--most-run", str(most_run)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise click.ClickException(f"{workers} workers: {done.stderr.strip()[-2000:]}")
-        row = json.loads(done.stdout.splitlines()[-1])
-        rows.append(row)
-        runs = [f"{row[key]:.2f}" if key in row else "-" for key in ("start_s", "first_run_s", "second_run_s")]
-        per_node = f"{row['build_s'] / row['nodes'] * 1e6:.0f}"
-        fields = [
-            str(workers),
-            str(row["nodes"]),
-            f"{row['build_s']:.2f}",
-            per_node,
-            f"{row['peak_bytes'] / 2**20:.0f}",
-        ]
-        click.echo(markdown_row([*fields, *runs]))
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        click.echo(markdown_row(_cells(rows[-1])))
     if json_file is not None:
         write_json(rows, json_file)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,7 +31,19 @@ MIRRORED = "mwms_ring"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the results."""
+    """One contender at one size on one number of workers, as it is written.
+
+    Attributes:
+        workers: number of workers.
+        bytes: bytes of the tensor.
+        contender: its name.
+        algorithm: what it ran; for the peers their name.
+        depth: number of chunks.
+        time_s: median seconds of one all-reduce.
+        limit_s: seconds that the links need for the bytes; None if their rate is not known.
+        rounds: number of rounds.
+        times_s: seconds of one all-reduce in each round, in the order in which they ran.
+    """
 
     workers: int
     bytes: int
@@ -40,6 +52,8 @@ class Row:
     depth: int
     time_s: float
     limit_s: float | None
+    rounds: int
+    times_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -54,12 +68,12 @@ class Cell:
     times: dict[str, list[float]]
 
     def rows(self) -> list[Row]:
-        """The medians."""
+        """One row for each contender."""
         found = []
         for name, times in self.times.items():
             algorithm, depth = (self.algorithm, self.depth) if name == OURS else (name, 1)
-            time_s = statistics.median(times)
-            found.append(Row(self.workers, self.size_bytes, name, algorithm, depth, time_s, self.limit_s))
+            measured = (statistics.median(times), self.limit_s, len(times), tuple(times))
+            found.append(Row(self.workers, self.size_bytes, name, algorithm, depth, *measured))
         return found
 
     def best_peer(self) -> str:
@@ -152,6 +166,31 @@ def table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
+def record_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a record says: medians in ms, and their ratio to the least of the peers'; the geometric means of the ratios.
+
+    Args:
+        rows: written `Row` instances, ours the first one of each size.
+    """
+    cells: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["workers"], row["bytes"]), []).append(row)
+    has_limit = any(row["limit_s"] is not None for row in rows)
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    head = ["workers", "size", "choice", *(f"{name} [ms]" for name in names), "of the best peer"]
+    lines, ratios = [], dict[int, list[float]]()
+    for (workers, size), (ours, *peers) in cells.items():
+        ratio = ours["time_s"] / min(peer["time_s"] for peer in peers)
+        ratios.setdefault(workers, []).append(ratio)
+        medians = [f"{row['time_s'] * 1e3:.3g}" for row in (ours, *peers)]
+        choice = f"{ours['algorithm']}, {ours['depth']}"
+        share = [f"{ours['limit_s'] / ours['time_s']:.0%}"] if has_limit else []
+        lines.append([str(workers), format_size(size), choice, *medians, f"{ratio:.2f}", *share])
+    means = (f"{geometric_mean(those):.2f} with {workers} workers" for workers, those in ratios.items())
+    shown = markdown_table([*head, *(["of the limit"] if has_limit else [])], lines)
+    return f"{shown}\n\nGeometric mean over sizes of the time in units of the best peer's: {', '.join(means)}."
+
+
 def plot(cells: Sequence[Cell], path: str) -> None:
     """Time over size, one panel for each number of workers."""
     from matplotlib.figure import Figure
@@ -203,8 +242,7 @@ def _network(
 )
 @click.option("--network", "network_file", metavar="FILE", help="Use this model instead of measuring one.")
 @click.option("--rate", metavar="RATE", help="Run on hosts with links of this rate (needs root), such as 500mbit.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the medians.")
-@click.option("--times", "times_file", metavar="FILE", help="Write the time of every round.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the time of every round, and the medians.")
 @click.option("--plot", "plot_file", metavar="FILE.png", help="Draw them.")
 @click.option("--save-network", metavar="FILE", help="Write the network model.")
 @errors_for_click
@@ -216,7 +254,6 @@ def main(
     fit_rounds: int,
     network_file: str | None,
     json_file: str | None,
-    times_file: str | None,
     plot_file: str | None,
     save_network: str | None,
 ) -> None:
@@ -248,8 +285,6 @@ def main(
             cells += found
             if json_file is not None:
                 write_json([asdict(row) for cell in cells for row in cell.rows()], json_file)
-            if times_file is not None:
-                write_json([asdict(cell) for cell in cells], times_file)
         if len(numbers) > 1:
             click.echo(table(cells))
         if plot_file is not None:

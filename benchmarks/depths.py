@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 
@@ -49,6 +50,23 @@ class Cell:
     def ratio(self) -> Ratio:
         """Adaptive over the best fixed depth."""
         return paired_ratio(self.times[0], self.times[self.best_depth])
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, and the number of rounds."""
+        return {**asdict(self), "rounds": len(self.times[0])}
+
+
+def cells_of(record: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """The cells of a record; in JSON depths are texts.
+
+    Args:
+        record: what `Cell.as_json` made.
+    """
+    found = []
+    for row in record:
+        times = {int(depth): list(times) for depth, times in row["times"].items()}
+        found.append(Cell(row["size_bytes"], row["adaptive_depth"], row["best_depth"], times))
+    return found
 
 
 def measure(
@@ -104,7 +122,7 @@ def table(cells: Sequence[Cell]) -> str:
         rows.append([format_size(cell.size_bytes), *medians, *ends])
     gains = [1 - statistics.median(c.times[0]) / statistics.median(c.times[1]) for c in cells]
     worst = worst_bound([c.ratio for c in cells], 3)
-    said = f"most that adaptive gains over depth 1: {max(gains):.0%}; worst lower bound of a ratio {worst}"
+    said = f"Adaptive gains {max(gains):.0%} over depth 1 at most. The largest lower bound of a ratio is {worst}."
     return f"{markdown_table(head, rows)}\n\n{said}"
 
 
@@ -158,7 +176,7 @@ def main(
         cells = measure(workers, algorithm, network, selection, rounds, testbed)
     click.echo(table(cells))
     if json_file is not None:
-        write_json([asdict(cell) for cell in cells], json_file)
+        write_json([cell.as_json() for cell in cells], json_file)
     if plot_file is not None:
         where = "loopback" if rate is None else f"links of {rate}"
         plot(cells, plot_file, f"{algorithm} on {workers} workers, {where}")

@@ -1,20 +1,24 @@
-"""``python -m benchmarks.publish``: write what `benchmarks.training` measured into the documents.
+"""``python -m benchmarks.publish``: write what the benchmarks' records say into the documents.
 
-A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``, with a name of `TABLES`, or ``SET/NAME`` with one of
-`SETS`. What is written by hand around the tables stays.
+A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``, with a name of `TABLES` (of training steps), or
+``SET/NAME`` with one of `SETS`, or a name of `RECORDS`. What is written by hand around the tables stays.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
+from benchmarks import build, collectives, depths
 from benchmarks.output import errors_for_click
+from benchmarks.published import calibrations_table, figure_9_table, gaps_table
 from benchmarks.training.findings import findings
 from benchmarks.training.grid import cells, is_core
 from benchmarks.training.plots import write_plots
@@ -26,7 +30,13 @@ from caramel.util.text_files import write_whole
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PLOTS = ROOT / "docs/images"
-DOCUMENTS = (ROOT / "docs/benchmarks/results.md", ROOT / "docs/benchmarks/cells.md")
+DOCUMENTS = tuple(
+    ROOT / "docs" / name
+    for name in (
+        *("benchmarks/results.md", "benchmarks/cells.md", "benchmarks/all-reduces.md", "benchmarks/large-models.md"),
+        *("benchmarks/predictions.md", "validation.md"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,17 @@ TABLES: Mapping[str, Callable[[Sequence[Row], RecordSet], str]] = {
 }
 """By name."""
 
+RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "build": ("build.json", build.table),
+    "collectives_local": ("collectives_local.json", collectives.record_table),
+    "collectives_shaped": ("collectives_shaped.json", collectives.record_table),
+    "depths": ("depths_shaped.json", lambda record: depths.table(depths.cells_of(record))),
+    "figure_9": ("published.json", figure_9_table),
+    "calibrations": ("published.json", calibrations_table),
+    "gaps": ("published.json", gaps_table),
+}
+"""Files of `RESULTS`, and what makes a table of what is in them, by name."""
+
 _MARK = re.compile(r"<!-- (/?)((?:\w+/)?\w+) -->\n")
 
 
@@ -83,17 +104,26 @@ def published(text: str, rows: Mapping[str, Sequence[Row]]) -> str:
     parts, end = [], 0
     marks = list(_MARK.finditer(text))
     for start, stop in zip(marks[::2], [*marks[1::2], None]):
-        group, _, name = start[2].rpartition("/")
-        is_known = name in TABLES and group in SETS
-        if start[1] or stop is None or not stop[1] or start[2] != stop[2] or not is_known:
+        table = _table(start[2], rows)
+        if start[1] or stop is None or not stop[1] or start[2] != stop[2] or table is None:
             line = text.count("\n", 0, start.start()) + 1
             raise InputError(
                 f"line {line}: '<!-- NAME -->' and '<!-- /NAME -->' must follow, NAME being one of "
-                f"{', '.join(TABLES)}, or SET/NAME with a SET of {', '.join(filter(None, SETS))}"
+                f"{', '.join((*RECORDS, *TABLES))}, or SET/NAME with one of the last {len(TABLES)} and a SET of "
+                f"{', '.join(filter(None, SETS))}"
             )
-        parts += [text[end : start.end()], "\n", TABLES[name](rows[group], SETS[group]), "\n\n"]
+        parts += [text[end : start.end()], "\n", table, "\n\n"]
         end = stop.start()
     return "".join([*parts, text[end:]])
+
+
+def _table(name: str, rows: Mapping[str, Sequence[Row]]) -> str | None:
+    """The table of that name, None if there is none."""
+    if name in RECORDS:
+        file, table_of = RECORDS[name]
+        return table_of(json.loads((RESULTS / file).read_text(encoding="utf-8")))
+    group, _, name = name.rpartition("/")
+    return TABLES[name](rows[group], SETS[group]) if name in TABLES and group in SETS else None
 
 
 def measured(folder: Path = RESULTS, group: str = "") -> list[Row]:
@@ -126,7 +156,7 @@ def measured(folder: Path = RESULTS, group: str = "") -> list[Row]:
 @click.command()
 @errors_for_click
 def main() -> None:
-    """Write tables and plots of the training steps in benchmarks/results into the documents."""
+    """Write tables of the records in benchmarks/results, and plots of the training steps, into the documents."""
     rows = {group: measured(group=group) for group in SETS}
     for document in DOCUMENTS:
         try:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from caramel.netmodel.line import Curve, Sample
 
 ROOT = Path(__file__).parent.parent
-DATA = ROOT / "tests" / "netmodel" / "allreduce_10gbe_mpi.csv"
+DATA = ROOT / "benchmarks" / "data" / "allreduce_10gbe_mpi.csv"
 
 
 def main() -> None:

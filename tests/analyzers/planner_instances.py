@@ -1,16 +1,13 @@
 """Steps to plan: random ones by seed, and published networks on published and measured all-reduces."""
 
-import csv
-import math
 import random
 from itertools import accumulate
-from pathlib import Path
 
 from climbing_oracle import line, measured
 
+from benchmarks.published_data import all_reduce_samples, boundaries_of, googlenet_on_k80, layers_by_network
 from caramel.facts import Boundaries, Boundary
 
-REFERENCE = Path(__file__).parents[1] / "reference"
 KIB, MIB = 2**10, 2**20
 
 STAR_OF_EIGHT = [
@@ -33,7 +30,10 @@ TEN_GBE_LINE, INFINIBAND_LINE, TEN_GBE_LINE_OF_64 = (
 )
 """(seconds, seconds per byte) that MG-WFBP's authors fitted: 10 GbE and 56 Gb InfiniBand at N = 8, 10 GbE at N = 64."""
 
-PROFILES = ("alexnet", "vgg16", "squeezenet1_0", "gnmt", "googlenet", "resnet50", "inception_v3", "densenet121")
+TEN_GBE_BYTES = (4, KIB, 4 * KIB, 8 * KIB, 12 * KIB, *(2**n for n in range(14, 21)))
+"""Sizes of the measured all-reduces over 10 GbE, on both sides of the jump between 8 and 12 KiB."""
+
+PROFILES = ("AlexNet", "VGG-16", "SqueezeNet", "GNMT", "GoogleNet", "ResNet-50", "Inception-v3", "DenseNet-121")
 
 RHOS = (0.25, 0.5, 1, 2, 4)
 
@@ -43,9 +43,8 @@ RHOS = (0.25, 0.5, 1, 2, 4)
 
 def ten_gbe(workers):
     """The measured all-reduces over 10 GbE."""
-    with (REFERENCE / "allreduce_10gbe.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if int(row["workers"]) == workers]
-    return measured([(int(row["bytes"]), float(row["time_us"]) * 1e-6) for row in rows], workers)
+    samples = all_reduce_samples()[workers]
+    return measured([(s.size_bytes, s.time_s) for s in samples if s.size_bytes in TEN_GBE_BYTES], workers)
 
 
 def published_networks():
@@ -163,26 +162,5 @@ def anything_on_a_curve(seed):
 
 def published(model, known, rho):
     """The gradients of a published network on a network; all bytes need rho times as long as its computation."""
-    return scaled_to(_layers(model), known, rho)
-
-
-def _layers(model):
-    """The gradients of a chain of layers: read in the order of the forward pass, ready in the opposite order."""
-    if model == "googlenet":
-        with (REFERENCE / "googlenet_k80.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        backward = [float(row["backward_us"]) * 1e-6 for row in rows]
-        forward = [each / 2 for each in backward]
-        sizes = [4 * int(row["parameters"]) for row in rows]
-    else:
-        with (REFERENCE / "pipedream_layers.csv").open() as file:
-            rows = [row for row in csv.DictReader(file) if row["model"] == model]
-        forward, backward = ([float(row[f"{way}_ms"]) * 1e-3 for row in rows] for way in ("forward", "backward"))
-        sizes = [int(row["parameter_bytes"]) for row in rows]
-    ready, made = sum(forward), []
-    for n in reversed(range(len(sizes))):
-        ready += backward[n]
-        if sizes[n]:
-            made.append(Boundary(f"layer{n}", "float32", sizes[n] // 4, float(sizes[n]), ready, sum(forward[:n])))
-    assert math.isclose(ready, sum(forward) + sum(backward))
-    return Boundaries(tuple(made), ready)
+    layers = googlenet_on_k80() if model == "GoogleNet" else layers_by_network()[model]
+    return scaled_to(boundaries_of(layers), known, rho)

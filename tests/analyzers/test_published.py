@@ -4,7 +4,6 @@ The paper gives speedups at 64 workers in its text: 1.78 over WFBP and 1.35 over
 of the authors' simulator: a ring with alpha of 45.25 us, beta of 1.2 / (9 Gibit/s) and gamma of 160 / 64e9 s/B.
 """
 
-import csv
 import math
 from pathlib import Path
 
@@ -12,16 +11,16 @@ import pytest
 from policy_common import buckets_of
 
 import caramel
+from benchmarks.published_data import boundaries_of, googlenet_on_k80
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
 from caramel.analyzers.policies.packing import backward_only, paper_packing, priority
-from caramel.facts import Boundaries, Boundary, Schedule
+from caramel.facts import Schedule
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
 from caramel.simulator import simulate
 
-FILE = Path(__file__).parents[1] / "reference" / "googlenet_k80.csv"
 ALPHA_S = 45.25e-6
 BETA_S_PER_BYTE = 1.2 / (9 * 2**30 / 8)
 GAMMA_S_PER_BYTE = 160 / (16e9 * 4)
@@ -30,15 +29,9 @@ SYSTEMS = {"WFBP": single(), "SyncEASGD": fixed(math.inf), "MG-WFBP": mg_wfbp()}
 
 @pytest.fixture(scope="module")
 def googlenet():
-    with FILE.open() as file:
-        layers = [(int(row["parameters"]), float(row["backward_us"]) * 1e-6) for row in csv.DictReader(file)]
+    layers = googlenet_on_k80()
     assert len(layers) == 64
-    forward_s = sum(backward_s for _, backward_s in layers) / 2
-    now_s, read_s, found = forward_s, forward_s, []
-    for number, (parameters, backward_s) in reversed(list(enumerate(layers, 1))):
-        now_s, read_s = now_s + backward_s, read_s - backward_s / 2
-        found.append(Boundary(f"layer{number}", "float32", parameters, 4.0 * parameters, now_s, max(read_s, 0.0)))
-    return Boundaries(tuple(found), now_s)
+    return boundaries_of(layers)
 
 
 def network(workers):

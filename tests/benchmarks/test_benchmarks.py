@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import collectives
+from benchmarks import collectives, depths
 from benchmarks.build import BUCKETS, buckets, graph_of, resnet50_sizes
 from benchmarks.output import write_json
 from benchmarks.statistics import geometric_mean, paired_ratio
-from caramel.netmodel.file import save
+from caramel.measure import netbench
+from caramel.netmodel.file import load, save
+from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +86,59 @@ def test_the_nodes_of_the_graph_grow_as_the_ring_does():
     assert counts[0] == pytest.approx(16 * per_square + 4 * per_worker, rel=0.01)
 
 
+def measured_network(cluster, workers, settings, description=""):
+    """In place of `measure_network`: the same times of all depths."""
+    samples = [Sample(64, 1e-3), Sample(4096, 2e-3)]
+    curves = (Curve.fitted(n, "ring", depth, samples) for n in workers for depth in (1, 2, 4, 8))
+    return NetworkModel(description, tuple(curves))
+
+
+def test_collectives_record_every_round(monkeypatch, tmp_path):
+    times = {"caramel": [3.0, 1.0, 2.0], "tf_ring": [6.0, 4.0, 5.0]}
+    cell = collectives.Cell(2, 64, "star", 1, None, times)
+    monkeypatch.setattr(netbench, "measure_network", measured_network)
+    monkeypatch.setattr(collectives, "measure", lambda *arguments: [cell])
+    monkeypatch.setattr(collectives, "enter_network_namespace", lambda: None)
+    file = tmp_path / "rows.json"
+    done = CliRunner().invoke(collectives.main, ["--workers", "2", "--size", "64", "--json", str(file)])
+    assert done.exit_code == 0, repr(done.exception)
+    rows = json.loads(file.read_text())
+    assert [(row["contender"], row["time_s"], row["rounds"], row["times_s"]) for row in rows] == [
+        ("caramel", 2.0, 3, [3.0, 1.0, 2.0]),
+        ("tf_ring", 5.0, 3, [6.0, 4.0, 5.0]),
+    ]
+    shown = collectives.record_table(rows).splitlines()
+    assert shown[2] == "| 2 | 64 B | star, 1 | 2e+03 | 5e+03 | 0.40 |"
+    assert shown[-1].endswith("in units of the best peer's: 0.40 with 2 workers.")
+
+
+def test_a_record_with_limits_says_how_much_of_them_is_reached():
+    cells = [
+        collectives.Cell(4, 2**20, "ring", 2, 0.002, {"caramel": [0.004], "tf_ring": [0.008], "mwms_ring": [0.005]}),
+        collectives.Cell(4, 2**21, "ring", 2, 0.006, {"caramel": [0.008], "tf_ring": [0.01], "mwms_ring": [0.02]}),
+    ]
+    rows = [asdict(row) for cell in cells for row in cell.rows()]
+    assert collectives.record_table(rows).splitlines()[2:] == [
+        "| 4 | 1 MiB | ring, 2 | 4 | 8 | 5 | 0.80 | 50% |",
+        "| 4 | 2 MiB | ring, 2 | 8 | 10 | 20 | 0.80 | 75% |",
+        "",
+        "Geometric mean over sizes of the time in units of the best peer's: 0.80 with 4 workers.",
+    ]
+
+
+def test_depths_record_every_round(monkeypatch, tmp_path):
+    times = {0: [1.0, 3.0, 2.0], **{depth: [2.0, 3.0, 4.0] for depth in (1, 2, 4, 8)}}
+    cell = depths.Cell(64, 1, 2, times)
+    monkeypatch.setattr(netbench, "measure_network", measured_network)
+    monkeypatch.setattr(depths, "measure", lambda *arguments: [cell])
+    file = tmp_path / "cells.json"
+    done = CliRunner().invoke(depths.main, ["--size", "64", "--size", "4KiB", "--json", str(file)])
+    assert done.exit_code == 0, repr(done.exception)
+    (row,) = record = json.loads(file.read_text())
+    assert (row["rounds"], row["times"]["0"], row["times"]["8"]) == (3, [1.0, 3.0, 2.0], [2.0, 3.0, 4.0])
+    assert depths.cells_of(record) == [cell]
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("is_measured", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["file", "measured"])
@@ -97,7 +153,9 @@ def test_collectives_against_the_peers(tmp_path, is_measured):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(rows_file.read_text())
-    assert all(set(row) == {"workers", "bytes", "contender", "algorithm", "depth", "time_s", "limit_s"} for row in rows)
+    keys = {"workers", "bytes", "contender", "algorithm", "depth", "time_s", "limit_s", "rounds", "times_s"}
+    assert all(set(row) == keys for row in rows)
+    assert all(row["rounds"] == len(row["times_s"]) == 2 for row in rows)
     contenders = {"caramel", "tf_shuffle", "tf_ring", "tf_recursive_hd", "mwms_ring"}
     assert {(row["bytes"], row["contender"]) for row in rows} == {(b, c) for b in (64, 65536) for c in contenders}
     assert all(row["time_s"] > 0 and row["limit_s"] is None for row in rows)
@@ -129,16 +187,7 @@ def test_collectives_on_shaped_hosts(tmp_path):
 
 
 def test_a_number_of_workers_that_is_said_twice_is_measured_once(monkeypatch, tmp_path):
-    from caramel.measure import netbench
-    from caramel.netmodel.file import load
-    from caramel.netmodel.line import Curve, Sample
-    from caramel.netmodel.model import NetworkModel
-
-    def measured(cluster, workers, settings, description):
-        samples = [Sample(64, 1e-3), Sample(4096, 2e-3)]
-        return NetworkModel(description, tuple(Curve.fitted(n, "ring", 1, samples) for n in workers))
-
-    monkeypatch.setattr(netbench, "measure_network", measured)
+    monkeypatch.setattr(netbench, "measure_network", measured_network)
     monkeypatch.setattr(collectives, "measure", lambda *arguments: [])
     monkeypatch.setattr(collectives, "enter_network_namespace", lambda: None)
     saved = str(tmp_path / "network.json")

@@ -1,44 +1,33 @@
 """Predictions over bandwidth: the limits of the default policy, from published times and from random layers."""
 
-import csv
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.planning import COMPLETE, FASTEST, POLICIES, RATES_BIT_PER_S, SLOWEST, curves, format_rate, plot, table
+from benchmarks.published_data import Layer, boundaries_of, googlenet_on_k80
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.registry import automatic_analyzers
-from caramel.facts import Boundaries, Boundary, Trace
+from caramel.facts import Trace
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
 
-REFERENCE = Path(__file__).parents[1] / "reference" / "googlenet_k80.csv"
 WORKERS = 8
 
 
-def chain(layers, update_share=0.0):
-    """Boundaries of layers (elements, backward seconds), first layer first; forward is half of backward."""
-    forward_s = sum(backward_s for _, backward_s in layers) / 2
-    now_s, read_s, found = forward_s, forward_s, []
-    for number, (elements, backward_s) in reversed(list(enumerate(layers))):
-        now_s, read_s = now_s + backward_s, max(read_s - backward_s / 2, 0.0)
-        update_s = update_share * backward_s
-        found.append(Boundary(f"layer{number}", "float32", elements, 4.0 * elements, now_s, read_s, update_s))
-    return Boundaries(tuple(found), now_s)
-
-
 def googlenet():
-    with REFERENCE.open() as file:
-        return chain([(int(row["parameters"]), float(row["backward_us"]) * 1e-6) for row in csv.DictReader(file)])
+    return boundaries_of(googlenet_on_k80())
 
 
 def synthetic():
     """Sizes of VGG-16's layers, with updates; times that fall as the images get smaller."""
     sizes = [1_792, 36_928, 73_856, 147_584, 295_168, 590_080, 590_080, 1_180_160, *[2_359_808] * 5]
     sizes += [102_764_544, 16_781_312, 4_097_000]
-    return chain(list(zip(sizes, np.linspace(0.12, 0.01, len(sizes)).tolist())), update_share=0.1)
+    times = np.linspace(0.12, 0.01, len(sizes)).tolist()
+    made = boundaries_of([Layer(4 * size, time_s / 2, time_s) for size, time_s in zip(sizes, times)])
+    updated = (replace(g, update_s=0.1 * time_s) for g, time_s in zip(made.gradients, reversed(times)))
+    return replace(made, gradients=tuple(updated))
 
 
 @pytest.fixture(scope="module", params=[googlenet, synthetic], ids=["googlenet", "synthetic"])

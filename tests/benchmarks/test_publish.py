@@ -1,8 +1,12 @@
 """Tables in documents: replaced between their marks, nothing else touched, and those that stand there as measured."""
 
+import json
+
 import pytest
 
-from benchmarks.publish import DOCUMENTS, ROOT, SETS, TABLES, measured, published
+from benchmarks import collectives, publish
+from benchmarks.build import graph_of
+from benchmarks.publish import DOCUMENTS, RECORDS, RESULTS, ROOT, SETS, TABLES, measured, published
 from benchmarks.training.effort import FULL
 from benchmarks.training.records import Origin, Record, Row, save
 from caramel.errors import InputError
@@ -51,7 +55,7 @@ def test_tables_of_another_set(tables):
     ],
 )
 def test_marks_that_do_not_fit(tables, text, line):
-    with pytest.raises(InputError, match=rf"^line {line}: .* one of steps, targets.* SET of slower"):
+    with pytest.raises(InputError, match=rf"^line {line}: .* one of build, .*steps, targets.* SET of slower"):
         published(text, {"": [], "slower": []})
 
 
@@ -119,8 +123,59 @@ def test_documents_say_what_was_measured():
     assert all(rows.values())
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
-        assert "<!-- steps -->" in text or "<!-- cells -->" in text
+        assert "<!-- /" in text
         assert published(text, rows) == text, f"{document} is not of these results: run python -m benchmarks.publish"
+
+
+def test_every_record_has_its_table_in_a_document():
+    texts = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+    assert [texts.count(f"<!-- {name} -->") for name in RECORDS] == [1] * len(RECORDS)
+    assert all((RESULTS / file).exists() for file, _ in RECORDS.values())
+
+
+def test_tables_of_records(monkeypatch, tmp_path):
+    monkeypatch.setattr(publish, "RESULTS", tmp_path)
+    (tmp_path / "build.json").write_text(
+        '[{"workers": 2, "nodes": 2000, "build_s": 0.05, "peak_bytes": 1048576, "start_s": 3.0, "first_run_s": 0.5,'
+        ' "second_run_s": 0.25}, {"workers": 32, "nodes": 77000, "build_s": 1.25, "peak_bytes": 2097152}]'
+    )
+    text = "<!-- build -->\n| by hand |\n<!-- /build -->\nafter"
+    assert published(text, {}).splitlines()[4:] == [
+        "| 2 | 2000 | 0.05 | 25 | 1 | 3.00 | 0.50 | 0.25 |",
+        "| 32 | 77000 | 1.25 | 16 | 2 | - | - | - |",
+        "",
+        "<!-- /build -->",
+        "after",
+    ]
+    with pytest.raises(InputError, match="line 1"):
+        published(text.replace("build", "slower/build"), {})
+
+
+def page(name):
+    return " ".join((ROOT / "docs/benchmarks" / name).read_text(encoding="utf-8").split())
+
+
+def test_the_page_says_how_much_smaller_the_recorded_graphs_are():
+    text = page("large-models.md")
+    assert "an earlier version, whose graphs have 1 to 3 % fewer nodes than those of this one" in text
+    for row in json.loads((RESULTS / "build.json").read_text()):
+        if row["workers"] <= 16:
+            now = len(graph_of(row["workers"], "ring")[0].node)
+            assert round((1 - row["nodes"] / now) * 100) in (1, 2, 3)
+
+
+def test_the_page_says_what_is_not_on_record():
+    text = page("all-reduces.md")
+    assert "How many rounds they are of is not on record (the program takes 15 by default)" in text
+    (rounds,) = [option.default for option in collectives.main.params if option.name == "rounds"]
+    assert rounds == 15
+    for name in ("collectives_local.json", "collectives_shaped.json"):
+        assert not any({"rounds", "times_s"} & row.keys() for row in json.loads((RESULTS / name).read_text()))
+    assert "medians of 9 rounds" in text
+    times = [
+        each for cell in json.loads((RESULTS / "depths_shaped.json").read_text()) for each in cell["times"].values()
+    ]
+    assert {len(each) for each in times} == {9}
 
 
 def test_the_document_says_how_much_of_a_network_is_measured():

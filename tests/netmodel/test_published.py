@@ -1,25 +1,18 @@
 """Published measurements of an MPI all-reduce over 10 GbE: at 8 workers no line fits, and the model says so."""
 
-import csv
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from caramel.netmodel.line import Curve, Sample
+from benchmarks.published_data import all_reduce_samples
+from caramel.netmodel.line import Curve
 from caramel.netmodel.model import NetworkModel
-
-FILE = Path(__file__).parent / "allreduce_10gbe_mpi.csv"
 
 
 @pytest.fixture(scope="module")
 def samples():
-    found = {}
-    with FILE.open() as file:
-        for row in csv.DictReader(file):
-            found.setdefault(int(row["workers"]), []).append(Sample(int(row["bytes"]), float(row["latency_us"]) * 1e-6))
-    return found
+    return all_reduce_samples()
 
 
 def test_the_data_is_whole(samples):

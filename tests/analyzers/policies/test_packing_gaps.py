@@ -128,7 +128,7 @@ def published_gap(model, name, rho):
 
 
 def test_a_published_network_on_a_measured_curve():
-    assert published_gap("alexnet", "star of eight", 2) <= 0.02
+    assert published_gap("AlexNet", "star of eight", 2) <= 0.02
 
 
 @pytest.mark.soak
@@ -178,7 +178,7 @@ def check_over_bounds(instances):
 
 
 def test_a_few_published_networks_are_planned_close_to_their_bounds():
-    check_over_bounds([("alexnet", "10 GbE", 1), ("vgg16", "star of eight", 2), ("googlenet", "10 GbE of 64", 0.5)])
+    check_over_bounds([("AlexNet", "10 GbE", 1), ("VGG-16", "star of eight", 2), ("GoogleNet", "10 GbE of 64", 0.5)])
 
 
 @pytest.mark.soak
