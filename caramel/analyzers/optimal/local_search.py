@@ -37,6 +37,9 @@ _PARTS = (0.5, 0.25, 0.75, 0.125, 0.03, 0.0)
 """Fractions of a piece that travel elsewhere; 0 stands for as little as can be cut, which holds an update back (our
 choice)."""
 
+_MOST_HELD_BACK = (1, 2, 4, 8)
+"""Numbers of gradients whose updates are held back at once (our choice)."""
+
 _MOVED_TOGETHER = (1, 2, 4, 8)
 """Numbers of gradients that move at once from a bucket to its neighbour (our choice)."""
 
@@ -203,14 +206,14 @@ class LocalSearch:
         """
         last = self.evaluations + evaluations
         best, best_s = self._descended(self._windows(schedule), limit_s, last)
-        rng = random.Random(0)
+        rng, pieces = random.Random(0), _count_pieces(best)
         while self.evaluations < last:
             start = self._shaken(best, rng)
             if start is None:
                 break
             found, found_s = self._descended(start, limit_s, last)
-            if found_s < best_s * (1 - _LEAST_GAIN):
-                best, best_s = found, found_s
+            if found_s <= best_s and (found_s < best_s * (1 - _LEAST_GAIN) or _count_pieces(found) <= pieces):
+                best, best_s, pieces = found, found_s, _count_pieces(found)
         return self._schedule(best, schedule)
 
     def _descended(self, windows: _Windows, limit_s: float | None, last: int) -> tuple[_Windows, float]:
@@ -241,7 +244,8 @@ class LocalSearch:
 
     @property
     def _kinds(self) -> Sequence[Callable[[_Windows], Iterator[_Windows]]]:
-        return (self._regrouped, self._moved, self._parts_moved, self._exchanged)
+        kinds = (self._regrouped, self._moved, self._parts_moved, self._exchanged)
+        return (*kinds, self._held_back) if self._has_updates else kinds
 
     def _shaken(self, windows: _Windows, rng: random.Random) -> _Windows | None:
         """The schedule after some random changes; None where nothing can be changed."""
@@ -328,6 +332,54 @@ class LocalSearch:
             if 0 <= target < len(buckets) and self._may_join(buckets[target], bucket):
                 yield self._with(windows, window, target, 1, [(*buckets[target].pieces, part)])
         yield self._replaced(windows, window, (*buckets[: place + 1], bucket, *buckets[place + 1 :]))
+
+    def _held_back(self, windows: _Windows) -> Iterator[_Windows]:
+        """Updates that wait until a later gradient of the backward window has been computed, which is urgent.
+
+        As little as can be cut of a gradient travels later, and its update with it: in a small transfer before that of
+        the later gradient, which has as little of that one, too, or in that transfer itself.
+        """
+        buckets = windows[_BACK]
+        for place in range(1, len(buckets)):
+            target = buckets[place]
+            gates = [(g, e) for g, e in target.pieces if self._least_part(g, e)]
+            if not gates:
+                continue
+            gate = max(gates, key=lambda piece: self._gradients[piece[0]].ready_s)
+            for count in _MOST_HELD_BACK:
+                changed, held = list(buckets), list[tuple[int, int | None]]()
+                for earlier, piece in self._longest_updates(buckets[:place], target)[:count]:
+                    part = self._least_part(*piece)
+                    kept = (piece[0], self._elements(piece) - part)
+                    pieces = tuple(kept if p == piece else p for p in changed[earlier].pieces)
+                    changed[earlier] = self._bucket(pieces)
+                    held.append((piece[0], part))
+                if not held:
+                    break
+                joined = self._bucket((*target.pieces, *held))
+                yield self._replaced(windows, _BACK, (*changed[:place], joined, *changed[place + 1 :]))
+                part = self._least_part(*gate)
+                kept = (gate[0], self._elements(gate) - part)
+                rest = self._bucket(tuple(kept if p == gate else p for p in target.pieces))
+                small = self._bucket((*held, (gate[0], part)))
+                yield self._replaced(windows, _BACK, (*changed[:place], small, rest, *changed[place + 1 :]))
+
+    def _longest_updates(self, buckets: Sequence[_Bucket], target: _Bucket) -> list[tuple[int, tuple[int, int | None]]]:
+        """Whole gradients of some buckets with the longest updates: (place of the bucket, piece)."""
+        found = [
+            (place, piece)
+            for place, bucket in enumerate(buckets)
+            if self._may_join(bucket, target)
+            for piece in bucket.pieces
+            if piece[1] is None and self._gradients[piece[0]].update_s > 0 and self._least_part(*piece)
+        ]
+        return sorted(found, key=lambda entry: (-self._gradients[entry[1][0]].update_s, entry[1][0]))
+
+    def _least_part(self, gradient: int, elements: int | None) -> int:
+        """The least number of elements that can be cut off a piece; 0 where it cannot be cut."""
+        boundary = self._gradients[gradient]
+        part = aligned_elements(boundary, 1) or aligned_elements(boundary, 64)
+        return part if boundary.divisible and part < self._elements((gradient, elements)) else 0
 
     def _exchanged(self, windows: _Windows) -> Iterator[_Windows]:
         """A gradient of one window for one of the other."""
