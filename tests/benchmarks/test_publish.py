@@ -182,8 +182,8 @@ def test_the_document_says_how_much_of_a_network_is_measured():
     text = " ".join((ROOT / "docs/benchmarks/method.md").read_text(encoding="utf-8").split())
     here, usual = FULL.network, Settings()
     assert here.algorithms == usual.algorithms
-    assert (min(here.sizes), max(here.sizes), here.depths) == (2**12, 2**20, (1, 4))
-    assert f"{len(here.sizes)} sizes from 4 KiB to 1 MiB, 2 depths (1 and 4) and {here.rounds} rounds;" in text
+    assert (min(here.sizes), max(here.sizes), here.depths) == (2**6, 2**20, (1, 4))
+    assert f"{len(here.sizes)} sizes from 64 B to 1 MiB, 2 depths (1 and 4) and {here.rounds} rounds;" in text
     assert (min(usual.sizes), max(usual.sizes)) == (64, 2**25)
     counts = len(usual.sizes), len(usual.depths), usual.rounds
     assert "{} sizes from 64 B to 32 MiB, {} depths and {} rounds.".format(*counts) in text
