@@ -292,12 +292,8 @@ def test_the_page_lists_the_fitted_networks():
 
 
 def test_what_the_pages_say_of_the_gaps():
-    text = " ".join(page("benchmarks/predictions.md").split())
-    over = {}
-    for row in RECORD["gaps"]:
-        over.setdefault(row["network"], []).append(row["plans_s"][BOTH] / row["any_bound_s"] - 1)
-    assert [name for name, each in over.items() if max(each) > 0.05] == ["SqueezeNet"]
-    assert f"SqueezeNet, with {1_248_424 * 4 / 2**20:.1f} MiB, has all distances above 5 % in this column" in text
+    assert max(row["plans_s"][BOTH] / row["any_bound_s"] for row in RECORD["gaps"]) <= 1.0025
+    assert "but not in these chains of layers" in " ".join(page("benchmarks/predictions.md").split())
     largest = max(row["plans_s"][BOTH] / row["bound_s"] for row in RECORD["gaps"])
     assert largest <= 1.002 and "[within 0.2 %](#plans-for-published-networks)" in page("validation.md")
 
