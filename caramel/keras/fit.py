@@ -20,7 +20,7 @@ from caramel.keras.data_passes import DataPasses, note_evaluation
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.metrics import DistributedMetrics
 from caramel.keras.train_step import StepRecord, declared_reduction, watched_step
-from caramel.keras.trainable import check_trainable
+from caramel.keras.trainable import check_trainable, remember_trainable
 from caramel.runtime.clusters.base import Cluster
 from caramel.util.arguments import whole_number
 
@@ -97,8 +97,10 @@ def fit(
     given_dataset = dataset
     if class_weight is not None:
         dataset = with_class_weights(dataset, class_weight)
+    if model.built:
+        check_trainable(model)  # before Keras' optimizer meets a variable that it does not know
     _build(model, dataset)
-    check_trainable(model)
+    remember_trainable(model)
     context, counts = _captured(model, dataset, options.pop("loss_reduction", None))
     check_monitors(counts.names, callbacks, validation_data is not None)
     armodel = ARModel(context, number, **options)

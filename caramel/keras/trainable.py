@@ -19,13 +19,12 @@ def check_trainable(model: Any) -> None:
     Keras itself goes on with the variables of the first training; ``compile`` makes it look again.
 
     Args:
-        model: a compiled model whose variables exist.
+        model: a compiled model.
 
     Raises:
         InputError: ``trainable`` of a layer was changed since.
     """
-    compiled = (model.optimizer, model._compile_loss, model._compile_metrics)
-    now = {id(v): v.path for v in model.trainable_variables}
+    compiled, now = _present(model)
     last_compiled, before = _trained.get(model, (None, now))
     if last_compiled is None or any(a is not b for a, b in zip(last_compiled, compiled)):
         has_trained = getattr(model, "train_function", None) is not None
@@ -37,7 +36,20 @@ def check_trainable(model: Any) -> None:
                 f"{listed(names, 3)} was {change} after the model {model.name!r} had trained, which Keras only heeds "
                 "after compile: call model.compile(...) again, or set trainable back"
             )
-    _trained[model] = (compiled, now)
+
+
+def remember_trainable(model: Any) -> None:
+    """Note which variables a model trains, for `check_trainable`.
+
+    Args:
+        model: a compiled model whose variables exist.
+    """
+    _trained[model] = _present(model)
+
+
+def _present(model: Any) -> tuple[tuple[Any, ...], dict[int, str]]:
+    compiled = (model.optimizer, model._compile_loss, model._compile_metrics)
+    return compiled, {id(v): v.path for v in model.trainable_variables}
 
 
 def _of_optimizer(model: Any) -> dict[int, str]:

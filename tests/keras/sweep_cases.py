@@ -28,7 +28,7 @@ class LayerCase:
         calls: whether `layer` takes a tensor and returns one.
         own: whether each worker draws numbers or has statistics of its own: exact on one worker only.
         refused: words of the refusal on several workers.
-        refused_alone: words of the refusal on any number of workers.
+        refused_alone: words of the refusal on any number of workers, one included.
     """
 
     layer: object
@@ -206,11 +206,12 @@ LAYERS = {
     "RunningMean": drawn(RunningMean),
     "stateful LSTM": drawn(lambda: layers.LSTM(WIDTH, stateful=True), SERIES),
     # what adds to the loss
-    "ActivityRegularization": case(lambda: layers.ActivityRegularization(0.01, 0.02)),
+    "ActivityRegularization": case(
+        lambda: layers.ActivityRegularization(0.01, 0.02), refused_alone=("mean or a sum", "activity_regularization")
+    ),
     "activity_regularizer": case(lambda: layers.Dense(WIDTH, activity_regularizer="l2")),
     "add_loss": case(AddLoss),
     "kernel_regularizer": case(lambda: layers.Dense(WIDTH, kernel_regularizer=keras.regularizers.L1L2(0.01, 0.02))),
-    "orthogonal": case(lambda: layers.Dense(WIDTH, kernel_regularizer=keras.regularizers.OrthogonalRegularizer(0.1))),
     "constraints": case(lambda: layers.Dense(WIDTH, kernel_constraint="max_norm", bias_constraint="non_neg")),
     # what treats each example by itself
     "LayerNormalization": case(layers.LayerNormalization),
@@ -427,7 +428,7 @@ class Worst(metrics.Metric):
         return self.most
 
 
-METRICS = {
+METRICS = {  # not SparseTopKCategoricalAccuracy and OrthogonalRegularizer, which Keras cannot compute in float64
     "AUC": ("flag", lambda: metrics.AUC(num_thresholds=20)),
     "AUC PR": ("flag", lambda: metrics.AUC(num_thresholds=20, curve="PR", summation_method="minoring")),
     "AUC multi_label": ("flags", lambda: metrics.AUC(num_thresholds=20, multi_label=True, num_labels=2)),
@@ -475,7 +476,6 @@ METRICS = {
     "SensitivityAtSpecificity": ("flags", lambda: metrics.SensitivityAtSpecificity(0.5, num_thresholds=20)),
     "SparseCategoricalAccuracy": ("class", metrics.SparseCategoricalAccuracy),
     "SparseCategoricalCrossentropy": ("class", metrics.SparseCategoricalCrossentropy),
-    "SparseTopKCategoricalAccuracy": ("class", lambda: metrics.SparseTopKCategoricalAccuracy(2)),
     "SpecificityAtSensitivity": ("flags", lambda: metrics.SpecificityAtSensitivity(0.5, num_thresholds=20)),
     "SquaredHinge": ("signs", metrics.SquaredHinge),
     "TopKCategoricalAccuracy": ("one-hot", lambda: metrics.TopKCategoricalAccuracy(2)),
@@ -572,10 +572,13 @@ def optimizer(name, option="plain", wrapped=None):
     return WRAPPED[wrapped](made) if wrapped else made
 
 
-def words_model():
-    """Words, which have sparse gradients, matrices, a vector, and a constraint."""
+def words_model(is_sparse=True):
+    """Words, which have sparse gradients or not, matrices, vectors, and a constraint."""
     inputs = keras.Input((STEPS,), dtype="int32")
-    hidden = layers.Embedding(WORDS, WIDTH, name="words")(inputs)
+    if is_sparse:
+        hidden = layers.Embedding(WORDS, WIDTH, name="words")(inputs)
+    else:
+        hidden = layers.Dense(WIDTH, name="words")(keras.ops.one_hot(inputs, WORDS, dtype="float64"))
     hidden = layers.Flatten()(hidden)
     hidden = layers.Dense(WIDTH, "tanh", name="first", kernel_constraint="max_norm")(hidden)
     return keras.Model(inputs, layers.Dense(CLASSES, name="last")(hidden))
@@ -591,7 +594,7 @@ def with_optimizer(name, option="plain", wrapped=None):
     """A model that is trained by this optimizer, and its data."""
 
     def make():
-        model = words_model()
+        model = words_model(option != "loss_scale_factor")  # Keras cannot scale sparse gradients
         loss = losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer(name, option, wrapped), loss, jit_compile=False)
         return model

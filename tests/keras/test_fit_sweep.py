@@ -56,7 +56,7 @@ def refused(make, data, words, workers):
 # -- layers --------------------------------------------------------------------------------------
 
 OF_EACH_WORKER = [name for name, one in cases.LAYERS.items() if one.own]
-THE_SAME_EVERYWHERE = [name for name, one in cases.LAYERS.items() if not one.own and not one.refused]
+THE_SAME_EVERYWHERE = [name for name, one in cases.LAYERS.items() if not (one.own or one.refused or one.refused_alone)]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,12 @@ def test_layers_that_need_the_whole_batch(name):
     make, data = cases.with_layer(name)
     check(make, data, workers=[1])
     refused(make, data, cases.LAYERS[name].refused, 3)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", [name for name, one in cases.LAYERS.items() if one.refused_alone])
+def test_layers_that_are_refused(name, workers):
+    refused(*cases.with_layer(name), cases.LAYERS[name].refused_alone, workers)
 
 
 # -- losses --------------------------------------------------------------------------------------
