@@ -11,6 +11,7 @@ from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.local_search import LocalSearch
 from caramel.analyzers.optimal.measured_buckets import measured_buckets
 from caramel.analyzers.optimal.search import optimal_buckets, optimal_packing
+from caramel.analyzers.optimal.step_bound import step_bound_s
 from caramel.analyzers.policies.batching import paper_batching, single
 from caramel.analyzers.policies.packing import backward_only, paper_packing
 from caramel.facts import Boundaries, Schedule
@@ -26,6 +27,9 @@ _EQUAL_MEANS = 0.001
 _LEAST_EVALUATIONS, _MOST_EVALUATIONS, _ALL_EVALUATIONS = 4_000, 24_000, 1_600_000
 """Number of steps that the local search simulates: the last number over that of gradients, within the first two (our
 choice: about a second for any number of gradients)."""
+
+_PROVED = 0.001
+"""Fraction of a step by which a plan may be above its lower bound so that no search is made (our choice)."""
 
 _MOST_STARTS = 3
 """Number of schedules from which the local search sets out (our choice)."""
@@ -75,15 +79,8 @@ def choose_packing(boundaries: Boundaries, network: Network, *, search: bool = T
             name = f"{score.name}, in transfers of up to {format_size(best_bytes)}"
             scores.append(_Score.of(name, cut, local_search))
     note = ""
-    evaluations = _ALL_EVALUATIONS // max(len(boundaries.gradients), 1)
-    evaluations = min(max(evaluations, _LEAST_EVALUATIONS), _MOST_EVALUATIONS)
     if search:
-        for score in sorted(scores, key=lambda score: score.predicted_s)[:_MOST_STARTS]:
-            shorter = local_search.improve(score.schedule, evaluations // (2 * _MOST_STARTS))
-            scores.append(_Score.of(f"{score.name}, improved", shorter, local_search))
-        start, limit_s = _chosen(scores), _limit_s(scores)
-        surer = local_search.improve(start.schedule, evaluations // 2, limit_s)
-        scores.append(_Score.of(f"{start.name}, improved for other computation", surer, local_search))
+        scores += _searched(boundaries, network, local_search, scores)
         note = f"; {local_search.evaluations} steps were simulated"
     best = _chosen(scores)
     cost = best.predicted_s / min(score.predicted_s for score in scores) - 1
@@ -95,6 +92,25 @@ def choose_packing(boundaries: Boundaries, network: Network, *, search: bool = T
         f"predicted and as mean: {others}{note}"
     )
     return replace(best.schedule, reason=reason)
+
+
+def _searched(
+    boundaries: Boundaries, network: Network, local_search: LocalSearch, scores: Sequence[_Score]
+) -> list[_Score]:
+    """What a local search finds from the best schedules on; nothing where these are proved to be good enough."""
+    bounds_s = [step_bound_s(boundaries.scaled(scale), network) for scale in _COMPUTATION_SCALES]
+    evaluations = _ALL_EVALUATIONS // max(len(boundaries.gradients), 1)
+    evaluations = min(max(evaluations, _LEAST_EVALUATIONS), _MOST_EVALUATIONS)
+    found: list[_Score] = []
+    if min(score.predicted_s for score in scores) > (1 + _PROVED) * bounds_s[0]:
+        for score in sorted(scores, key=lambda score: score.predicted_s)[:_MOST_STARTS]:
+            shorter = local_search.improve(score.schedule, evaluations // (2 * _MOST_STARTS))
+            found.append(_Score.of(f"{score.name}, improved", shorter, local_search))
+    start, limit_s = _chosen([*scores, *found]), _limit_s([*scores, *found])
+    if start.mean_s > (1 + _PROVED) * statistics.fmean(bounds_s):
+        surer = local_search.improve(start.schedule, evaluations // 2, limit_s)
+        found.append(_Score.of(f"{start.name}, improved for other computation", surer, local_search))
+    return found
 
 
 @dataclass(frozen=True)
