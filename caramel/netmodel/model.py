@@ -62,8 +62,9 @@ def _check_range(workers: int, depth: int, size_bytes: float) -> None:
         is_possible = False
     if not is_possible:
         raise InputError(
-            f"a prediction needs 1 to {MOST_PREDICTED_WORKERS:,} workers, a depth of 1 to {MOST_CHUNKS} and 0 to "
-            f"{_MOST_BYTES:.3g} bytes, got {shown(workers)}, {shown(depth)} and {shown(size_bytes)}"
+            f"a prediction needs at least 1 worker (at most {MOST_PREDICTED_WORKERS:,}), depth 1 "
+            f"(at most {MOST_CHUNKS}) and 0 bytes (at most {_MOST_BYTES:.3g}), got {shown(workers)}, {shown(depth)} "
+            f"and {shown(size_bytes)}"
         )
 
 
@@ -212,6 +213,10 @@ class NetworkModel:
         Raises:
             InputError: nothing is known about this algorithm at this depth or a smaller one.
         """
+        if not isinstance(algorithm, str):
+            raise InputError(
+                f"an algorithm is named by a text, one of {', '.join(ALL_REDUCE_NAMES)}, got {shown(algorithm)}"
+            )
         alone = self._predicted_alone(algorithm, depth, workers, size_bytes)
         if not (is_beside and self.contentions):
             return alone
@@ -366,6 +371,7 @@ class NetworkModel:
         Raises:
             InputError: none of the allowed ones is known for so many workers.
         """
+        _check_range(workers, 1 if depth is None else depth, size_bytes)
         table = self._table(workers, allowed, depth, is_beside)
         if table is not None:
             candidates = table.near_best(size_bytes)

@@ -168,9 +168,9 @@ def test_predictions_go_further_than_graphs(refused):
     # A ring of N takes 2 (N - 1) messages, one after the other.
     assert network.predict("ring", 1, 10_000, 0).time_s == pytest.approx(2 * 9_999 * 1e-4)
     for workers in (10_001, 100_000):
-        with refused(caramel.InputError, "1 to 10,000 workers", str(workers)):
+        with refused(caramel.InputError, "1 worker (at most 10,000)", str(workers)):
             network.predict("ring", 1, workers, 0)
-        with refused(caramel.InputError, "1 to 10,000 workers", str(workers)):
+        with refused(caramel.InputError, "1 worker (at most 10,000)", str(workers)):
             network.choose(4, workers)
 
 

@@ -136,7 +136,7 @@ def from_tf_config(text):
         tasks = {job: in_order(found) for job, found in jobs.items()}
         addresses = [address for job in ("chief", "master", "worker") for address in tasks.get(job, ())]
         job, index = task.get("type"), int(task.get("index", 0))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise SystemExit("TF_CONFIG is not set, or not as in %s (%r)" % (TF_CONFIG_EXAMPLE, error)) from error
     unknown = sorted(set(tasks) - {"chief", "master", "worker", "ps", "evaluator"})
     chiefs = len(addresses) - len(tasks.get("worker", ()))
