@@ -22,7 +22,7 @@ def build(rate=0.1, units=5):
     b = v1.get_variable("b", [units], initializer=v1.zeros_initializer())
     d = v1.get_variable("d", [units], dtype=tf.float64, initializer=v1.ones_initializer())
     table = v1.get_variable("table", [7, units], initializer=v1.ones_initializer())
-    hidden = tf.matmul(x, w) + b + tf.gather(table, [0, 3])[0]
+    hidden = tf.matmul(x, w) + b + tf.gather(table, tf.cast(tf.abs(x[:, 0]), tf.int32) % 7)
     loss = tf.reduce_mean(tf.square(tf.cast(hidden, tf.float64) * d - 1.0))
     v1.train.MomentumOptimizer(rate, 0.9).minimize(loss)
 
