@@ -26,7 +26,7 @@ class LayerCase:
         layer: makes the layer, or a list of layers, or (if `calls`) applies them to a tensor.
         shape: shape of an example.
         calls: whether `layer` takes a tensor and returns one.
-        own: whether each worker draws numbers or has statistics of its own: exact on one worker only.
+        own: whether each worker draws numbers, has statistics of its own or rounds: exact on one worker only.
         refused: words of the refusal on several workers.
         refused_alone: words of the refusal on any number of workers, one included.
     """
@@ -193,6 +193,10 @@ LAYERS = {
     "RandomShear": drawn(lambda: layers.RandomShear(0.2, 0.2), IMAGE),
     "RandomElasticTransform": drawn(lambda: layers.RandomElasticTransform(0.8, value_range=(-1, 1)), IMAGE),
     "AugMix": drawn(lambda: layers.AugMix(value_range=(0, 1)), IMAGE),
+    # what rounds to less than float64, so that sums in another order differ by more
+    "mixed_bfloat16": drawn(lambda: layers.Dense(WIDTH, dtype="mixed_bfloat16")),
+    "float16": drawn(lambda: layers.Dense(WIDTH, dtype="float16")),
+    "lora": drawn(lora),
     # what has state
     "BatchNormalization": drawn(layers.BatchNormalization),
     "BatchNormalization of images": drawn(layers.BatchNormalization, IMAGE),
@@ -262,10 +266,7 @@ LAYERS = {
         lambda: lambda x: layers.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot")(x[:, :1]), calls=True
     ),
     "OfTraining": case(OfTraining),
-    "lora": case(lora),
     "shared": case(lambda: (lambda dense: lambda x: dense(dense(x)))(layers.Dense(WIDTH, "tanh")), calls=True),
-    "mixed_bfloat16": case(lambda: layers.Dense(WIDTH, dtype="mixed_bfloat16")),
-    "float16": case(lambda: layers.Dense(WIDTH, dtype="float16")),
 }
 
 
