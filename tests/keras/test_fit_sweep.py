@@ -122,7 +122,7 @@ def test_losses(name, weights, reduction):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("reduction", cases.REDUCTIONS)
-@pytest.mark.parametrize("weights", cases.WEIGHTS)
+@pytest.mark.parametrize("weights", ["no weights", "weights of steps"])
 @pytest.mark.parametrize("name", [n for n in cases.LOSSES if n not in NOT_OF_SEQUENCES])
 def test_losses_of_sequences(name, weights, reduction):
     make, data = cases.with_loss(name, weights, reduction, sequences=True)
@@ -159,9 +159,10 @@ def test_optimizers(name, option):
 
 
 @pytest.mark.parametrize("wrapped", sampled(cases.WRAPPED, "LossScaleOptimizer"))
+@pytest.mark.parametrize("option", ["gradient_accumulation_steps", *in_soak("plain", "clipnorm", "use_ema")])
 @pytest.mark.parametrize("name", ["Adam", *in_soak("SGD", "SGD momentum", "RMSprop", "Lion")])
-def test_optimizers_in_others(name, wrapped):
-    check(*cases.with_optimizer(name, "plain", wrapped), workers=[3])
+def test_optimizers_in_others(name, option, wrapped):
+    check(*cases.with_optimizer(name, option, wrapped), workers=[3])
 
 
 # -- callbacks -----------------------------------------------------------------------------------
