@@ -227,13 +227,13 @@ def test_a_cell_says_when_it_was_measured_and_how_long_it_took(monkeypatch, tmp_
     assert load(tmp_path / "a.json") == record
 
 
-def test_a_contender_says_in_which_cell_its_settings_were_chosen():
+def test_a_contender_says_in_which_cell_its_settings_were_chosen(tmp_path):
     site, cell = Site(4, None, QUICK), CELLS[1]
     site.contenders = lambda *_: [Lasting([]), Named("mwms_best"), Named("horovod_best")]
     older = {"mlp": {"mwms_best": (Tried({}, 1.0, None, "mlp/4/2"),), "horovod_best": (Tried({}, 1.0, None),)}}
-    rows = program.measure(site, cell, program.Preparations(site, older, 3), replace(QUICK, rounds=2), "abc")
+    rows = program.measure(site, cell, program.Preparations(site, older, 3), replace(QUICK, rounds=2), "abc", tmp_path)
     assert [row.swept_in for row in rows] == [None, "mlp/4/2", None]
-    rows = program.measure(site, cell, program.Preparations(site, {}, 3), replace(QUICK, rounds=2), "abc")
+    rows = program.measure(site, cell, program.Preparations(site, {}, 3), replace(QUICK, rounds=2), "abc", tmp_path)
     assert [row.swept_in for row in rows] == [None, "mlp/4/1", None]
 
 
@@ -293,12 +293,12 @@ class Proportional(Lasting):
         return Burst((self._step_s,) * steps, (1.0,) * steps)
 
 
-def test_the_links_have_the_rate_that_was_chosen():
+def test_the_links_have_the_rate_that_was_chosen(tmp_path):
     rates, site, cell = [], Site(4, None, QUICK), Cell("vgg", 4, 1.0)
     site.set_rate = rates.append
     site.computation = lambda workload: Computing(1000 * workload.examples)  # too long for any batch
     preparations = program.Preparations(site, {}, 3)
-    rows = program.measure(site, cell, preparations, replace(QUICK, rounds=2), "abc")
+    rows = program.measure(site, cell, preparations, replace(QUICK, rounds=2), "abc", tmp_path)
     chosen = preparations.workload(cell)
     assert rates == [program.link_rate(chosen, 1.0)] and rates[0] < program.link_rate(program.BY_NAME["vgg"], 1.0) / 2
     assert {row.examples for row in rows} == {chosen.examples}

@@ -277,11 +277,12 @@ NOT_LINEAR_IN_SLICES = {
 }
 
 
-@pytest.mark.parametrize("optimizer", NOT_LINEAR_IN_SLICES.values(), ids=NOT_LINEAR_IN_SLICES)
+@pytest.mark.parametrize("optimizer", NOT_LINEAR_IN_SLICES)
 def test_rows_that_no_example_chooses_are_added_up_for(optimizer):
     """On even batches, then on uneven ones."""
-    batches = [*sentences(), *sentences(count=7)]
-    armodel = check(with_places(optimizer, ROWS_OF_PLACES["constant"]), batches, 3)
+    make = with_places(NOT_LINEAR_IN_SLICES[optimizer], ROWS_OF_PLACES["constant"])
+    unused = ("bias",) if optimizer == "adafactor" else ()  # it keeps no rows and columns of a vector's squares
+    armodel = check(make, [*sentences(), *sentences(count=7)], 3, unmoved=unused)
     gradients = armodel.model.gradients
     assert [g.shape for g in gradients if not g.is_sparse and len(g.shape) == 2] == [(PLACES, WIDTH), (WIDTH, 1)]
     assert [(g.shape, g.shared_rows) for g in gradients if g.is_sparse] == [((WORDS, WIDTH), False)]

@@ -36,7 +36,9 @@ _MAX_ARRAY_BYTES = 2**20
 _LIBRARIES = frozenset({"tensorflow", "keras", "numpy", "caramel", "absl", "scipy"})
 """Packages whose modules and classes keep no state that a step would use as a number."""
 
-_NAMES_ONLY = frozenset({"_class", "_gradient_op_type", "_XlaScope", "shared_name", "container", "_output_shapes"})
+_NAMES_ONLY = frozenset(
+    {"_class", "_gradient_op_type", "_XlaScope", "shared_name", "container", "_output_shapes", "_user_specified_name"}
+)
 """Attributes that may differ between two traces of one program."""
 
 
