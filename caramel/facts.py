@@ -8,6 +8,7 @@ computes from 0 to ``compute_s``; what waits moves everything after it.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -72,6 +73,7 @@ class Trace:
         ordered_step_s: median seconds of such a step with an order of its gradients enforced, by the kind of
             `ControlEdges`; ``"none"`` measured beside them. Empty if that was not measured.
         op_least_s: the least seconds of each node over all runs, which Caramel's own rules use; empty if not known.
+        plain_steps_s: seconds of each step without communication whose median is ``step_s``; empty if not known.
     """
 
     model_digest: str
@@ -86,6 +88,15 @@ class Trace:
     warnings: tuple[str, ...] = ()
     ordered_step_s: Mapping[str, float] = field(default_factory=dict)
     op_least_s: Mapping[str, float] = field(default_factory=dict)
+    plain_steps_s: tuple[float, ...] = ()
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of steps without communication, as a fraction of their mean; 0 if not known."""
+        steps_s = self.plain_steps_s
+        if len(steps_s) < 2 or not any(steps_s):
+            return 0.0
+        return statistics.stdev(steps_s) / statistics.fmean(steps_s)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from caramel.util.json_files import JsonFormat
 from caramel.util.tables import aligned
 from caramel.util.text_files import write_text
 
-FORMAT = JsonFormat("plan", 5, PlanError, "caramel plan", "make the plan anew")
+FORMAT = JsonFormat("plan", 6, PlanError, "caramel plan", "make the plan anew")
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,31 @@ _BOUND_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
+class Interval:
+    """The seconds between which the step is with 95 % probability, and what they are from.
+
+    The parts are standard deviations of the step, as fractions of it.
+
+    Attributes:
+        low_s: seconds.
+        high_s: seconds.
+        trace: how the steps of the trace differ from each other.
+        network: how the network's measurements differ from what their neighbours predict.
+        model: what the simulation leaves out, from steps that were measured beside predictions.
+    """
+
+    low_s: float
+    high_s: float
+    trace: float
+    network: float
+    model: float
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {getattr(self, name):.1%}" for name in ("trace", "network", "model"))
+        return f"with 95 % probability {self.low_s * 1e3:.4g} to {self.high_s * 1e3:.4g} ms ({parts})"
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The predicted step, in steady state.
 
@@ -84,12 +109,14 @@ class Prediction:
             all-reduces are allowed and measured.
         basis: origin of the times.
         alternatives: seconds of the step with each transfer in its other window; None where it cannot be there.
+        interval: the seconds between which the step is; None if nobody asked for it.
     """
 
     timeline: Timeline
     lower_bound_s: float
     basis: str
     alternatives: tuple[float | None, ...] = ()
+    interval: Interval | None = None
 
     @property
     def gap(self) -> float:
@@ -106,6 +133,7 @@ class Prediction:
         timeline = self.timeline
         return {
             "predicted_iteration_s": timeline.iteration_s,
+            **({} if self.interval is None else {"low_s": self.interval.low_s, "high_s": self.interval.high_s}),
             "compute_s": timeline.compute_s,
             "communication_s": timeline.communication_s,
             "exposed_s": timeline.exposed_s,
@@ -381,6 +409,7 @@ class Plan:
             "",
             f"predicted: {step.iteration_s * 1e3:.4g} ms per step: {step.compute_s * 1e3:.4g} ms of computation, "
             f"{step.communication_s * 1e3:.4g} ms of communication, {step.exposed_s * 1e3:.4g} ms of it exposed",
+            *([] if prediction.interval is None else [str(prediction.interval)]),
             f"alpha {step.alpha:.3f}, rho {step.rho:.3f}, utilisation {step.utilisation:.1%}; {bound}",
             f"from: {prediction.basis}",
         ]

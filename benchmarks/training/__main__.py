@@ -19,7 +19,7 @@ from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
 from benchmarks.training.evidence import Evidence, folder_of, keep
 from benchmarks.training.grid import MULTIPLE, cells, fitted_times, link_rate, run_cell, with_rho
-from benchmarks.training.names import OURS
+from benchmarks.training.names import COMPUTE, OURS, TITLES
 from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import (
@@ -194,7 +194,7 @@ def measure(
     try:
         rates = site.link_rates_bytes_per_s()
         rate = statistics.median(rates)
-        complete = plans[OURS]
+        complete = plans.get(OURS, "it takes no part")
         limits = None if isinstance(complete, str) else limits_at(complete, rate)
         predicted = {name: predicted_s(plan) for name, plan in plans.items() if not isinstance(plan, str)}
         conditions = Conditions(
@@ -239,6 +239,13 @@ def _tell(cell: Cell, what: str) -> None:
 @click.option("--workload", "workloads", multiple=True, type=click.Choice(list(BY_NAME)), help="Default: all.")
 @click.option("--workers", multiple=True, type=int, help="Only cells with so many.")
 @click.option("--rho", "rhos", multiple=True, type=float, help="Only cells with such communication / computation.")
+@click.option(
+    "--only",
+    "contenders",
+    multiple=True,
+    type=click.Choice(list(TITLES)),
+    help="Contenders that take part; computation alone always does.",
+)
 @click.option("--rounds", type=click.IntRange(min=1), help=f"Of all contenders.  [default: {FULL.rounds}]")
 @click.option("--steps", type=click.IntRange(min=1), help=f"Of each in a round.  [default: {FULL.steps}]")
 @click.option("--horovod", type=click.Path(dir_okay=False), help=f"Python that has Horovod.  [default: {HOROVOD}]")
@@ -261,6 +268,7 @@ def main(
     workloads: tuple[str, ...],
     workers: tuple[int, ...],
     rhos: tuple[float, ...],
+    contenders: tuple[str, ...],
     rounds: int | None,
     steps: int | None,
     horovod: str | None,
@@ -280,6 +288,8 @@ def main(
         raise InputError(f"{horovod!r} is no Python with Horovod: make horovod builds one, or leave out --horovod")
     usual = QUICK if quick else FULL
     effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
+    if contenders:
+        effort = replace(effort, contenders=tuple(n for n in TITLES if n == COMPUTE or n in contenders))
     new, program = Record(versions_here(**peers), dict(effort.settings)), program_here()
     known = load(results) if Path(results).exists() else new
     if known.unfinished(expected, retry):

@@ -43,7 +43,10 @@ ABLATIONS: Mapping[str, str] = {
 }
 """This library without one of its optimisations, or with other ones."""
 
-TITLES: Mapping[str, str] = {**COMPUTATIONS, **PEERS, OURS: "this library", **ABLATIONS}
+VARIANTS: Mapping[str, str] = {"caramel_rings": "rings only"}
+"""More plans of this library, which take part only if they are named: for predictions, not for what is gained."""
+
+TITLES: Mapping[str, str] = {**COMPUTATIONS, **PEERS, OURS: "this library", **ABLATIONS, **VARIANTS}
 
 
 def computation_of(name: str) -> str:

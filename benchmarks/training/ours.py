@@ -32,8 +32,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "caramel_no_forward": {"scheduling": False},
     "caramel_no_choice": _SHUFFLE,
     "caramel_nothing": {"serialization": False, "batching": False, "scheduling": False, **_SHUFFLE},
+    "caramel_rings": {"algorithm": "ring", "depth": 1},
 }
-"""What of the whole is left out, by contender."""
+"""What of the whole is left out, or fixed, by contender."""
 
 
 def captured(workload: Workload) -> Context:

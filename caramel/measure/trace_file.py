@@ -9,7 +9,7 @@ from typing import Any
 from caramel.errors import InputError, TraceError
 from caramel.facts import Trace
 from caramel.model import Model
-from caramel.util.json_files import JsonFormat, mapping, number, only_keys, text, texts, whole
+from caramel.util.json_files import JsonFormat, mapping, number, only_keys, sequence, text, whole
 from caramel.util.tables import aligned
 from caramel.util.text_files import about_file, write_text
 from caramel.util.units import format_time
@@ -50,9 +50,11 @@ def trace_from_json(document: str, name: str = "this") -> Trace:
             workers=whole(data["workers"], 1),
             examples=None if examples is None else whole(examples, 0),
             description=text(data["description"]),
-            warnings=texts(data["warnings"]),
+            warnings=sequence(data["warnings"], text),
             ordered_step_s=mapping(data["ordered_step_s"], _seconds),
-            op_least_s=mapping(data.get("op_least_s", {}), _seconds),  # traces of earlier versions lack it
+            # Traces of earlier versions lack these.
+            op_least_s=mapping(data.get("op_least_s", {}), _seconds),
+            plain_steps_s=sequence(data.get("plain_steps_s", []), _seconds),
         )
 
 
@@ -161,7 +163,9 @@ def _check_times(trace: Trace) -> None:
     """Refuse times that nothing can be planned with: of a trace that was made by hand, they are not checked before."""
     where = f"the trace ({trace.description})"
     steps = {"step_s": trace.step_s, "predicted_s": trace.predicted_s}
-    for what, times in (("", steps), ("op ", trace.op_s), ("op ", trace.op_least_s), ("order ", trace.ordered_step_s)):
+    plain_s = {str(number): time_s for number, time_s in enumerate(trace.plain_steps_s)}
+    ops, orders = (trace.op_s, trace.op_least_s), trace.ordered_step_s
+    for what, times in (("", steps), *(("op ", op_s) for op_s in ops), ("order ", orders), ("plain step ", plain_s)):
         for name, time_s in times.items():
             try:
                 _seconds(time_s)

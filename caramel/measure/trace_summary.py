@@ -77,6 +77,7 @@ def summarized(
         description=f"{description or _host(cluster)}; {statistic} of {len(traced)} runs",
         warnings=_warnings(model.graph, times, step_s, traced, cluster),
         op_least_s={name: least_s(node_s) for name, node_s in times.items()},
+        plain_steps_s=tuple(plain_s),
     )
 
 
@@ -219,7 +220,7 @@ def with_orders(trace: Trace, plain_s: Sequence[float], ordered_s: Mapping[str, 
             f"{format_time(statistics.median(again_s))} later, so something else ran on the host: plans count with the "
             "less; trace again when it is idle",
         )
-    return replace(trace, step_s=step_s, ordered_step_s=medians, warnings=warnings)
+    return replace(trace, step_s=step_s, ordered_step_s=medians, warnings=warnings, plain_steps_s=tuple(faster_s))
 
 
 def varies(times: np.ndarray, step_s: float) -> bool:

@@ -136,6 +136,19 @@ class Curve:
         """(predicted - measured) / measured by the line, for each sample."""
         return tuple(self.line.time_s(s.size_bytes) / s.time_s - 1 for s in self.samples)
 
+    @cached_property
+    def interpolation_error(self) -> float:
+        """The root mean square of (predicted - measured) / measured, where each size but the first and the last is
+        predicted from its neighbours; 0 if there is none.
+        """
+        sizes, times = self._points
+        predicted = (
+            times[n - 1] + (times[n + 1] - times[n - 1]) * (sizes[n] - sizes[n - 1]) / (sizes[n + 1] - sizes[n - 1])
+            for n in range(1, len(sizes) - 1)
+        )
+        errors = [time_s / measured_s - 1 for time_s, measured_s in zip(predicted, times[1:])]
+        return math.sqrt(sum(error**2 for error in errors) / len(errors)) if errors else 0.0
+
     @property
     def worst(self) -> tuple[Sample, float]:
         """The sample that the line misses most, and its residual."""

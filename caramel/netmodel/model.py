@@ -222,6 +222,21 @@ class NetworkModel:
             return alone
         return replace(alone, time_s=alone.time_s * self.slowdown(workers, algorithm, depth, size_bytes))
 
+    def interpolation_error(self, algorithm: str, depth: int, workers: int) -> float:
+        """The relative error of an all-reduce's measurements; see `Curve.interpolation_error`.
+
+        Args:
+            algorithm: name of the collective.
+            depth: number of chunks.
+            workers: number of workers.
+
+        Returns:
+            The error; of what was not measured the largest of all curves, 0 where there is none.
+        """
+        curve = self._by_key.get((workers, algorithm, depth))
+        curves = self.curves if curve is None else (curve,)
+        return max((c.interpolation_error for c in curves), default=0.0)
+
     def _predicted_alone(self, algorithm: str, depth: int, workers: int, size_bytes: float) -> Prediction:
         _check_range(workers, depth, size_bytes)
         if self.given is not None:

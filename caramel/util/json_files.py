@@ -190,15 +190,19 @@ def text(value: Any) -> str:
     return value
 
 
-def texts(value: Any) -> tuple[str, ...]:
-    """A list of texts.
+def sequence(value: Any, read_item: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """The items of a list.
+
+    Args:
+        value: object to read.
+        read_item: function that reads one of its items.
 
     Raises:
         ValueError: it is something else.
     """
     if not isinstance(value, list):
         raise ValueError(f"{_short(value)} should be a list")
-    return tuple(text(item) for item in value)
+    return tuple(read_item(item) for item in value)
 
 
 def mapping(value: Any, read_value: Callable[[Any], Any]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Contenders take turns; whoever fails or trains otherwise is out, and the rest goes on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 
+from benchmarks.training import names
 from benchmarks.training.contender import Burst
+from benchmarks.training.effort import FULL
 from benchmarks.training.entry import Conditions
 from benchmarks.training.grid import best_of, cells, fitted_times, is_core, link_rate, run_cell, sweep, with_rho
 from benchmarks.training.meters import Reading, processor_times_s
@@ -271,3 +273,9 @@ def test_processor_time_of_processes(tmp_path):
     assert list(before) == list(after) == [os.getpid()]
     assert total and before[os.getpid()] > 0 and 0 < after[os.getpid()] - before[os.getpid()] < 10
     assert processor_times_s([os.getpid(), 2**22 + 1]) is None
+
+
+def test_variants_take_part_only_if_they_are_named():
+    assert FULL.takes_part("caramel_paper") and not FULL.takes_part("caramel_rings")
+    some = replace(FULL, contenders=("compute", "caramel_rings"))
+    assert [name for name in names.TITLES if some.takes_part(name)] == ["compute", "caramel_rings"]

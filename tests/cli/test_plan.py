@@ -104,7 +104,17 @@ OWN = """
 
 LIST = "dependencies, trace, greedy order, serialization, boundaries, {}, backward only, adaptive depth"
 KEYS = {
-    *("predicted_iteration_s", "compute_s", "communication_s", "exposed_s", "alpha", "rho", "utilisation"),
+    *(
+        "predicted_iteration_s",
+        "low_s",
+        "high_s",
+        "compute_s",
+        "communication_s",
+        "exposed_s",
+        "alpha",
+        "rho",
+        "utilisation",
+    ),
     *("lower_bound_s", "gap"),
 }
 

@@ -46,6 +46,7 @@ traces = st.builds(
     examples=st.none() | st.integers(0, 2**60),
     description=st.text(),
     warnings=st.lists(st.text()).map(tuple),
+    plain_steps_s=st.lists(seconds).map(tuple),
 )
 
 

@@ -124,6 +124,13 @@ class Network:
             self._predicted[size_bytes] = _ReductionTimes(time_s, channel_s, processor_s)
         return self._predicted[size_bytes]
 
+    def interpolation_error(self, size_bytes: float) -> float:
+        """The relative error of the measurements from which `time_s` of so many bytes is predicted; 0 if none is."""
+        chosen, network = self._chosen(size_bytes), self.options.network
+        if chosen is None or network is None:
+            return 0.0
+        return network.interpolation_error(chosen.algorithm, chosen.depth, self.workers)
+
     def under_way_s(self, sizes_bytes: Sequence[float], most: int | None) -> float:
         """Predicted seconds in which transfers that follow each other are under way.
 

@@ -9,6 +9,7 @@ from typing import Any
 from caramel.analyzers.cost.in_flight import usual_in_flight
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import simulate_on
+from caramel.analyzers.optimal.interval import interval_of
 from caramel.analyzers.optimal.local_search import LocalSearch
 from caramel.analyzers.optimal.step_bound import step_bound_s
 from caramel.facts import Boundaries, InFlight, Schedule, Trace
@@ -42,7 +43,13 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
     bound_s = step_bound_s(boundaries, network)
     if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SUM_TOLERANCE):
         bound_s = timeline.iteration_s
-    return Prediction(timeline, bound_s, boundaries.basis, _alternatives(boundaries, schedule, network, in_flight))
+    return Prediction(
+        timeline,
+        bound_s,
+        boundaries.basis,
+        _alternatives(boundaries, schedule, network, in_flight),
+        interval_of(timeline, trace, network, boundaries, schedule, in_flight),
+    )
 
 
 def _alternatives(

@@ -1,0 +1,74 @@
+"""The seconds between which a step is: by what trace and network leave open and what the simulation leaves out."""
+
+from __future__ import annotations
+
+import math
+
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.cost.simulate import simulate_on
+from caramel.facts import Boundaries, InFlight, Schedule, Timeline, Trace
+from caramel.plan import Interval
+from caramel.simulator import wire_bytes
+
+MODEL_ERROR = 0.06
+"""What the simulation leaves out: standard deviation of the logarithm of measured over predicted steps, as a fraction,
+besides what the trace and the network leave open (`docs/benchmarks/predictions.md`)."""
+
+_DEVIATIONS = 1.96
+"""Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
+
+_MOST_SPREAD = 0.5
+"""Largest standard deviation that is simulated, as a fraction: with more, nothing is known."""
+
+
+def interval_of(
+    timeline: Timeline,
+    trace: Trace,
+    network: Network,
+    boundaries: Boundaries,
+    schedule: Schedule,
+    in_flight: InFlight | None,
+) -> Interval:
+    """The interval of a prediction.
+
+    The step is simulated with all computation a standard deviation of the trace's steps longer and shorter, and with
+    all transfers a standard deviation of the network's measurements longer and shorter. These and what the simulation
+    leaves out count as independent.
+
+    Args:
+        timeline: the predicted step.
+        trace: of the step.
+        network: network as planners see it.
+        boundaries: boundaries of all gradients.
+        schedule: all transfers.
+        in_flight: see `simulate_on`.
+    """
+
+    def effect(spread: float, is_of_network: bool) -> float:
+        """Half the difference of the step between so much more and so much less, as a fraction of it."""
+        if spread == 0 or timeline.iteration_s == 0:
+            return 0.0
+        spread = min(spread, _MOST_SPREAD)
+        times_s = []
+        for factor in (1 + spread, 1 - spread):
+            # With all transfers x times as long, a step takes x times as long as one with computation 1/x as long.
+            computation, whole = (1 / factor, factor) if is_of_network else (factor, 1.0)
+            times_s.append(
+                whole * simulate_on(network, boundaries.scaled(computation), schedule, in_flight).iteration_s
+            )
+        return (times_s[0] - times_s[1]) / 2 / timeline.iteration_s
+
+    of_trace = effect(trace.spread, is_of_network=False)
+    of_network = effect(_network_error(network, boundaries, schedule), is_of_network=True)
+    deviation = math.sqrt(of_trace**2 + of_network**2 + MODEL_ERROR**2)
+    factor = math.exp(_DEVIATIONS * deviation)
+    return Interval(timeline.iteration_s / factor, timeline.iteration_s * factor, of_trace, of_network, MODEL_ERROR)
+
+
+def _network_error(network: Network, boundaries: Boundaries, schedule: Schedule) -> float:
+    """The mean error of the curves by which transfers are predicted, each as often as its transfers take time."""
+    sizes = [wire_bytes(boundaries, transfer) for transfer in schedule.transfers]
+    times_s = [network.time_s(size) for size in sizes]
+    if sum(times_s) == 0:
+        return 0.0
+    return sum(time_s * network.interpolation_error(size) for time_s, size in zip(times_s, sizes)) / sum(times_s)
