@@ -134,6 +134,12 @@ def test_every_file_in_many_ways(export, name):
     assert said(export) is None
 
 
+def test_a_list_of_files_that_is_far_too_large_is_not_read(export):
+    with open(export / "export.json", "r+b") as file:
+        file.truncate(200_000_001)
+    assert "export.json: it has 200000001 bytes, at most 200000000 make sense" in said(export)
+
+
 def test_every_bit_of_the_digests(export):
     """A bit of what is not checked, as it may be changed, does no harm."""
     original = (export / "export.json").read_bytes()

@@ -17,13 +17,13 @@ import zlib
 HERE = os.path.dirname(os.path.abspath(__file__))
 NEEDED = {"graph.pb", "initial.index", "plan.json", "signature.json"}
 FOR_READERS = {"README.md", "run.py"}  # these may be changed
+MOST_BYTES = 200000000  # of a JSON file: more is none of an export
 
 
 def check_files(only=None):
     """Compare the files beside this one with the digests in export.json; ends the program if one is damaged."""
     try:
-        with open(os.path.join(HERE, "export.json"), encoding="utf-8") as file:
-            content = json.load(file)
+        content = read_json("export.json")
         files = {name: (facts["size_bytes"], facts["sha256"]) for name, facts in content["files"].items()}
         if content["kind"] != "caramel export" or content["version"] != 1 or not files.keys() >= NEEDED:
             raise ValueError("it says nothing of an export")
@@ -37,6 +37,15 @@ def check_files(only=None):
                 raise damaged(name, getattr(error, "strerror", None) or error) from error
             if found != facts:
                 raise damaged(name, "it has another content than was exported")
+
+
+def read_json(name):
+    """What is in a JSON file beside this one."""
+    path = os.path.join(HERE, name)
+    if os.path.getsize(path) > MOST_BYTES:
+        raise ValueError("it has %d bytes, at most %d make sense" % (os.path.getsize(path), MOST_BYTES))
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def facts_of(path):
@@ -70,8 +79,7 @@ TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task
 
 def load(in_process):
     """The graph and its signature; workers become virtual CPUs if they all run in this process."""
-    with open(os.path.join(HERE, "signature.json"), encoding="utf-8") as file:
-        signature = json.load(file)
+    signature = read_json("signature.json")
     graph_def = v1.GraphDef()
     with open(os.path.join(HERE, "graph.pb"), "rb") as file:
         graph_def.ParseFromString(file.read())
@@ -413,8 +421,7 @@ def train(arguments):
 
 def serve(arguments):
     """Run one worker's server until it is killed."""
-    with open(os.path.join(HERE, "signature.json"), encoding="utf-8") as file:
-        signature = json.load(file)
+    signature = read_json("signature.json")
     addresses, task = members(arguments.cluster, arguments.task)
     if task is None:
         raise SystemExit("say which server this is: --task, or a task in TF_CONFIG")
