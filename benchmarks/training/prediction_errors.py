@@ -1,0 +1,151 @@
+"""How near this library's predictions come to the steps of cells whose evidence was kept."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.output import markdown_table
+from benchmarks.training.names import TITLES
+from benchmarks.training.records import Cell
+from caramel.plan import Interval
+
+_DIFFERENT = 0.03
+"""Two plans of a cell are compared where their measured steps differ by at least so much."""
+
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A plan of this library in a cell: what was predicted, and what was measured.
+
+    Attributes:
+        cell: which.
+        contender: its name.
+        predicted_s: seconds of a step by its plan.
+        time_s: median seconds of a step.
+        interval: of the prediction.
+    """
+
+    cell: Cell
+    contender: str
+    predicted_s: float
+    time_s: float
+    interval: Interval
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted_s / self.time_s - 1
+
+    @property
+    def left_open(self) -> float:
+        """The variance that the trace and the network leave, of the logarithm of the step."""
+        return self.interval.trace**2 + self.interval.network**2
+
+    def is_covered(self, model_error: float) -> bool:
+        """Whether the measured step is in the 95 % interval with some error of the model."""
+        deviation = math.sqrt(self.left_open + model_error**2)
+        return abs(math.log(self.time_s / self.predicted_s)) <= _deviations() * deviation
+
+
+def _deviations() -> float:
+    return statistics.NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
+
+
+def model_error(pairs: Iterable[Predicted]) -> float:
+    """What the simulation leaves out: the standard deviation of log(measured / predicted) that trace and network do not
+    explain, around 0.
+
+    Args:
+        pairs: plans.
+    """
+    excess = [math.log(each.time_s / each.predicted_s) ** 2 - each.left_open for each in pairs]
+    return math.sqrt(max(statistics.fmean(excess), 0.0))
+
+
+def covered(pairs: Sequence[Predicted]) -> int:
+    """How many steps are in their intervals, where those of a cell have the error of the model of all other cells."""
+    found = 0
+    for cell in dict.fromkeys(each.cell for each in pairs):
+        error = model_error(each for each in pairs if each.cell != cell)
+        found += sum(each.is_covered(error) for each in pairs if each.cell == cell)
+    return found
+
+
+def bounds_of_share(found: int, count: int) -> tuple[float, float]:
+    """The exact 95 % bounds of a share (Clopper and Pearson), each side by itself 2.5 %.
+
+    >>> [round(bound, 3) for bound in bounds_of_share(24, 24)]
+    [0.858, 1.0]
+
+    Args:
+        found: number of successes.
+        count: number of trials.
+    """
+    from scipy.stats import binomtest
+
+    interval = binomtest(found, count).proportion_ci(_CONFIDENCE, "exact")
+    return float(interval.low), float(interval.high)
+
+
+def ranked(pairs: Sequence[Predicted]) -> tuple[int, int]:
+    """Of the pairs of plans of one cell whose measured steps differ, how many are predicted in their order, and all."""
+    right = count = 0
+    for one, other in itertools.combinations(pairs, 2):
+        if one.cell == other.cell and abs(math.log(one.time_s / other.time_s)) >= math.log1p(_DIFFERENT):
+            count += 1
+            right += (one.time_s - other.time_s) * (one.predicted_s - other.predicted_s) > 0
+    return right, count
+
+
+def as_data(pairs: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """All there is to keep of predictions."""
+    return [
+        {
+            "cell": each.cell.key,
+            "contender": each.contender,
+            "predicted_s": each.predicted_s,
+            "time_s": each.time_s,
+            "trace": each.interval.trace,
+            "network": each.interval.network,
+        }
+        for each in pairs
+    ]
+
+
+def table(pairs: Sequence[Predicted]) -> str:
+    """Predictions beside measurements, and what they come to, as Markdown.
+
+    Args:
+        pairs: plans; at least two cells.
+    """
+    rows = [
+        (
+            str(each.cell),
+            TITLES[each.contender],
+            f"{each.predicted_s * 1e3:.4g}",
+            f"{each.interval.low_s * 1e3:.4g} to {each.interval.high_s * 1e3:.4g}",
+            f"{each.time_s * 1e3:.4g}",
+            f"{each.error:+.1%}",
+            f"{each.interval.trace:.1%}, {each.interval.network:.1%}",
+        )
+        for each in pairs
+    ]
+    head = ("cell", "plan", "predicted [ms]", "interval [ms]", "measured [ms]", "off", "trace, network")
+    right, count = ranked(pairs)
+    inside, (low, high) = covered(pairs), bounds_of_share(covered(pairs), len(pairs))
+    errors = [each.error for each in pairs]
+    told = (
+        f"Signed mean {statistics.fmean(errors):+.1%}; half are within {statistics.median(map(abs, errors)):.1%}, the "
+        f"worst is {max(errors, key=abs):+.1%}. Of {count} pairs of plans of a cell whose steps differ by at least "
+        f"{_DIFFERENT:.0%}, {right} are predicted in their order ({right / max(count, 1):.0%}). The error of the model "
+        f"comes to {model_error(pairs):.1%}. With that of the other cells, {inside} of {len(pairs)} steps are in their "
+        f"intervals ({inside / len(pairs):.0%}, 95 % bounds {low:.0%} to {high:.0%})."
+    )
+    return f"{markdown_table(head, rows)}\n\n{told}"
