@@ -63,10 +63,10 @@ def model_error(pairs: Iterable[Predicted]) -> float:
     explain, around 0.
 
     Args:
-        pairs: plans.
+        pairs: plans; without any it is 0.
     """
     excess = [math.log(each.time_s / each.predicted_s) ** 2 - each.left_open for each in pairs]
-    return math.sqrt(max(statistics.fmean(excess), 0.0))
+    return math.sqrt(max(statistics.fmean(excess), 0.0)) if excess else 0.0
 
 
 def covered(pairs: Sequence[Predicted]) -> int:
