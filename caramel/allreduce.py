@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +28,15 @@ _CALLS_COLLECTION = "caramel/all_reduce"
 """Name of the graph collection with one entry for each call of `all_reduce`."""
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _as_written(function: _Function) -> _Function:
+    """A function that AutoGraph leaves alone in a tf.function: to convert all that it calls takes many seconds."""
+    return cast("_Function", tf.autograph.experimental.do_not_convert(function))
+
+
+@_as_written
 def all_reduce(
     tensors: Sequence[Any],
     *,

@@ -252,8 +252,9 @@ def test_damage_to_what_is_local_to_another_worker(compiled, line, refused, tmp_
             np.testing.assert_array_equal(value, before[name])
 
 
-def test_damage_to_the_position_in_the_data(refused, tmp_path):
-    """Variables of one step and data of another do not go on together."""
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory):
+    """A session that reads numbers, and its checkpoint after one step, from which each test goes on."""
     weights = tf.Variable(0.0, name="w")
 
     def step(x):
@@ -263,17 +264,26 @@ def test_damage_to_the_position_in_the_data(refused, tmp_path):
         return loss
 
     armodel = caramel.ARModel(caramel.capture(step, data=tf.data.Dataset.range(8).map(as_float).batch(2)), 2)
+    good = tmp_path_factory.mktemp("reading") / "good"
     with armodel.session() as session:
-        for name in ("good", "bad"):
-            session.step()
-            session.save(tmp_path / name)
-        damage(tmp_path / "bad", "caramel/input/position")
-        with refused(caramel.CheckpointError, "bad", "damaged"):
-            session.restore(tmp_path / "bad")
-        with refused(caramel.StepError, "only in part", "restore a checkpoint"):
-            session.step()
-        session.restore(tmp_path / "good")
-        assert session.step().loss == 2.5
+        session.step()
+        session.save(good)
+        yield session, good
+
+
+def test_damage_to_the_position_in_the_data(reading, refused, tmp_path):
+    """Variables of one step and data of another do not go on together."""
+    session, good = reading
+    session.restore(good)
+    session.step()
+    session.save(tmp_path / "bad")
+    damage(tmp_path / "bad", "caramel/input/position")
+    with refused(caramel.CheckpointError, "bad", "damaged"):
+        session.restore(tmp_path / "bad")
+    with refused(caramel.StepError, "only in part", "restore a checkpoint"):
+        session.step()
+    session.restore(good)
+    assert session.step().loss == 2.5
 
 
 NO_POSITIONS = {
@@ -293,30 +303,19 @@ NO_POSITIONS = {
 
 
 @pytest.mark.parametrize("entry, value", NO_POSITIONS.values(), ids=NO_POSITIONS)
-def test_a_position_in_the_data_that_is_none(refused, tmp_path, entry, value):
+def test_a_position_in_the_data_that_is_none(reading, refused, tmp_path, entry, value):
     """To pass over as many batches as some of these say would take for ever."""
-    weights = tf.Variable(0.0, name="w")
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x - weights)
-        weights.assign_sub(0.0 * tape.gradient(loss, weights))
-        return loss
-
-    armodel = caramel.ARModel(caramel.capture(step, data=tf.data.Dataset.range(8).map(as_float).batch(2)), 2)
-    with armodel.session() as session:
-        session.step()
-        session.save(tmp_path / "good")
-        dtypes = tf.train.load_checkpoint(str(tmp_path / "good")).get_variable_to_dtype_map()
-        values = read_values(tmp_path / "good", [key for key, dtype in dtypes.items() if dtype != tf.variant])
-        values["caramel/input/position"][entry] = value
-        write_values(
-            tmp_path / "bad", {key: np.asarray(v, object) if isinstance(v, bytes) else v for key, v in values.items()}
-        )
-        with refused(caramel.CheckpointError, "'" + str(tmp_path / "bad") + "'", "position in the data", str(value)):
-            session.restore(tmp_path / "bad")
-        session.restore(tmp_path / "good")
-        assert session.step().loss == 2.5
+    session, good = reading
+    dtypes = tf.train.load_checkpoint(str(good)).get_variable_to_dtype_map()
+    values = read_values(good, [key for key, dtype in dtypes.items() if dtype != tf.variant])
+    values["caramel/input/position"][entry] = value
+    write_values(
+        tmp_path / "bad", {key: np.asarray(v, object) if isinstance(v, bytes) else v for key, v in values.items()}
+    )
+    with refused(caramel.CheckpointError, "'" + str(tmp_path / "bad") + "'", "position in the data", str(value)):
+        session.restore(tmp_path / "bad")
+    session.restore(good)
+    assert session.step().loss == 2.5
 
 
 def as_float(number):

@@ -17,13 +17,17 @@ from click.testing import CliRunner
 from benchmarks import collectives, depths
 from benchmarks.build import BUCKETS, buckets, graph_of, resnet50_sizes
 from benchmarks.output import write_json
+from benchmarks.peers import tensorflow_builds
 from benchmarks.statistics import geometric_mean, paired_ratio
 from caramel.measure import netbench
+from caramel.measure.all_reduce_bench import AllReduceBench, elements_of
 from caramel.netmodel.file import load, save
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
+from caramel.runtime.clusters.in_process import InProcess
 
 ROOT = Path(__file__).resolve().parents[2]
+ALL_REDUCES = ("tf_shuffle", "tf_ring", "tf_recursive_hd")
 
 
 def run(module, *arguments, timeout=400):
@@ -139,11 +143,20 @@ def test_depths_record_every_round(monkeypatch, tmp_path):
     assert depths.cells_of(record) == [cell]
 
 
-@pytest.mark.slow
+def test_all_of_tensorflow_s_all_reduces_are_timed():
+    """On devices of this process; a wrong sum would be an error."""
+    with AllReduceBench(InProcess(), 2, uses_native=True) as bench:
+        bench.load(64, tensorflow_builds(bench.devices, elements_of(64)))
+        times = bench.measure(2, prune=False)
+    assert {name: len(each) for name, each in times.items()} == dict.fromkeys(ALL_REDUCES, 2)
+    assert min(map(min, times.values())) > 0
+
+
+@pytest.mark.soak  # as test_collectives_record_every_round, with test_all_of_tensorflow_s_all_reduces_are_timed
 @pytest.mark.processes
-@pytest.mark.parametrize("is_measured", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["file", "measured"])
+@pytest.mark.parametrize("is_measured", [False, True], ids=["file", "measured"])
 def test_collectives_against_the_peers(tmp_path, is_measured):
-    """With a network model from a file; in `make soak` with one that it measures, with all algorithms and depths."""
+    """With a network model from a file, and with one that it measures, with all algorithms and depths."""
     rows_file, plot, network = tmp_path / "rows.json", tmp_path / "plot.png", tmp_path / "network.json"
     save(NetworkModel.from_link_rate(1e9), network)
     chosen_by = ["--fit-rounds", 1] if is_measured else ["--network", network]
@@ -156,7 +169,7 @@ def test_collectives_against_the_peers(tmp_path, is_measured):
     keys = {"workers", "bytes", "contender", "algorithm", "depth", "time_s", "limit_s", "rounds", "times_s"}
     assert all(set(row) == keys for row in rows)
     assert all(row["rounds"] == len(row["times_s"]) == 2 for row in rows)
-    contenders = {"caramel", "tf_shuffle", "tf_ring", "tf_recursive_hd", "mwms_ring"}
+    contenders = {"caramel", *ALL_REDUCES, "mwms_ring"}
     assert {(row["bytes"], row["contender"]) for row in rows} == {(b, c) for b in (64, 65536) for c in contenders}
     assert all(row["time_s"] > 0 and row["limit_s"] is None for row in rows)
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -32,7 +32,7 @@ def synthetic():
 
 @pytest.fixture(scope="module", params=[googlenet, synthetic], ids=["googlenet", "synthetic"])
 def found(request):
-    return curves("model", request.param(), WORKERS, RATES_BIT_PER_S[::4])
+    return curves("model", request.param(), WORKERS, RATES_BIT_PER_S[::8])
 
 
 def test_the_limits_are_kept(found):

@@ -35,6 +35,7 @@ def test_a_step_comes_back_without_its_shortest_ops(tmp_path):
     assert timeline(tmp_path / "cell", "caramel") == dataclasses.replace(step, works=works[:1])
 
 
+@pytest.mark.soak  # as test_traced_steps_have_all_that_workers_send
 @pytest.mark.processes
 def test_all_of_it_is_what_was_planned_and_traced(tmp_path):
     from benchmarks.training.ours import captured

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from variants import each_once, in_soak
+from variants import each_once, in_soak, mostly_in_soak
 
 import caramel
 from benchmarks.training import ingraph
@@ -145,7 +145,7 @@ def test_trains_as_one_device_and_sends_only_what_it_must(start, kind_and_worklo
     check_messages(contender, kind, workload, workers)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", mostly_in_soak([2, 4], 4))
 def test_recursive_hd_trains_as_one_device(start, workers):
     def network(layers, x):  # 10 classes could not be divided by 4
         return layers.dense("classes", layers.tf.nn.relu(layers.dense("dense", x, 48)), 12)
@@ -158,9 +158,9 @@ def test_recursive_hd_trains_as_one_device(start, workers):
 @pytest.mark.parametrize(
     ("name", "kind", "workers"),
     [
-        ("vgg", "servers", 4),
         ("mlp", "half", 2),
         *in_soak(
+            ("vgg", "servers", 4),
             ("transformer", "servers", 3),
             ("vgg", "ring", 3),
             ("resnet", "shuffle", 2),
@@ -305,7 +305,7 @@ def test_recursive_hd_splits_where_the_gradient_is(start):
     check_messages(start("recursive_hd", workload, 4, caramel.InProcess()), "recursive_hd", workload, 4)
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("servers", mostly_in_soak([1, 2, 3], 2))
 def test_parameters_and_momenta_are_on_the_first_workers(start, servers):
     contender = start("servers", MIXED, 3, caramel.InProcess(), servers=servers)
     found = {h.name.partition("/")[2]: _rank(h.device) for h in handles(contender) if "/parameters/" in h.name}
@@ -474,7 +474,7 @@ def test_local_processes(start, namespaces, freeze, kind):
     driver, *servers = contender.pids()
     assert len({driver, *servers}) == 4 and os.getpid() not in (driver, *servers)
     assert {parent_of(pid) for pid in servers} == {driver} and parent_of(driver) == os.getpid()
-    contender._step_timeout_s = 3.0
+    contender._step_timeout_s = 2.0
     freeze(servers[1])
     with pytest.raises(ClusterError, match=rf"step 1 of 2: a worker did not answer .*process {servers[1]}, is stopped"):
         contender.run(2)
@@ -509,6 +509,7 @@ for contender in all:
 """
 
 
+@pytest.mark.soak  # as test_contenders_side_by_side_have_variables_of_their_own
 @pytest.mark.slow
 @pytest.mark.processes
 def test_contenders_share_servers_but_no_variables(network):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
+from variants import in_soak
 
 from benchmarks.testbed import UnavailableError
 from benchmarks.training.__main__ import main
@@ -55,8 +56,8 @@ PACKS = {"bytes_per_pack": 2**18}
 
 @pytest.mark.parametrize(
     ("workload", "options"),
-    [(DENSE, {}), (DENSE, PACKS), (SPARSE, {}), pytest.param(SPARSE, PACKS, marks=pytest.mark.soak)],
-    ids=["dense", "dense in packs", "sparse", "sparse in packs"],
+    [(DENSE, PACKS), *in_soak((DENSE, {}), (SPARSE, {}), (SPARSE, PACKS))],
+    ids=["dense in packs", "dense", "sparse", "sparse in packs"],
 )
 def test_mirrored_workers_train_as_one_device_does(workload, options, processes):
     contender = SpmdContender("mwms", processes, workload, options, options)
@@ -111,6 +112,7 @@ def test_a_worker_that_ends_ends_all_and_all_are_started_again(site, processes):
     assert not set(again.pids()) & set(processes.pids())
 
 
+@pytest.mark.soak  # as test_a_worker_that_ends_ends_all_and_all_are_started_again
 def test_computation_goes_on_where_others_that_share_its_processes_fail(site, monkeypatch):
     monkeypatch.setattr(Site, "taking_part", ("compute", "mwms", "mwms_best", "horovod"))
     settings = {"mwms_best": (Tried(PACKS, 1.0, None),)}
@@ -128,6 +130,7 @@ def test_computation_goes_on_where_others_that_share_its_processes_fail(site, mo
     assert len(best.run(2).times_s) == 2 and best.pids() == computation.pids()
 
 
+@pytest.mark.soak  # as test_a_contender_that_is_closed_is_forgotten
 def test_processes_that_end_with_the_cell_say_so_and_get_no_signals(site, processes, monkeypatch):
     contender = SpmdContender("mwms", processes, DENSE, {}, {})
     before = processes.pids()
@@ -152,6 +155,7 @@ def test_an_error_of_a_worker_is_told_first(processes):
     processes.close()
 
 
+@pytest.mark.soak  # as test_local_processes of test_training_ingraph
 def test_a_server_that_hangs_ends_with_the_contender_that_waits_for_it(site, freeze):
     group = Group(site.shared.close)
     ring, shuffle = (
@@ -169,6 +173,7 @@ def test_a_server_that_hangs_ends_with_the_contender_that_waits_for_it(site, fre
     site.end_cell()
 
 
+@pytest.mark.soak  # as test_meters_tell_hosts_apart
 def test_processor_time_is_that_of_the_hosts(site, processes):
     """Who drives a graph is on the first host, so that no time is left for the place of those on none."""
     driven = tensorflow_collectives(DENSE, 2, site.shared)

@@ -115,6 +115,7 @@ def said(directory):
     return None
 
 
+@pytest.mark.soak  # as test_a_path_with_brackets, in this process
 def test_a_whole_export_trains(whole):
     result = run(whole, "train", "--data", whole / "batch.npz", "--steps", 1)
     assert result.returncode == 0, result.stderr
@@ -176,11 +177,12 @@ def test_as_the_user_sees_it(export, command):
     check_one_line(run(export, command, *options), "this export is damaged: signature.json", "export it again")
 
 
-def test_a_server_needs_no_values(export, tmp_path):
+def test_a_server_needs_no_values(export, monkeypatch):
     for name in ("graph.pb", "initial.index", "initial.data-00000-of-00001", "plan.json"):
         (export / name).unlink()
-    result = run(export, "serve", "--cluster", "127.0.0.1:1", "--task", 0)
-    check_one_line(result, "the cluster needs 2 addresses, got 1")
+    monkeypatch.setattr("sys.argv", ["run.py", "serve", "--cluster", "127.0.0.1:1", "--task", "0"])
+    with pytest.raises(SystemExit, match="^the cluster needs 2 addresses, got 1$"):
+        runpy.run_path(str(export / "run.py"), run_name="__main__")
 
 
 def test_the_runner_may_be_changed(export):
@@ -374,7 +376,7 @@ class Killed(BaseException):
 
 def test_killed_at_every_rename(whole, tmp_path, monkeypatch):
     """The half-replaced export says so; the next one finishes, and leaves nothing."""
-    number, replace = 1, os.replace
+    number, replace, other = 1, os.replace, model(3)
     while True:
         place = tmp_path / str(number)
         shutil.copytree(whole, place)
@@ -388,12 +390,12 @@ def test_killed_at_every_rename(whole, tmp_path, monkeypatch):
 
         monkeypatch.setattr(os, "replace", call)
         try:
-            model(3).export(place)
+            other.export(place)
             break
         except Killed:
             monkeypatch.setattr(os, "replace", replace)
         assert number == 1 or "damaged" in said(place)
-        model(3).export(place)
+        other.export(place)
         assert said(place) is None
         assert {p.name for p in place.iterdir()} == {p.name for p in whole.iterdir()}
         number += 1

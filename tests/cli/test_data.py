@@ -112,7 +112,7 @@ def one_device(steps):
     return w
 
 
-@pytest.mark.parametrize("name", ["step", "placeholders"])
+@pytest.mark.parametrize("name", ["step", *in_soak("placeholders")])
 def test_two_runs_are_one(train, tmp_path, name):
     """The second goes on at the right batch, in the second pass."""
     text = PROGRAMS[name]
@@ -140,6 +140,7 @@ def test_one_pass_by_default_and_the_rest_of_it_after_an_interruption(train, tmp
     assert "5 steps in" in train(STEP, "--checkpoint", tmp_path / "parts")
 
 
+@pytest.mark.soak  # as test_resume.test_save_every
 def test_save_every(train, tmp_path):
     train(STEP, "--checkpoint", tmp_path / "saved", "--steps", 7, "--save-every", 2)
     (tmp_path / "saved" / "checkpoint").write_text('model_checkpoint_path: "checkpoint-4"\n')
@@ -180,6 +181,17 @@ def test_where_the_data_is_read(write):
 # -- exports ---------------------------------------------------------------------------------
 
 
+WITHOUT_CARAMEL = """
+import runpy, sys
+sys.modules["caramel"] = None
+runner, saved = sys.argv[1:]
+for options in (["--steps", "9", "--save", saved], ["--steps", "7", "--restore", saved]):
+    sys.argv = [runner, "train", *options]
+    runpy.run_path(runner, run_name="__main__")
+"""
+"""Two runs, in one process that loads TensorFlow once."""
+
+
 def losses(text):
     return [float(value) for value in re.findall(r"loss ([\d.e+-]+)", text)]
 
@@ -192,14 +204,10 @@ def test_an_export_runs_the_pipelines(write, python, tmp_path, name):
     armodel.export(tmp_path / "out")
     with armodel.session() as session:
         expected = [result.loss for result in session.run(steps=16)]
-    blocked = "import sys; sys.modules['caramel'] = None; import runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     runner, saved = tmp_path / "out" / "run.py", tmp_path / "saved"
-    first = python("-c", blocked, runner, "train", "--steps", 9, "--save", saved, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert losses(first.stdout) == pytest.approx(expected[:9], rel=1e-5)
-    again = python("-c", blocked, runner, "train", "--steps", 7, "--restore", saved, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert losses(again.stdout) == pytest.approx(expected[9:], rel=1e-5)  # the rest of a pass, and the next
+    done = python("-c", WITHOUT_CARAMEL, runner, saved, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert losses(done.stdout) == pytest.approx(expected, rel=1e-5)  # then the rest of a pass, and the next
     with armodel.session() as session:
         session.restore(saved)  # what the runner saved
         assert [r.loss for r in session.run(steps=7)] == pytest.approx(expected[9:], rel=1e-5)

@@ -293,6 +293,7 @@ def test_debug_gives_the_error_itself(call, write):
     assert type(result.exception).__name__ == "ProgramError"
 
 
+@pytest.mark.soak  # as test_debug_gives_the_error_itself
 @pytest.mark.slow
 def test_debug_shows_the_traceback(command, write):
     path = write("def build():\n    raise ValueError('no data today')\n")

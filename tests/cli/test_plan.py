@@ -154,6 +154,16 @@ def call(place):
     return run
 
 
+@pytest.fixture(scope="module")
+def whole(place):
+    """File of the plan that the command makes with no other options, which takes it a while."""
+    keras.backend.clear_session(free_memory=False)
+    given = [f"{place}/program.py:build", "--workers", "4", "--network", f"{place}/network.json"]
+    done = CliRunner().invoke(main, ["plan", *given, "--trace", f"{place}/trace.json", "--out", f"{place}/plan.json"])
+    assert done.exit_code == 0, done.output
+    return place / "plan.json"
+
+
 def test_a_plan_is_checked(call):
     found = call("plan", "--check")
     assert found.exit_code == 0
@@ -163,24 +173,25 @@ def test_a_plan_is_checked(call):
 
 def test_a_bound_above_the_step_is_an_error_when_checked_and_withdrawn_else(call, monkeypatch):
     monkeypatch.setattr("caramel.analyzers.optimal.prediction.step_bound_s", lambda *_: 1.0)
-    found = call("plan", "--check")
+    quick = ("plan", "--analyzers", LIST.format("each gradient alone"))
+    found = call(*quick, "--check")
     assert found.exit_code == 1 and "is above the step of the plan" in found.output
-    found = call("plan")
+    found = call(*quick)
     assert found.exit_code == 0 and "it is withdrawn" in found.output and "no plan takes less" not in found.output
-    assert not {"gap", "lower_bound_s"} & json.loads(call("plan", "--json").output).keys()
+    assert not {"gap", "lower_bound_s"} & json.loads(call(*quick, "--json").output).keys()
 
 
-def test_a_plan(call, tmp_path):
-    done = call("plan", "--out", tmp_path / "plan.json", "--explain", "net/dense_300/kernel")
+def test_a_plan(call, whole, tmp_path):
+    again = ("--diff", whole, "--explain", "net/dense_300/kernel")
+    done = call("plan", "--out", tmp_path / "plan.json", *again)
     assert done.exit_code == 0, done.output
     plan = caramel.Plan.load(tmp_path / "plan.json")
     assert plan.table() in done.stdout
     assert plan.explain("net/dense_300/kernel") in done.stdout
     assert "predicted: " in done.stdout and "no plan takes less than" in done.stdout
     assert "checked: one order of transfers on all 4 workers" in done.stdout
-    again = call("plan", "--out", tmp_path / "again.json", "--diff", tmp_path / "plan.json")
-    assert f"no difference from {tmp_path / 'plan.json'}" in again.stdout
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()
+    assert f"no difference from {whole}" in done.stdout
+    assert (tmp_path / "plan.json").read_bytes() == whole.read_bytes()
 
 
 def test_for_machines(call, tmp_path):
@@ -197,20 +208,19 @@ def test_for_machines(call, tmp_path):
     assert found["gap"] == pytest.approx(t / found["lower_bound_s"] - 1)
 
 
-def test_what_is_written_runs_and_is_exported(call, tmp_path):
-    assert call("plan", "--out", tmp_path / "plan.json").exit_code == 0
-    given = ("--plan", tmp_path / "plan.json")
+def test_what_is_written_runs_and_is_exported(call, whole, tmp_path):
+    given = ("--plan", whole)
     done = call("run", *given, "--steps", 2, network=False, trace=False)
     assert done.exit_code == 0, done.output
-    assert caramel.Plan.load(tmp_path / "plan.json").digest[:12] in done.stdout
+    assert caramel.Plan.load(whole).digest[:12] in done.stdout
     done = call("export", *given, "--out", tmp_path / "out", network=False, trace=False)
     assert done.exit_code == 0, done.output
     exported = caramel.Plan.load(tmp_path / "out" / "plan.json")
-    assert exported == caramel.Plan.load(tmp_path / "plan.json")
+    assert exported == caramel.Plan.load(whole)
 
 
 def test_the_program_is_traced_where_no_trace_is_given(call):
-    done = call("plan", "--json", trace=False)
+    done = call("plan", "--json", "--analyzers", LIST.format("each gradient alone"), trace=False)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["compute_s"] > 0
 
@@ -230,9 +240,9 @@ def plan_of(call, tmp_path, *arguments):
     return caramel.Plan.load(tmp_path / "plan.json")
 
 
-def test_ablation(call, tmp_path):
+def test_ablation(call, whole, tmp_path):
     """Each switch takes one thing away."""
-    whole = plan_of(call, tmp_path)
+    whole = caramel.Plan.load(whole)
     assert whole.edges and whole.postponed
     assert any(len(t.gradients) > 1 for t in whole.transfers)
     free = plan_of(call, tmp_path, "--no-serialization")
@@ -248,8 +258,8 @@ def test_ablation(call, tmp_path):
         assert other.prediction.timeline.iteration_s >= whole.prediction.timeline.iteration_s - 1e-12
 
 
-def test_analyzers_by_name(call, place, tmp_path):
-    whole = plan_of(call, tmp_path)
+def test_analyzers_by_name(call, place, whole, tmp_path):
+    whole = caramel.Plan.load(whole)
     same = plan_of(call, tmp_path, "--analyzers", ", ".join(whole.analyzers))
     assert same.to_json() == whole.to_json()
     own = plan_of(call, tmp_path, "--analyzers", LIST.format(f"{place}/own.py:pairs"))
@@ -304,11 +314,10 @@ def test_facts_that_are_wrong(call, place, analyzers, message):
     assert message in done.stderr
 
 
-def test_options_that_would_have_no_effect(call, place, tmp_path):
-    assert call("plan", "--out", tmp_path / "plan.json").exit_code == 0
+def test_options_that_would_have_no_effect(call, place, whole):
     done = call("plan", "--analyzers", LIST.format("each gradient alone"), "--no-batching", "--policy", "paper")
     assert done.exit_code == 1 and "with analyzers= leave out batching=, policy=" in done.stderr
-    arguments = [f"{place}/program.py:build", "--workers", "4", "--plan", str(tmp_path / "plan.json")]
+    arguments = [f"{place}/program.py:build", "--workers", "4", "--plan", str(whole)]
     done = CliRunner().invoke(main, ["run", *arguments, "--steps", "1", "--algorithm", "ring", "--depth", "2"])
     assert done.exit_code == 1 and "with plan= leave out algorithm=, depth=" in done.stderr
 
@@ -333,11 +342,10 @@ def test_lists_that_do_not_fit(call, place, tmp_path, analyzers, message):
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_a_trace_or_plan_of_another_program(call, place, tmp_path):
-    assert call("plan", "--out", tmp_path / "plan.json").exit_code == 0
+def test_a_trace_or_plan_of_another_program(place, whole, tmp_path):
     other = tmp_path / "other.py"
     other.write_text((place / "program.py").read_text().replace("(300, 200, 10)", "(300, 100, 10)"))
-    for option, file in (("--trace", place / "trace.json"), ("--plan", tmp_path / "plan.json")):
+    for option, file in (("--trace", place / "trace.json"), ("--plan", whole)):
         keras.backend.clear_session(free_memory=False)
         arguments = ["run", f"{other}:build", "--workers", "4", option, str(file), "--steps", "1"]
         done = CliRunner().invoke(main, arguments)

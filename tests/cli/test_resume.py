@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
+from variants import mostly_in_soak
 
 from caramel.cli.main import main
 from caramel.runtime.checkpoint_directory import CheckpointDirectory
@@ -161,7 +162,7 @@ def one_device(steps):
     return w
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_in_soak(KINDS, "a dataset that stays here", "an endless iterator"))
 def test_the_data_goes_on_where_it_was(train, tmp_path, kind):
     """In the first pass, and in a later one; every batch is another one."""
     define, data = KINDS[kind]

@@ -72,6 +72,7 @@ def test_steps_of_zero_save_and_evaluate_only(examples, tmp_path, monkeypatch):
     assert reader.get_tensor("adam/iteration") == 0
 
 
+@pytest.mark.soak  # as test_on_processes of `caramel trace`
 @pytest.mark.processes
 def test_run_on_processes_is_as_in_one_process(command, examples, monkeypatch, isolated):
     monkeypatch.syspath_prepend(str(examples))  # only for the run in this process, which puts it there otherwise

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from variants import in_soak
 
 from caramel.cli.main import main
 
@@ -106,12 +107,15 @@ def test_the_driver_brings_the_server_of_task_0(network, program, in_process):
     assert 2222 not in listeners(network)
 
 
-def test_a_server_of_task_0_that_runs_already_is_used_and_stays(network, program):
+def test_a_server_of_task_0_that_runs_already_is_used_and_stays(network, program, in_process):
+    """The other one has devices for two workers."""
     servers = [
         network.serve(environment=tf_config(CHIEF, ("chief", 0))),
-        network.serve("--cluster", ",".join(ADDRESSES), "--task", 1),
+        network.serve("--cluster", ",".join(ADDRESSES), "--task", 1, "--devices", 2),
     ]
-    assert losses(caramel(network, *run(program)))
+    devices = [f"/job:worker/task:{task}/device:CPU:{index}" for task, index in ((0, 0), (1, 0), (1, 1))]
+    three = ["--workers", 3, *(part for device in devices for part in ("--device", device))]
+    assert losses(caramel(network, *run(program, *three))) == in_process(*three)
     assert [server.poll() for server in servers] == [None, None]
     assert {2222, 2223} <= listeners(network)
 
@@ -123,6 +127,7 @@ def wait_for(condition, timeout_s=60):
     return condition()
 
 
+@pytest.mark.soak  # as where the driver is killed without another server
 def test_the_server_ends_with_the_driver(network, program):
     """It is killed; the other server stays."""
     worker = network.serve(environment=tf_config(CHIEF, ("worker", 0)))
@@ -139,9 +144,9 @@ def not_in_the_background():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *in_soak(signal.SIGTERM, signal.SIGINT)])
 @pytest.mark.usefixtures("not_in_the_background")
-def test_the_server_ends_with_a_driver_that_is_told_to(network, program, number):
+def test_the_server_ends_with_a_driver_that_gets_a_signal(network, program, number):
     """There is no other server here, which would take a while to start."""
     arguments = run(program, "--workers", 1, entry="endless")
     end_the_driver(network, arguments, {"chief": ADDRESSES[:1]}, number)
@@ -165,6 +170,7 @@ def test_a_worker_that_is_not_there_is_named(network, program):
     assert 2222 not in listeners(network)
 
 
+@pytest.mark.soak  # as test_the_driver_brings_the_server_of_task_0
 def test_a_worker_may_come_later(network, program, in_process):
     """In a cluster without a chief, which the first worker drives."""
     drives, serves = (tf_config(PLAIN, ("worker", task)) for task in (0, 1))
@@ -177,6 +183,7 @@ def test_a_worker_may_come_later(network, program, in_process):
     assert 2222 not in listeners(network)
 
 
+@pytest.mark.soak  # as test_a_worker_that_is_not_there_is_named
 def test_what_listens_is_no_server(network, program):
     code = "import socket, time; s = socket.create_server(('', 2222)); print('up', flush=True); time.sleep(600)"
     other = network.start("-c", code)
@@ -196,6 +203,7 @@ def test_a_port_that_cannot_be_used(network, program):
     assert "cannot listen" in result.stderr
 
 
+@pytest.mark.soak  # as test_measure_and_train_on_servers, in the tests of clusters
 def test_netbench_and_native_all_reduces(network, program, tmp_path):
     """One server for all that is measured; a later driver's is another, which native all-reduces do not survive."""
     cluster = {"chief": ADDRESSES[:1], "worker": [ADDRESSES[1], "127.0.0.1:2224"]}
@@ -225,6 +233,7 @@ def test_native_all_reduces_where_all_servers_restart(network, program, in_proce
         worker.wait()
 
 
+@pytest.mark.soak  # as test_a_server_of_task_0_that_runs_already_is_used_and_stays
 def test_two_workers_in_one_server(network, program, in_process):
     network.serve("--devices", 2, environment=tf_config(CHIEF, ("worker", 0)))
     devices = [f"/job:worker/task:{task}/device:CPU:{index}" for task in (0, 1) for index in (0, 1)]

@@ -2,6 +2,7 @@
 
 import pytest
 from click.testing import CliRunner
+from variants import in_soak
 
 from caramel.cli.main import main
 from caramel.measure.trace_file import check_trace, load_trace
@@ -43,8 +44,14 @@ def call():
     return lambda *arguments: CliRunner().invoke(main, ["trace", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("entry", ["build", "on_workers"])
-@pytest.mark.parametrize(("job", "examples"), [([], 3), (["--workers", 3], 2)])
+@pytest.mark.parametrize(
+    ("entry", "job", "examples"),
+    [
+        ("build", [], 3),
+        ("on_workers", ["--workers", 3], 2),
+        *in_soak(("build", ["--workers", 3], 2), ("on_workers", [], 3)),
+    ],
+)
 def test_a_trace(call, program, tmp_path, entry, job, examples):
     from caramel.frontend.program_file import load_program
 

@@ -232,7 +232,8 @@ def offset(path: str, value: np.ndarray, rank: int) -> np.ndarray:
 def capture(case: Case, **options: Any) -> tuple[caramel.Context, Program]:
     """Capture the program's step."""
     program = Program(case)
-    return caramel.capture(program.step, inputs=program.specs, **options), program
+    # A plain function is traced twice where its Python values change; exact_steps.py captures such functions.
+    return caramel.capture(tf.function(program.step), inputs=program.specs, **options), program
 
 
 def distributed(case: Case, workers: int, data: Sequence[Any], cluster: Any = None, **options: Any) -> Trained:

@@ -1,6 +1,6 @@
-"""A program of TensorFlow 1 as it was written then: trained by itself, or by Caramel as it is.
+"""A program of TensorFlow 1 as it was written then: trained by itself, and by Caramel as it is.
 
-Run as ``references_program.py {alone,distributed} DIRECTORY``; what came out is left in the directory.
+Run as ``references_program.py DIRECTORY``; what came out is left in the directory.
 """
 
 import os
@@ -75,7 +75,8 @@ def distributed(directory):
         x, y, loss, guess, context.train_op = build()
         context.loss, context.evaluation = loss, guess
         saver = tf.train.Saver()
-    with caramel.ARModel(context, 3).session() as session:
+    as_written = caramel.InProcess(options=caramel.RunOptions(optimize_graph=False))
+    with caramel.ARModel(context, 3).session(as_written) as session:
         session.restore(os.path.join(directory, "middle"))
         assert session.step_count == STEPS
         losses = [session.step({x: inputs, y: targets}).loss for inputs, targets in data()[STEPS:]]
@@ -88,9 +89,14 @@ def distributed(directory):
     return losses, guesses, values
 
 
+def main(directory):
+    for how in (alone, distributed):
+        tf.reset_default_graph()
+        losses, guesses, values = how(directory)
+        results = {name.replace("/", "."): value for name, value in values.items()}
+        np.savez(os.path.join(directory, how.__name__), losses=losses, guesses=guesses, **results)
+
+
 if __name__ == "__main__":
     tf.disable_v2_behavior()  # for the whole process
-    how, directory = sys.argv[1:]
-    losses, guesses, values = {"alone": alone, "distributed": distributed}[how](directory)
-    results = {name.replace("/", "."): value for name, value in values.items()}
-    np.savez(os.path.join(directory, how), losses=losses, guesses=guesses, **results)
+    main(sys.argv[1])

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from exact_common import in_process
 from exact_steps import Program, check, distributed, fresh
+from variants import in_soak, mostly_in_soak
 
 import caramel
 
@@ -88,10 +89,11 @@ def conditions(armodel):
     return found
 
 
+@pytest.mark.parametrize("workers", [*in_soak(2), 3])
 @pytest.mark.parametrize("form", FORMS)
-def test_over_steps(form):
+def test_over_steps(form, workers):
     """On even batches, then on uneven ones of two sizes."""
-    armodel = check(over_steps(form), [*examples(), *examples(7, 3), *examples(11, 4)], [2, 3])
+    armodel = check(over_steps(form), [*examples(), *examples(7, 3), *examples(11, 4)], workers)
     assert conditions(armodel) == {0: True}
     classes = dict(armodel.plan.variable_classes)
     assert classes == {
@@ -103,12 +105,12 @@ def test_over_steps(form):
     assert any("added up by each worker" in note for note in armodel.plan.notes)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", mostly_in_soak(FORMS, "assign"))
 def test_a_summed_loss_over_steps(form):
     check(over_steps(form, tf.reduce_sum), examples(7), 3)
 
 
-@pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
+@pytest.mark.parametrize("reduce", [tf.reduce_mean, *in_soak(tf.reduce_sum)])
 def test_a_checkpoint_between(reduce, tmp_path):
     """Saved with a sum that is not applied yet, by 3 workers; gone on with by 3, by 2 and by one device."""
     batches = examples(7, 7)
@@ -198,9 +200,10 @@ def split_by_hand(program):
     return Program(step, program.specs, program.variables, program.options)
 
 
-@pytest.mark.parametrize("form", ["add_n", "plus", "chain"])
-def test_within_a_step(form):
-    armodel = check(lambda: split_by_hand(within_a_step(form)()), examples(24), [2, 4])
+@pytest.mark.parametrize("workers", [2, *in_soak(4)])
+@pytest.mark.parametrize("form", [*in_soak("add_n", "chain"), "plus"])
+def test_within_a_step(form, workers):
+    armodel = check(lambda: split_by_hand(within_a_step(form)()), examples(24), workers)
     assert len(armodel.plan.pieces) == 1
 
 
@@ -251,8 +254,9 @@ def test_what_is_not_a_sum_of_gradients_is_no_accumulator(change):
     assert dict(armodel.plan.variable_classes)["sum"] == "optimizer slot"
 
 
-@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam])
-def test_keras(optimizer):
+@pytest.mark.parametrize("workers", [*in_soak(2), 3])
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, *in_soak(keras.optimizers.Adam)])
+def test_keras(optimizer, workers):
     def make():
         model = keras.Sequential([keras.layers.Dense(3, dtype="float64"), keras.layers.Dense(1, dtype="float64")])
         model.build([None, 4])
@@ -267,7 +271,7 @@ def test_keras(optimizer):
 
         return Program(step, SPECS, {v.path: v for v in [*model.variables, *chosen.variables]})
 
-    armodel = check(make, examples(steps=8), [2, 3], unmoved=None)
+    armodel = check(make, examples(steps=8), workers, unmoved=None)
     assert conditions(armodel) == {0: True} and len(armodel.plan.pieces) == 4
     assert sum(kind == "gradient accumulator" for _, kind in armodel.plan.variable_classes) == 4
 
@@ -308,14 +312,15 @@ def in_a_loop(form):
     return make
 
 
+@pytest.mark.parametrize("workers", [2, *in_soak(4)])
 @pytest.mark.parametrize("form", ["momentum", "steps"])
-def test_in_a_loop(form):
-    armodel = check(in_a_loop(form), examples(24, 8), [2, 4], unmoved=["sum"] if form == "steps" else ())
+def test_in_a_loop(form, workers):
+    armodel = check(in_a_loop(form), examples(24, 8), workers, unmoved=["sum"] if form == "steps" else ())
     assert len(armodel.plan.pieces) == 2
     assert sum(conditions(armodel).values()) == (1 if form == "steps" else 0)
 
 
-@pytest.mark.parametrize("count", [12, 7])
+@pytest.mark.parametrize("count", [*in_soak(12), 7])
 def test_a_gradient_that_is_added_up_and_used_alone(count):
     def make():
         w, total, norm = parameter(), zeros(), tf.Variable(0.0, dtype=tf.float64, name="norm", trainable=False)

@@ -51,7 +51,7 @@ def v1_train(session, program, data):
 def keras_session(case, workers):
     """A fresh session of a fresh model with its Checkpoint, and the program."""
     program = k.Program(case)
-    context = caramel.capture(program.step, inputs=program.specs, checkpoint=program.checkpoint())
+    context = caramel.capture(tf.function(program.step), inputs=program.specs, checkpoint=program.checkpoint())
     return caramel.ARModel(context, workers).session(in_process()), program
 
 
@@ -154,6 +154,7 @@ def test_all_workers_take_the_statistics_of_a_savers_checkpoint(tmp_path):
         assert_same(v1_train(session, program, second), oracle.train(second))
 
 
+@pytest.mark.soak  # as test_saved_in_the_middle in test_postponed_exact.py
 def test_restoring_takes_a_session_back(tmp_path):
     case = Case("adam", (*SAME, "norm"), "float32")
     first, second = halves(case.dtype)
@@ -242,6 +243,7 @@ def test_a_fresh_keras_session_goes_on_with_the_same_bits(workers, tmp_path):
     assert_same(got, oracle.train(second))
 
 
+@pytest.mark.soak  # as test_all_workers_take_the_statistics_of_a_savers_checkpoint
 def test_all_workers_take_the_statistics_of_a_keras_checkpoint(tmp_path):
     case = Case("adam", (*SAME, "norm"), "float32", clip=1.0)
     first, second = halves(case.dtype)
@@ -272,7 +274,7 @@ def test_more_workers_take_the_random_state_of_one_with_their_offsets(tmp_path):
         assert_same(train(session, second), oracle.train(second))
 
 
-@pytest.mark.parametrize("features", [SAME, (*SAME, *LOCAL, "unused")])
+@pytest.mark.parametrize("features", [*in_soak((SAME,)), (*SAME, *LOCAL, "unused")])
 def test_write_back_gives_the_model_the_trained_values(features):
     case = Case("momentum", features, "float32")
     first, second = halves(case.dtype)
@@ -290,6 +292,7 @@ def test_write_back_gives_the_model_the_trained_values(features):
     assert not np.array_equal(program.model(x).numpy(), before)
 
 
+@pytest.mark.soak  # as test_write_back_gives_the_model_the_trained_values
 def test_one_device_goes_on_after_write_back():
     case = Case("adam", SAME)
     first, second = halves(case.dtype)
@@ -306,6 +309,7 @@ def test_one_device_goes_on_after_write_back():
     assert_close(program.values(), want.values)
 
 
+@pytest.mark.soak  # as test_more_workers_take_the_random_state_of_one_with_their_offsets
 def test_a_named_checkpoint_of_a_keras_step_goes_on_with_the_same_bits(tmp_path):
     """Without checkpoint= the variables go by their names."""
     case = Case("adam", ("schedule", "decay", "tied", *LOCAL), "float32")

@@ -28,7 +28,7 @@ from exact_common import (
     serial_config,
     serial_functions,
 )
-from variants import in_soak
+from variants import in_soak, mostly_in_soak
 
 import caramel
 
@@ -174,16 +174,27 @@ def one_device(batches, reduction="mean"):
 
 # -- slices ----------------------------------------------------------------------------------
 
+DATASETS_IN_SOAK = (  # those of the others that are alike are tested with them
+    "whole batches",
+    "the last batch is smaller",
+    "remainder dropped",
+    "shuffled once",
+    "shuffled and repeated",
+    "cached, then shuffled",
+    "filtered",
+)
+
 
 @pytest.mark.parametrize(
     "name, workers",
     [
-        *((name, 3) for name in DATASETS),
+        *((name, 3) for name in DATASETS if name not in DATASETS_IN_SOAK),
         ("shuffled and repeated", 1),
         *in_soak(
             ("shuffled and repeated", 2),
             *(("the last batch is smaller", workers) for workers in (1, 2)),
             *((name, 2) for name in ORDERED),
+            *((name, 3) for name in DATASETS_IN_SOAK),
         ),
     ],
 )
@@ -203,7 +214,7 @@ def test_the_parts_are_those_that_are_fed(workers):
     make = lambda: slices().map(lambda x, y: (tf.cast(x, tf.float32), y)).batch(5)  # noqa: E731
     batches = passes(make)
     fed = k.distributed(case, workers, batches)
-    context = caramel.capture(k.Program(case).step, data=make())
+    context = caramel.capture(tf.function(k.Program(case).step), data=make())
     with caramel.ARModel(context, workers).session(in_process()) as session:
         got = trained(session, len(batches))
     assert got.worker_losses == fed.worker_losses
@@ -255,13 +266,13 @@ UNSEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", UNSEEDED)
+@pytest.mark.parametrize("name", mostly_in_soak(list(UNSEEDED), "shuffled"))
 def test_a_shuffle_without_a_seed_is_the_same_on_all_workers(name, no_global_seed):
     """Together the workers see every example once in a pass, in another order in each pass and each session."""
     model = caramel.ARModel(numbered(UNSEEDED[name]), 3)
     orders = []
     for _ in range(2):
-        with model.session() as session:
+        with model.session(in_process()) as session:
             orders += [[n for batch in seen(session.run()) for n in batch] for _ in range(2)]
     assert all(sorted(order) == list(range(24)) for order in orders)
     if name != "sampled":  # RandomDataset draws the same numbers in each pass, on one device, too
@@ -295,7 +306,7 @@ def joined(batches, workers):
     [
         *in_soak(*(("the last batch is smaller", workers) for workers in (1, 2))),
         ("the last batch is smaller", 3),
-        *((name, 3) for name in ("shuffled", "remainder dropped", "interleaved")),
+        *in_soak(*((name, 3) for name in ("shuffled", "remainder dropped", "interleaved"))),
     ],
 )
 def test_every_worker_takes_a_batch(name, workers):
@@ -331,7 +342,7 @@ def share(workers, rank):
     return slices().skip(sum(sizes[:rank])).batch(sizes[rank], drop_remainder=True).repeat()
 
 
-@pytest.mark.parametrize("workers", [1, *in_soak(2), 3])
+@pytest.mark.parametrize("workers", [*in_soak(1, 2), 3])
 def test_batches_of_a_static_size_that_depends_on_the_workers(workers):
     per_worker = [listed(share(workers, rank).take(5)) for rank in range(workers)]
     assert all(share(workers, 0).element_spec[0].shape[0] == len(batch[0]) for batch in per_worker[0])
@@ -400,13 +411,18 @@ def test_a_program_with_an_iterator(kind, workers):
 
 
 @pytest.mark.slow
-def test_programs_in_a_process_without_tensorflow_2():
+@pytest.mark.parametrize(
+    "kinds", [("reinitializable", "own"), *in_soak((("one shot", "placeholders"),))], ids=", ".join
+)
+def test_programs_in_a_process_without_tensorflow_2(kinds):
     """Iterators and placeholders after disable_v2_behavior(), which is for a whole process."""
     program = Path(__file__).with_name("data_v1_program.py")
     environment = os.environ | {"PYTHONPATH": str(Path(caramel.__file__).parents[1])}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, program, *kinds], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the same: ") == 4
+    assert done.stdout.count("the same: ") == len(kinds)
 
 
 # -- saving and restoring --------------------------------------------------------------------
@@ -453,21 +469,23 @@ BETWEEN = {  # where it matters, longer than what is read ahead
 
 
 POINTS = {  # steps before saving on 2 workers, and workers that go on
-    **{name: [(8, 3)] for name in BETWEEN},
+    "from CSV": [(8, 3)],
+    "with noise": [(8, 3)],
+    "shuffled, then cached": [(8, 3)],
     "shuffled": [(0, 3), (5, 3)],
-    "shuffled and repeated": [(3, 3), (11, 2)],  # a pass is 8 steps, with 2 shuffles
+    "shuffled and repeated": [(11, 2)],  # a pass is 8 steps, with 2 shuffles
 }
 POINTS_IN_SOAK = {
-    **{name: [(3, 3)] for name in BETWEEN},
+    **{name: [(3, 3)] if name in POINTS else [(3, 3), (8, 3)] for name in BETWEEN},
     "shuffled": [(3, 2), (3, 3), (5, 2), (8, 3)],
-    "shuffled and repeated": [(0, 3), (3, 2), (5, 2), (8, 2), (8, 3), (15, 2), (15, 3)],
+    "shuffled and repeated": [(0, 3), (3, 2), (3, 3), (5, 2), (8, 2), (8, 3), (15, 2), (15, 3)],
 }
 
 
 @pytest.mark.parametrize(
     "name, before, others",
     [
-        *((name, *point) for name in BETWEEN for point in POINTS[name]),
+        *((name, *point) for name in POINTS for point in POINTS[name]),
         *in_soak(*((name, *point) for name in BETWEEN for point in POINTS_IN_SOAK[name])),
     ],
 )
@@ -488,7 +506,7 @@ def test_a_session_goes_on_where_another_was_saved(name, before, others, tmp_pat
     assert_close(got.values, want.values)
 
 
-@pytest.mark.parametrize("before, others", [(0, 3), (1, 2), (5, 3), *in_soak((1, 3), (3, 3), (5, 2))])
+@pytest.mark.parametrize("before, others", [(5, 3), *in_soak((0, 3), (1, 2), (1, 3), (3, 3), (5, 2))])
 def test_a_session_in_batches_goes_on(before, others, tmp_path):
     """A pass has 5 batches: 3 steps of 2 batches, the last of one; or 2 steps of 3 batches."""
     make = DATASETS["shuffled"]
@@ -512,13 +530,13 @@ def test_a_session_in_batches_goes_on(before, others, tmp_path):
 def test_a_shuffle_without_a_seed_goes_on(tmp_path, no_global_seed):
     """What is left of the pass is what was not seen before, for another number of workers, too."""
     context = numbered(UNSEEDED["shuffled"])
-    with caramel.ARModel(context, 2).session() as session:
+    with caramel.ARModel(context, 2).session(in_process()) as session:
         first = seen(session.run(steps=1))
         session.save(tmp_path / "saved")
         rest = seen(session.run())
         second = seen(session.run())
     for workers in (2, 3):
-        with caramel.ARModel(context, workers).session() as session:
+        with caramel.ARModel(context, workers).session(in_process()) as session:
             session.restore(tmp_path / "saved")
             assert seen(session.run()) == rest
             assert seen(session.run()) == second
@@ -533,10 +551,7 @@ BETWEEN_PASSES = {
 }
 
 
-PASSES_IN_SOAK = ("from CSV", "joined", "with noise", "shuffled", "shuffled inside", "in order", "kept by chance")
-
-
-@pytest.mark.parametrize("name", [*(n for n in BETWEEN_PASSES if n not in PASSES_IN_SOAK), *in_soak(*PASSES_IN_SOAK)])
+@pytest.mark.parametrize("name", mostly_in_soak(list(BETWEEN_PASSES), "shuffled and repeated", "of unknown length"))
 def test_a_session_goes_on_with_the_next_pass(name, tmp_path):
     """Saved when passes were over, and once more by the session that restored it; the others have 3 workers."""
     make = BETWEEN_PASSES[name]
@@ -577,7 +592,7 @@ def test_an_iterator_goes_on_with_the_next_pass(tmp_path):
     assert len({*first, *want}) == len(first) + len(want)
 
 
-@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("steps", [*in_soak(None), 2])
 def test_own_datasets_go_on(steps, tmp_path):
     """After a whole pass, and in the middle of one."""
     with session_on(own, 3) as session:
@@ -656,6 +671,7 @@ def test_workers_in_processes_of_their_own(options, tmp_path):
     assert_close(got.values, want.values)
 
 
+@pytest.mark.soak  # as test_own_datasets_go_on, and test_workers_in_processes_of_their_own
 @pytest.mark.slow
 @pytest.mark.processes
 def test_own_datasets_in_processes(tmp_path):

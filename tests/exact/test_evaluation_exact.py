@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import RTOL, in_process
+from variants import in_soak, mostly_in_soak
 
 import caramel
 
@@ -76,7 +77,7 @@ def check(got, want):
         np.testing.assert_allclose(mine, theirs, rtol=RTOL)
 
 
-@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("what", mostly_in_soak(WHAT, "lookup_in_a_loop", "branch"))
 def test_a_declared_evaluation(what, device):
     program = Program()
     context = caramel.capture(program.step, INPUT, evaluation=getattr(program, what), evaluation_inputs=INPUT)
@@ -123,7 +124,7 @@ def test_an_evaluation_that_is_added_in_processes(device):
             check(session.evaluate(HELD_OUT, fetches=function), getattr(device, what)(tf.constant(HELD_OUT)))
 
 
-@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
+@pytest.mark.parametrize("layer", ["LSTM", *in_soak("GRU")])
 def test_a_recurrent_model(layer):
     """Keras' own loop over time, which differs between training and prediction."""
     tf.keras.utils.set_random_seed(3)

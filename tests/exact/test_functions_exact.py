@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_steps import Program, check
+from variants import in_soak
 
 import caramel
-
-WORKERS = [2, 3]
 
 
 def examples(count=12, steps=6, features=4, seed=3):
@@ -245,17 +244,18 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.parametrize("workers", [*in_soak(2), 3])
 @pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_step_with(make):
+def test_a_step_with(make, workers):
     """On even batches, then on uneven ones."""
-    check(make, [*examples(), *examples(count=7)], WORKERS)
+    check(make, [*examples(), *examples(count=7)], workers)
 
 
 def test_all_workers_skip_an_update_or_none():
     batches = examples()
     for position in (1, 4):
         batches[position][0][position] = np.inf  # an example of the first worker, and one of another
-    check(a_skipped_update, batches, WORKERS)
+    check(a_skipped_update, batches, [2, 3])
 
 
 def test_an_op_that_wants_to_be_beside_one_outside_its_branch():

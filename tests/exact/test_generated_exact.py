@@ -215,7 +215,7 @@ def run(recipe):
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=5, derandomize=True, **COMMON)
+@settings(max_examples=3, derandomize=True, **COMMON)
 @given(RECIPES)
 def test_some(recipe):
     run(recipe)

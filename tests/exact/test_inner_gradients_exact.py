@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_steps import Program, check
+from variants import in_soak, mostly_in_soak
 
 import caramel
 
@@ -100,7 +101,9 @@ def a_weight_of_a_loss(x, y, variables):
 CONSTANTS = [outside_the_tape, stopped_inside_the_tape, in_a_function, adapted_by_two_inner_steps, a_weight_of_a_loss]
 
 
-@pytest.mark.parametrize("change", CONSTANTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "change", mostly_in_soak(CONSTANTS, in_a_function, a_weight_of_a_loss), ids=lambda f: f.__name__
+)
 def test_a_gradient_that_is_a_constant_to_the_next(change):
     armodel = check(program(change), examples(), [2, 3])
     assert len(armodel.plan.pieces) > 2
@@ -158,9 +161,12 @@ def a_product_and_the_gradient_itself(x, y, variables):
 PRODUCTS = [a_product_with_a_vector, a_product_in_the_loss, a_product_and_the_gradient_itself]
 
 
-@pytest.mark.parametrize("change", PRODUCTS, ids=lambda f: f.__name__)
-def test_a_loss_that_is_linear_in_a_gradient(change):
-    check(program(change), examples(), [2, 3])
+@pytest.mark.parametrize("workers", [*in_soak(2), 3])
+@pytest.mark.parametrize(
+    "change", mostly_in_soak(PRODUCTS, a_product_and_the_gradient_itself), ids=lambda f: f.__name__
+)
+def test_a_loss_that_is_linear_in_a_gradient(change, workers):
+    check(program(change), examples(), workers)
     check(program(change), examples(7), 3)
 
 

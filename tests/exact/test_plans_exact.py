@@ -30,7 +30,9 @@ def run(kind, case, workers, seed, data, cluster=None, **options):
 
 
 @pytest.mark.parametrize(
-    "kind, seed", [*((v1, seed) for seed in (0, 1, 3)), (k, 1), *in_soak((k, 0), (k, 3))], ids=named
+    "kind, seed",
+    [(v1, 3), *in_soak(*((kind, seed) for kind in (v1, k) for seed in (0, 1, 3) if (kind, seed) != (v1, 3)))],
+    ids=named,
 )
 def test_any_plan_gives_the_same_bits_in_rank_order(kind, seed):
     case = Case("momentum" if seed % 2 else "adam", ("schedule", "decay", "tied", *LOCAL), "float32")
@@ -43,9 +45,7 @@ def test_any_plan_gives_the_same_bits_in_rank_order(kind, seed):
     assert len(plan.proof) == 3 + bool(plan.postponed)
 
 
-@pytest.mark.parametrize(
-    "kind, seed", [*((v1, seed) for seed in (6, 8, 11)), (k, 6), *in_soak((k, 8), (k, 11))], ids=named
-)
+@pytest.mark.parametrize("kind, seed", [(v1, 6), (v1, 8), *in_soak((v1, 11), (k, 6), (k, 8), (k, 11))], ids=named)
 def test_any_plan_equals_one_device(kind, seed):
     case = Case("adam" if seed % 2 else "momentum", ("schedule", "decay", "tied"))
     workers = 2 + seed % 4

@@ -1,5 +1,6 @@
 """Updates that are postponed into the next step: the bits of a training in which nothing is."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_common import LOCAL, SERIAL, Case, assert_bits, assert_equivalent, assert_same, batches, in_process, train
-from variants import each_once, in_soak, mostly_in_soak
+from variants import in_soak, mostly_in_soak
 
 import caramel
 from caramel.analyzers.step.postponement import reason_against_postponing
@@ -45,7 +46,13 @@ def case_of(optimizer, feature, dtype="float32"):
     return Case(optimizer, () if feature == "plain" else (feature,), dtype)
 
 
-@pytest.mark.parametrize("kind, feature", each_once(["keras", "tf1"], FEATURES))
+IN_EVERY_RUN = [("keras", "norm"), *(("tf1", name) for name in FEATURES if name not in ("plain", "norm"))]
+
+
+@pytest.mark.parametrize(
+    "kind, feature",
+    [*IN_EVERY_RUN, *in_soak(*(c for c in itertools.product(["keras", "tf1"], FEATURES) if c not in IN_EVERY_RUN))],
+)
 def test_each_feature(kind, feature):
     kind = {"keras": k, "tf1": v1}[kind]
     case = case_of("adam", feature)
@@ -69,8 +76,8 @@ def test_each_optimizer(optimizer):
 @pytest.mark.parametrize(
     "kind, algorithm",
     [
-        *((v1, "native"), (v1, "ring")),
-        *in_soak((v1, "shuffle"), (v1, "halving_doubling")),
+        (v1, "ring"),
+        *in_soak((v1, "native"), (v1, "shuffle"), (v1, "halving_doubling")),
         *in_soak((k, "ring"), (k, "shuffle"), (k, "halving_doubling"), (k, "native")),
     ],
     ids=lambda value: {v1: "tf1", k: "keras"}.get(value, value),
@@ -86,24 +93,27 @@ def test_one_gradient_by_itself(kind, algorithm):
         assert_equivalent(got, want)
 
 
-def test_deterministic_bits_do_not_depend_on_the_window():
+@pytest.mark.parametrize("postponed", [slice(1, None), *in_soak(slice(0), slice(1), slice(None))], ids=str)
+def test_deterministic_bits_do_not_depend_on_the_window(postponed):
     case = Case("momentum", ("schedule", "decay", "tied", *LOCAL), "float32")
     names = names_of(v1, case)
     data = batches(11, case.dtype, steps=STEPS)
     want = v1.MicroBatches(case, 3).train(data)
-    for postponed in ([], names[:1], names[1:], names):
-        assert_same(trained(v1, case, 3, postponed, data, deterministic=True), want)
+    assert_same(trained(v1, case, 3, names[postponed], data, deterministic=True), want)
 
 
-def test_with_grappler():
+KINDS = [pytest.param(v1, id="tf1"), pytest.param(k, id="keras", marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_grappler(kind):
     case = Case("adam", ("schedule", "decay", "tied", *LOCAL), "float32")
     data = batches(12, case.dtype, steps=STEPS)
-    for kind in (v1, k):
-        want = trained(kind, case, 2, (), data, caramel.InProcess())
-        assert_same(trained(kind, case, 2, "all", data, caramel.InProcess()), want)
+    want = trained(kind, case, 2, (), data, caramel.InProcess())
+    assert_same(trained(kind, case, 2, "all", data, caramel.InProcess()), want)
 
 
-@pytest.mark.parametrize("kind", [v1, *in_soak(k)], ids=["tf1", "keras"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_reading_values_in_between_changes_nothing(kind):
     case = Case("adam", ("schedule", "decay"), "float32")
     data = batches(12, case.dtype, steps=STEPS)
@@ -142,7 +152,7 @@ def test_a_learning_rate_that_is_assigned_holds_from_the_next_step_on():
     assert_bits(*values)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(v1, id="tf1", marks=pytest.mark.soak), pytest.param(k, id="keras")])
+@pytest.mark.parametrize("kind", KINDS)
 def test_saved_in_the_middle(kind, tmp_path):
     """The rest is the same in a fresh session, whether that one postpones or not, and of any number of workers."""
     case = Case("adam", ("schedule", "decay", "tied"))
@@ -267,6 +277,7 @@ def test_an_evaluation_sees_all_updates():
     assert seen[0] == seen[1] and seen[0][0] == 0 and len(set(map(float, seen[0]))) == 4
 
 
+@pytest.mark.soak  # as that of test_plans_exact.py, whose plan postpones, too
 @pytest.mark.slow
 @pytest.mark.processes
 def test_on_server_processes(tmp_path):
@@ -362,20 +373,21 @@ def regression(postponed, **options):
     return caramel.ARModel(context, 2, postponed=names if postponed else (), **options)
 
 
-def test_data_on_the_workers(tmp_path):
+@pytest.mark.parametrize("restored", [True, *in_soak(False)])
+def test_data_on_the_workers(restored, tmp_path):
     """Saved in the middle of a pass: both the position of the data and what was pending."""
-    values, rest = [], []
+    values = []
     for postponed in (False, True):
         with regression(postponed).session(in_process()) as session:
             session.run(steps=3)
-            session.save(tmp_path / "half")
+            session.save(tmp_path / f"half {postponed}")
             session.run(steps=4)
             values.append(session.values())
-        with regression(postponed).session(in_process()) as session:
-            session.restore(tmp_path / "half")
-            session.run(steps=4)
-            rest.append(session.values())
-    for other in (values[1], *rest):
+    with regression(restored).session(in_process()) as session:
+        session.restore(tmp_path / f"half {restored}")
+        session.run(steps=4)
+        values.append(session.values())
+    for other in values[1:]:
         assert_bits(other, values[0])
 
 
@@ -411,14 +423,13 @@ def test_exported(tmp_path):
     armodel.export(tmp_path / "out")
     fed = {i.name: np.asarray(a) for i, a in zip(context.model.inputs, program.feed(batch).values())}
     np.savez(tmp_path / "batch.npz", **fed)
-
-    def run(steps, save, *more):
-        command = [sys.executable, str(tmp_path / "out" / "run.py"), "train", "--data", str(tmp_path / "batch.npz")]
-        command += ["--steps", str(steps), "--save", str(tmp_path / save), *more]
-        subprocess.run(command, check=True, capture_output=True, timeout=120, env={**os.environ, "PYTHONPATH": ""})
-
-    run(2, "two")
-    run(3, "five", "--restore", str(tmp_path / "two"))
+    with armodel.session(in_process()) as session:
+        for _ in range(2):
+            session.step(program.feed(batch))
+        session.save(tmp_path / "two")
+    command = [sys.executable, str(tmp_path / "out" / "run.py"), "train", "--data", str(tmp_path / "batch.npz")]
+    command += ["--steps", "3", "--restore", str(tmp_path / "two"), "--save", str(tmp_path / "five")]
+    subprocess.run(command, check=True, capture_output=True, timeout=120, env={**os.environ, "PYTHONPATH": ""})
     with caramel.ARModel(context, 2, batching=False).session(in_process()) as session:
         for _ in range(5):
             session.step(program.feed(batch))

@@ -1,4 +1,7 @@
-"""Workers in processes of their own give the bits that workers in this process give."""
+"""Workers in processes of their own give the bits that workers in this process give.
+
+In every run, test_in_two_local_processes of test_shared_processes_exact.py and test_on_processes of test_fit.py stand for it.
+"""
 
 import exact_keras as k
 import exact_tf1 as v1
@@ -7,7 +10,7 @@ from exact_common import LOCAL, SAME, SERIAL, Case, assert_same, batches
 
 import caramel
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.fixture

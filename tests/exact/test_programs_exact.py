@@ -7,7 +7,7 @@ import tensorflow as tf
 from exact_common import in_process
 from exact_steps import Program, check, fresh
 from exact_tf1 import trained_alone
-from variants import in_soak
+from variants import in_soak, mostly_in_soak
 
 import caramel
 
@@ -66,14 +66,13 @@ MODELS = {
 }
 
 
-IN_SOAK = ("lstm", "bidirectional")
+@pytest.mark.parametrize("workers", [*in_soak(2), 3])
+@pytest.mark.parametrize("name", mostly_in_soak(list(MODELS), "nested_and_shared"))
+def test_keras_model(name, workers):
+    check(trained(MODELS[name]), examples(count=13), workers, unmoved=None)
 
 
-@pytest.mark.parametrize("name", [*(n for n in MODELS if n not in IN_SOAK), *in_soak(*IN_SOAK)])
-def test_keras_model(name):
-    check(trained(MODELS[name]), examples(count=13), [2, 3], unmoved=None)
-
-
+@pytest.mark.soak  # as test_sequences in test_fit_models.py, and test_sentences_of_any_length in test_sparse_exact.py
 def test_a_recurrent_model_on_sequences_of_any_length():
     def make():
         program = trained(lambda x: layers.LSTM(4, dtype="float64")(x), (None, FEATURES))()
@@ -102,7 +101,7 @@ def graph_with_branches():
     return x, y, loss, v1.group(train, keep, name="whole_step")
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [*in_soak(1, 2), 3])
 def test_branches_of_tensorflow_1(workers, old_control_flow):
     rng = np.random.default_rng(1)
     batches = [(rng.normal(size=(12, 4)), rng.normal(size=12)) for _ in range(6)]
@@ -183,7 +182,7 @@ def with_batch_norm():
 SPECS = [tf.TensorSpec([None, FEATURES], tf.float64, "x"), tf.TensorSpec([None], tf.int64, "y")]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [*in_soak(2), 3])
 def test_averaged_statistics(workers, tmp_path):
     """Checkpoints and evaluations have the mean of what the workers, each by itself, have seen."""
     batches = examples(shape=(FEATURES,), steps=5)

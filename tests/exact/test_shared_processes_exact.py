@@ -23,6 +23,12 @@ def placed(devices, algorithm="shuffle"):
     return {"device_list": devices, "algorithm": algorithm}
 
 
+@pytest.fixture(scope="module")
+def wanted():
+    """What the oracle gives."""
+    return v1.MicroBatches(CASE, 4).train(batches(BATCH, CASE.dtype))
+
+
 @pytest.fixture
 def one_step():
     """Function that trains for a step in processes, and gives the ids of the workers' processes to another one."""
@@ -39,9 +45,8 @@ def one_step():
 
 
 @pytest.mark.parametrize("devices", [*in_soak((DEVICES,)), MIXED], ids=["in order", "mixed"])
-def test_in_one_process(devices):
-    data = batches(BATCH, CASE.dtype)
-    assert_same(v1.distributed(CASE, 4, data, armodel=placed(devices)), v1.MicroBatches(CASE, 4).train(data))
+def test_in_one_process(devices, wanted):
+    assert_same(v1.distributed(CASE, 4, batches(BATCH, CASE.dtype), armodel=placed(devices)), wanted)
 
 
 @pytest.mark.slow
@@ -49,16 +54,20 @@ def test_in_one_process(devices):
 @pytest.mark.parametrize(
     "devices", [pytest.param(DEVICES, id="in order", marks=pytest.mark.soak), pytest.param(MIXED, id="mixed")]
 )
-def test_in_two_local_processes(devices):
+def test_in_two_local_processes(devices, wanted):
     data = batches(BATCH, CASE.dtype)
     got = v1.distributed(CASE, 4, data, caramel.LocalProcesses(options=SERIAL), placed(devices))
-    assert_same(got, v1.MicroBatches(CASE, 4).train(data))
+    assert_same(got, wanted)
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "cluster", [in_process(), caramel.LocalProcesses(options=SERIAL)], ids=["in process", "processes"]
+    "cluster",
+    [
+        pytest.param(in_process(), id="in process"),
+        pytest.param(caramel.LocalProcesses(options=SERIAL), id="processes", marks=pytest.mark.soak),
+    ],
 )
 def test_native_all_reduces(cluster):
     """TensorFlow's own collective ops between four devices of two tasks, and uneven batches."""
@@ -68,6 +77,7 @@ def test_native_all_reduces(cluster):
     assert_equivalent(got, v1.OneDevice(case).train(data))
 
 
+@pytest.mark.soak  # as test_in_two_local_processes: otherwise the losses of the workers would be others
 @pytest.mark.slow
 @pytest.mark.processes
 def test_no_two_workers_share_a_variable():
@@ -113,20 +123,16 @@ import json, pickle, sys
 sys.path.insert(0, sys.argv[1])
 import tensorflow as tf
 import exact_tf1 as v1
-from exact_common import BATCH, LOCAL, SAME, SERIAL, Case, batches
+from exact_common import BATCH, LOCAL, SAME, SERIAL, Case, batches, train
 import caramel
 from caramel.runtime.clusters import existing as servers_module
-from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.feeds import bound_arrays, split_batch
 
 addresses, devices = json.loads(sys.argv[2]), json.loads(sys.argv[3])
 case = Case("adam", (*SAME, *LOCAL), "float32", clip=1.4)
 data = batches(BATCH, case.dtype)
-servers = caramel.Servers(addresses, options=SERIAL, task=0)
-trained = v1.distributed(case, 4, data, servers, {"device_list": devices, "algorithm": "shuffle"})
-
 context, program = v1.capture(case)
-armodel = caramel.ARModel(context, 4, device_list=devices)
+armodel = caramel.ARModel(context, 4, device_list=devices, algorithm="shuffle")
 made = []
 
 
@@ -137,7 +143,8 @@ class Spied(servers_module.SessionExecutor):
 
 
 servers_module.SessionExecutor = Spied
-with armodel.session(caramel.Servers(addresses, options=RunOptions(optimize_graph=False), task=0)):
+with armodel.session(caramel.Servers(addresses, options=SERIAL, task=0)) as session:
+    trained = train(session, [program.feed(batch) for batch in data])
     feeds = split_batch(armodel.signature, bound_arrays(armodel.signature.feeds, (program.feed(data[0]),), {})).feeds
     metadata, options = tf.compat.v1.RunMetadata(), tf.compat.v1.RunOptions(trace_level=3)
     made[0]._session.run([*armodel.signature.step], feeds, options, metadata)
@@ -152,7 +159,7 @@ with open(sys.argv[4], "wb") as file:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_on_two_servers(network, tmp_path):
+def test_on_two_servers(network, tmp_path, wanted):
     """One by `caramel worker --devices 2`, the other by the driver, which knows the number."""
     addresses = ["127.0.0.1:2222", "127.0.0.1:2223"]
     network.serve("--cluster", ",".join(addresses), "--task", 1, "--devices", 2)
@@ -162,6 +169,6 @@ def test_on_two_servers(network, tmp_path):
     assert result.returncode == 0, result.stderr[-2000:]
     with open(out, "rb") as file:
         trained, ran = pickle.load(file)
-    assert_same(trained, v1.MicroBatches(CASE, 4).train(batches(BATCH, CASE.dtype)))
+    assert_same(trained, wanted)
     for rank, device in enumerate(DEVICES):
         assert ran[f"worker_{rank}"] == {device.replace("/task", "/replica:0/task")}

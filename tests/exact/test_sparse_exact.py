@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact_steps import Program, check
+from variants import each_once, in_soak, mostly_in_soak
 
 v1 = tf.compat.v1
 ROWS, WIDTH = 11, 3
@@ -184,15 +185,17 @@ KERAS = {
 }
 
 
+@pytest.mark.parametrize("workers", [*in_soak(1, 2), 3])
 @pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_step_with(make):
+def test_a_step_with(make, workers):
     """On even batches, then on uneven ones."""
-    check(make, [*examples(), *examples(count=7)], [1, 2, 3])
+    check(make, [*examples(), *examples(count=7)], workers)
 
 
-@pytest.mark.parametrize("optimizer", KERAS.values(), ids=KERAS)
-def test_an_embedding_in_keras_with(optimizer):
-    check(keras_with(optimizer), examples(), [2, 3])
+@pytest.mark.parametrize("workers", [*in_soak(2), 3])
+@pytest.mark.parametrize("optimizer", mostly_in_soak(list(KERAS), "adam", "clipped"))
+def test_an_embedding_in_keras_with(optimizer, workers):
+    check(keras_with(KERAS[optimizer]), examples(), workers)
 
 
 def test_nothing_is_made_dense():
@@ -277,7 +280,7 @@ NOT_LINEAR_IN_SLICES = {
 }
 
 
-@pytest.mark.parametrize("optimizer", NOT_LINEAR_IN_SLICES)
+@pytest.mark.parametrize("optimizer", mostly_in_soak(list(NOT_LINEAR_IN_SLICES), "adafactor", "global clipnorm"))
 def test_rows_that_no_example_chooses_are_added_up_for(optimizer):
     """On even batches, then on uneven ones."""
     make = with_places(NOT_LINEAR_IN_SLICES[optimizer], ROWS_OF_PLACES["constant"])
@@ -288,14 +291,14 @@ def test_rows_that_no_example_chooses_are_added_up_for(optimizer):
     assert [(g.shape, g.shared_rows) for g in gradients if g.is_sparse] == [((WORDS, WIDTH), False)]
 
 
-@pytest.mark.parametrize("tables", [1, 2])
-@pytest.mark.parametrize("rows", ROWS_OF_PLACES)
-def test_rows_of_every_kind_in_adam(rows, tables):
+@pytest.mark.parametrize("workers", [*in_soak(2), 3])
+@pytest.mark.parametrize("rows, tables", each_once(list(ROWS_OF_PLACES), [1, 2]))
+def test_rows_of_every_kind_in_adam(rows, tables, workers):
     """In a table of their own, or in that of the words: then one gradient has slices of both kinds."""
-    check(with_places(NOT_LINEAR_IN_SLICES["adam"], ROWS_OF_PLACES[rows], tables), sentences(), [2, 3])
+    check(with_places(NOT_LINEAR_IN_SLICES["adam"], ROWS_OF_PLACES[rows], tables), sentences(), workers)
 
 
-@pytest.mark.parametrize("tables", [1, 2])
+@pytest.mark.parametrize("tables", [*in_soak(1), 2])
 def test_sentences_of_any_length(tables):
     make = with_places(NOT_LINEAR_IN_SLICES["adam"], lambda x: tf.range(tf.shape(x)[1]), tables, length=None)
     armodel = check(make, sentences(lengths=(3, 6, 2, 5)), [2, 3, 5])

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact_common import in_process
 
 import caramel
 
@@ -46,7 +47,7 @@ def assert_same(got, want):
 def test_fit_on_one_worker_is_that_of_one_device():
     want, got = compiled(), compiled()
     want.fit(data(), epochs=2, verbose=0)
-    caramel.fit(got, data(), workers=1, epochs=2, verbose=0)
+    caramel.fit(got, data(), workers=1, epochs=2, verbose=0, cluster=in_process())
     assert_same(got, want)
 
 
@@ -61,7 +62,7 @@ def test_statistics_that_are_not_taken_are_no_refusal():
     """A frozen layer only uses its moving averages, which are the same on every worker."""
     want, got = compiled(trainable=False), compiled(trainable=False)
     want.fit(data(), epochs=2, verbose=0)
-    caramel.fit(got, data(), workers=3, epochs=2, verbose=0)
+    caramel.fit(got, data(), workers=3, epochs=2, verbose=0, cluster=in_process())
     assert_same(got, want)
 
 

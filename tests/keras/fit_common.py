@@ -62,13 +62,21 @@ def dense(*layers):
     return keras.Sequential([keras.Input([FEATURES]), *layers, keras.layers.Dense(CLASSES)])
 
 
+AS_WRITTEN = caramel.InProcess(options=caramel.RunOptions(optimize_graph=False))
+"""Without TensorFlow's graph optimizers, which would take as long as all the rest.
+
+They are on in test_it_trains_as_keras_does, and where the tests call `caramel.fit` themselves, as test_fit_sweep.py does.
+"""
+
+
 def both(data, make=compiled, workers=2, callbacks=list, **options):
     """Histories and models of Keras' fit and of ours; two workers, whose parts of 59 examples in twelves are not all alike."""
     mine = [k for k in ("statistics", "cluster") if k in options]
     alone = make()
     want = alone.fit(data, verbose=0, callbacks=callbacks(), **{k: v for k, v in options.items() if k not in mine})
     distributed = make()
-    got = caramel.fit(distributed, data, workers=workers, verbose=0, callbacks=callbacks(), **options)
+    options = {"cluster": AS_WRITTEN, "callbacks": callbacks(), **options}
+    got = caramel.fit(distributed, data, workers=workers, verbose=0, **options)
     return (want, alone), (got, distributed)
 
 

@@ -18,14 +18,17 @@ def adam():
 
 @pytest.mark.parametrize("workers", [*in_soak(1, 2), 3])
 def test_it_trains_as_keras_does(workers):
-    first, second = both(dataset(), adam, workers, epochs=3, validation_data=dataset(20, seed=8))
+    """61 examples: the last batch has one, so two workers of three repeat one that counts for nothing."""
+    first, second = both(
+        dataset(61), adam, workers, epochs=2, validation_data=dataset(20, seed=8), cluster=caramel.InProcess()
+    )
     same(first, second)
     assert first[0].history["loss"][-1] < first[0].history["loss"][0]
     assert set(first[0].history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
 
 
+@pytest.mark.soak  # as test_it_trains_as_keras_does
 def test_a_last_batch_that_is_smaller_than_the_number_of_workers():
-    """61 examples: the last batch has one, so two workers of three repeat one that counts for nothing."""
     same(*both(dataset(61), workers=3, epochs=2))
 
 
@@ -34,6 +37,7 @@ def test_a_last_batch_that_does_not_divide():
     same(*both(dataset(58), workers=3, epochs=2))
 
 
+@pytest.mark.soak  # as test_sample_weights, and test_metrics_with_several_values in test_fit_reports.py
 def test_metrics_of_many_kinds():
     def make():
         one_hot = [
@@ -52,11 +56,14 @@ def test_sample_weights():
     same(*both(data, make=lambda: compiled(weighted=["accuracy"]), epochs=2))
 
 
+@pytest.mark.soak  # as "stopped at the last of some steps" in test_fit_shuffles.py
 def test_steps_per_epoch_go_on_in_the_dataset():
     same(*both(dataset().repeat(), epochs=4, steps_per_epoch=3))
 
 
-@pytest.mark.parametrize("data", [dataset, lambda: dataset().filter(lambda x, y: True)], ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    "data", [*in_soak(dataset), lambda: dataset().filter(lambda x, y: True)], ids=["known", "unknown"]
+)
 def test_the_warning_of_an_epoch_that_is_cut_short_names_the_callers_line(data):
     model = compiled()
     line = inspect.currentframe().f_lineno + 2
@@ -92,7 +99,7 @@ def test_options_of_the_optimizer():
     def make():
         return compiled(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, use_ema=True, clipnorm=0.5))
 
-    same(*both(dataset(), make=make, epochs=3))
+    same(*both(dataset(), make=make, epochs=2))
 
 
 @pytest.mark.processes

@@ -59,10 +59,10 @@ DATA = {
 @pytest.mark.parametrize(
     "case, at_once",
     [
-        *((case, 1) for case in ("fewer of unknown", "some validated", "later", "none")),
+        *((case, 1) for case in ("fewer of unknown", "some validated", "none")),
         ("more", 2),
         *in_soak(
-            *((case, 1) for case in ("known", "unknown", "endless", "fewer", "validated", "more")),
+            *((case, 1) for case in ("known", "unknown", "endless", "fewer", "validated", "more", "later")),
             ("known", 2),
             ("unknown", 2),
         ),
@@ -101,6 +101,7 @@ def test_a_rate_that_is_set_before_a_batch_is_that_of_its_step():
     same(first, second)
 
 
+@pytest.mark.soak  # as test_hooks_given_as_functions and the next test
 def test_weights_that_are_set_before_a_batch_are_those_of_its_step():
     class Halving(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -119,6 +120,7 @@ def test_what_is_changed_after_the_last_batch_of_an_epoch_stays():
     same(*both(dataset(), epochs=2, callbacks=lambda: [Shrinking()], validation_data=dataset(20, seed=8)))
 
 
+@pytest.mark.soak  # as test_an_evaluation_between_batches
 def test_metrics_that_a_callback_resets():
     class Resetting(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -137,6 +139,7 @@ def test_an_evaluation_between_batches():
     same(*both(dataset(59), epochs=2, callbacks=lambda: [Evaluating()]))
 
 
+@pytest.mark.soak  # as "SwapEMAWeights of batches" in test_fit_sweep.py
 def test_the_mean_of_weights_at_the_end_of_an_epoch():
     def make():
         return compiled(lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8))
@@ -147,6 +150,7 @@ def test_the_mean_of_weights_at_the_end_of_an_epoch():
     same(*both(dataset(), make, callbacks=callbacks, epochs=3, validation_data=dataset(20, seed=8)))
 
 
+@pytest.mark.soak  # as test_schedules_and_other_callbacks in test_fit_keras_callbacks.py
 def test_the_best_weights_are_put_back():
     def callbacks():
         return [keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)]
@@ -222,6 +226,7 @@ def test_checkpoints_in_the_middle_of_an_epoch(tmp_path):
             np.testing.assert_allclose(mine, theirs, rtol=1e-8)
 
 
+@pytest.mark.soak  # as test_logs_of_a_training_step_of_the_users_own in test_fit_reports.py
 def test_a_log_of_the_users_own_can_be_waited_for():
     class Own(keras.Model):
         def train_step(self, data):

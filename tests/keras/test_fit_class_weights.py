@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fit_common import CLASSES, FEATURES, arrays, both, dataset, dense, made, same
+from fit_common import AS_WRITTEN, CLASSES, FEATURES, arrays, both, dataset, dense, made, same
 
 import caramel
 
@@ -25,13 +25,18 @@ def test_weights_of_classes_for_one_hot_targets():
 
 
 def test_classes_without_a_weight_count_one():
-    """Keras fails for those above the highest that has one."""
+    """Keras fails for those above the highest that has one. The other weights, and their number of workers, are numpy's."""
     histories = []
-    for weights in ({0: 0.3}, {0: 0.3, 1: 1.0, 2: 1.0}):
-        histories.append(caramel.fit(made(dense)(), dataset(59), workers=2, verbose=0, class_weight=weights).history)
+    from_numpy = dict(zip(np.arange(3), np.array([0.3, 1.0, 1.0])))
+    for workers, weights in ((2, {0: 0.3}), (np.int64(2), from_numpy)):
+        trained = caramel.fit(
+            made(dense)(), dataset(59), workers=workers, verbose=0, class_weight=weights, cluster=AS_WRITTEN
+        )
+        histories.append(trained.history)
     np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-12)
 
 
+@pytest.mark.soak  # as test_classes_without_a_weight_count_one
 def test_numbers_from_numpy_are_as_good_as_python_s():
     options = {"workers": 2, "epochs": 2, "initial_epoch": 1, "class_weight": {0: 0.3, 2: 2.0}}
     from_numpy = {**{name: np.int64(options[name]) for name in ("workers", "epochs", "initial_epoch")}}
@@ -50,7 +55,7 @@ def test_targets_below_all_classes_count_one():
 
     alone = make().fit(x, signs, batch_size=12, shuffle=False, verbose=0, class_weight={1: 2.5})
     data = tf.data.Dataset.from_tensor_slices((x, signs)).batch(12)
-    history = caramel.fit(make(), data, workers=2, verbose=0, class_weight={1: 2.5})
+    history = caramel.fit(make(), data, workers=2, verbose=0, class_weight={1: 2.5}, cluster=AS_WRITTEN)
     np.testing.assert_allclose(history.history["loss"], alone.history["loss"], rtol=1e-6)
 
 

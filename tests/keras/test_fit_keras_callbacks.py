@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from fit_common import both, compiled, dataset, same
+from fit_common import AS_WRITTEN, both, compiled, dataset, same
 
 import caramel
 
@@ -31,6 +31,7 @@ def test_reducing_the_rate_on_a_plateau():
     assert first[0].history["learning_rate"][-1] < 0.02
 
 
+@pytest.mark.soak  # as test_checkpoints_in_the_middle_of_an_epoch in test_fit_callbacks.py
 def test_checkpoints_of_keras(tmp_path):
     histories = []
 
@@ -62,10 +63,11 @@ def test_an_interrupted_training_goes_on(tmp_path):
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
         return [backup, *([Interrupt()] if interrupted else [])]
 
+    options = {"workers": 2, "epochs": 4, "verbose": 0, "cluster": AS_WRITTEN}
     with pytest.raises(KeyboardInterrupt):
-        caramel.fit(compiled(), dataset(), workers=2, epochs=4, verbose=0, callbacks=callbacks(True))
+        caramel.fit(compiled(), dataset(), callbacks=callbacks(True), **options)
     second = compiled()
-    history = caramel.fit(second, dataset(), workers=2, epochs=4, verbose=0, callbacks=callbacks(False))
+    history = caramel.fit(second, dataset(), callbacks=callbacks(False), **options)
     whole = compiled()
     whole.fit(dataset(), epochs=4, verbose=0)
     assert len(history.history["loss"]) == 2
@@ -73,12 +75,14 @@ def test_an_interrupted_training_goes_on(tmp_path):
         np.testing.assert_allclose(mine, theirs, rtol=1e-8)
 
 
+@pytest.mark.soak  # as test_hooks_are_called_in_keras_order in test_fit_callbacks.py
 def test_logs(tmp_path):
     callbacks = [keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), keras.callbacks.TerminateOnNaN()]
     caramel.fit(compiled(), dataset(), workers=2, epochs=2, verbose=0, callbacks=callbacks)
     assert (tmp_path / "log.csv").read_text().count("\n") == 3
 
 
+@pytest.mark.soak  # as test_what_is_changed_after_the_last_batch_of_an_epoch_stays in test_fit_callbacks.py
 def test_a_callback_after_every_batch_sees_and_changes_values():
     seen = []
 
@@ -98,6 +102,7 @@ def test_a_callback_after_every_batch_sees_and_changes_values():
     assert len(seen[0]) == 10
 
 
+@pytest.mark.soak  # as "stopped in an epoch" in test_fit_shuffles.py
 def test_a_callback_that_stops_in_an_epoch():
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

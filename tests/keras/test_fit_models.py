@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fit_common import CLASSES, FEATURES, arrays, both, compiled_as, dataset, dense, made, same
+from fit_common import AS_WRITTEN, CLASSES, FEATURES, arrays, both, compiled_as, dataset, dense, made, same
 
 import caramel
 
@@ -17,6 +17,7 @@ def test_validation_on_arrays():
     same(*both(dataset(59), made(dense), epochs=2, validation_data=(x, y, weights), validation_batch_size=7))
 
 
+@pytest.mark.soak  # as test_a_dataset_in_which_all_batches_are_full
 def test_validation_on_some_batches():
     validation = dataset(59, seed=8).repeat()
     same(*both(dataset(59), made(dense), epochs=2, validation_data=validation, validation_steps=3))
@@ -24,12 +25,16 @@ def test_validation_on_some_batches():
 
 def test_a_dataset_in_which_all_batches_are_full():
     data = tf.data.Dataset.from_tensor_slices(arrays()).batch(12, drop_remainder=True)
-    same(*both(data, made(dense, metrics=["accuracy"]), epochs=2))
+    validation = {"validation_data": dataset(59, seed=8).repeat(), "validation_steps": 3}
+    same(*both(data, made(dense, metrics=["accuracy"]), epochs=2, **validation))
 
 
 def test_a_model_that_is_built_by_the_first_batch():
+    """So are its losses of weights."""
+
     def build():
-        return keras.Sequential([keras.layers.Dense(6, "tanh"), keras.layers.Dense(CLASSES)])
+        first = keras.layers.Dense(6, "tanh", kernel_regularizer=keras.regularizers.L2(0.1))
+        return keras.Sequential([first, keras.layers.Dense(CLASSES)])
 
     same(*both(dataset(59), made(build, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9)), epochs=2))
 
@@ -53,22 +58,27 @@ def test_inputs_and_outputs_by_name():
     same(*both(data, made(build, losses, metrics=metrics, loss_weights={"first": 1.0, "second": 0.3}), epochs=2))
 
 
-def test_dropout_differs_from_worker_to_worker():
-    """One device draws other masks than the workers; on one worker they are the same."""
+def with_dropout():
+    return dense(keras.layers.Dense(50, "tanh"), keras.layers.Dropout(0.5, seed=7))
 
-    def build():
-        return dense(keras.layers.Dense(50, "tanh"), keras.layers.Dropout(0.5, seed=7))
 
-    same(*both(dataset(59), made(build), workers=1, epochs=2))
+@pytest.mark.soak  # as "RandomFlip" in test_fit_sweep.py
+def test_dropout_on_one_worker():
+    same(*both(dataset(59), made(with_dropout), workers=1, epochs=2))
+
+
+def test_dropout_is_the_same_in_each_training():
+    """Although one device draws other masks than the workers."""
     ends = []
     for _ in range(2):
-        model = made(build)()
-        caramel.fit(model, dataset(59), workers=3, epochs=2, verbose=0)
+        model = made(with_dropout)()
+        caramel.fit(model, dataset(59), workers=3, epochs=2, verbose=0, cluster=AS_WRITTEN)
         ends.append([v.numpy() for v in model.variables])
     for first, second in zip(*ends):
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.soak  # as test_synchronised_exact.py
 def test_batch_normalisation_on_one_worker():
     same(*both(dataset(59), made(lambda: dense(keras.layers.BatchNormalization())), workers=1, epochs=2))
 
@@ -80,6 +90,7 @@ def test_scaled_losses():
     same(*both(dataset(59), made(dense, optimizer=optimizer, metrics=["accuracy"]), epochs=2))
 
 
+@pytest.mark.soak  # as test_a_model_that_is_built_by_the_first_batch
 def test_regularised_weights():
     build = lambda: dense(keras.layers.Dense(6, "tanh", kernel_regularizer=keras.regularizers.L2(0.1)))  # noqa: E731
     same(*both(dataset(59), made(build), epochs=2))

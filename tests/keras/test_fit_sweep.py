@@ -68,9 +68,7 @@ OF_EACH_WORKER = [name for name, one in cases.LAYERS.items() if one.own]
 THE_SAME_EVERYWHERE = [name for name, one in cases.LAYERS.items() if not (one.own or one.refused or one.refused_alone)]
 
 
-@pytest.mark.parametrize(
-    "name", sampled(OF_EACH_WORKER, "GaussianNoise", "LSTM dropout", "Sampling add_loss", "RandomFlip")
-)
+@pytest.mark.parametrize("name", sampled(OF_EACH_WORKER, "Sampling add_loss", "RandomFlip"))
 def test_layers_with_random_numbers_or_statistics_on_one_worker(name):
     """The bits, too: nothing is drawn before the first step."""
     want, got = (trained(*cases.with_layer(name), workers) for workers in (None, 1))
@@ -79,11 +77,13 @@ def test_layers_with_random_numbers_or_statistics_on_one_worker(name):
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs), err_msg=mine.path)
 
 
-@pytest.mark.parametrize("name", sampled(THE_SAME_EVERYWHERE, "SpectralNormalization", "GRU", "constraints"))
-def test_layers_that_are_the_same_on_every_worker(name):
-    check(*cases.with_layer(name))
+@pytest.mark.parametrize("workers", sampled(WORKERS, 3))
+@pytest.mark.parametrize("name", sampled(THE_SAME_EVERYWHERE, "SpectralNormalization"))
+def test_layers_that_are_the_same_on_every_worker(name, workers):
+    check(*cases.with_layer(name), workers=[workers])
 
 
+@pytest.mark.soak  # as test_synchronised_exact.py
 @pytest.mark.parametrize("name", [name for name, one in cases.LAYERS.items() if one.refused])
 def test_layers_that_need_the_whole_batch(name):
     make, data = cases.with_layer(name)
@@ -91,7 +91,7 @@ def test_layers_that_need_the_whole_batch(name):
     refused(make, data, cases.LAYERS[name].refused, 3)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", sampled(WORKERS, 1))
 @pytest.mark.parametrize("name", [name for name, one in cases.LAYERS.items() if one.refused_alone])
 def test_layers_that_are_refused(name, workers):
     refused(*cases.with_layer(name), cases.LAYERS[name].refused_alone, workers)
@@ -137,8 +137,9 @@ def test_losses_that_are_no_mean_over_the_examples(name):
 # -- metrics -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_weighted", [True, *in_soak(False)])
-@pytest.mark.parametrize("name", sampled(cases.METRICS, "R2Score", "F1Score", "Worst"))
+@pytest.mark.soak  # as test_fit_reports.py
+@pytest.mark.parametrize("is_weighted", [True, False])
+@pytest.mark.parametrize("name", cases.METRICS)
 def test_metrics(name, is_weighted):
     if is_weighted and name in ("function", "Worst", "MeanMetricWrapper of one's own"):
         is_weighted = False
@@ -147,7 +148,7 @@ def test_metrics(name, is_weighted):
 
 # -- optimizers ----------------------------------------------------------------------------------
 
-SAMPLE = list(zip(cases.OPTIMIZERS, [*cases.OPTIONS, *cases.OPTIONS]))[1::4]
+SAMPLE = [("Adagrad", "schedule")]  # those of test_matrix_exact.py are alike
 
 
 @pytest.mark.parametrize(
@@ -158,9 +159,10 @@ def test_optimizers(name, option):
     check(*cases.with_optimizer(name, option), workers=[3])
 
 
-@pytest.mark.parametrize("wrapped", sampled(cases.WRAPPED, "LossScaleOptimizer"))
-@pytest.mark.parametrize("option", ["gradient_accumulation_steps", *in_soak("plain", "clipnorm", "use_ema")])
-@pytest.mark.parametrize("name", ["Adam", *in_soak("SGD", "SGD momentum", "RMSprop", "Lion")])
+@pytest.mark.soak  # as test_scaled_losses in test_fit_models.py
+@pytest.mark.parametrize("wrapped", cases.WRAPPED)
+@pytest.mark.parametrize("option", ["plain", "clipnorm", "use_ema", "gradient_accumulation_steps"])
+@pytest.mark.parametrize("name", ["Adam", "SGD", "SGD momentum", "RMSprop", "Lion"])
 def test_optimizers_in_others(name, option, wrapped):
     check(*cases.with_optimizer(name, option, wrapped), workers=[3])
 
@@ -168,8 +170,6 @@ def test_optimizers_in_others(name, option, wrapped):
 # -- callbacks -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", sampled(cases.CALLBACKS, "SwapEMAWeights of batches", "freezing", "optimizer on_train_batch_end")
-)
+@pytest.mark.parametrize("name", sampled(cases.CALLBACKS, "SwapEMAWeights of batches", "optimizer on_train_batch_end"))
 def test_callbacks(name):
     check(*cases.with_callback(name), workers=[3])

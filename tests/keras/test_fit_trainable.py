@@ -3,13 +3,14 @@
 import keras
 import numpy as np
 import pytest
-from fit_common import both, compiled, dataset, same
+from fit_common import AS_WRITTEN, both, compiled, dataset, same
+from variants import each_once, in_soak
 
 import caramel
 
 
 def trained(model):
-    caramel.fit(model, dataset(), workers=2, verbose=0)
+    caramel.fit(model, dataset(), workers=2, verbose=0, cluster=AS_WRITTEN)
     return model
 
 
@@ -30,7 +31,7 @@ def frozen_and_compiled():
     return model
 
 
-@pytest.mark.parametrize("make", [frozen, frozen_and_compiled], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [frozen, *in_soak(frozen_and_compiled)], ids=lambda make: make.__name__)
 def test_a_layer_that_is_frozen_before_the_first_training(make):
     first, second = both(dataset(), make=make, epochs=2)
     same(first, second)
@@ -39,12 +40,14 @@ def test_a_layer_that_is_frozen_before_the_first_training(make):
     assert (after[1] != before[1]).any()
 
 
-@pytest.mark.parametrize("by_keras", [False, True], ids=["after caramel.fit", "after Keras' fit"])
-@pytest.mark.parametrize("was, change", [(True, "was frozen"), (False, "was made trainable")])
-def test_a_change_after_a_training_needs_compile(was, change, by_keras):
+@pytest.mark.parametrize(
+    "trained_by, change", each_once(["caramel.fit", "Keras' fit"], ["was made trainable", "was frozen"])
+)
+def test_a_change_after_a_training_needs_compile(trained_by, change):
+    was = change == "was frozen"
     model = compiled()
     model.layers[1].trainable = was
-    if by_keras:
+    if trained_by == "Keras' fit":
         model.fit(dataset(), verbose=0)
     else:
         trained(model)
@@ -74,8 +77,8 @@ def test_a_change_and_compile_between_trainings_is_that_of_keras():
         model.compile(keras.optimizers.Adam(0.01), model.loss)
         return fit(model), model
 
-    want = in_two_phases(lambda model: model.fit(dataset(), epochs=2, verbose=0))
-    same(want, in_two_phases(lambda model: caramel.fit(model, dataset(), workers=3, epochs=2, verbose=0)))
+    want = in_two_phases(lambda model: model.fit(dataset(), verbose=0))
+    same(want, in_two_phases(lambda model: caramel.fit(model, dataset(), workers=3, verbose=0, cluster=AS_WRITTEN)))
 
 
 def test_a_model_with_a_training_step_of_its_own():

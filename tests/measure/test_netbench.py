@@ -14,6 +14,7 @@ from caramel.errors import ClusterError, InputError, InvariantError
 from caramel.measure.all_reduce_bench import ELEMENT_BYTES, AllReduceBench, build_for
 from caramel.measure.netbench import Settings, _sizes_beside, measure_network
 from caramel.netmodel.file import load, save
+from caramel.runtime.host.run_options import RunOptions
 
 v1 = tf.compat.v1
 SIZES = (64, 2**16)
@@ -34,7 +35,9 @@ def short():
 @pytest.fixture(scope="module")
 def network(short):
     settings = Settings(sizes=SIZES, algorithms=MEASURED, depths=(1, 2), rounds=1)
-    return measure_network(caramel.InProcess(), [2, 3], settings, "virtual devices")
+    # TensorFlow's optimizers take most of the time where a graph grows as this one; other tests here have them.
+    cluster = caramel.InProcess(RunOptions(optimize_graph=False))
+    return measure_network(cluster, [2, 3], settings, "virtual devices")
 
 
 def test_everything_is_measured(network):
@@ -190,6 +193,7 @@ def test_one_worker_has_nothing_to_measure():
         measure_network(caramel.InProcess(), [])
 
 
+@pytest.mark.soak  # as test_measure_and_train_on_servers, in the tests of clusters
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("short")

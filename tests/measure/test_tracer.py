@@ -306,6 +306,7 @@ def test_orders_of_a_session(batch):
     assert found.distinct == (1, 1)
 
 
+@pytest.mark.soak  # as test_on_processes of `caramel trace`
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("namespaces")

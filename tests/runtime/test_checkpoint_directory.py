@@ -1,28 +1,20 @@
 """Checkpoints on a disk that others damage, in directories that others write to, by processes that are killed."""
 
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
-import textwrap
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import each_once
 
 import caramel
 from caramel.runtime import checkpoint
 from caramel.runtime.checkpoint_directory import CheckpointDirectory, Found
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
-
-HOLDER = """
-    import sys
-    from caramel.runtime.checkpoint_directory import CheckpointDirectory
-    with CheckpointDirectory(sys.argv[1]).held():
-        print("held", flush=True)
-        sys.stdin.read()
-"""
 
 
 def program(checkpoint=None, data=None):
@@ -238,28 +230,35 @@ def test_another_program_is_not_damage(filled, session):
 # -- other runs ------------------------------------------------------------------------------
 
 
+def hold(path, has_it):
+    """Hold a directory, say so, and stay."""
+    with CheckpointDirectory(path).held():
+        has_it.set()
+        time.sleep(600)
+
+
 @pytest.fixture
 def holder():
-    """Function that starts a run which holds a directory; it is killed at the latest with the test."""
-    started = []
+    """Function that starts a run which holds a directory; it is killed at the latest with the test.
+
+    It is a fork, which need not load TensorFlow.
+    """
+    started, processes = [], multiprocessing.get_context("fork")
 
     def start(path):
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(HOLDER), str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout.readline() == "held\n"
-        return process
+        has_it = processes.Event()
+        started.append(processes.Process(target=hold, args=(path, has_it)))
+        started[-1].start()
+        assert has_it.wait(60)
+        return started[-1]
 
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.join()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_second_run_is_refused_until_the_first_is_dead(filled, holder, refused_checkpoint):
     directory, _ = filled
     before = names(directory)
@@ -267,7 +266,7 @@ def test_a_second_run_is_refused_until_the_first_is_dead(filled, holder, refused
     with refused_checkpoint(str(directory.path), f"process {first.pid} on ", "another directory"), directory.held():
         pass
     first.kill()
-    first.wait()
+    first.join()
     with directory.held():
         assert directory.latest() is not None
     assert names(directory) == before
@@ -386,8 +385,11 @@ def test_files_are_on_the_disk_before_they_get_their_names(session, tmp_path, mo
 # -- names -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["run[1]", "back\\slash", "a* b? lr={0.1,0.2} ünï"])
-@pytest.mark.parametrize("as_objects", [False, True], ids=["names", "objects"])
+@pytest.mark.parametrize(
+    ("name", "as_objects"),
+    each_once(["run[1]", "back\\slash", "a* b? lr={0.1,0.2} ünï"], [False, True]),
+    ids=lambda value: value if isinstance(value, str) else "objects" if value else "names",
+)
 def test_names_that_look_like_patterns(tmp_path, name, as_objects):
     dataset = tf.data.Dataset.from_tensor_slices(np.repeat(X, 3, axis=0)).batch(2)
     directory = CheckpointDirectory(tmp_path / name)

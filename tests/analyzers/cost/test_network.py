@@ -2,6 +2,7 @@
 
 import pytest
 from tensorflow.core.framework.node_def_pb2 import NodeDef
+from variants import each_once
 
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.automatic import WANTED
@@ -80,8 +81,11 @@ def test_bounds_are_for_what_is_allowed():
     assert on(model).line_below(2**20).time_s(2**20) == pytest.approx(0.1, rel=0.01)
 
 
-@pytest.mark.parametrize("shares", [{}, {"shuffle": 0.1, "ring": 0.4}], ids=["", "processors"])
-@pytest.mark.parametrize("compute_s", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize(
+    ("shares", "compute_s"),
+    each_once([{}, {"shuffle": 0.1, "ring": 0.4}], [0.01, 0.1, 1.0]),
+    ids=lambda value: ("processors" if value else "") if isinstance(value, dict) else None,
+)
 def test_no_plan_is_below_the_bound_of_the_automatic_one(shares, compute_s):
     model = measured({"shuffle": 0.1, "ring": 0.124}, shares)
     bound_s = predicted(on(model), compute_s).lower_bound_s

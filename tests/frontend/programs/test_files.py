@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
-from variants import each_once
+from variants import each_once, in_soak
 
 import caramel
 
@@ -94,7 +94,7 @@ def test_a_file(tmp_path, kind, options):
     assert ("all_gather" in kinds) == sparse
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [*in_soak(False), True])
 def test_named_gradients_and_given_values(tmp_path, sparse):
     path, want, names = written(tmp_path, "pb", sparse=sparse)
     for values in (tmp_path / "start", caramel_values(tmp_path / "start")):

@@ -134,6 +134,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.soak  # as the command with TF_CONFIG; test_membership has resolvers
 @pytest.mark.slow
 @pytest.mark.processes
 def test_one_program_on_every_task_of_slurm(network):

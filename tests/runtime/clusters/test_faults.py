@@ -72,6 +72,7 @@ def test_a_worker_killed_between_steps(session, batch, bounded, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.soak  # as test_a_worker_killed_between_steps
 def test_worker_0_killed_between_steps(session, batch, bounded):
     pids = session._executor.worker_pids()
     os.kill(pids[0], signal.SIGTERM)
@@ -118,6 +119,7 @@ def test_a_frozen_worker(compiled, batch, bounded, ours, processes, freeze):
     assert "worker 1" in message, f"which worker is not said in: {message}"
 
 
+@pytest.mark.soak  # as test_a_frozen_worker
 def test_a_step_that_takes_longer_than_allowed(session, batch, bounded):
     x, y = batch
     session._timeout_s = 3.0
@@ -155,6 +157,7 @@ def test_a_killed_launcher(session, batch, bounded, ours, processes):
         session.step(*batch)
 
 
+@pytest.mark.soak  # as test_a_frozen_worker and test_a_killed_launcher
 def test_a_frozen_launcher(compiled, batch, bounded, ours, processes, freeze, monkeypatch):
     monkeypatch.setattr(processes_module, "_CLOSE_TIMEOUT_S", 1.0)
     session = compiled().session(caramel.LocalProcesses(), step_timeout_s=TIMEOUT_S)
@@ -167,6 +170,7 @@ def test_a_frozen_launcher(compiled, batch, bounded, ours, processes, freeze, mo
     assert processes.wait_until_gone(everything, BOUND_S) == []
 
 
+@pytest.mark.soak  # as test_a_worker_killed_between_steps
 def test_a_new_session_after_a_lost_one(compiled, batch, bounded, tmp_path):
     """What the message advises: a new session, and the last checkpoint."""
     armodel = compiled()

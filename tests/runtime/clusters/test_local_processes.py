@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import in_soak
 
 import caramel
 from caramel.errors import ClusterError, InputError
@@ -104,11 +105,14 @@ def test_kept_servers_have_sessions_with_variables_of_their_own():
     [
         pytest.param(0, id="launcher", marks=pytest.mark.soak),
         pytest.param(1, id="coordinating server", marks=pytest.mark.soak),
-        pytest.param(2, id="other server"),
+        pytest.param(2, id="other server", marks=pytest.mark.soak),
     ],
 )
 def test_kept_servers_start_again_if_one_has_ended(number, ours):
-    """Whatever ended, and although nobody has asked it for anything since; who had a session has it no more."""
+    """Whatever ended, and although nobody has asked it for anything since; who had a session has it no more.
+
+    In every run, test_kept_servers_have_sessions_with_variables_of_their_own has a launcher that ended.
+    """
     graph_def, added, initialise = counting(2)
     devices = ("/job:worker/task:0", "/job:worker/task:1")
     with closing(SharedProcesses(caramel.LocalProcesses())) as kept:
@@ -132,23 +136,27 @@ def test_kept_servers_start_again_if_one_has_ended(number, ours):
     ours()
 
 
-def test_sessions_with_native_collectives_share_no_servers():
+@pytest.mark.parametrize("algorithms", [("native", "native"), *in_soak((("native", "ring", "native"),))])
+def test_sessions_with_native_collectives_share_no_servers(algorithms):
     with caramel.capture() as context:
         x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
         w = tf.compat.v1.get_variable("w", [3], initializer=tf.compat.v1.ones_initializer())
         loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, w)))
         tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with caramel.ARModel(context, 2, algorithm="ring").session() as here:
+        expected = [here.step(x).loss for _ in range(3)]
     with closing(SharedProcesses(caramel.LocalProcesses())) as kept:
         losses, pids = [], []
-        sessions = [caramel.ARModel(context, 2, algorithm=name).session(kept) for name in ("native", "ring", "native")]
+        sessions = [caramel.ARModel(context, 2, algorithm=name).session(kept) for name in algorithms]
         for session in sessions:
             losses.append([session.step(x).loss for _ in range(3)])
             pids.append(session.executor.pids())
         for session in sessions:
             session.close()
-    assert losses[0] == losses[2] == pytest.approx(losses[1], rel=1e-5)
-    assert len({pid for each in pids for pid in each}) == 9
+    assert losses[0] == losses[-1]
+    assert losses == [pytest.approx(expected, rel=1e-5)] * len(algorithms)
+    assert len({pid for each in pids for pid in each}) == 3 * len(algorithms)
 
 
 def test_the_transport_is_set_up_and_what_the_user_has_set_stays(monkeypatch):
@@ -303,7 +311,7 @@ def driver(processes, scratch):
     [
         pytest.param("sleeps", signal.SIGKILL, marks=pytest.mark.soak),
         ("steps", signal.SIGKILL),
-        ("steps", signal.SIGINT),
+        pytest.param("steps", signal.SIGINT, marks=pytest.mark.soak),
     ],
     ids=["SIGKILL", "SIGKILL in a step", "Ctrl-C in a step"],
 )
@@ -328,6 +336,7 @@ def test_the_user_s_process_ends_without_closing(driver, processes, scratch):
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.soak  # as where it is killed in a step
 def test_the_user_s_process_is_killed_while_servers_start(driver, processes):
     child, _ = driver("sleeps", line="starting")
     deadline = time.monotonic() + SETTLE_S

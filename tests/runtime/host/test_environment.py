@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from variants import in_soak
 
 from caramel.runtime.host.environment import child_environment, load_tensorflow
 
@@ -25,8 +26,7 @@ print(*Dense(2)(tf.ones([3, 4])).shape)
 @pytest.mark.parametrize(
     "then",
     [
-        "from keras.layers import Dense",
-        pytest.param("from tensorflow.keras.layers import Dense", marks=pytest.mark.soak),
+        *in_soak("from keras.layers import Dense", "from tensorflow.keras.layers import Dense"),
         "Dense = tf.keras.layers.Dense; tf.optimizers.Adam",
     ],
 )
