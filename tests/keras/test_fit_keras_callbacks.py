@@ -24,7 +24,7 @@ def test_schedules_and_other_callbacks():
 @pytest.mark.soak  # as schedules
 def test_reducing_the_rate_on_a_plateau():
     def callbacks():
-        return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.3)]
+        return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1.0)]
 
     first, second = both(dataset(), epochs=5, callbacks=callbacks)
     same(first, second)
