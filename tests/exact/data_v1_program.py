@@ -1,6 +1,7 @@
 """A program of TensorFlow 1 that reads from tf.data, in a process without TensorFlow 2's behaviour.
 
-Run as ``data_v1_program.py KIND...``, of {"one shot", "reinitializable", "placeholders", "own"}: trains on one device and on workers, compares, and prints what it compared.
+Run as ``data_v1_program.py KIND...``, of {"one shot", "reinitializable", "placeholders", "own"}: trains on one device and
+on workers, compares, and prints what it compared.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Keras optimizers and features: N workers equal one device with the whole batch.
 
-Here an optimizer of each kind of update on one model, and every feature with SGD, some with Adam; `make soak` runs the
+Here an optimizer of each kind of update on one model, and most features with SGD, some with Adam; `make soak` runs the
 cross product, with other numbers of workers, too.
 """
 

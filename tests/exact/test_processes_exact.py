@@ -1,6 +1,7 @@
 """Workers in processes of their own give the bits that workers in this process give.
 
-In every run, test_in_two_local_processes of test_shared_processes_exact.py and test_on_processes of test_fit.py stand for it.
+In every run, test_in_two_local_processes of test_shared_processes_exact.py and test_on_processes of test_fit.py stand
+for it.
 """
 
 import exact_keras as k

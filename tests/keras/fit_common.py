@@ -65,7 +65,7 @@ def dense(*layers):
 AS_WRITTEN = caramel.InProcess(options=caramel.RunOptions(optimize_graph=False))
 """Without TensorFlow's graph optimizers, which would take as long as all the rest.
 
-They are on in test_it_trains_as_keras_does, and where the tests call `caramel.fit` themselves, as test_fit_sweep.py does.
+They are on in test_it_trains_as_keras_does and in test_fit_sweep.py.
 """
 
 

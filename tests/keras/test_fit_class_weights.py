@@ -25,7 +25,7 @@ def test_weights_of_classes_for_one_hot_targets():
 
 
 def test_classes_without_a_weight_count_one():
-    """Keras fails for those above the highest that has one. The other weights, and their number of workers, are numpy's."""
+    """Keras fails for those above the highest that has one. The second weights and number of workers are numpy's."""
     histories = []
     from_numpy = dict(zip(np.arange(3), np.array([0.3, 1.0, 1.0])))
     for workers, weights in ((2, {0: 0.3}), (np.int64(2), from_numpy)):
