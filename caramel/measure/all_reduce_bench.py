@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -100,8 +101,10 @@ class AllReduceBench:
             sources = [filled(empty, f"probe_{rank}", 0.0, (1,), device) for rank, device in enumerate(self.devices)]
             probe = build_for(Schedules(), self, NATIVE, 1, ELEMENT_BYTES)(0, "native_probe", sources)
             empty += [node_def for node_def, _ in probe.nodes]
-        graph_def = Graph(empty).to_graph_def()
-        self._executor: Executor = cluster.start(graph_def, default_devices(workers), timeout_s)
+        # The graph grows with each size. TensorFlow's optimizers find nothing to do in it, but go through all of it for
+        # each new step, which is most of the time that a measurement would take.
+        as_written = cluster.with_options(replace(cluster.options, optimize_graph=False))
+        self._executor: Executor = as_written.start(Graph(empty).to_graph_def(), default_devices(workers), timeout_s)
 
     def __enter__(self) -> AllReduceBench:
         return self

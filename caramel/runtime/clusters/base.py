@@ -49,7 +49,7 @@ class Cluster(ABC):
         Raises:
             InputError: there is no such thing.
         """
-        raise InputError(f"a trace is measured on a cluster such as caramel.InProcess(), got {self!r}")
+        raise InputError(f"measuring needs a cluster such as caramel.InProcess(), got {self!r}")
 
     def shared(self) -> AbstractContextManager[Cluster]:
         """A cluster whose sessions, at once or one after the other, run on the same servers until the end."""
