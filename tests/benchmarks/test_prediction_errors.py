@@ -4,8 +4,10 @@ import math
 
 import pytest
 
+from benchmarks.publish import ROOT
 from benchmarks.training.prediction_errors import Predicted, bounds_of_share, covered, model_error, ranked, table
-from benchmarks.training.records import Cell
+from benchmarks.training.records import Cell, load
+from caramel.analyzers.optimal.interval import MODEL_ERROR
 from caramel.plan import Interval
 
 ONE, OTHER = Cell("vgg", 4, 1.0), Cell("tiny", 4, 1.0)
@@ -46,6 +48,14 @@ def test_orders_count_within_a_cell_where_steps_differ():
         pair(OTHER, 9.0, 0.1),
     ]
     assert ranked(pairs) == (1, 2)  # 1.0 and 1.2 are in order, 1.02 and 1.2 are not, 1.0 and 1.02 are alike
+
+
+def test_the_error_that_plans_count_with_is_that_of_the_published_cells():
+    records = [*(ROOT / "benchmarks/results").glob("training*.json"), ROOT / "benchmarks/results/slower_core.json"]
+    rows = [row for path in records for row in load(path).rows if row.predicted_s and row.time_s]
+    assert len(rows) == 238
+    found = model_error(pair(row.cell, row.predicted_s, row.time_s) for row in rows)
+    assert pytest.approx(found, abs=5e-4) == MODEL_ERROR
 
 
 def test_as_a_table():
