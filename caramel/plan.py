@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -70,6 +71,9 @@ class Transfers:
     notes: tuple[str, ...] = ()
 
 
+_DEVIATIONS = 1.96
+"""Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
+
 _BOUND_TOLERANCE = 1e-9
 """Fraction of a step by which rounding may lift a lower bound above it."""
 
@@ -94,6 +98,17 @@ class Interval:
     network: float
     model: float
 
+    @classmethod
+    def around(cls, step_s: float, trace: float, network: float, model: float) -> Interval:
+        """The interval of a step with these parts, which count as independent and normal on a logarithmic scale.
+
+        Args:
+            step_s: the predicted seconds.
+            trace: see `Interval`, and likewise the others.
+        """
+        factor = math.exp(_DEVIATIONS * math.hypot(trace, network, model))
+        return cls(step_s / factor, step_s * factor, trace, network, model)
+
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {getattr(self, name):.1%}" for name in ("trace", "network", "model"))
         return f"with 95 % probability {self.low_s * 1e3:.4g} to {self.high_s * 1e3:.4g} ms ({parts})"
@@ -109,7 +124,7 @@ class Prediction:
             all-reduces are allowed and measured.
         basis: origin of the times.
         alternatives: seconds of the step with each transfer in its other window; None where it cannot be there.
-        interval: the seconds between which the step is; None if nobody asked for it.
+        interval: the seconds between which the step is; None in a prediction made by hand.
     """
 
     timeline: Timeline

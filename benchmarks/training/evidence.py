@@ -66,9 +66,23 @@ def keep(evidence: Evidence, folder: Path) -> None:
     save_trace(evidence.trace, folder / _TRACE)
     save_network(evidence.network, folder / _NETWORK)
     for name, plan in evidence.plans.items():
-        plan.save(folder / f"{name}.plan.json")
+        plan.save(_plan_file(folder, name))
     for name, step in evidence.timelines.items():
         write_json(_as_data(step), folder / f"{name}.timeline.json")
+
+
+def plan_of(folder: Path, contender: str) -> Plan | None:
+    """The plan of a contender; None where none was kept.
+
+    Args:
+        folder: see `folder_of`.
+        contender: name of a plan of this library.
+
+    Raises:
+        PlanError: it is damaged, or of another version.
+    """
+    path = _plan_file(folder, contender)
+    return Plan.load(path) if path.exists() else None
 
 
 def timeline(folder: Path, contender: str) -> Step:
@@ -82,6 +96,10 @@ def timeline(folder: Path, contender: str) -> Step:
     works = tuple(Work(*row) for row in data["works"]["rows"])
     messages = tuple(Message(*row) for row in data["messages"]["rows"])
     return Step(works, messages, data["step_s"])
+
+
+def _plan_file(folder: Path, contender: str) -> Path:
+    return folder / f"{contender}.plan.json"
 
 
 def _as_data(step: Step) -> dict[str, Any]:

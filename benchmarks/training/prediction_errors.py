@@ -1,17 +1,24 @@
-"""How near this library's predictions come to the steps of cells whose evidence was kept."""
+"""``python -m benchmarks.training.prediction_errors RECORD``: how near predictions come to measured steps.
+
+Of cells whose evidence was kept: beside the record, each cell has the plans, with what their predictions leave open.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from benchmarks.output import markdown_table
+import click
+
+from benchmarks.output import errors_for_click, markdown_table
+from benchmarks.training.evidence import folder_of, plan_of
 from benchmarks.training.names import TITLES
-from benchmarks.training.records import Cell
+from benchmarks.training.records import Cell, load
+from caramel.errors import InputError
 from caramel.plan import Interval
 
 _DIFFERENT = 0.03
@@ -50,12 +57,27 @@ class Predicted:
 
     def is_covered(self, model_error: float) -> bool:
         """Whether the measured step is in the 95 % interval with some error of the model."""
-        deviation = math.sqrt(self.left_open + model_error**2)
-        return abs(math.log(self.time_s / self.predicted_s)) <= _deviations() * deviation
+        interval = Interval.around(self.predicted_s, self.interval.trace, self.interval.network, model_error)
+        return interval.low_s <= self.time_s <= interval.high_s
 
 
-def _deviations() -> float:
-    return statistics.NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
+def kept(record: str) -> list[Predicted]:
+    """What was predicted and measured in the cells of a record.
+
+    Args:
+        record: file of the record.
+
+    Raises:
+        InputError: the record cannot be read.
+        PlanError: a plan is damaged, or of another version.
+    """
+    found = []
+    for row in load(record).rows:
+        plan = plan_of(folder_of(record, row.cell), row.contender)
+        if plan is not None and plan.prediction is not None and plan.prediction.interval is not None and row.time_s:
+            prediction, interval = plan.prediction, plan.prediction.interval
+            found.append(Predicted(row.cell, row.contender, prediction.timeline.iteration_s, row.time_s, interval))
+    return found
 
 
 def model_error(pairs: Iterable[Predicted]) -> float:
@@ -104,21 +126,6 @@ def ranked(pairs: Sequence[Predicted]) -> tuple[int, int]:
     return right, count
 
 
-def as_data(pairs: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """All there is to keep of predictions."""
-    return [
-        {
-            "cell": each.cell.key,
-            "contender": each.contender,
-            "predicted_s": each.predicted_s,
-            "time_s": each.time_s,
-            "trace": each.interval.trace,
-            "network": each.interval.network,
-        }
-        for each in pairs
-    ]
-
-
 def table(pairs: Sequence[Predicted]) -> str:
     """Predictions beside measurements, and what they come to, as Markdown.
 
@@ -139,7 +146,8 @@ def table(pairs: Sequence[Predicted]) -> str:
     ]
     head = ("cell", "plan", "predicted [ms]", "interval [ms]", "measured [ms]", "off", "trace, network")
     right, count = ranked(pairs)
-    inside, (low, high) = covered(pairs), bounds_of_share(covered(pairs), len(pairs))
+    inside = covered(pairs)
+    low, high = bounds_of_share(inside, len(pairs))
     errors = [each.error for each in pairs]
     told = (
         f"Signed mean {statistics.fmean(errors):+.1%}; half are within {statistics.median(map(abs, errors)):.1%}, the "
@@ -149,3 +157,21 @@ def table(pairs: Sequence[Predicted]) -> str:
         f"intervals ({inside / len(pairs):.0%}, 95 % bounds {low:.0%} to {high:.0%})."
     )
     return f"{markdown_table(head, rows)}\n\n{told}"
+
+
+@click.command()
+@click.argument("record", type=click.Path(exists=True, dir_okay=False))
+@errors_for_click
+def main(record: str) -> None:
+    """Compare predictions with the measured steps of a RECORD of the training benchmark."""
+    pairs = kept(record)
+    if len({each.cell for each in pairs}) < 2:
+        raise InputError(
+            f"{record!r} has plans of {len({each.cell for each in pairs})} cells beside it: each cell is judged by the "
+            "error of the others, so measure two or more (python -m benchmarks.training)"
+        )
+    click.echo(table(pairs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(prog_name="python -m benchmarks.training.prediction_errors"))

@@ -1,15 +1,32 @@
 """How near predictions come: errors, orders and intervals, with each cell's own error of the model left out."""
 
 import math
+from dataclasses import replace
 
 import pytest
+import tensorflow as tf
+from click.testing import CliRunner
 
+import caramel
 from benchmarks.publish import ROOT
-from benchmarks.training.prediction_errors import Predicted, bounds_of_share, covered, model_error, ranked, table
-from benchmarks.training.records import Cell, load
+from benchmarks.training.evidence import Evidence, folder_of, keep
+from benchmarks.training.prediction_errors import (
+    Predicted,
+    bounds_of_share,
+    covered,
+    kept,
+    main,
+    model_error,
+    ranked,
+    table,
+)
+from benchmarks.training.records import Cell, load, save
 from caramel.analyzers.optimal.interval import MODEL_ERROR
-from caramel.plan import Interval
+from caramel.facts import Timeline, Trace
+from caramel.netmodel.model import NetworkModel
+from caramel.plan import Interval, Prediction
 
+TRACE, NETWORK = Trace("digest", {}, {}, 1.0, 1.0, 1, 1, None, "by hand"), NetworkModel.from_link_rate(1e6)
 ONE, OTHER = Cell("vgg", 4, 1.0), Cell("tiny", 4, 1.0)
 
 
@@ -58,8 +75,43 @@ def test_the_error_that_plans_count_with_is_that_of_the_published_cells():
     assert pytest.approx(found, abs=5e-4) == MODEL_ERROR
 
 
+def test_plans_beside_a_record_are_compared_with_its_steps(tmp_path):
+    record, path = load(ROOT / "benchmarks/results/slower_core.json"), str(tmp_path / "core.json")
+    save(record, path)
+    plan = made_plan()
+    rows = [row for row in record.rows if row.contender == "caramel" and row.cell in (ONE, OTHER)]
+    run = CliRunner().invoke(main, [path])
+    assert run.exit_code == 1 and "plans of 0 cells" in run.output and "two or more" in run.output
+    for number, row in enumerate(rows, 1):
+        prediction = Prediction(
+            Timeline((), float(number), 0.0, 0.0), 0.0, "", (), Interval.around(number, 0.1, 0.2, 0.3)
+        )
+        keep(Evidence(TRACE, NETWORK, {"caramel": replace(plan, prediction=prediction)}, {}), folder_of(path, row.cell))
+    found = kept(path)
+    assert [(each.cell, each.contender, each.time_s) for each in found] == [(r.cell, "caramel", r.time_s) for r in rows]
+    assert [(each.predicted_s, each.interval.trace, each.interval.network) for each in found] == [
+        (1.0, 0.1, 0.2),
+        (2.0, 0.1, 0.2),
+    ]
+    run = CliRunner().invoke(main, [path])
+    assert run.exit_code == 0 and run.output.strip() == table(found)
+
+
+def made_plan():
+    w = tf.Variable([0.0, 0.0], name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, w) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    return caramel.ARModel(caramel.capture(step, [tf.TensorSpec([None, 2])]), 2).plan
+
+
 def test_as_a_table():
     text = table([pair(ONE, 0.9, 1.0), pair(ONE, 1.1, 1.0, contender="caramel_paper"), pair(OTHER, 1.0, 1.0)])
     assert "| vgg, 4 workers, rho 1 | the paper's policy | 1100 | 500 to 2000 | 1000 | +10.0% | 0.0%, 0.0% |" in text
-    assert "Signed mean -0.0%" in text or "Signed mean +0.0%" in text
-    assert "Of 0 pairs" in text and "3 of 3" not in text
+    told = text.rpartition("\n\n")[2]
+    assert "half are within 10.0%, the worst is" in told
+    assert "Of 0 pairs" in told and "With that of the other cells, 1 of 3 steps are in their intervals" in told

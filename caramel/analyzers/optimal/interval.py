@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import simulate_on
 from caramel.facts import Boundaries, InFlight, Schedule, Timeline, Trace
@@ -14,9 +12,6 @@ MODEL_ERROR = 0.115
 """What the simulation leaves out: standard deviation of the logarithm of measured over predicted steps. It is that of
 all published cells, whose records do not tell the parts of the trace and the network from it, so it holds these, too
 (`docs/benchmarks/predictions.md`)."""
-
-_DEVIATIONS = 1.96
-"""Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
 
 _MOST_SPREAD = 0.5
 """Largest standard deviation that is simulated, as a fraction: with more, nothing is known."""
@@ -61,9 +56,7 @@ def interval_of(
 
     of_trace = effect(trace.spread, is_of_network=False)
     of_network = effect(_network_error(network, boundaries, schedule), is_of_network=True)
-    deviation = math.sqrt(of_trace**2 + of_network**2 + MODEL_ERROR**2)
-    factor = math.exp(_DEVIATIONS * deviation)
-    return Interval(timeline.iteration_s / factor, timeline.iteration_s * factor, of_trace, of_network, MODEL_ERROR)
+    return Interval.around(timeline.iteration_s, of_trace, of_network, MODEL_ERROR)
 
 
 def _network_error(network: Network, boundaries: Boundaries, schedule: Schedule) -> float:
