@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -76,13 +77,20 @@ class StepError(CaramelError):
     """The program itself failed inside a training step or an evaluation."""
 
 
+_TERMINAL_CODE = re.compile("\x1b\\[[0-9;]*m")
+"""What makes text bold or coloured on a terminal, as Keras puts it into messages."""
+
+
 def in_one_line(error: BaseException) -> str:
     """What an error says, without the code and the traces that some libraries put into it.
 
     >>> in_one_line(ValueError("in user code:\\n\\n    File 'a.py', line 3\\n\\n    ValueError: no such layer\\n"))
     'no such layer'
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    plain = _TERMINAL_CODE.sub("", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):  # Keras; what was raised follows
+        return lines[1]
     if not lines:
         return type(error).__name__
     if lines[0] != "in user code:":

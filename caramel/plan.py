@@ -429,6 +429,9 @@ class Plan:
             f"from: {prediction.basis}",
         ]
 
+    def __str__(self) -> str:
+        return self.table()
+
     def diff(self, other: Plan) -> str:
         """The decisions in which another plan differs, as text; empty if there are none.
 

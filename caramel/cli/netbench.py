@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--workers", "numbers", multiple=True, type=int, help="Number of workers; several to predict others.")
 @with_cluster("processes")
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
+@click.option("--quick", is_flag=True, help="A first look in about a minute: fewer sizes, depths and rounds.")
 @click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Also draw the measurements.")
 @click.option(
     "--size",
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--algorithm", "algorithms", multiple=True, metavar="NAME", help="What to measure; default: all.")
 @click.option("--depth", "depths", multiple=True, type=int, help="Numbers of chunks; default: 1, 2, 4 and 8.")
-@click.option("--rounds", type=int, default=7, show_default=True, help="How often each is timed.")
+@click.option("--rounds", type=int, help="How often each is timed; default: 7.")
 @click.option("--link-rate", metavar="RATE", help="Measure nothing: links of this rate, such as 10Gbit/s.")
 @click.option("--latency", type=float, metavar="SECONDS", help="link-rate: time of a message.")
 @click.option("--alpha", type=float, metavar="SECONDS", help="Measure nothing: time of a message.")
@@ -43,6 +45,7 @@ def netbench(
     base_port: int | None,
     allow_open_ports: bool,
     out: str | None,
+    quick: bool,
     plot: str | None,
     description: str,
     **options: Any,
@@ -61,7 +64,8 @@ def netbench(
 
     costs = {name: options.pop(name) for name in ("link_rate", "latency", "alpha", "beta", "gamma")}
     if any(value is not None for value in costs.values()):
-        if plot is not None or description or any(options[name] for name in ("sizes", "algorithms", "depths")):
+        given = [options[name] for name in ("sizes", "algorithms", "depths", "rounds")]
+        if plot is not None or description or quick or any(given):
             raise click.UsageError("a network given by hand is not measured: leave out --plot, --size and the like")
         network = _given_network(**costs)
         text = as_text(network, numbers)
@@ -71,7 +75,7 @@ def netbench(
     else:
         where = description or f"{cluster} cluster on {platform.node()}"
         network = _measured_network(
-            chosen_cluster(cluster, base_port, allow_open_ports), numbers, where, out, **options
+            chosen_cluster(cluster, base_port, allow_open_ports), numbers, where, out, quick, **options
         )
         text = as_text(network)
         if plot is not None:
@@ -83,15 +87,17 @@ def netbench(
 
 
 def _measured_network(
-    cluster: Cluster, numbers: tuple[int, ...], description: str, out: str, **options: Any
+    cluster: Cluster, numbers: tuple[int, ...], description: str, out: str, quick: bool, **options: Any
 ) -> NetworkModel:
     """Measure one number of workers after the other; each result is saved before the next is measured."""
-    from caramel.measure.netbench import Settings, measure_network
+    from caramel.measure.netbench import QUICK, Settings, measure_network
     from caramel.netmodel.file import save
 
     sizes = tuple(parse_size(text) for text in options.pop("sizes"))
     chosen = {"sizes": sizes, **options}
-    settings = Settings(**{name: value for name, value in chosen.items() if value != ()})
+    settings = replace(
+        QUICK if quick else Settings(), **{name: value for name, value in chosen.items() if value not in ((), None)}
+    )
     return measure_network(cluster, numbers, settings, description, on_network=lambda network: save(network, out))
 
 

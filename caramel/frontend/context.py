@@ -231,6 +231,12 @@ class Context:
             raise CaptureError("the captured code differentiates in several tf.Graphs: capture one program at a time")
         return graphs[0]
 
+    @property
+    def has_built_graph(self) -> bool:
+        """Whether watched code has differentiated in a graph of TensorFlow 1, or put an op into the block's graph."""
+        block_ops = [] if self._block_graph is None else self._block_graph.get_operations()
+        return bool(block_ops or (self._recorder is not None and self._recorder.graphs))
+
     @cached_property
     def model(self) -> Model:
         """The captured training step with its roles.

@@ -217,6 +217,7 @@ def _checked(returned: Any, what: str) -> Mapping[str, Any]:
 
 
 def _graph_program(context: Context, returned: Any, what: str) -> Program:
+    _refuse_objects(context, returned, what)
     entries = _checked(returned, what)
     if "inputs" in entries:
         raise ProgramError(f"{what} returns 'inputs' without 'step': they go together")
@@ -230,6 +231,22 @@ def _graph_program(context: Context, returned: Any, what: str) -> Program:
     data, why_here = _for_workers(entries.get("data"), what)
     context.data = data if why_here is None else None
     return Program(context, entries.get("data"), evaluation.get("data"), why_here)
+
+
+def _refuse_objects(context: Context, returned: Any, what: str) -> None:
+    """Refuse what an entry returns in place of a program: it has built no graph.
+
+    Raises:
+        ProgramError: it has built none.
+    """
+    if returned is None or isinstance(returned, Mapping) or context.has_built_graph:
+        return
+    is_model = any(base.__name__ == "Model" and base.__module__.startswith("keras.") for base in type(returned).__mro__)
+    keras_hint = ". (A compiled Keras model is trained by caramel.fit, in a script of your own)" if is_model else ""
+    raise ProgramError(
+        f"{what} returns {type(returned).__name__}: return a dict with 'step', 'inputs' and 'data', or build a graph "
+        f"of TensorFlow 1; docs/how-to/program-files.md has examples{keras_hint}"
+    )
 
 
 def _for_workers(data: Any, what: str) -> tuple[Any, str | None]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from caramel.armodel import ARModel
+from caramel.compiler.options import CompileOptions
 from caramel.data.components import arguments_of
 from caramel.data.dataset import sample_dataset
 from caramel.errors import CaptureError, InputError, in_one_line
@@ -27,7 +30,7 @@ from caramel.util.arguments import whole_number
 
 def fit(
     model: Any,
-    dataset: Any,
+    dataset: Any = None,
     *,
     workers: int,
     epochs: int = 1,
@@ -92,6 +95,7 @@ def fit(
         >>> [round(loss, 4) for loss in history.history["loss"]]
         [1.0, 0.9409]
     """
+    _refuse_unknown(options)
     _check(model, dataset, epochs, initial_epoch, steps_per_epoch, validation_freq)
     number = whole_number(workers, "workers")
     given_dataset = dataset
@@ -185,6 +189,28 @@ def _trained(
     return logs
 
 
+_OPTIONS = ("loss_reduction", *(field.name for field in fields(CompileOptions) if field.name != "workers"))
+"""What `fit` takes besides its own arguments."""
+
+_INSTEAD = {
+    **dict.fromkeys(("x", "y", "batch_size"), "give tf.data.Dataset.from_tensor_slices((x, y)).batch(size)"),
+    "sample_weight": "give a dataset of (x, y, sample_weight)",
+    "shuffle": "give dataset.shuffle(size), before it is batched",
+    "validation_split": "give the rest of the data as validation_data=",
+    "number_of_workers": "the number of workers is workers=",
+}
+"""What to do instead of an argument that Keras' own ``fit`` has, or that a user may expect."""
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name in _OPTIONS:
+            continue
+        near = get_close_matches(name, [*signature(fit).parameters, *_OPTIONS], 1)
+        hint = _INSTEAD.get(name) or (f"did you mean {near[0]!r}?" if near else "see help(caramel.fit)")
+        raise InputError(f"fit() has no argument {name!r}: {hint}")
+
+
 def _check(
     model: Any, dataset: Any, epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any
 ) -> None:
@@ -233,11 +259,20 @@ def _build(model: Any, dataset: Any) -> None:
     try:
         _trace(model, arguments_of(element_spec))
     except Exception as error:  # Keras and the user's layers raise what they like
+        hint = " Elements are batches: is dataset.batch(size) missing?" if _seems_unbatched(model, element_spec) else ""
         raise InputError(
             f"model {model.name!r} cannot take the dataset's elements {element_spec}: "
-            f"{type(error).__name__}: {in_one_line(error)}"
+            f"{type(error).__name__}: {in_one_line(error)}.{hint}"
         ) from error
     model.reset_metrics()
+
+
+def _seems_unbatched(model: Any, element_spec: Any) -> bool:
+    """Whether a dataset's elements lack a dimension: that of the batch, probably."""
+    ranks = [spec.shape.rank for spec in tf.nest.flatten(element_spec) if hasattr(spec, "shape")]
+    x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    inputs = zip(tf.nest.flatten(x), getattr(model, "inputs", None) or (), strict=False)
+    return 0 in ranks or any(spec.shape.rank == len(tensor.shape) - 1 for spec, tensor in inputs if spec.shape.rank)
 
 
 def _trace(model: Any, arguments: Sequence[Any]) -> None:

@@ -8,6 +8,7 @@ input instead would let TensorFlow's optimizers see through a reduction whose re
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,12 @@ _RETIME_RATIO = 1.15
 """Ratio to the fastest median up to which all-reduces are timed as often again: the least of many noisy medians is
 often not that of the fastest."""
 
+_LONG_STEP_S = 0.25
+"""Seconds of a step after which all-reduces need not follow each other: what a step costs besides is far less."""
+
+_ENOUGH_S, _MIN_ROUNDS = 5.0, 2
+"""Seconds for which the fastest all-reduce is timed at most, if these are so many rounds: long steps differ little."""
+
 _PATTERN_MODULUS = 1009
 """Modulus of the pattern in the values: neighbouring elements differ, so that misplaced shards are noticed."""
 
@@ -51,9 +58,18 @@ def elements_of(size_bytes: int) -> int:
     return max(size_bytes // ELEMENT_BYTES, 1)
 
 
-def repetitions(size_bytes: int) -> int:
-    """Number of all-reduces that follow each other in a step: the shorter, the more."""
-    return next((count for most, count in ((2**16, 8), (2**20, 4), (2**24, 2)) if size_bytes <= most), 1)
+def repetitions(size_bytes: int, expected_s: float = 0.0) -> int:
+    """Number of all-reduces that follow each other in a step: the shorter, the more.
+
+    Args:
+        size_bytes: bytes of the tensor on each worker.
+        expected_s: seconds that the fastest one is expected to take; 0 if that is not known.
+
+    >>> repetitions(2**12), repetitions(2**20), repetitions(2**20, expected_s=0.3), repetitions(2**25)
+    (8, 4, 1, 1)
+    """
+    by_size = next((count for most, count in ((2**16, 8), (2**20, 4), (2**24, 2)) if size_bytes <= most), 1)
+    return by_size if expected_s * by_size <= _LONG_STEP_S else max(1, math.floor(_LONG_STEP_S / expected_s))
 
 
 def per_all_reduce(steps_s: Sequence[float], empty_s: Sequence[float], repeats: int) -> list[float]:
@@ -185,17 +201,20 @@ class AllReduceBench:
         """Add other nodes to the graph."""
         self._executor.extend(Graph(nodes).to_bytes())
 
-    def fetch(self, fetches: Sequence[str], targets: Sequence[str]) -> list[np.ndarray]:
+    def fetch(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray] | None = None
+    ) -> list[np.ndarray]:
         """Run a step of one's own.
 
         Args:
             fetches: names of tensors.
             targets: names of ops.
+            feeds: arrays by the names of tensors.
 
         Raises:
             ClusterError: a worker cannot be reached.
         """
-        return self._executor.run(fetches, targets, {}, self._timeout_s)
+        return self._executor.run(fetches, targets, feeds or {}, self._timeout_s)
 
     def unload(self) -> None:
         """Free the tensors of the size."""
@@ -210,7 +229,7 @@ class AllReduceBench:
             rounds: number of rounds, at least 1.
             on_round: function that is called after each round with the number done.
             prune: whether to give up, after two rounds, all-reduces that take several times as long as the best,
-                and to time as often again those that are close to it, if any are.
+                to time as often again those that are close to it, if any are, and to time long ones less often.
 
         Returns:
             Seconds per all-reduce, by name, in the order of the rounds.
@@ -226,8 +245,11 @@ class AllReduceBench:
         empty: list[float] = []
         self._run(self._empty)
         active = list(self._targets)
+        most_rounds = rounds
         for done in range(2 * rounds if prune else rounds):
-            if done == rounds:
+            if done == 2 * most_rounds:
+                break
+            if done == most_rounds:
                 active = _within(_RETIME_RATIO, statistics.median, steps, active) or active
                 if len(active) == 1:
                     break  # nothing to tell apart
@@ -235,10 +257,12 @@ class AllReduceBench:
             first = done % len(active)  # nobody is always the first, or always after the same one
             for name in [*active[first:], *active[:first]]:
                 steps[name].append(self._timed(self._targets[name][0]))
-            if done < rounds:
+            if done < most_rounds:
                 on_round(done + 1)
-            if prune and done == 1:
+            if prune and done + 1 == _MIN_ROUNDS:
                 active = _within(PRUNE_RATIO, min, steps, active) or active
+                fastest_s = min(min(steps[name]) for name in active)
+                most_rounds = max(_MIN_ROUNDS, min(rounds, math.ceil(_ENOUGH_S / fastest_s)))
         return {name: per_all_reduce(times, empty, self._targets[name][1]) for name, times in steps.items()}
 
     def _check(self, name: str) -> None:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from caramel.graph.graph import NodeDef
-from caramel.graph.nodes import assign, dtype_attribute, node, read, variable
+from caramel.graph.nodes import assign, constant, dtype_attribute, node, read, shape_attribute, variable
 from caramel.measure.all_reduce_bench import AllReduceBench, Build, clock, filled
 from caramel.netmodel.contention import Durations, contention_of
 
 _DTYPE = "float32"
+_FLOAT32, _INT32 = dtype_attribute(_DTYPE), dtype_attribute("int32")
 _MATRIX_SIZE = 512
 """Rows and columns of the matrices, 1 MiB each; one product takes a core some milliseconds."""
 
@@ -83,7 +85,8 @@ def measure_contention(
         bench: the cluster to measure on.
         size_bytes: bytes of the tensors.
         builds: function that builds an all-reduce, and the seconds that it takes, by name.
-        rounds: number of times that each is timed, in turn; doubled if computation turns out to be too short.
+        rounds: number of times that each is timed, in turn, after a round to warm up; one more if the computation turns
+            out to be too short.
 
     Returns:
         The measurement of each, by name.
@@ -91,20 +94,21 @@ def measure_contention(
     Raises:
         ClusterError: a worker cannot be reached.
     """
-    product_s = _Computation(bench, _PROBE_PRODUCTS).seconds() / _PROBE_PRODUCTS
+    computation = _Computation(bench)
+    product_s = computation.seconds(_PROBE_PRODUCTS) / _PROBE_PRODUCTS
     measurements = {}
     for name, (build, all_reduce_s) in builds.items():
         repeats = max(1, min(math.ceil(_MIN_TOTAL_S / all_reduce_s), _MAX_REPEATS))
         bench.load(size_bytes, {name: build}, repeats)
         end_clocks = bench.ends(name)
         computed_s = _COMPUTE_FRACTION * repeats * all_reduce_s
-        alone, together = _measured(bench, end_clocks, computed_s / product_s, rounds)
-        if together.reduce_s > _STALL_RATIO * alone.reduce_s:
-            alone, together = _measured(bench, end_clocks, _STALL_RATIO * together.reduce_s / product_s, rounds)
+        alone, together = _measured(computation, end_clocks, computed_s, product_s, rounds)
         bench.unload()
         share, slowdown = contention_of(alone, together)
         count = min(max(math.ceil(_MIN_TOTAL_S / all_reduce_s), _MIN_AT_ONCE), _MAX_AT_ONCE)
-        all_s = _at_once_s(bench, size_bytes, build, count, count * all_reduce_s / product_s, rounds)
+        bench.load(size_bytes, {"at_once": build}, count, at_once=True)
+        all_s = _at_once_s(computation, bench.ends("at_once"), count * all_reduce_s / product_s, rounds)
+        bench.unload()
         measurements[name] = ContentionMeasurement(
             share, slowdown, _occupancy(alone.reduce_s / repeats, slowdown, count, all_s)
         )
@@ -121,30 +125,24 @@ def _occupancy(alone_s: float, slowdown: float, count: int, all_s: float | None)
     return max((all_s / alone_s - slowdown) / (count - 1), _MIN_OCCUPANCY)
 
 
-def _at_once_s(
-    bench: AllReduceBench, size_bytes: int, build: Build, count: int, products: float, rounds: int
-) -> float | None:
-    """The seconds until so many all-reduces that begin at once have all ended, beside a computation that outlasts them.
+def _at_once_s(computation: _Computation, reduced: Sequence[str], products: float, rounds: int) -> float | None:
+    """The seconds until all-reduces that begin at once have all ended, beside a computation that outlasts them.
 
     All have the same roots: those of stars that follow each other do not, but what follows a star in a step may be
     anything. None: no computation could be made long enough.
 
     Args:
-        bench: the cluster to measure on.
-        size_bytes: bytes of the tensors.
-        build: function that builds one all-reduce.
-        count: number of all-reduces at once.
+        computation: what is computed beside them.
+        reduced: for each worker the tensor that says when all have ended there.
         products: number of matrix products in the time that these would take one after the other, by themselves.
         rounds: largest number of times that they are timed.
     """
     rounds = min(rounds, _MAX_ROUNDS_AT_ONCE)
-    bench.load(size_bytes, {"at_once": build}, count, at_once=True)
-    reduced = bench.ends("at_once")
-    together = _together(bench, reduced, _OUTLASTING_RATIO * products, rounds)
-    if not _is_covered(together):
-        longer = together.reduce_s / together.compute_s
-        together = _together(bench, reduced, _OUTLASTING_RATIO**2 * longer * products, rounds)
-    bench.unload()
+    count = _product_count(_OUTLASTING_RATIO * products)
+    warm_up = computation.durations(count, reduced)
+    if not _is_covered(warm_up):
+        count = _product_count(_OUTLASTING_RATIO**2 * products * warm_up.reduce_s / warm_up.compute_s)
+    together = _minimum([computation.durations(count, reduced) for _ in range(rounds)])
     return together.reduce_s if _is_covered(together) else None
 
 
@@ -152,29 +150,39 @@ def _is_covered(together: Durations) -> bool:
     return together.compute_s >= _MIN_COVERED_FRACTION * together.reduce_s
 
 
-def _together(bench: AllReduceBench, reduced: Sequence[str], products: float, rounds: int) -> Durations:
-    """Durations of all-reduces beside about so many products."""
-    computation = _computation(bench, products)
-    computation.durations(reduced)
-    return _minimum([computation.durations(reduced) for _ in range(rounds)])
-
-
-def _computation(bench: AllReduceBench, products: float) -> _Computation:
-    return _Computation(bench, max(1, min(round(products), _MAX_PRODUCTS)))
-
-
 def _measured(
-    bench: AllReduceBench, reduced: Sequence[str], products: float, rounds: int
+    computation: _Computation, reduced: Sequence[str], computed_s: float, product_s: float, rounds: int
 ) -> tuple[Durations, Durations]:
-    """Durations of all-reduces and about so many products, each by itself and both at once."""
-    computation = _computation(bench, products)
-    alone: list[Durations] = []
-    together: list[Durations] = []
-    computation.durations(reduced)
-    for _ in range(rounds):
-        alone.append(Durations(computation.seconds(), computation.seconds(reduced)))
-        together.append(computation.durations(reduced))
+    """Durations of all-reduces and of a computation, each by itself and both at once.
+
+    Args:
+        computation: what is computed beside them.
+        reduced: for each worker the tensor that says when all have ended there.
+        computed_s: seconds that the computation takes; longer if that turns out to be too short.
+        product_s: seconds of a product.
+        rounds: number of times that they are timed.
+    """
+
+    def durations(count: int, rounds: int) -> tuple[list[Durations], list[Durations]]:
+        alone, together = [], []
+        for _ in range(rounds):
+            alone.append(Durations(computation.seconds(count), computation.reduce_seconds(reduced)))
+            together.append(computation.durations(count, reduced))
+        return alone, together
+
+    count = _product_count(computed_s / product_s)
+    computation.durations(count, reduced)
+    alone, together = durations(count, 1)
+    if together[0].reduce_s > _STALL_RATIO * alone[0].reduce_s:
+        alone, together = durations(_product_count(_STALL_RATIO * together[0].reduce_s / product_s), rounds)
+    else:
+        more_alone, more_together = durations(count, rounds - 1)
+        alone, together = alone + more_alone, together + more_together
     return _minimum(alone), _minimum(together)
+
+
+def _product_count(products: float) -> int:
+    return max(1, min(round(products), _MAX_PRODUCTS))
 
 
 def _minimum(durations: Sequence[Durations]) -> Durations:
@@ -185,36 +193,60 @@ def _minimum(durations: Sequence[Durations]) -> Durations:
 class _Computation:
     """Products of matrices, one after the other on each worker, with the times at which they begin and end.
 
-    The clock is each worker's own. TensorFlow would leave out a product that nothing needs, so the last one is kept.
+    The clock is each worker's own. The products are one loop, whose length is a variable: a graph of their own for each
+    length would have tens of thousands of nodes, and TensorFlow goes through all nodes for each new step.
     """
 
     _count = 0
 
-    def __init__(self, bench: AllReduceBench, products: int) -> None:
+    def __init__(self, bench: AllReduceBench) -> None:
         _Computation._count += 1
         self._bench = bench
         scope = f"contention_{_Computation._count}"
-        nodes: list[NodeDef] = []
-        initialised, self._starts, self._ends = [], [], []
+        nodes: list[NodeDef] = [
+            node(f"{scope}/count", "Placeholder", (), bench.devices[0], dtype=_INT32, shape=shape_attribute(()))
+        ]
+        self._fed_count = f"{scope}/count:0"
+        self._products: int | None = None
+        initialised, self._set_count, self._starts, self._ends = [], [], [], []
         for rank, placed in enumerate(bench.devices):
             device = placed.partition("/device:")[0]  # not on the processors if the worker computes elsewhere
             self._starts.append(clock(nodes, f"{scope}/start_{rank}", (), device))
+            length = f"{scope}/length_{rank}"
+            nodes += [
+                variable(length, "int32", (), placed),
+                assign(f"{length}/set", length, f"{scope}/count", "int32", placed),
+                read(f"{length}/read", length, "int32", placed),
+            ]
+            self._set_count.append(f"{length}/set")
             initialised.append(_matrix(nodes, f"{scope}/matrix_{rank}", device))
-            last = _chain(nodes, f"{scope}/product_{rank}", f"{scope}/matrix_{rank}", products, device)
+            last = _products(nodes, f"{scope}/product_{rank}", f"{scope}/matrix_{rank}", f"{length}/read", device)
             self._ends.append(clock(nodes, f"{scope}/end_{rank}", [last], device))
         bench.extend(nodes)
         bench.fetch([], initialised)
-        self.seconds()
+        self.seconds(1)
 
-    def seconds(self, ends: Sequence[str] = ()) -> float:
-        """Run the ops before some clocks; mean seconds over the workers. Default: this computation."""
-        return float(self._times(ends or self._ends).mean())
+    def seconds(self, count: int) -> float:
+        """Compute so many products; mean seconds over the workers."""
+        self._set(count)
+        return float(self._times(self._ends).mean())
 
-    def durations(self, others: Sequence[str]) -> Durations:
-        """Run this together with the ops before the workers' other clocks."""
+    def reduce_seconds(self, others: Sequence[str]) -> float:
+        """Run the ops before the workers' other clocks alone; mean seconds over the workers."""
+        return float(self._times(others).mean())
+
+    def durations(self, count: int, others: Sequence[str]) -> Durations:
+        """Compute so many products together with the ops before the workers' other clocks."""
+        self._set(count)
         times = self._times([*self._ends, *others])
         workers = self._bench.workers
         return Durations(float(times[:workers].mean()), float(times[workers:].mean()))
+
+    def _set(self, count: int) -> None:
+        """Tell the workers how many products to make, in a step of its own: nothing is on its way while they do."""
+        if count != self._products:
+            self._bench.fetch([], self._set_count, {self._fed_count: np.int32(count)})
+            self._products = count
 
     def _times(self, ends: Sequence[str]) -> np.ndarray:
         values = np.array(self._bench.fetch([*self._starts, *ends], []), np.float64)
@@ -230,12 +262,38 @@ def _matrix(nodes: list[NodeDef], name: str, device: str) -> str:
     return nodes[-1].name
 
 
-def _chain(nodes: list[NodeDef], name: str, matrix: str, products: int, device: str) -> str:
-    """Add products one after the other; the op that keeps the last."""
+def _products(nodes: list[NodeDef], name: str, matrix: str, length: str, device: str) -> str:
+    """Add a loop of products, each of the one before and the matrix; the op that keeps the last.
+
+    These are TensorFlow's own ops of loops: values enter, go round while there are products to make, and leave.
+    """
+
+    def add(op: str, op_name: str, inputs: Sequence[str], dtype: Any, **attributes: Any) -> str:
+        nodes.append(node(f"{name}/{op_name}", op, inputs, device, T=dtype, **attributes))
+        return nodes[-1].name
+
+    frame = {"frame_name": name.encode(), "parallel_iterations": 1}
     nodes.append(read(f"{name}/read", matrix, _DTYPE, device))
-    first = last = nodes[-1].name
-    for number in range(products):
-        nodes.append(node(f"{name}/{number}", "MatMul", [last, first], device, T=dtype_attribute(_DTYPE)))
-        last = nodes[-1].name
+    nodes += [constant(f"{name}/{number}", np.int32(number), "int32", device) for number in (0, 1)]
+    total = add("Enter", "total", [length], _INT32, is_constant=True, **frame)
+    one = add("Enter", "one", [f"{name}/1"], _INT32, is_constant=True, **frame)
+    factor = add("Enter", "factor", [f"{name}/read"], _FLOAT32, is_constant=True, **frame)
+    entered = {
+        "done": (add("Enter", "enter_done", [f"{name}/0"], _INT32, **frame), _INT32),
+        "product": (add("Enter", "enter_product", [f"{name}/read"], _FLOAT32, **frame), _FLOAT32),
+    }
+    merged = {
+        key: add("Merge", f"merge_{key}", [start, f"{name}/next_{key}"], dtype, N=2)
+        for key, (start, dtype) in entered.items()
+    }
+    less = add("Less", "less", [merged["done"], total], _INT32)
+    nodes.append(node(f"{name}/goes_on", "LoopCond", [less], device))
+    for key, (_, dtype) in entered.items():
+        add("Switch", f"switch_{key}", [merged[key], f"{name}/goes_on"], dtype)
+    add("AddV2", "add", [f"{name}/switch_done:1", one], _INT32)
+    add("MatMul", "multiply", [f"{name}/switch_product:1", factor], _FLOAT32)
+    add("NextIteration", "next_done", [f"{name}/add"], _INT32)
+    add("NextIteration", "next_product", [f"{name}/multiply"], _FLOAT32)
+    last = add("Exit", "exit", [f"{name}/switch_product"], _FLOAT32)
     nodes.append(assign(f"{name}/kept", matrix, last, _DTYPE, device))
     return nodes[-1].name

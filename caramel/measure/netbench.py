@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caramel.collectives.algorithms import ALL_REDUCE_NAMES, NATIVE, Schedules, check_algorithm
 from caramel.errors import InputError
-from caramel.measure.all_reduce_bench import ELEMENT_BYTES, PRUNE_RATIO, AllReduceBench, build_for
+from caramel.measure.all_reduce_bench import ELEMENT_BYTES, PRUNE_RATIO, AllReduceBench, build_for, repetitions
 from caramel.measure.contention_bench import measure_contention
 from caramel.netmodel.contention import Contention
 from caramel.netmodel.line import Curve, Sample
@@ -16,6 +16,7 @@ from caramel.netmodel.model import LARGE_BYTES, MEASURED_DEPTHS, NetworkModel
 from caramel.runtime.clusters.base import Cluster
 from caramel.util.arguments import chunk_count, timeout_s, whole_number, worker_count
 from caramel.util.progress import progress_over
+from caramel.util.units import format_size
 
 SMALLEST_SIZE = 64
 """Bytes of a small tensor (Caramel, section 4.2), which is always measured: nothing else says what a start costs."""
@@ -36,8 +37,8 @@ _SIZE_RATIO = 8
 _MIN_CONTENTION_BYTES = 2**12
 """Bytes of the smallest of them: smaller ones take about as long."""
 
-_CANDIDATE_RATIO, _MAX_CANDIDATES = 1.25, 6
-"""Ratio to the fastest time up to which an all-reduce may be the fastest beside computation, and how many are tried."""
+_CANDIDATE_RATIO = 1.25
+"""Ratio to the fastest time up to which an all-reduce may be the fastest beside computation."""
 
 _ALWAYS_CANDIDATE = ("shuffle", 1)
 """Algorithm and depth that are always measured beside computation: with few rounds and spread work, several at once
@@ -56,6 +57,10 @@ class Settings:
         contention: whether to measure how all-reduces and computation slow each other down.
         prune: whether to spend less time on all-reduces far behind the fastest, and more on those close to it.
         timeout_s: seconds that one step may take.
+        longest_s: seconds that the fastest all-reduce of a size may take; larger sizes are left out. The two smallest
+            are measured in any case.
+        sizes_beside: largest number of sizes that are measured beside computation, 2 or 3.
+        candidates: largest number of all-reduces of a size that are measured beside computation, the fastest first.
     """
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
@@ -65,6 +70,9 @@ class Settings:
     contention: bool = True
     prune: bool = True
     timeout_s: float = 300.0
+    longest_s: float = 5.0
+    sizes_beside: int = 3
+    candidates: int = 6
 
     def __post_init__(self) -> None:
         reason = "TensorFlow sends a tensor in one message, which has at most 2 GiB"
@@ -72,23 +80,39 @@ class Settings:
         object.__setattr__(self, "sizes", tuple(sizes))
         object.__setattr__(self, "depths", tuple(chunk_count(n, "each depth") for n in self.depths))
         object.__setattr__(self, "rounds", whole_number(self.rounds, "rounds"))
-        object.__setattr__(self, "timeout_s", timeout_s(self.timeout_s, "timeout_s"))
+        object.__setattr__(self, "sizes_beside", whole_number(self.sizes_beside, "sizes_beside", 2, 3))
+        object.__setattr__(self, "candidates", whole_number(self.candidates, "candidates"))
+        for name in ("timeout_s", "longest_s"):
+            object.__setattr__(self, name, timeout_s(getattr(self, name), name))
         if not self.algorithms:
             raise InputError("give at least one algorithm to measure")
         for name in self.algorithms:
             check_algorithm(name)
+        if self.sizes and min(self.sizes) > SMALLEST_SIZE:
+            object.__setattr__(self, "sizes", (SMALLEST_SIZE, *self.sizes))
         if len(set(self.sizes)) < 2 or min(self.sizes) < ELEMENT_BYTES:
             raise InputError(
-                f"a line needs at least 2 different sizes of at least {ELEMENT_BYTES} bytes, got {self.sizes}"
+                f"a line needs at least 2 different sizes of at least {ELEMENT_BYTES} bytes, got "
+                f"{', '.join(format_size(size) for size in self.sizes) or 'none'}: give another size (--size)"
             )
-        if min(self.sizes) > SMALLEST_SIZE:
-            object.__setattr__(self, "sizes", (SMALLEST_SIZE, *self.sizes))
         if not self.depths:
             raise InputError("give at least one depth to measure")
 
     def choices(self) -> list[tuple[str, int]]:
         """Pairs of algorithm and depth."""
         return [(a, d) for a in self.algorithms for d in (self.depths if a != NATIVE else (1,))]
+
+
+QUICK = Settings(
+    sizes=(SMALLEST_SIZE, 2**14, 2**18, 2**20, 2**22),
+    algorithms=tuple(name for name in ALL_REDUCE_NAMES if name != NATIVE),
+    depths=(1, 4),
+    rounds=2,
+    longest_s=1.0,
+    sizes_beside=2,
+    candidates=1,
+)
+"""A first look, in about a minute."""
 
 
 def measure_network(
@@ -152,10 +176,15 @@ def _measure(
     samples: dict[tuple[str, int], list[Sample]] = {}
     slowness: dict[tuple[str, int], list[float]] = {choice: [] for choice in settings.choices()}
     schedules = Schedules()
+    fastest: list[Sample] = []
     with AllReduceBench(cluster, workers, settings.timeout_s, NATIVE in settings.algorithms) as bench:
         for position, size in enumerate(sorted(set(settings.sizes))):
+            expected_s = _expected_s(fastest, size)
+            if expected_s > settings.longest_s:
+                break
             choices = [c for c, ratios in slowness.items() if not (settings.prune and _falls_behind(ratios))]
-            bench.load(size, {f"{a}_{d}": build_for(schedules, bench, a, d, size) for a, d in choices})
+            builds = {f"{a}_{d}": build_for(schedules, bench, a, d, size) for a, d in choices}
+            bench.load(size, builds, repetitions(size, expected_s))
 
             def on_round(n: int, position: int = position, size: int = size) -> None:
                 report(position * settings.rounds + n, f"{workers} workers, {size} bytes")
@@ -164,6 +193,7 @@ def _measure(
                 c: statistics.median(t)
                 for c, t in zip(choices, bench.measure(settings.rounds, on_round, settings.prune).values())
             }
+            fastest.append(Sample(size, min(times.values())))
             for choice in choices:
                 samples.setdefault(choice, []).append(Sample(size, times[choice]))
                 if size >= _PRUNE_FROM_BYTES:
@@ -171,8 +201,18 @@ def _measure(
             bench.unload()
         gamma = bench.additions_s_per_byte()
         curves = [Curve.fitted(workers, a, d, samples_of_choice) for (a, d), samples_of_choice in samples.items()]
-        contentions = _contentions(bench, schedules, curves, settings, report)
+        measured = replace(settings, sizes=tuple(sample.size_bytes for sample in fastest))
+        contentions = _contentions(bench, schedules, curves, measured, report)
     return curves, gamma, contentions
+
+
+def _expected_s(fastest: Sequence[Sample], size_bytes: int) -> float:
+    """Seconds of the fastest all-reduce of a larger size, by those of the two sizes before it; 0 before these."""
+    if len(fastest) < 2:
+        return 0.0
+    before, last = fastest[-2:]
+    slope = max(last.time_s - before.time_s, 0.0) / (last.size_bytes - before.size_bytes)
+    return last.time_s + slope * (size_bytes - last.size_bytes)
 
 
 def _sizes_beside(settings: Settings) -> list[int]:
@@ -184,7 +224,7 @@ def _sizes_beside(settings: Settings) -> list[int]:
     for pick, least_bytes in ((max, 0), (min, _MIN_CONTENTION_BYTES)):
         smaller = [size for size in settings.sizes if least_bytes <= size <= sizes[-1] / _SIZE_RATIO]
         sizes += [pick(smaller)] if smaller else []
-    return sizes
+    return sizes if settings.sizes_beside == 3 else [sizes[0], *sizes[1:][-1:]]
 
 
 def _contentions(
@@ -208,10 +248,8 @@ def _contentions(
         report(position * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
         times_s = {kind: network.predict(*kind, bench.workers, size).time_s for kind in kinds}
         best_first = sorted(kinds, key=lambda kind: times_s[kind])
-        candidates = [kind for kind in best_first if times_s[kind] <= _CANDIDATE_RATIO * times_s[best_first[0]]][
-            :_MAX_CANDIDATES
-        ]
-        chosen |= dict.fromkeys(candidates)
+        close = [kind for kind in best_first if times_s[kind] <= _CANDIDATE_RATIO * times_s[best_first[0]]]
+        chosen |= dict.fromkeys(close[: settings.candidates])
         builds = {f"{a}_{d}": (build_for(schedules, bench, a, d, size), times_s[a, d]) for a, d in chosen}
         measured = measure_contention(bench, size, builds, settings.rounds)
         contentions += [Contention(bench.workers, a, d, size, **vars(measured[f"{a}_{d}"])) for a, d in chosen]

@@ -109,7 +109,7 @@ def trace(
         sharding: see `caramel.ARModel`.
         step_timeout_s: seconds that a step may take.
         description: description of the place, for the reader of the file; default: the host.
-        progress: whether to show a progress bar (on a terminal only).
+        progress: whether to show a progress bar, or a line every ten seconds where there is no terminal.
 
     Returns:
         The trace.

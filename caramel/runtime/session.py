@@ -312,7 +312,7 @@ class Session:
             batches: batches, each a tuple of arrays, or a dict; see `step`. None if the workers have a dataset.
             steps: largest number of steps; None for all. With a dataset, None ends with its present pass, and a
                 number goes on over as many passes as it takes.
-            progress: whether to show a progress bar (on a terminal only).
+            progress: whether to show a progress bar, or a line every ten seconds where there is no terminal.
             on_step: function that is called with the result of every step.
 
         Returns:
@@ -474,7 +474,7 @@ class Session:
         self._state.write_back(self._step_count)
 
     @_one_at_a_time
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str]) -> str:
         """Write a checkpoint that the single-device program can restore, too.
 
         It also has the position in the workers' dataset, if they have one. It has the program's own
@@ -484,16 +484,18 @@ class Session:
         Args:
             path: prefix of the checkpoint. Files of that name are replaced only once all is written.
 
+        Returns:
+            The prefix, for `restore`.
+
         Raises:
             InputError: the path is no prefix of this machine.
             CheckpointError: it cannot be written; what was there is untouched.
         """
         self.flush()
         if self._data is None:
-            self._state.save(path, self._step_count)
-            return
+            return self._state.save(path, self._step_count)
         with self._data.saved_position() as position:
-            self._state.save(path, self._step_count, position)
+            return self._state.save(path, self._step_count, position)
 
     @_one_at_a_time
     def restore(self, path: str | os.PathLike[str]) -> None:

@@ -218,13 +218,16 @@ class VariableState:
         for name, variable in live_variables.items():
             variable.assign(values[name])
 
-    def save(self, path: str | os.PathLike[str], steps: int, position: Mapping[str, np.ndarray] | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], steps: int, position: Mapping[str, np.ndarray] | None = None) -> str:
         """Write a checkpoint, in the format of the user's tf.train.Checkpoint if there is one.
 
         Args:
             path: prefix of the checkpoint.
             steps: number of steps so far.
             position: arrays to feed about the position in the data, by tensor name.
+
+        Returns:
+            The prefix.
 
         Raises:
             InputError: the path is no prefix.
@@ -240,6 +243,7 @@ class VariableState:
             writers[checkpoint.local_state_prefix(prefix)] = lambda temporary: self._write(temporary, steps, position)
             writers[prefix] = objects.write
         checkpoint.write_atomically(writers)
+        return prefix
 
     def _write(self, prefix: str, steps: int, position: Mapping[str, np.ndarray] | None = None) -> None:
         feeds = {self._signature.save_prefix: checkpoint.fed_path(prefix), self._signature.save_steps: np.int64(steps)}

@@ -1,10 +1,14 @@
-"""Progress of long work: a bar on a terminal, nothing elsewhere."""
+"""Progress of long work: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+_LINE_INTERVAL_S = 10.0
+"""Least seconds between two lines; work that takes less shows none."""
 
 
 @contextmanager
@@ -18,8 +22,11 @@ def progress_over(total: int | None, enabled: bool = True) -> Iterator[Callable[
     Yields:
         A function to call with (rounds done, text to show).
     """
-    if not enabled or not sys.stderr.isatty():
+    if not enabled:
         yield lambda done, text: None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines(total).show
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,3 +35,30 @@ def progress_over(total: int | None, enabled: bool = True) -> Iterator[Callable[
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda done, text: bar.update(task, completed=done, description=text)
+
+
+class _Lines:
+    """Lines for a log file.
+
+    Args:
+        total: number of rounds; None if it is not known.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self._start_s = self._last_s = time.monotonic()
+
+    def show(self, done: int, text: str) -> None:
+        """Print a line if the last one is long ago."""
+        now_s = time.monotonic()
+        if now_s - self._last_s < _LINE_INTERVAL_S:
+            return
+        self._last_s = now_s
+        passed_s = now_s - self._start_s
+        rounds, rest = f"{done}", ""
+        if self._total is not None:
+            rounds = f"{done} of {self._total}"
+            if 0 < done < self._total:
+                rest = f", about {passed_s / done * (self._total - done):.0f} s to go"
+        sys.stderr.write(f"{rounds}: {text} ({passed_s:.0f} s{rest})\n")
+        sys.stderr.flush()

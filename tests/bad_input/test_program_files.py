@@ -170,6 +170,28 @@ def test_an_entry_that_builds_nothing(write, refused):
 # -- what the entry returns ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("returned", ["(lambda x: x, [])", "[1, 2]", "'model'"])
+def test_an_entry_that_returns_something_else(write, refused, returned):
+    path = write(f"def build():\n    return {returned}\n")
+    with refused(caramel.ProgramError, f"{path}:build", "'step'", "program-files.md"):
+        load_program(f"{path}:build")
+
+
+def test_an_entry_that_returns_a_keras_model(write, refused):
+    path = write(
+        """
+        import keras
+
+        def build():
+            model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+            return model
+        """
+    )
+    with refused(caramel.ProgramError, "returns Sequential", "caramel.fit"):
+        load_program(f"{path}:build")
+
+
 @pytest.mark.parametrize("text", [STEP, GRAPH], ids=["step", "graph"])
 def test_an_unknown_key(write, refused, text):
     path = write(text.replace("return {", 'return {"epochs": 3, '))

@@ -77,12 +77,13 @@ def test_sums_are_the_left_fold_with_aggressive_optimizers(name, algorithm):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("workers", WORKERS)
-def test_every_algorithm_and_depth(workers):
-    for algorithm in [name for name in ALGORITHMS if is_in_rank_order(name, workers)]:
-        for depth in range(1, 9):
-            for switches in ({}, {"disable_meta_optimizer": True}):
-                check(workers, algorithm, depth, switches, mean=depth % 2 == 0)
+@pytest.mark.parametrize(
+    ("workers", "algorithm"), [(n, name) for n in WORKERS for name in ALGORITHMS if is_in_rank_order(name, n)]
+)
+def test_every_algorithm_and_depth(workers, algorithm):
+    for depth in range(1, 9):
+        for switches in ({}, {"disable_meta_optimizer": True}):
+            check(workers, algorithm, depth, switches, mean=depth % 2 == 0)
 
 
 @pytest.mark.soak

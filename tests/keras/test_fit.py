@@ -140,6 +140,23 @@ def test_arrays_for_a_dataset():
     refused(["tf.data.Dataset", "from_tensor_slices"], compiled(), arrays())
 
 
+@pytest.mark.parametrize("name", ["x", "y", "batch_size", "shuffle", "validation_split", "sample_weight", "nework"])
+def test_arguments_that_it_lacks(name):
+    """The message says what to do, also where no dataset is given because Keras takes arrays."""
+    hint = "did you mean 'network'?" if name == "nework" else "give "
+    refused([f"fit() has no argument {name!r}: {hint}"], compiled(), **{name: 1})
+
+
+def test_a_dataset_that_is_not_batched():
+    refused(["Expected shape (None, ", "is dataset.batch(size) missing?"], compiled(), dataset().unbatch())
+
+
+def test_batches_that_do_not_fit():
+    with pytest.raises(caramel.InputError, match=r"found shape=\(None, 4\)") as caught:
+        caramel.fit(compiled(), dataset().map(lambda x, y: (x[:, :-1], y)), workers=2, verbose=0)
+    assert "batch(size)" not in str(caught.value)
+
+
 def test_an_infinite_dataset():
     refused(["no end", "steps_per_epoch"], compiled(), dataset().repeat())
 

@@ -12,8 +12,9 @@ from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, NATIVE,
 from caramel.collectives.schedule import check, in_chunks
 from caramel.errors import ClusterError, InputError, InvariantError
 from caramel.measure.all_reduce_bench import ELEMENT_BYTES, AllReduceBench, build_for
-from caramel.measure.netbench import Settings, _sizes_beside, measure_network
+from caramel.measure.netbench import Settings, _expected_s, _sizes_beside, measure_network
 from caramel.netmodel.file import load, save
+from caramel.netmodel.line import Sample
 from caramel.runtime.host.run_options import RunOptions
 
 v1 = tf.compat.v1
@@ -25,8 +26,7 @@ MEASURED = ("shuffle", "ring", "native")
 def short():
     """Steps are short and rivals few: that makes times less exact, which no test looks at, and graphs smaller."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caramel.measure.all_reduce_bench.repetitions", lambda size_bytes: 2)
-        patch.setattr("caramel.measure.netbench._MAX_CANDIDATES", 2)
+        patch.setattr("caramel.measure.netbench.repetitions", lambda size_bytes, expected_s: 2)
         patch.setattr("caramel.measure.contention_bench._MAX_REPEATS", 2)
         patch.setattr("caramel.measure.contention_bench._MAX_PRODUCTS", 8)
         yield
@@ -34,7 +34,7 @@ def short():
 
 @pytest.fixture(scope="module")
 def network(short):
-    settings = Settings(sizes=SIZES, algorithms=MEASURED, depths=(1, 2), rounds=1)
+    settings = Settings(sizes=SIZES, algorithms=MEASURED, depths=(1, 2), rounds=1, candidates=2)
     # TensorFlow's optimizers take most of the time where a graph grows as this one; other tests here have them.
     cluster = caramel.InProcess(RunOptions(optimize_graph=False))
     return measure_network(cluster, [2, 3], settings, "virtual devices")
@@ -82,6 +82,7 @@ def test_everything_is_measured(network):
 )
 def test_sizes_that_are_measured_beside_computation(sizes, beside):
     assert _sizes_beside(Settings(sizes=sizes)) == beside
+    assert _sizes_beside(Settings(sizes=sizes, sizes_beside=2)) == [beside[0], beside[-1]]
     assert _sizes_beside(Settings(sizes=sizes, contention=False)) == []
     assert min(Settings(sizes=sizes).sizes) == 64
 
@@ -141,6 +142,31 @@ def test_what_has_no_rival_is_not_timed_again():
     with AllReduceBench(caramel.InProcess(), 2) as bench:
         bench.load(64, {"alone": build_for(Schedules(), bench, "ring", 1, 64)})
         assert len(bench.measure(3)["alone"]) == 3
+
+
+@pytest.mark.parametrize(("step_s", "rounds"), [(0.5, 7), (1.0, 5), (4.0, 2), (60.0, 2)])
+def test_long_steps_are_timed_less_often(monkeypatch, step_s, rounds):
+    with AllReduceBench(caramel.InProcess(), 2) as bench:
+        bench.load(64, {name: build_for(Schedules(), bench, name, 1, 64) for name in ("ring", "star")})
+        monkeypatch.setattr(bench, "_timed", lambda targets: step_s)
+        assert {len(times) for times in bench.measure(7).values()} == {2 * rounds}  # both are equally fast
+        assert {len(times) for times in bench.measure(7, prune=False).values()} == {7}
+
+
+def test_sizes_that_take_too_long_are_left_out():
+    sizes = (64, 2**22, 2**24, 2**25)  # 4 MiB take more than a millisecond on any machine
+    settings = Settings(sizes, ("star",), (1,), rounds=1, contention=False, longest_s=1e-3)
+    (curve,) = measure_network(caramel.InProcess(), [2], settings).curves
+    assert [sample.size_bytes for sample in curve.samples] == [64, 2**22]
+
+
+@pytest.mark.parametrize(
+    ("times_s", "expected_s"), [([], 0.0), ([1.0], 0.0), ([1.0, 2.0], 4.0), ([9.0, 1.0, 2.0], 4.0), ([2.0, 1.0], 1.0)]
+)
+def test_how_long_a_larger_size_will_take(times_s, expected_s):
+    """By a line through the last two: here each size is 10 bytes larger, and 20 bytes more are asked for."""
+    fastest = [Sample(10 * number, time_s) for number, time_s in enumerate(times_s)]
+    assert _expected_s(fastest, 10 * len(times_s) + 10) == expected_s
 
 
 def test_wrong_results_are_noticed():

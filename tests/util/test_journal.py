@@ -163,9 +163,9 @@ HOLDER = """
 
     held = LockFile(Path(sys.argv[1]), "a run")
     if os.fork() == 0:  # a child that outlives it
+        print("held", flush=True)  # not before the child has let go, which it does within fork
         time.sleep(5)
         os._exit(0)
-    print("held", flush=True)
     time.sleep(60)
 """
 

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, and not a character elsewhere."""
+"""A progress bar on a terminal; elsewhere a line now and then, and not a character about short work."""
 
 import os
 import pty
@@ -24,6 +24,25 @@ def test_quiet_where_there_is_no_terminal(capfd):
     with progress_over(None) as report:
         report(1, "loss 1")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_line_now_and_then_where_there_is_no_terminal(capfd, monkeypatch):
+    clock = iter([100.0, 104.0, 110.0, 115.0, 121.0, 130.0])
+    monkeypatch.setattr("caramel.util.progress.time.monotonic", lambda: next(clock))
+    with progress_over(5) as report:
+        for done in range(1, 6):
+            report(done, f"loss {done}")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["2 of 5: loss 2 (10 s, about 15 s to go)", "4 of 5: loss 4 (21 s, about 5 s to go)"]
+
+
+def test_lines_about_work_of_unknown_length(capfd, monkeypatch):
+    clock = iter([100.0, 110.0])
+    monkeypatch.setattr("caramel.util.progress.time.monotonic", lambda: next(clock))
+    with progress_over(None) as report:
+        report(7, "loss 1")
+    assert capfd.readouterr().err == "7: loss 1 (10 s)\n"
 
 
 @pytest.mark.parametrize("enabled", [True, False])

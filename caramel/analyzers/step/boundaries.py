@@ -78,7 +78,7 @@ def find_boundaries(
             )
         )
     beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
-    basis = f"{order.reason}; {trace.description}{_missing(model, found, trace)}{beside}"
+    basis = f"{trace.description}{_missing(model, found, trace)}{beside}"
     return Boundaries(tuple(gradient_boundaries), compute_s, basis, factor)
 
 
