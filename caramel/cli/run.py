@@ -113,7 +113,11 @@ def _train(
 
 
 def _go_on(session: Session, program: Program, directory: CheckpointDirectory) -> None:
-    """Restore the newest checkpoint, if there is one, and say where the data goes on."""
+    """Restore the newest checkpoint, if there is one, and say where the data goes on.
+
+    That it can be saved there is tried first: later the steps would be lost.
+    """
+    directory.check(session)
     found = directory.restore_latest(session)
     if found is None:
         return

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
 import os
 import re
-import shutil
-import uuid
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -63,7 +62,7 @@ def export(distributed: DistributedModel, path: str | os.PathLike[str]) -> None:
         refuse_remote(path)
         target = Path(os.path.realpath(path))
         if not os.path.lexists(target):
-            _export_anew(distributed, target)
+            _export_anew(distributed, target, shown)
         elif not target.is_dir():
             raise ExportError(f"{shown!r} exists and is no directory, so it is not an export: choose another directory")
         else:
@@ -72,19 +71,16 @@ def export(distributed: DistributedModel, path: str | os.PathLike[str]) -> None:
         raise ExportError(f"the export to {shown!r} failed: {error}") from error
 
 
-def _export_anew(distributed: DistributedModel, target: Path) -> None:
-    """Write a directory that did not exist, all at once."""
-    temporary = target.with_name(f"{target.name}.writing-{uuid.uuid4().hex[:8]}")
+def _export_anew(distributed: DistributedModel, target: Path, shown: str) -> None:
+    """Write a directory that did not exist. If the process is killed meanwhile, the next export to it clears up."""
+    target.mkdir(parents=True)
     try:
-        temporary.mkdir(parents=True)
-        _write(distributed, lambda name: temporary / name)
-        for file in temporary.iterdir():
-            sync(file)
-        sync(temporary)
-        temporary.rename(target)
+        _export_into(distributed, target, shown)
         sync(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        raise
 
 
 def _export_into(distributed: DistributedModel, target: Path, shown: str) -> None:

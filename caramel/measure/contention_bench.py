@@ -9,7 +9,7 @@ all-reduces are under way, and wait at once: so several that begin at once are t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ _MAX_REPEATS = 64
 _MIN_INTERVAL_S = 1e-6
 """Least seconds between two clocks: nothing orders the clock at the start and an op that ends at once."""
 
-_MIN_AT_ONCE, _MAX_AT_ONCE = 4, 8
+_MIN_AT_ONCE, _MAX_AT_ONCE = 4, 32
 """Least and largest number of all-reduces that begin at once, as transfers of a step do where there are too many."""
 
 _MAX_ROUNDS_AT_ONCE = 2
@@ -77,7 +77,11 @@ class ContentionMeasurement:
 
 
 def measure_contention(
-    bench: AllReduceBench, size_bytes: int, builds: Mapping[str, tuple[Build, float]], rounds: int
+    bench: AllReduceBench,
+    size_bytes: int,
+    builds: Mapping[str, tuple[Build, float]],
+    rounds: int,
+    on_begin: Callable[[int], None] = lambda done: None,
 ) -> dict[str, ContentionMeasurement]:
     """Measure the contention of all-reduces of one size.
 
@@ -87,6 +91,7 @@ def measure_contention(
         builds: function that builds an all-reduce, and the seconds that it takes, by name.
         rounds: number of times that each is timed, in turn, after a round to warm up; one more if the computation turns
             out to be too short.
+        on_begin: function that is called before each all-reduce with the number of those that are done.
 
     Returns:
         The measurement of each, by name.
@@ -97,7 +102,8 @@ def measure_contention(
     computation = _Computation(bench)
     product_s = computation.seconds(_PROBE_PRODUCTS) / _PROBE_PRODUCTS
     measurements = {}
-    for name, (build, all_reduce_s) in builds.items():
+    for done, (name, (build, all_reduce_s)) in enumerate(builds.items()):
+        on_begin(done)
         repeats = max(1, min(math.ceil(_MIN_TOTAL_S / all_reduce_s), _MAX_REPEATS))
         bench.load(size_bytes, {name: build}, repeats)
         end_clocks = bench.ends(name)
@@ -107,26 +113,44 @@ def measure_contention(
         share, slowdown = contention_of(alone, together)
         count = min(max(math.ceil(_MIN_TOTAL_S / all_reduce_s), _MIN_AT_ONCE), _MAX_AT_ONCE)
         bench.load(size_bytes, {"at_once": build}, count, at_once=True)
-        all_s = _at_once_s(computation, bench.ends("at_once"), count * all_reduce_s / product_s, rounds)
+        at_once = _at_once(computation, bench.ends("at_once"), count * all_reduce_s / product_s, rounds)
         bench.unload()
-        measurements[name] = ContentionMeasurement(
-            share, slowdown, _occupancy(alone.reduce_s / repeats, slowdown, count, all_s)
-        )
+        alone_s = alone.reduce_s / repeats
+        if at_once is None:
+            measurements[name] = ContentionMeasurement(share, slowdown, None)
+        else:
+            # One after the other, each message finds the workers computing and has to wake a thread. Of several
+            # all-reduces, a thread that is awake handles what has come from all of them.
+            share = min(share, at_once.taken_s / count / (slowdown * alone_s))
+            measurements[name] = ContentionMeasurement(
+                share, slowdown, _occupancy(alone_s, slowdown, count, at_once.all_s)
+            )
     return measurements
 
 
-def _occupancy(alone_s: float, slowdown: float, count: int, all_s: float | None) -> float | None:
+@dataclass(frozen=True)
+class _AtOnce:
+    """Several all-reduces that began at once, beside a computation that outlasted them.
+
+    Attributes:
+        all_s: seconds until all had ended.
+        taken_s: seconds by which the computation was longer.
+    """
+
+    all_s: float
+    taken_s: float
+
+
+def _occupancy(alone_s: float, slowdown: float, count: int, all_s: float) -> float:
     """The occupancy from the time of several all-reduces at once; the first takes as long as one beside computation.
 
     With occupancy o and slowdown s, all arrive after (count - 1) * o + s times what one takes by itself.
     """
-    if all_s is None:
-        return None
     return max((all_s / alone_s - slowdown) / (count - 1), _MIN_OCCUPANCY)
 
 
-def _at_once_s(computation: _Computation, reduced: Sequence[str], products: float, rounds: int) -> float | None:
-    """The seconds until all-reduces that begin at once have all ended, beside a computation that outlasts them.
+def _at_once(computation: _Computation, reduced: Sequence[str], products: float, rounds: int) -> _AtOnce | None:
+    """Measure all-reduces that begin at once, beside a computation that outlasts them.
 
     All have the same roots: those of stars that follow each other do not, but what follows a star in a step may be
     anything. None: no computation could be made long enough.
@@ -142,8 +166,12 @@ def _at_once_s(computation: _Computation, reduced: Sequence[str], products: floa
     warm_up = computation.durations(count, reduced)
     if not _is_covered(warm_up):
         count = _product_count(_OUTLASTING_RATIO**2 * products * warm_up.reduce_s / warm_up.compute_s)
-    together = _minimum([computation.durations(count, reduced) for _ in range(rounds)])
-    return together.reduce_s if _is_covered(together) else None
+    alone_s, together = [], []
+    for _ in range(rounds):
+        alone_s.append(computation.seconds(count))
+        together.append(computation.durations(count, reduced))
+    least = _minimum(together)
+    return _AtOnce(least.reduce_s, max(least.compute_s - min(alone_s), 0.0)) if _is_covered(least) else None
 
 
 def _is_covered(together: Durations) -> bool:

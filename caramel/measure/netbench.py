@@ -245,12 +245,16 @@ def _contentions(
     contentions: list[Contention] = []
     chosen: dict[tuple[str, int], None] = {_ALWAYS_CANDIDATE: None} if _ALWAYS_CANDIDATE in kinds else {}
     for position, size in enumerate(_sizes_beside(settings), len(set(settings.sizes))):
-        report(position * settings.rounds, f"{bench.workers} workers, {size} bytes beside computation")
         times_s = {kind: network.predict(*kind, bench.workers, size).time_s for kind in kinds}
         best_first = sorted(kinds, key=lambda kind: times_s[kind])
         close = [kind for kind in best_first if times_s[kind] <= _CANDIDATE_RATIO * times_s[best_first[0]]]
         chosen |= dict.fromkeys(close[: settings.candidates])
         builds = {f"{a}_{d}": (build_for(schedules, bench, a, d, size), times_s[a, d]) for a, d in chosen}
-        measured = measure_contention(bench, size, builds, settings.rounds)
+
+        def on_begin(done: int, position: int = position, size: int = size, count: int = len(builds)) -> None:
+            rounds = settings.rounds * position + settings.rounds * done // count
+            report(rounds, f"{bench.workers} workers, {size} bytes beside computation")
+
+        measured = measure_contention(bench, size, builds, settings.rounds, on_begin)
         contentions += [Contention(bench.workers, a, d, size, **vars(measured[f"{a}_{d}"])) for a, d in chosen]
     return contentions

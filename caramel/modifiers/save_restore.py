@@ -162,6 +162,22 @@ def add_state(emission: Emission) -> Emission:
     return emission.extended(builder.nodes)
 
 
+def file_copy_nodes(plan: Plan, scope: str) -> list[NodeDef]:
+    """Ops ``scope/copied`` that let worker 0 copy the small file of ``scope/from:0`` to that of ``scope/to:0``.
+
+    Args:
+        plan: plan with the devices.
+        scope: beginning of the names of all nodes.
+    """
+    host = str(host_of(Device.parse(plan.devices[0])))
+    names = [f"{scope}/{end}" for end in ("from", "to", "content", "copied")]
+    return [
+        *(_string_placeholder(name, host) for name in names[:2]),
+        node(names[2], "ReadFile", [names[0]], host),
+        node(names[3], "WriteFile", [names[1], names[2]], host),
+    ]
+
+
 def _string_placeholder(name: str, device: str) -> NodeDef:
     return node(name, "Placeholder", (), device, dtype=dtype_attribute("string"), shape=shape_attribute(()))
 

@@ -251,17 +251,36 @@ class NetworkModel:
         cost = self.costs.get((algorithm, depth))
         if cost is not None:
             return Prediction(cost.time_s(algorithm, workers, depth, size_bytes), "extrapolated")
-        if algorithm != NATIVE and (
-            depths := [d for name, d in self._known(workers) if name == algorithm and d < depth]
-        ):
-            # Each more chunk has a start of its own; what else chunks change was not measured.
-            fewer = max(depths)
-            uncut_s, start_s = (self._predicted_alone(algorithm, fewer, workers, n).time_s for n in (size_bytes, 0))
-            return Prediction(uncut_s + (depth - fewer) * start_s, "extrapolated")
+        depths = sorted(d for name, d in self._known(workers) if name == algorithm)
+        if algorithm != NATIVE and depths and depths[0] < depth:
+            return Prediction(self._at_other_depth_s(algorithm, depths, depth, workers, size_bytes), "extrapolated")
         raise InputError(
             f"nothing was measured about {algorithm} at depth {depth} on {workers} workers: known are "
             f"{self._listed(self._known(workers))}; measure two or more numbers of workers to predict others"
         )
+
+    def _at_other_depth_s(
+        self, algorithm: str, depths: Sequence[int], depth: int, workers: int, size_bytes: float
+    ) -> float:
+        """Seconds at a depth that was not measured: between measured ones on a line, beyond with a start for each more.
+
+        What else more chunks change than that each has a start of its own was not measured.
+        """
+
+        def time_s(known: int, size: float) -> float:
+            return self._predicted_alone(algorithm, known, workers, size).time_s
+
+        fewer = max(d for d in depths if d < depth)
+        more = min((d for d in depths if d > depth), default=None)
+        if more is not None:
+            fraction = (depth - fewer) / (more - fewer)
+            return (1 - fraction) * time_s(fewer, size_bytes) + fraction * time_s(more, size_bytes)
+        fewest = depths[0]
+        if fewest < fewer:
+            start_s = max(time_s(fewer, 0) - time_s(fewest, 0), 0.0) / (fewer - fewest)
+        else:
+            start_s = time_s(fewer, 0) / fewer
+        return time_s(fewer, size_bytes) + (depth - fewer) * start_s
 
     def _known(self, workers: int) -> list[tuple[str, int]]:
         """Measured pairs of algorithm and depth, in the order in which ties are broken."""

@@ -107,6 +107,14 @@ class CheckpointDirectory:
                 with contextlib.suppress(OSError):
                     self.path.rmdir()  # only if nothing was saved
 
+    def check(self, session: Session) -> None:
+        """Check before a training that it can be saved here: worker 0 may be on another machine.
+
+        Raises:
+            CheckpointError: it cannot be.
+        """
+        session.check_saves_to(self.path)
+
     # -- reading -----------------------------------------------------------------------------
 
     def latest(self) -> Found | None:

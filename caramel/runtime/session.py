@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -496,6 +497,18 @@ class Session:
             return self._state.save(path, self._step_count)
         with self._data.saved_position() as position:
             return self._state.save(path, self._step_count, position)
+
+    @_one_at_a_time
+    def check_saves_to(self, directory: str | os.PathLike[str]) -> None:
+        """Check that checkpoints can be saved to a directory: that worker 0 and this process see the same files there.
+
+        Args:
+            directory: path of a directory that exists.
+
+        Raises:
+            CheckpointError: worker 0 cannot write there, or has another directory of that name.
+        """
+        self._state.check_saves_to(Path(directory), lambda nodes: self._executor.extend(Graph(nodes).to_bytes()))
 
     @_one_at_a_time
     def restore(self, path: str | os.PathLike[str]) -> None:

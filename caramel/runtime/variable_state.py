@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import CheckpointError, InputError, StepError, in_one_line, listed
 from caramel.graph.graph import NodeDef
 from caramel.model import Model
-from caramel.modifiers.save_restore import assignment_nodes, local_key, separately_saved
+from caramel.modifiers.save_restore import assignment_nodes, file_copy_nodes, local_key, separately_saved
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted_array
 from caramel.util.arguments import shown
@@ -42,6 +44,7 @@ class VariableState:
         self._signature = distributed.signature
         self._run = run
         self._pipeline = distributed.pipeline
+        self._has_copy = False  # whether the graph has the ops of `check_saves_to`
         self.last_read: str | None = None
         """Prefix of this library's checkpoint that `restore` read; None after one with the program's objects only."""
 
@@ -255,6 +258,39 @@ class VariableState:
                 f"worker 0 cannot write checkpoint {prefix!r}: {error}. Make room there, or give a path that worker 0 "
                 "may write to (for values and evaluations, TMPDIR)"
             ) from error
+
+    def check_saves_to(self, directory: Path, extend: Callable[[list[NodeDef]], None]) -> None:
+        """Check that worker 0 and this process read and write the same files of a directory.
+
+        Args:
+            directory: path of the directory, which exists.
+            extend: function that adds nodes to the distributed graph.
+
+        Raises:
+            CheckpointError: they do not.
+        """
+        if not self._has_copy:
+            extend(file_copy_nodes(self._plan, _COPY_SCOPE))
+            self._has_copy = True
+        name = f".{uuid.uuid4().hex[:8]}"
+        written, copied = (directory / f"{name}.{end}" for end in ("written", "copied"))
+        feeds = {f"{_COPY_SCOPE}/from:0": written, f"{_COPY_SCOPE}/to:0": copied}
+        try:
+            written.write_bytes(b"written before a training, to see that it can be saved")
+            self._run(f"{_COPY_SCOPE}/copied", {name: checkpoint.fed_path(path) for name, path in feeds.items()})
+            copied.read_bytes()
+        except (OSError, StepError) as error:
+            raise CheckpointError(
+                f"worker 0 cannot save checkpoints to {str(directory)!r}: {error}. Give a directory that worker 0 and "
+                "this process see under one path and may write to, or run on worker 0's machine"
+            ) from error
+        finally:
+            for path in (written, copied):
+                path.unlink(missing_ok=True)
+
+
+_COPY_SCOPE = "caramel/copy_file"
+"""Beginning of the names of the ops with which worker 0 copies a file."""
 
 
 def _put_down(prefix: str, values: Mapping[str, np.ndarray]) -> None:

@@ -1,9 +1,11 @@
 """Exports that were damaged on their way, and what is given to them: one line, and exit status 1."""
 
+import errno
 import json
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 import caramel
+from caramel.export import writer
 
 v1 = tf.compat.v1
 
@@ -400,6 +403,35 @@ def test_killed_at_every_rename(whole, tmp_path, monkeypatch):
         assert {p.name for p in place.iterdir()} == {p.name for p in whole.iterdir()}
         number += 1
     assert number > len(CHECKED)
+
+
+def test_a_first_export_that_is_killed_is_cleared_up_by_the_next(whole, tmp_path):
+    place, to_export = tmp_path / "deep" / "out", model()
+
+    def half(distributed, path_of):
+        path_of("graph.pb").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        writer._write = half
+        to_export.export(place)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert [path.name.split(".writing-")[0] for path in place.glob("*.writing-*")] == ["graph.pb"]
+    to_export.export(place)
+    assert said(place) is None
+    assert {p.name for p in place.iterdir()} == {p.name for p in whole.iterdir()} - {"batch.npz"}
+
+
+def test_a_first_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fails(distributed, path_of):
+        path_of("graph.pb").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(writer, "_write", fails)
+    with pytest.raises(caramel.ExportError, match="no room"):
+        model().export(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_templates_need_nothing_of_the_library():

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from variants import mostly_in_soak
 
 from caramel.cli.main import main
+from caramel.runtime import variable_state
 from caramel.runtime.checkpoint_directory import CheckpointDirectory
 from caramel.runtime.session import Session
 
@@ -222,6 +223,18 @@ def test_an_address(refuses, tmp_path, monkeypatch):
 def test_a_directory_of_a_run_that_goes_on(refuses, tmp_path):
     with CheckpointDirectory(tmp_path / "saved").held():
         refuses(tmp_path / "saved", "another run", str(tmp_path / "saved"))
+
+
+def test_a_worker_0_that_sees_another_directory_of_that_name(refuses, tmp_path, monkeypatch):
+    (tmp_path / "another").mkdir()
+    real = variable_state.checkpoint.fed_path
+    monkeypatch.setattr(
+        variable_state.checkpoint,
+        "fed_path",
+        lambda path: real(tmp_path / "another" / "file" if "saved" in str(path) else path),
+    )
+    refuses(tmp_path / "saved", "worker 0", str(tmp_path / "saved"), "one path")
+    assert not (tmp_path / "saved").exists()
 
 
 def test_a_list_that_is_gone_is_said(train, write, tmp_path):

@@ -265,17 +265,22 @@ def test_the_choice_among_the_allowed(found, size, allowed):
 
 @given(curves(4), st.integers(64, 2**22), st.sampled_from([1, 2, 4]))
 def test_the_choice_at_one_depth(found, size, depth):
-    """Among what was measured at it; otherwise each more chunk than were measured costs a start."""
+    """Among what was measured at it; otherwise on a line between depths, or with a start for each chunk beyond."""
     fitting = {c.algorithm: c.line.time_s(size) for c in found if c.depth == depth}
     is_measured = bool(fitting)
     if not is_measured:
         for name in {c.algorithm for c in found} - {NATIVE}:
-            fewer = max(
-                (c for c in found if c.algorithm == name and c.depth < depth), key=lambda c: c.depth, default=None
-            )
-            if fewer is not None:
-                start = fewer.line.time_s(fewer.samples[0].size_bytes)
-                fitting[name] = fewer.line.time_s(size) + (depth - fewer.depth) * start
+            known = {c.depth: c for c in found if c.algorithm == name}
+            if min(known) > depth:
+                continue
+            times = {d: c.line.time_s(size) for d, c in known.items()}
+            starts = {d: c.line.time_s(c.samples[0].size_bytes) for d, c in known.items()}
+            low, high = min(known), max(known)
+            if depth < high:  # 2, between 1 and 4
+                fitting[name] = times[1] * 2 / 3 + times[4] / 3
+            else:
+                start = max(starts[high] - starts[low], 0) / (high - low) if high > low else starts[high] / high
+                fitting[name] = times[high] + (depth - high) * start
     if not fitting:
         with pytest.raises(InputError, match=f"depth {depth}.*{found[0].algorithm} at depth {found[0].depth}"):
             network(*found).choose(size, 4, depth=depth)

@@ -12,6 +12,7 @@ from variants import each_once
 
 import caramel
 from caramel.runtime import checkpoint
+from caramel.runtime.checkpoint import fed_path
 from caramel.runtime.checkpoint_directory import CheckpointDirectory, Found
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
@@ -416,3 +417,31 @@ def test_errors_name_the_checkpoint_itself(session, tmp_path):
             session.restore(path)
         assert f"'{path}'" in str(caught.value)
         assert "caramel-read" not in str(caught.value)
+
+
+# -- worker 0 on another machine -------------------------------------------------------------
+
+
+def test_that_it_can_be_saved_there_is_tried(session, filled):
+    directory, values = filled
+    before = names(directory)
+    for _ in range(2):
+        directory.check(session)
+    assert names(directory) == before
+    check_holds(session, 1, values)
+
+
+@pytest.mark.parametrize("elsewhere", [("written", "copied"), ("copied",)], ids=["reads", "writes"])
+def test_a_worker_0_that_sees_other_files(session, filled, tmp_path, monkeypatch, elsewhere):
+    directory, _ = filled
+    (tmp_path / "another").mkdir()
+    before = names(directory)
+
+    def path_there(path):
+        place = tmp_path / "another" if path.name.endswith(elsewhere) else path.parent
+        return fed_path(place / path.name)
+
+    monkeypatch.setattr(checkpoint, "fed_path", path_there)
+    with pytest.raises(caramel.CheckpointError, match="worker 0 cannot save checkpoints to .*saved.*machine"):
+        directory.check(session)
+    assert names(directory) == before
