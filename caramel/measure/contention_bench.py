@@ -219,9 +219,10 @@ def _minimum(durations: Sequence[Durations]) -> Durations:
 
 
 class _Computation:
-    """Products of matrices, one after the other on each worker, with the times at which they begin and end.
+    """Products of matrices on each worker, with the times at which they begin and end.
 
-    The clock is each worker's own. The products are one loop, whose length is a variable: a graph of their own for each
+    As many are made at once as a training step computes at once; the others follow these. The clock is each worker's
+    own. The products are a loop, whose length is a variable: a graph of their own for each
     length would have tens of thousands of nodes, and TensorFlow goes through all nodes for each new step.
     """
 
@@ -248,8 +249,12 @@ class _Computation:
             ]
             self._set_count.append(f"{length}/set")
             initialised.append(_matrix(nodes, f"{scope}/matrix_{rank}", device))
-            last = _products(nodes, f"{scope}/product_{rank}", f"{scope}/matrix_{rank}", f"{length}/read", device)
-            self._ends.append(clock(nodes, f"{scope}/end_{rank}", [last], device))
+            matrix, count = f"{scope}/matrix_{rank}", f"{length}/read"
+            last = [
+                _products(nodes, f"{scope}/product_{rank}_{loop}", matrix, count, device)
+                for loop in range(bench.ops_at_once)
+            ]
+            self._ends.append(clock(nodes, f"{scope}/end_{rank}", last, device))
         bench.extend(nodes)
         bench.fetch([], initialised)
         self.seconds(1)

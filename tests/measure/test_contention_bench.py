@@ -25,6 +25,7 @@ class SlowerTogether:
     """
 
     workers = 3
+    ops_at_once = 2
     devices = tuple(f"/job:worker/task:{rank}/device:CPU:0" for rank in range(3))
 
     def __init__(self):
@@ -53,7 +54,7 @@ class SlowerTogether:
         return [f"{name}/{rank}:0" for rank in range(self.workers)]
 
     def extend(self, nodes):
-        assert sum(made.op == "MatMul" for made in nodes) == self.workers  # in a loop on each
+        assert sum(made.op == "MatMul" for made in nodes) == self.workers * self.ops_at_once  # each in a loop
 
     def fetch(self, fetches, targets, feeds=None):
         if feeds:
@@ -155,8 +156,9 @@ def test_pauses_are_not_laid_to_a_computation_that_was_shorter():
 
 
 @pytest.mark.parametrize("products", [0, 1, 5])
-def test_tensorflow_leaves_no_product_out(products):
-    with AllReduceBench(caramel.InProcess(), 2) as bench:
+@pytest.mark.parametrize(("threads", "loops"), [(1, 1), (2, 2), (3, 2)])
+def test_tensorflow_leaves_no_product_out(products, threads, loops):
+    with AllReduceBench(caramel.InProcess(caramel.RunOptions(inter_op_threads=threads)), 2) as bench:
         bench.load(4096, {"beside": build_for(Schedules(), bench, "ring", 1, 4096)}, 3)
         computation = _Computation(bench)
         fetches = [*computation._starts, *computation._ends, *bench.ends("beside")]
@@ -165,10 +167,10 @@ def test_tensorflow_leaves_no_product_out(products):
         computation.seconds(products)
         bench._executor._session.run(fetches, options=options, run_metadata=metadata)
         ops = Counter(node.op for graph in metadata.partition_graphs for node in graph.node)
-        assert ops["MatMul"] + ops["_MklMatMul"] == 2  # as oneDNN's
+        assert ops["MatMul"] + ops["_MklMatMul"] == 2 * loops  # as oneDNN's
         assert ops["Timestamp"] == 3 * 2
         runs = [stats.node_name for device in metadata.step_stats.dev_stats for stats in device.node_stats]
-        assert sum(name.endswith("/multiply") for name in runs) == 2 * products
+        assert sum(name.endswith("/multiply") for name in runs) == 2 * loops * products
         durations = computation.durations(products, bench.ends("beside"))
         assert 0 < durations.compute_s < 60
         assert 0 < durations.reduce_s < 60
