@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from benchmarks import build, collectives, depths
+from benchmarks import build, collectives, depths, planner_speed
 from benchmarks.output import errors_for_click
 from benchmarks.published import calibrations_table, figure_9_table, gaps_table
 from benchmarks.training.findings import findings
@@ -82,6 +82,7 @@ RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "collectives_local": ("collectives_local.json", collectives.record_table),
     "collectives_shaped": ("collectives_shaped.json", collectives.record_table),
     "depths": ("depths_shaped.json", lambda record: depths.table(depths.cells_of(record))),
+    "planner_speed": ("planner_speed.json", planner_speed.table),
     "figure_9": ("published.json", figure_9_table),
     "calibrations": ("published.json", calibrations_table),
     "gaps": ("published.json", gaps_table),
