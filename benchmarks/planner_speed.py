@@ -28,12 +28,15 @@ _GOALS_S = {"time of a new size": 1e-4, "prediction": 1.0, "planning": 2.0}
 """Seconds that each is to take at most, at the largest number of gradients that is measured."""
 
 
-def chain(gradients: int, update_fraction: float = 0.05) -> Boundaries:
+_UPDATE_FRACTION = 0.05
+"""Seconds of an update over those of its layer's forward computation."""
+
+
+def chain(gradients: int) -> Boundaries:
     """A step of so many layers; its computation takes a second, a third of it forward.
 
     Args:
         gradients: number of layers, each with one gradient.
-        update_fraction: seconds of an update over those of its layer's forward computation.
     """
     from caramel.facts import Boundaries, Boundary
 
@@ -52,7 +55,7 @@ def chain(gradients: int, update_fraction: float = 0.05) -> Boundaries:
                 4.0 * elements[layer],
                 now * unit_s,
                 sum(forward[:layer]) * unit_s,
-                update_fraction * forward[layer] * unit_s,
+                _UPDATE_FRACTION * forward[layer] * unit_s,
             )
         )
     return Boundaries(tuple(boundaries), 1.0)
@@ -124,6 +127,8 @@ def measure(rounds: int, planned: int, predicted: int) -> list[dict[str, Any]]:
         facts = {Trace: trace, Network: network_for(large), Boundaries: large, Schedule: schedule}
         return _timed(lambda: predict(facts))
 
+    searched = re.search(r"(\d+) steps were simulated", choose_packing(step, network_for(step)).reason)
+    assert searched is not None  # steps as these are never proved to be the best without a search
     return [
         _row("time of a new size", planned, rounds, new_sizes_s, None),
         _row("prediction", predicted, rounds, predict_once, None),
@@ -132,7 +137,7 @@ def measure(rounds: int, planned: int, predicted: int) -> list[dict[str, Any]]:
             planned,
             rounds,
             lambda: _timed(lambda: choose_packing(step, network_for(step))),
-            int(re.findall(r"(\d+) steps were simulated", choose_packing(step, network_for(step)).reason)[0]),
+            int(searched[1]),
         ),
     ]
 

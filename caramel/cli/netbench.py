@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from caramel.runtime.clusters.base import Cluster
 
 
+_NOT_GIVEN = (None, ())
+"""The values of options that were not given."""
+
+
 @click.command()
 @click.option("--workers", "numbers", multiple=True, type=int, help="Number of workers; several to predict others.")
 @with_cluster("processes")
@@ -64,8 +68,8 @@ def netbench(
 
     costs = {name: options.pop(name) for name in ("link_rate", "latency", "alpha", "beta", "gamma")}
     if any(value is not None for value in costs.values()):
-        given = [options[name] for name in ("sizes", "algorithms", "depths", "rounds")]
-        if plot is not None or description or quick or any(given):
+        given = [value for value in options.values() if value not in _NOT_GIVEN]
+        if plot is not None or description or quick or given:
             raise click.UsageError("a network given by hand is not measured: leave out --plot, --size and the like")
         network = _given_network(**costs)
         text = as_text(network, numbers)
@@ -95,9 +99,8 @@ def _measured_network(
 
     sizes = tuple(parse_size(text) for text in options.pop("sizes"))
     chosen = {"sizes": sizes, **options}
-    settings = replace(
-        QUICK if quick else Settings(), **{name: value for name, value in chosen.items() if value not in ((), None)}
-    )
+    given = {name: value for name, value in chosen.items() if value not in _NOT_GIVEN}
+    settings = replace(QUICK if quick else Settings(), **given)
     return measure_network(cluster, numbers, settings, description, on_network=lambda network: save(network, out))
 
 

@@ -234,10 +234,10 @@ def _graph_program(context: Context, returned: Any, what: str) -> Program:
 
 
 def _refuse_objects(context: Context, returned: Any, what: str) -> None:
-    """Refuse what an entry returns in place of a program: it has built no graph.
+    """Refuse an entry that has built no graph and returns something else than a dict.
 
     Raises:
-        ProgramError: it has built none.
+        ProgramError: it is such an entry.
     """
     if returned is None or isinstance(returned, Mapping) or context.has_built_graph:
         return

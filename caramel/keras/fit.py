@@ -206,7 +206,8 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     for name in options:
         if name in _OPTIONS:
             continue
-        near = get_close_matches(name, [*signature(fit).parameters, *_OPTIONS], 1)
+        known = [p.name for p in signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        near = get_close_matches(name, [*known, *_OPTIONS], 1)
         hint = _INSTEAD.get(name) or (f"did you mean {near[0]!r}?" if near else "see help(caramel.fit)")
         raise InputError(f"fit() has no argument {name!r}: {hint}")
 

@@ -44,10 +44,6 @@ often not that of the fastest."""
 _LONG_STEP_S = 0.25
 """Seconds of a step after which all-reduces need not follow each other: what a step costs besides is far less."""
 
-_OPS_AT_ONCE = 2
-"""Number of ops that a worker computes at once; see `AllReduceBench`. On four hosts with links of 75 Mbit/s that share
-two cores, a ring of 64 KiB takes 1.8 times as long beside one op at once on each worker, and 2.5 times beside two."""
-
 _ENOUGH_S, _MIN_ROUNDS = 5.0, 2
 """Seconds for which the fastest all-reduce is timed at most, if these are so many rounds: long steps differ little."""
 
@@ -104,8 +100,7 @@ class AllReduceBench:
     Attributes:
         workers: number of workers.
         devices: device of each worker.
-        ops_at_once: number of ops that a worker computes at once in a training step, at most: a layer's gradients by
-            its inputs and by its weights do not wait for each other.
+        computing_threads: number of ops that a worker can compute at once.
         instances: counter that gives each all-reduce its number.
     """
 
@@ -114,7 +109,7 @@ class AllReduceBench:
             raise InputError(f"all-reduces are measured on at least 2 workers, got {workers}")
         self.workers = workers
         self.devices = tuple(f"{text}/device:CPU:0" for text in default_devices(workers))
-        self.ops_at_once = min(_OPS_AT_ONCE, cluster.options.inter_op_threads or usable_cores())
+        self.computing_threads = cluster.options.inter_op_threads or usable_cores()
         self._timeout_s = timeout_s
         self._targets: dict[str, tuple[list[str], int]] = {}
         self._generation = 0

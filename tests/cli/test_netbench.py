@@ -93,6 +93,8 @@ def test_by_hand(call, tmp_path):
         (["--out", "{}/n.json", "--latency", "1e-5"], 2, "belong together"),
         (["--out", "{}/n.json", "--link-rate", "1mbit", "--gamma", "1e-5"], 2, "either --link-rate or"),
         (["--out", "{}/n.json", "--link-rate", "1mbit", "--plot", "{}/n.png"], 2, "leave out --plot"),
+        (["--out", "{}/n.json", "--link-rate", "1mbit", "--rounds", "0"], 2, "is not measured"),
+        (["--out", "{}/n.json", "--link-rate", "1mbit", "--quick"], 2, "is not measured"),
         (["--out", "{}/n.json", "--link-rate", "1mbit", "--workers", "0"], 1, "at least 1 worker"),
         (
             ["--out", "{}/n.json", "--workers", "2", "--cluster", "cloud"],
