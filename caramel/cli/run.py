@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 @with_policies
 @with_cluster("in-process")
 @with_devices
-@click.option("--steps", type=click.IntRange(min=0), help="Steps to train; default: one pass over the data.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=0),
+    help="Steps of this run, also where it goes on from a checkpoint; default: one pass over the data.",
+)
 @click.option(
     "--checkpoint",
     metavar="DIR",

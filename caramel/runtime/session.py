@@ -145,7 +145,10 @@ class Session:
         self, distributed: DistributedModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     ) -> None:
         if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
-            raise InputError(f"a session runs on a cluster such as caramel.InProcess(), got {shown(cluster)}")
+            raise InputError(
+                "a session runs on a cluster such as caramel.InProcess() or caramel.Servers(['host0:2222', "
+                f"'host1:2222']), got {shown(cluster)}"
+            )
         step_timeout_s = timeout_s(step_timeout_s, "step_timeout_s")
         if distributed.plan.deterministic:
             refuse_rounding_rewrites()
