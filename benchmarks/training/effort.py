@@ -56,7 +56,7 @@ FULL = Effort(
     computed_bursts=3,
     network=NetworkSettings(sizes=(SMALLEST_SIZE, *(2**k for k in (12, 15, 18, 20))), depths=(1, 4), rounds=2),
     trace_runs=3,
-    trace_steps=5,
+    trace_steps=15,
     pack_bytes=(2**18, 2**19, 2**20, 2**21),
     fusion=((2**20, 1.0), (2**20, 5.0), (2**22, 1.0)),
     bursts=2,

@@ -9,6 +9,7 @@ all-reduces are under way, and wait at once: so several that begin at once are t
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from caramel.graph.graph import NodeDef
 from caramel.graph.nodes import assign, constant, dtype_attribute, node, read, shape_attribute, variable
 from caramel.measure.all_reduce_bench import AllReduceBench, Build, clock, filled
-from caramel.netmodel.contention import Durations, contention_of
+from caramel.netmodel.contention import MOST_PROCESSOR_SHARE, Durations, contention_of
 
 _DTYPE = "float32"
 _FLOAT32, _INT32 = dtype_attribute(_DTYPE), dtype_attribute("int32")
@@ -47,6 +48,9 @@ _MIN_AT_ONCE, _MAX_AT_ONCE = 4, 32
 
 Small ones take less of many: between four local servers that share two cores, a shuffle of 4 KiB takes 4.6 ms from the
 computation if one follows the other, and 2.1 ms of 16 at once."""
+
+_LEAST_ROUNDS = 3
+"""Least number of times that all-reduces are timed beside computation: lost packets stop one of a few."""
 
 _MAX_ROUNDS_AT_ONCE = 2
 """Largest number of rounds with several all-reduces at once, which are already a mean."""
@@ -129,7 +133,7 @@ def measure_contention(
         else:
             # One after the other, each message finds the workers computing and has to wake a thread. Of several
             # all-reduces, a thread that is awake handles what has come from all of them.
-            share = min(share, at_once.taken_s / count / (slowdown * alone_s))
+            share = min(at_once.taken_s / count / (slowdown * alone_s), MOST_PROCESSOR_SHARE)
             measurements[name] = ContentionMeasurement(
                 share, slowdown, _occupancy(alone_s, slowdown, count, at_once.all_s)
             )
@@ -174,12 +178,13 @@ def _at_once(computation: _Computation, reduced: Sequence[str], products: float,
     warm_up = computation.durations(count, reduced)
     if not _is_covered(warm_up):
         count = _product_count(_OUTLASTING_RATIO**2 * products * warm_up.reduce_s / warm_up.compute_s)
-    alone_s, together = [], []
+    alone_s, together = [computation.seconds(count)], []
     for _ in range(rounds):
-        alone_s.append(computation.seconds(count))
         together.append(computation.durations(count, reduced))
-    least = _minimum(together)
-    return _AtOnce(least.reduce_s, max(least.compute_s - min(alone_s), 0.0)) if _is_covered(least) else None
+        alone_s.append(computation.seconds(count))
+    found = _median(together)
+    taken_s = max(found.compute_s - statistics.fmean(alone_s), 0.0)
+    return _AtOnce(found.reduce_s, taken_s) if _is_covered(found) else None
 
 
 def _is_covered(together: Durations) -> bool:
@@ -196,8 +201,9 @@ def _measured(
         reduced: for each worker the tensor that says when all have ended there.
         computed_s: seconds that the computation takes; longer if that turns out to be too short.
         product_s: seconds of a product.
-        rounds: number of times that they are timed.
+        rounds: number of times that they are timed; at least 3 unless it is 1.
     """
+    rounds = max(rounds, _LEAST_ROUNDS) if rounds > 1 else 1
 
     def durations(count: int, rounds: int) -> tuple[list[Durations], list[Durations]]:
         alone, together = [], []
@@ -214,16 +220,18 @@ def _measured(
     else:
         more_alone, more_together = durations(count, rounds - 1)
         alone, together = alone + more_alone, together + more_together
-    return _minimum(alone), _minimum(together)
+    return _median(alone), _median(together)
 
 
 def _product_count(products: float) -> int:
     return max(1, min(round(products), _MAX_PRODUCTS))
 
 
-def _minimum(durations: Sequence[Durations]) -> Durations:
-    """The least durations: other work of a machine makes each longer, and few steps differently in each round."""
-    return Durations(min(d.compute_s for d in durations), min(d.reduce_s for d in durations))
+def _median(durations: Sequence[Durations]) -> Durations:
+    """The median durations. How long what runs at once takes differs from time to time, as it does in a step."""
+    return Durations(
+        statistics.median(d.compute_s for d in durations), statistics.median(d.reduce_s for d in durations)
+    )
 
 
 class _Computation:

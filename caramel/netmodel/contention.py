@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caramel.errors import FitError
+from caramel.netmodel.line import Line
 
 MOST_PROCESSOR_SHARE = 0.95
 """Largest processor share of all-reduces, as a fraction of the processors' time; computation would hardly go on beside
@@ -153,15 +154,24 @@ class ContentionModel:
     Args:
         contentions: measurements with one number of workers.
         alone_s: function (algorithm, depth, bytes) -> seconds of an all-reduce by itself.
+        taken: function (algorithm, depth) -> seconds that an all-reduce which was not measured takes from computation,
+            over its bytes; None where too little is known for that.
     """
 
-    def __init__(self, contentions: Sequence[Contention], alone_s: Callable[[str, int, float], float]) -> None:
+    def __init__(
+        self,
+        contentions: Sequence[Contention],
+        alone_s: Callable[[str, int, float], float],
+        taken: Callable[[str, int], Line | None] = lambda algorithm, depth: None,
+    ) -> None:
         by_kind: dict[tuple[str, int], list[Contention]] = {}
         for contention in sorted(contentions, key=lambda contention: contention.size_bytes):
             by_kind.setdefault((contention.algorithm, contention.depth), []).append(contention)
         self._largest_bytes = {kind: measured[-1].size_bytes for kind, measured in by_kind.items()}
         self._kinds = {kind: _MeasuredKind(measured, partial(alone_s, *kind)) for kind, measured in by_kind.items()}
-        self._latest: tuple[float, dict[tuple[str, int], _Effects], _Effects] | None = None
+        self._alone_s = alone_s
+        self._taken = taken
+        self._latest: tuple[float, dict[tuple[str, int], tuple[float, float, float, float]], _Effects] | None = None
 
     @property
     def kinds(self) -> list[tuple[str, int]]:
@@ -181,12 +191,22 @@ class ContentionModel:
         """A function from a size in bytes to the arguments of `effects_of`, for one of `kinds`."""
         return self._kinds[kind].seconds
 
+    def taken(self, algorithm: str, depth: int) -> Line | None:
+        """Seconds that an all-reduce which was not measured takes from computation, if that is known."""
+        return self._taken(algorithm, depth)
+
+    def kinds_like(self, algorithm: str, depth: int) -> list[tuple[str, int]]:
+        """The `kinds` of one algorithm, that with the most similar number of chunks first."""
+        alike = [kind for kind in self._kinds if kind[0] == algorithm]
+        return sorted(alike, key=lambda kind: (abs(math.log(kind[1] / depth)), kind[1]))
+
     def slowdown(self, algorithm: str, depth: int, size_bytes: float) -> float:
         """The factor by which an all-reduce takes longer; 1 if nothing was measured.
 
         Args:
             algorithm: name of the collective.
-            depth: number of chunks. What was not measured is taken to be as slow as the slowest that was at such sizes.
+            depth: number of chunks. What was not measured waits as long as the same algorithm with the most similar
+                depth that was; where there is none, it is as slow as the slowest that was at such sizes.
             size_bytes: bytes of the tensor.
         """
         return self._effects(algorithm, depth, size_bytes).slowdown
@@ -196,7 +216,7 @@ class ContentionModel:
 
         Args:
             algorithm: name of the collective.
-            depth: number of chunks. Of what was not measured the part is taken to be as large as the largest.
+            depth: number of chunks; see `slowdown`.
             size_bytes: bytes of the tensor.
         """
         return self._effects(algorithm, depth, size_bytes).channel_part
@@ -206,7 +226,8 @@ class ContentionModel:
 
         Args:
             algorithm: name of the collective.
-            depth: number of chunks. What was not measured is taken to cost as much as what costs most at such sizes.
+            depth: number of chunks. What was not measured costs what its messages and bytes do; where that is not
+                known, as `slowdown` says.
             size_bytes: bytes of the tensor.
         """
         return self._effects(algorithm, depth, size_bytes).processor_share
@@ -214,12 +235,28 @@ class ContentionModel:
     def _effects(self, algorithm: str, depth: int, size_bytes: float) -> _Effects:
         if self._latest is None or self._latest[0] != size_bytes:
             least_bytes = min(size_bytes, max(self._largest_bytes.values(), default=0))
-            by_kind = {
-                kind: _Effects(*map(float, effects_of(*measured.seconds(size_bytes))))
+            seconds = {
+                kind: measured.seconds(size_bytes)
                 for kind, measured in self._kinds.items()
                 if self._largest_bytes[kind] >= least_bytes
             }
-            largest = _Effects(*map(max, zip(*by_kind.values()))) if by_kind else _Effects(1.0, 1.0, 0.0)
-            self._latest = (size_bytes, by_kind, largest)
-        _, by_kind, largest = self._latest
-        return by_kind.get((algorithm, depth), largest)
+            of_all = [_effects(*each) for each in seconds.values()]
+            largest = _Effects(*map(max, zip(*of_all))) if of_all else _Effects(1.0, 1.0, 0.0)
+            self._latest = (size_bytes, seconds, largest)
+        _, seconds, largest = self._latest
+        if (algorithm, depth) in seconds:
+            return _effects(*seconds[algorithm, depth])
+        line = self.taken(algorithm, depth)
+        like = next((seconds[kind] for kind in self.kinds_like(algorithm, depth) if kind in seconds), None)
+        if like is None and line is None:
+            return largest
+        alone_s = self._alone_s(algorithm, depth, size_bytes)
+        found = largest if like is None else _effects(alone_s, *like[1:])
+        if line is None:
+            return found
+        share = line.time_s(size_bytes) / (found.slowdown * alone_s)
+        return found._replace(processor_share=min(share, MOST_PROCESSOR_SHARE))
+
+
+def _effects(*seconds: float) -> _Effects:
+    return _Effects(*map(float, effects_of(*seconds)))

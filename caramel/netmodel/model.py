@@ -14,6 +14,7 @@ from caramel.errors import InputError
 from caramel.netmodel.contention import Contention, ContentionModel
 from caramel.netmodel.costs import Cost, fit_cost
 from caramel.netmodel.line import Curve, Line
+from caramel.netmodel.processor_time import fit_processor_cost, pooled
 from caramel.netmodel.ranking import Candidate, Choice, Prediction, best_of, measured_if_any
 from caramel.netmodel.table import ReductionTable
 from caramel.util.arguments import MOST_CHUNKS, MOST_PREDICTED_WORKERS, shown
@@ -373,8 +374,14 @@ class NetworkModel:
         """The models of contention by number of workers."""
 
         def contention_model(workers: int) -> ContentionModel:
-            contentions = [c for c in self.contentions if c.workers == workers]
-            return ContentionModel(contentions, lambda a, d, size: self._predicted_alone(a, d, workers, size).time_s)
+            def alone_s(algorithm: str, depth: int, size_bytes: float) -> float:
+                return self._predicted_alone(algorithm, depth, workers, size_bytes).time_s
+
+            contentions: Sequence[Contention] = [c for c in self.contentions if c.workers == workers]
+            cost = fit_processor_cost(contentions, alone_s)
+            if cost is None:
+                return ContentionModel(contentions, alone_s)
+            return ContentionModel(pooled(contentions, alone_s, cost), alone_s, lambda a, d: cost.line(a, workers, d))
 
         return {workers: contention_model(workers) for workers in {c.workers for c in self.contentions}}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from caramel.collectives.algorithms import NATIVE
-from caramel.netmodel.contention import ContentionModel, effects_of
+from caramel.netmodel.contention import MOST_PROCESSOR_SHARE, ContentionModel, effects_of
 from caramel.netmodel.line import Curve
 from caramel.netmodel.ranking import NEAR_DELAY_RATIO, Candidate, Prediction, delay_s
 
@@ -46,7 +46,7 @@ class ReductionTable:
         slowdown = share = None
         time_s = channel_s = alone_s
         if self._effects is not None:
-            slowdown, channel_part, share = self._effects.at(size_bytes)
+            slowdown, channel_part, share = self._effects.at(size_bytes, alone_s)
             time_s = alone_s * slowdown
             channel_s = time_s * channel_part if self._has_overlaps else time_s
         delays_s = delay_s(time_s, channel_s)
@@ -96,19 +96,40 @@ class _EffectsTable:
         kinds = contention.kinds
         self._largest = np.array([contention.largest_bytes(kind) for kind in kinds])
         place = {kind: n for n, kind in enumerate(kinds)}
-        self._own = np.array([place.get((curve.algorithm, curve.depth), -1) for curve in curves])
+        self._is_own = np.array([(curve.algorithm, curve.depth) in place for curve in curves])
+        self._like = np.full((len(curves), len(kinds)), -1)
+        for row, curve in zip(self._like, curves):
+            alike = [place[kind] for kind in contention.kinds_like(curve.algorithm, curve.depth)]
+            row[: len(alike)] = alike
         self._count = len(kinds)
         seconds = [contention.seconds_of(kind) for kind in kinds]
         sizes = {*contention.sizes_bytes, *(float(sample.size_bytes) for curve in curves for sample in curve.samples)}
         rows = [lambda size, of=of, n=n: of(size)[n] for n in range(4) for of in seconds]
         self._seconds = _Lines(sorted(sizes), rows)
+        lines = [contention.taken(curve.algorithm, curve.depth) for curve in curves]
+        self._is_known = np.array([line is not None for line in lines])
+        self._taken_start_s, self._taken_s_per_byte = np.array(
+            [(0.0, 0.0) if line is None else (line.a_s, line.b_s_per_byte) for line in lines]
+        ).T
 
-    def at(self, size_bytes: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Slowdown, channel part and processor share of each curve."""
+    def at(self, size_bytes: float, alone_s: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Slowdown, channel part and processor share of each curve.
+
+        Args:
+            size_bytes: bytes on the wire.
+            alone_s: seconds of each by itself.
+        """
         rows = self._seconds.at(size_bytes).reshape(4, self._count)
         counts = self._largest >= min(size_bytes, self._largest.max())
-        is_own = (self._own >= 0) & counts[self._own]
+        is_like = (self._like >= 0) & counts[self._like]
+        nearest = np.take_along_axis(self._like, is_like.argmax(axis=1)[:, None], axis=1)[:, 0]
+        is_own, has_like = self._is_own & is_like[:, 0], is_like.any(axis=1)
+        of_kinds = effects_of(*rows)
+        of_curves = effects_of(alone_s, *rows[1:, nearest])
         slowdown, channel_part, share = (
-            np.where(is_own, effect[self._own], effect[counts].max()) for effect in effects_of(*rows)
+            np.where(is_own, kinds[nearest], np.where(has_like, curves, kinds[counts].max()))
+            for kinds, curves in zip(of_kinds, of_curves)
         )
-        return slowdown, channel_part, share
+        taken_s = self._taken_start_s + self._taken_s_per_byte * size_bytes
+        fitted = np.minimum(taken_s / (slowdown * alone_s), MOST_PROCESSOR_SHARE)
+        return slowdown, channel_part, np.where(is_own | ~self._is_known, share, fitted)

@@ -195,7 +195,7 @@ def test_an_all_reduce_has_the_channel_as_long_as_was_measured():
     assert (found.time_s(size), found.channel_s(size)) == (pytest.approx(3 * alone_s), pytest.approx(0.9 * alone_s))
     cut_s = alone_s + network.predict("halving_doubling", 1, 4, 0).time_s  # one more start
     at_two = Network(CollectiveOptions("halving_doubling", 2, network=network), 4)
-    assert at_two.time_s(size) == pytest.approx(3 * cut_s)  # as slow as what was measured to be slowest
+    assert at_two.time_s(size) == pytest.approx(cut_s + 2 * alone_s)  # it waits as long as without chunks
 
 
 def test_what_delays_the_next_one_less_is_chosen_for_a_step():
@@ -228,11 +228,24 @@ def test_people_can_read_occupancies():
 
 
 def test_each_kind_of_all_reduce_has_its_own():
-    """What was not measured is not taken to be better than what was."""
+    """An algorithm that was not measured is not taken to be better than those that were."""
     network = measured(4, LARGE, OTHER)
-    kinds = (("ring", 1), ("halving_doubling", 1), ("ring", 2), ("star", 1))
-    assert [network.slowdown(4, *kind, 2**20) for kind in kinds] == [1.2, 1.5, 1.5, 1.5]
-    assert [network.processor_share(4, *kind, 2**20) for kind in kinds] == [0.2, 0.3, 0.3, 0.3]
+    kinds = (("ring", 1), ("halving_doubling", 1), ("star", 1))
+    assert [network.slowdown(4, *kind, 2**20) for kind in kinds] == [1.2, 1.5, 1.5]
+    assert [network.processor_share(4, *kind, 2**20) for kind in kinds] == [0.2, 0.3, 0.3]
+
+
+def test_a_depth_that_was_not_measured_waits_as_long_as_the_most_similar_one():
+    deep = Contention(4, "ring", 8, 2**20, 0.5, 3.0)
+    samples = [Sample(64, 2e-3), Sample(2**20, 0.2)]
+    network = measured(4, LARGE, OTHER, deep)
+    network = replace(network, curves=(*network.curves, Curve.fitted(4, "ring", 8, samples)))
+    for depth, measured_s, like in ((2, ring_s(2**20), LARGE), (4, 0.2, deep)):
+        alone_s = network.predict("ring", depth, 4, 2**20).time_s
+        waited_s = (like.slowdown - 1) * measured_s
+        assert network.slowdown(4, "ring", depth, 2**20) == pytest.approx(1 + waited_s / alone_s)
+        taken_s = like.processor_share * like.slowdown * measured_s
+        assert network.processor_share(4, "ring", depth, 2**20) == pytest.approx(taken_s / (alone_s + waited_s))
 
 
 def test_what_was_measured_at_small_sizes_only_says_nothing_of_larger_ones():
