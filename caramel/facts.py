@@ -74,6 +74,9 @@ class Trace:
             `ControlEdges`; ``"none"`` measured beside them. Empty if that was not measured.
         op_least_s: the least seconds of each node over all runs, which Caramel's own rules use; empty if not known.
         plain_steps_s: seconds of each step without communication whose median is ``step_s``; empty if not known.
+        pace: for each kind of order, as in ``ordered_step_s``, the parts of a step's time after which all workers had
+            computed 0, 1, ..., n n-ths of it, where what gradients need counts in the plan's order and all else comes
+            last; ascending, the last one 1. Empty if that was not measured.
     """
 
     model_digest: str
@@ -89,6 +92,7 @@ class Trace:
     ordered_step_s: Mapping[str, float] = field(default_factory=dict)
     op_least_s: Mapping[str, float] = field(default_factory=dict)
     plain_steps_s: tuple[float, ...] = ()
+    pace: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def spread(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, fields
+from itertools import pairwise
 from typing import Any
 
 from caramel.errors import InputError, TraceError
@@ -55,11 +56,19 @@ def trace_from_json(document: str, name: str = "this") -> Trace:
             # Traces of earlier versions lack these.
             op_least_s=mapping(data.get("op_least_s", {}), _seconds),
             plain_steps_s=sequence(data.get("plain_steps_s", []), _seconds),
+            pace=mapping(data.get("pace", {}), _pace),
         )
 
 
 def _seconds(value: Any) -> float:
     return number(value, _LONGEST_S)
+
+
+def _pace(values: Any) -> tuple[float, ...]:
+    pace = sequence(values, lambda value: number(value, 1.0))
+    if len(pace) < 2 or pace[-1] != 1 or any(later < earlier for earlier, later in pairwise(pace)):
+        raise ValueError("a pace ascends to 1")
+    return pace
 
 
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -173,6 +182,11 @@ def _check_times(trace: Trace) -> None:
                 raise TraceError(
                     f"{where} is damaged: the seconds of {what}{name!r}: {error}; {FORMAT.anew}"
                 ) from error
+    for kind, pace in trace.pace.items():
+        try:
+            _pace(list(pace))
+        except (ValueError, TypeError) as error:
+            raise TraceError(f"{where} is damaged: the pace of {kind!r}: {error}; {FORMAT.anew}") from error
     if trace.step_s > 0 and not any(trace.op_s.values()):
         raise TraceError(
             f"{where} says that a step takes {format_time(trace.step_s)}, and has no time of any of its ops: "

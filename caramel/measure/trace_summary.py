@@ -91,14 +91,20 @@ def node_times(graph: Graph, traced: Sequence[TracedStep], workers: int) -> Mapp
     """
     seconds: dict[str, np.ndarray] = {}
     for run, step in enumerate(traced):
-        for (rank, name), rows in _by_node(graph, step).items():
+        for (rank, name), rows in rows_by_node_of(graph, step).items():
             if name not in seconds:
                 seconds[name] = np.full((len(traced), workers), np.nan)
             seconds[name][run, rank] = sum(row.time_s for row in rows)
     return {node.name: seconds[node.name] for node in graph if node.name in seconds}
 
 
-def _by_node(graph: Graph, step: TracedStep) -> Mapping[tuple[int, str], Sequence[Row]]:
+def rows_by_node_of(graph: Graph, step: TracedStep) -> Mapping[tuple[int, str], Sequence[Row]]:
+    """Rows of a step by worker and node of the Model, see `rows_by_node`.
+
+    Args:
+        graph: graph of the Model.
+        step: the traced step.
+    """
     library = Library(graph)
     return rows_by_node(step.rows, {node.name: bool(library.called(node)) for node in graph})
 
@@ -124,7 +130,7 @@ STATISTICS: Mapping[str, Callable[[np.ndarray], float]] = {"mean": mean_s, "leas
 def _op_bytes(graph: Graph, traced: Sequence[TracedStep]) -> Mapping[str, int]:
     op_bytes: dict[str, int] = {}
     for step in traced:
-        for (_, name), rows in _by_node(graph, step).items():
+        for (_, name), rows in rows_by_node_of(graph, step).items():
             sizes = [row.output_bytes for row in rows if row.output_bytes is not None and row.node.endswith(f"/{name}")]
             if sizes:
                 op_bytes[name] = max(op_bytes.get(name, 0), *sizes)

@@ -17,6 +17,7 @@ from caramel.compiler.distributed_model import DistributedModel, computation_alo
 from caramel.errors import EndOfData, InputError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
+from caramel.measure.pace import pace_of
 from caramel.measure.step_stats import TracedStep, traced_step
 from caramel.measure.trace_summary import STATISTICS, summarized, with_orders
 from caramel.runtime.clusters.base import Cluster
@@ -31,6 +32,9 @@ DEFAULT_RUNS = 10
 
 DEFAULT_STEPS = 30
 """Number of plain steps."""
+
+_MOST_RUNS_OF_ORDERS = 5
+"""Largest number of traced steps of each kind of order."""
 
 _WARM_UP_STEPS = 3
 """Number of steps before any counts: the first ones prune and place the graph, allocate, and fill caches."""
@@ -176,9 +180,18 @@ def _traced(computation: DistributedModel, share: Sequence[Any], options: TraceO
         unordered_trace = summarized(computation, cluster, traced, plain_s, options.statistic, options.description)
         if not options.orders:
             return unordered_trace
-        return with_orders(
-            unordered_trace, plain_s, _ordered(computation, unordered_trace, share, plain, open_session, options)
-        )
+        needs = find_dependencies(computation.model)
+        order = order_by_cost(computation.model, needs, unordered_trace.op_s, "")
+        kinds = {kind: control_edges(computation.model, needs, order, kind).edges for kind in ("total", "updates")}
+        # Where a step has one order anyway, there is nothing to enforce.
+        ordered = {kind: with_edges(computation, edges) for kind, edges in kinds.items()} if any(kinds.values()) else {}
+        found = with_orders(unordered_trace, plain_s, _ordered(ordered, share, plain, open_session, options))
+    # With the threads of training, but as they are named in the Model.
+    named = cluster.with_options(replace(cluster.options, optimize_graph=False))
+    with _as_in_training(named, computation.plan.workers, options.step_timeout_s) as open_session:
+        steps = _traced_in_turn({"none": computation, **ordered}, share, open_session, options)
+        graph, op_s = computation.model.graph, unordered_trace.op_s
+        return replace(found, pace={kind: pace_of(graph, needs, order, op_s, of) for kind, of in steps.items()})
 
 
 def _check_batch(computation: DistributedModel, batch: Sequence[Any]) -> None:
@@ -244,22 +257,16 @@ def _measured(
 
 
 def _ordered(
-    computation: DistributedModel,
-    unordered_trace: Trace,
+    ordered: Mapping[str, DistributedModel],
     batch: Sequence[Any],
     plain: Session,
     open_session: Callable[[DistributedModel], Session],
     options: TraceOptions,
 ) -> Mapping[str, Sequence[float]]:
     """Seconds of steps by how their gradients are ordered; the kinds take turns. The plain one has no order."""
-    needs = find_dependencies(computation.model)
-    order = order_by_cost(computation.model, needs, unordered_trace.op_s, "")
-    kinds = {kind: control_edges(computation.model, needs, order, kind).edges for kind in ("total", "updates")}
-    if not any(kinds.values()):
+    if not ordered:
         return {}
-    sessions = {"none": plain}
-    for kind, edges in kinds.items():
-        sessions[kind] = open_session(with_edges(computation, edges))
+    sessions = {"none": plain, **{kind: open_session(computation) for kind, computation in ordered.items()}}
     seconds: dict[str, list[float]] = {kind: [] for kind in sessions}
     rounds = options.steps + _WARM_UP_STEPS
     with progress_over(rounds, options.progress) as show:
@@ -269,6 +276,26 @@ def _ordered(
                 seconds[kind] += [step_s] if done >= _WARM_UP_STEPS else []
             show(done + 1, "orders")
     return seconds
+
+
+def _traced_in_turn(
+    computations: Mapping[str, DistributedModel],
+    batch: Sequence[Any],
+    open_session: Callable[[DistributedModel], Session],
+    options: TraceOptions,
+) -> Mapping[str, list[TracedStep]]:
+    """Traced steps by how their gradients are ordered; the kinds take turns."""
+    sessions = {kind: open_session(computation) for kind, computation in computations.items()}
+    traced: dict[str, list[TracedStep]] = {kind: [] for kind in sessions}
+    warm_up = 1  # prunes and places the graph
+    rounds = min(options.runs, _MOST_RUNS_OF_ORDERS)
+    with progress_over(rounds + warm_up, options.progress) as show:
+        for done in range(rounds + warm_up):
+            for kind, session in sessions.items():
+                step = _retried_at_end(partial(traced_step, session, *batch))
+                traced[kind] += [step] if done >= warm_up else []
+            show(done + 1, "pace")
+    return traced
 
 
 def timed_step(session: Session, *args: Any, **kwargs: Any) -> float:

@@ -35,6 +35,7 @@ TRACE = Trace(
     warnings=("first",),
     ordered_step_s={"none": 3.5e-3, "total": 3.6e-3},
     op_least_s={"MatMul": 1e-3},
+    pace={"total": (0.0, 0.4, 1.0)},
 )
 
 
@@ -242,7 +243,7 @@ def test_unknown_keys_are_refused_by_name(name, tmp_path):
     """A key that nobody reads is a mistake of whoever wrote it; the maps from names to times have any keys."""
     text, load = FORMATS[name]
     data = json.loads(text)
-    maps = {"op_s", "op_bytes", "op_least_s", "ordered_step_s", "line"}
+    maps = {"op_s", "op_bytes", "op_least_s", "ordered_step_s", "pace", "line"}
     skipped = {("costs",)}  # is made anew from the samples
     path = tmp_path / "unknown.json"
     for at in places(data):

@@ -47,6 +47,7 @@ traces = st.builds(
     description=st.text(),
     warnings=st.lists(st.text()).map(tuple),
     plain_steps_s=st.lists(seconds).map(tuple),
+    pace=st.dictionaries(st.text(), st.lists(st.floats(0, 1), min_size=1).map(lambda parts: (*sorted(parts), 1.0))),
 )
 
 
@@ -116,7 +117,7 @@ def test_damage(text, message, tmp_path):
     assert str(path) in str(caught.value)
 
 
-NEW = {"op_least_s": {"MatMul": 1e-3}, "plain_steps_s": (3e-3, 4e-3)}
+NEW = {"op_least_s": {"MatMul": 1e-3}, "plain_steps_s": (3e-3, 4e-3), "pace": {"total": (0.0, 0.25, 1.0)}}
 
 
 @pytest.mark.parametrize("key", NEW)

@@ -101,6 +101,30 @@ def test_traced_steps_run_one_op_at_a_time_on_each_worker_and_plain_steps_as_in_
     assert Spied.seen == [wanted, RunOptions(optimize_graph=False, inter_op_threads=workers, transfer_threads=0)]
 
 
+def two_towers():
+    """Two gradients that do not need each other."""
+    with caramel.capture() as context:
+        x = v1.placeholder(tf.float32, [None, 4], "x")
+        towers = [v1.get_variable(name, [4, 64], initializer=v1.ones_initializer()) for name in "uv"]
+        loss = sum(tf.reduce_mean(tf.matmul(x, tower) ** 2) for tower in towers)
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    return context
+
+
+def test_the_pace_of_each_order(mlp, batch):
+    """Steps with the threads of training, whose ops have the names of the Model."""
+    Spied.seen.clear()
+    wanted = RunOptions(inter_op_threads=8)
+    trace = caramel.trace(two_towers(), batch[0], workers=2, cluster=Spied(wanted), runs=2, steps=1)
+    assert set(trace.pace) == {"none", "total", "updates"} == set(trace.ordered_step_s)
+    for pace in trace.pace.values():
+        assert len(pace) == 51 and (pace[0], pace[-1]) == (0, 1)
+        assert list(pace) == sorted(pace)
+    assert Spied.seen.count(RunOptions(optimize_graph=False, inter_op_threads=8)) == 3
+    assert set(caramel.trace(mlp, *batch, workers=2, runs=1, steps=1).pace) == {"none"}, "it has one order anyway"
+    assert caramel.trace(mlp, *batch, workers=2, runs=1, steps=1, orders=False).pace == {}
+
+
 def test_threads_of_servers():
     """As many as are asked for, or as there are cores, and those for transfers; in process there are no others."""
     cores = len(os.sched_getaffinity(0))

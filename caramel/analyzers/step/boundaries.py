@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
@@ -26,9 +28,10 @@ def find_boundaries(
 ) -> Boundaries:
     """Put all ops of a step one after the other and look where gradients and reads are.
 
-    What no gradient needs, and no update is, comes last. Times are scaled so that all ops together take the
-    step that was measured, with this order enforced if that was, and longer by the processor time that one transfer of
-    everything takes from them if they were measured, and the network model says so.
+    What no gradient needs, and no update is, comes last; where the trace has the pace of a step, times are those at
+    which all workers were so far. They are scaled so that all ops together take the step that was measured, with this
+    order enforced if that was, and longer by the processor time that one transfer of everything takes from them if they
+    were measured, and the network model says so.
 
     Args:
         model: the single-device step.
@@ -41,9 +44,7 @@ def find_boundaries(
     Source:
         Caramel, sections 3.3.1 and 4.1.
     """
-    updating = {node for nodes in found.updates.values() for node in nodes}
-    in_stages = [op for stage in order.stages for op in stage]
-    remaining_ops = set(found.ops) - set(in_stages) - updating
+    needed, others = op_sequence(found, order)
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
     alone_s = _step_s(trace, enforced)
     sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
@@ -51,11 +52,14 @@ def find_boundaries(
     factor = _computation_factor(network, alone_s, sum(sent_bytes.values())) if trace.runs > 0 else 1.0
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
     starts, ends, now_s = {}, {}, 0.0
-    for op in [*in_stages, *(op for op in found.ops if op in remaining_ops)]:
+    for op in [*needed, *others]:
         starts[op] = now_s
         now_s += scale * trace.op_s.get(op, 0.0)
         ends[op] = now_s
     compute_s = now_s
+    pace = trace.pace.get(enforced.kind if enforced.edges else "none", ())
+    if pace:
+        starts, ends = (_at_pace(times, pace, compute_s) for times in (starts, ends))
     by_name = {g.name: g for g in model.gradients}
     gradient_boundaries = []
     for name in order.gradients:
@@ -80,6 +84,26 @@ def find_boundaries(
     beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
     basis = f"{trace.description}{_missing(model, found, trace)}{beside}"
     return Boundaries(tuple(gradient_boundaries), compute_s, basis, factor)
+
+
+def op_sequence(found: Dependencies, order: UpdateOrder) -> tuple[list[str], list[str]]:
+    """The ops of a step but its updates, one after the other: what gradients need, in their order, and the others.
+
+    Args:
+        found: dependencies of the step.
+        order: order in which gradients are computed.
+    """
+    updating = {node for nodes in found.updates.values() for node in nodes}
+    needed = [op for stage in order.stages for op in stage]
+    others = set(found.ops) - set(needed) - updating
+    return needed, [op for op in found.ops if op in others]
+
+
+def _at_pace(times_s: Mapping[str, float], pace: Sequence[float], compute_s: float) -> dict[str, float]:
+    """Times on the clock of ops one after the other, on that of real steps."""
+    parts = np.linspace(0, compute_s, len(pace))
+    found = compute_s * np.interp(np.fromiter(times_s.values(), float, len(times_s)), parts, pace)
+    return dict(zip(times_s, found.tolist()))
 
 
 def _missing(model: Model, found: Dependencies, trace: Trace) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
@@ -18,6 +19,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 NEEDED = {"graph.pb", "initial.index", "plan.json", "signature.json"}
 FOR_READERS = {"README.md", "run.py"}  # these may be changed
 MOST_BYTES = 200000000  # of a JSON file: more is none of an export
+OLD = ".old"  # end of the name of the checkpoint that one of the same name replaces
 
 
 def check_files(only=None):
@@ -353,7 +355,9 @@ def check_paths(arguments):
         if path and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", path):
             raise SystemExit("%r is an address, not a path of this machine: name files, or mount it" % path)
     if arguments.restore and not os.path.isfile(arguments.restore + ".index"):
-        raise SystemExit("there is no checkpoint at %r: it has no .index file" % arguments.restore)
+        raise SystemExit(
+            "there is no checkpoint at %r: it has no .index file%s" % (arguments.restore, hint(arguments.restore))
+        )
     if arguments.save and not os.access(os.path.dirname(os.path.abspath(arguments.save)), os.W_OK):
         raise SystemExit("%r cannot be written: there is no such directory, or it is not yours" % arguments.save)
 
@@ -373,6 +377,55 @@ def readable(prefix):
             yield alias
         except SystemExit as error:
             raise SystemExit(str(error.code).replace(alias, prefix)) from error
+
+
+@contextlib.contextmanager
+def kept(prefix):
+    """Keep the checkpoint of this name until the new one is there: TensorFlow replaces its files one by one."""
+    if is_whole(prefix):  # otherwise a save was interrupted, and the one before it is still there
+        remove(prefix + OLD)
+        # The index comes last: without it, there is no checkpoint.
+        for part in sorted(parts_of(prefix), key=lambda path: path.endswith(".index")):
+            old = prefix + OLD + part[len(prefix) :]
+            try:
+                os.link(part, old)
+            except OSError:  # not on this file system
+                shutil.copyfile(part, old)
+    yield
+    if is_whole(prefix):
+        remove(prefix + OLD)
+
+
+def parts_of(prefix):
+    """The files of a checkpoint."""
+    found = glob.glob(glob.escape(prefix) + ".data-*-of-*")
+    return [*found, *([prefix + ".index"] if os.path.isfile(prefix + ".index") else [])]
+
+
+def remove(prefix):
+    """Remove a checkpoint, its index first."""
+    for part in sorted(parts_of(prefix), key=lambda path: not path.endswith(".index")):
+        os.remove(part)
+
+
+def is_whole(prefix):
+    """Whether there is a checkpoint all of which can be read; its values have checksums."""
+    if not os.path.isfile(prefix + ".index"):
+        return False
+    try:
+        with readable(prefix) as name:
+            reader = read(name)
+            for key in reader.get_variable_to_shape_map():
+                reader.get_tensor(key)
+    except (SystemExit, tf.errors.OpError, RuntimeError, ValueError, IndexError):
+        return False
+    return True
+
+
+def hint(prefix):
+    """Where the checkpoint before an interrupted save is."""
+    old = prefix + OLD
+    return "; a save was interrupted, and the checkpoint before it is %r" % old if is_whole(old) else ""
 
 
 def train(arguments):
@@ -399,7 +452,10 @@ def train(arguments):
         session = stack.enter_context(v1.Session(target, graph=graph, config=config))
         done = restore(session, signature, initial, initial=True)
         if start:
-            done = restore(session, signature, start, initial=False)
+            try:
+                done = restore(session, signature, start, initial=False)
+            except SystemExit as error:
+                raise SystemExit(str(error.code) + hint(arguments.restore)) from error
         data = WorkerData(session, signature, start) if signature["data"] else None
         for step in range(1, arguments.steps + 1):
             if data is not None:
@@ -416,7 +472,8 @@ def train(arguments):
                 signature["save_steps"]: done + arguments.steps,
                 **({} if data is None else data.saved()),
             }
-            session.run(signature["save"], saved)
+            with kept(arguments.save):
+                session.run(signature["save"], saved)
 
 
 def serve(arguments):

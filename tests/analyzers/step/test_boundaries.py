@@ -82,6 +82,22 @@ def test_computation_is_longer_beside_what_was_measured():
     assert found.updates_s == pytest.approx(found.factor)
 
 
+@pytest.mark.parametrize(
+    ("pace", "expected"), [((0.0, 1.0), 2 / 3), ((0.0, 0.8, 1.0), 0.8 + 0.2 / 3), ((0.4, 1.0), 0.8)]
+)
+def test_a_gradient_is_ready_when_all_workers_have_it(pace, expected):
+    """Two of three seconds are gone when it has been computed, if ops run one after the other."""
+    model = step()
+    nodes = [*model.graph, NodeDef(name="alone", op="AddN", input=["x"])]
+    model = replace(model, graph=Graph(nodes), updates=(("s", "alone"),))
+    for kind, is_measured in (("none", True), ("total", False)):  # there is no order to enforce
+        trace = replace(trace_of(model), pace={kind: pace})
+        found = planned(model, trace)[Boundaries]
+        assert found.compute_s == pytest.approx(3 * found.updates_s)
+        ready = found.gradients[0].ready_s / found.compute_s
+        assert ready == pytest.approx(expected if is_measured else 2 / 3)
+
+
 def test_a_plan_says_what_its_trace_does_not():
     """It goes on with what a trace by hand, or of a program without such an op, does have."""
     for is_sparse, said in ((True, "; it has no sizes of w, which count with all rows"), (False, "")):
