@@ -126,9 +126,11 @@ def with_contention(network, share_of_bytes=0.05, slowdown=1.0, occupancy=None):
         samples = [Sample(2**k, alone.predict(algorithm, 1, WORKERS, 2**k).time_s) for k in range(6, 25)]
         curves.append(Curve.fitted(WORKERS, algorithm, 1, samples))
         for sample in samples:
-            share = min(SLOW_S / sample.time_s + share_of_bytes, 0.9)
+            share = SLOW_S / sample.time_s + share_of_bytes
+            if share > 1.2:  # much more than all of its time
+                continue
             kind = (WORKERS, algorithm, 1, sample.size_bytes)
-            contentions.append(Contention(*kind, share / slowdown, slowdown, occupancy))
+            contentions.append(Contention(*kind, min(share, 0.95) / slowdown, slowdown, occupancy))
     model = NetworkModel("a test", tuple(curves), contentions=tuple(contentions))
     return Network(CollectiveOptions(network=model), WORKERS)
 
