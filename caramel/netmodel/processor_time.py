@@ -7,9 +7,11 @@ of a byte is fitted to all that was measured, and each measurement counts by how
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,9 @@ it, from one run to the next."""
 _KIND_ERROR = 0.2
 """Standard deviation of what is really taken, over the fitted cost. On three published networks of four workers the
 measured times lie 24 to 28 % around it, most of which is their own error."""
+
+_HALF_TRUSTED_DEVIATIONS = 2.0
+"""Number of standard deviations from the fitted cost at which a measurement counts half: it may be disturbed."""
 
 _MOST_FITS = 50
 """Largest number of fits, each of which weights the measurements by the one before."""
@@ -103,6 +108,7 @@ def fit_processor_cost(
     solution = np.zeros(3)
     for _ in range(_MOST_FITS):
         weights = 1 / np.hypot(_LENGTH_ERROR * beside_s, _KIND_ERROR * fitted_s)
+        weights *= np.sqrt(_trust(np.abs(taken_s - fitted_s) * weights))
         previous, (solution, _) = solution, nnls(features / units * weights[:, None], taken_s * weights)
         fitted_s = features / units @ solution
         if np.allclose(previous, solution, rtol=1e-6, atol=0):
@@ -116,7 +122,7 @@ def pooled(
     """Measurements with the processor shares that are most likely, given all of them.
 
     What is measured has an error in proportion to the length of the all-reduce, the fitted cost one in proportion to
-    itself; each counts by the inverse of its variance.
+    itself; each counts by the inverse of its variance. A measurement that is far from the cost counts less.
 
     Args:
         contentions: measurements with one number of workers.
@@ -130,12 +136,19 @@ def pooled(
             beside_s, fitted_s = _beside_s(each, alone_s), line.time_s(each.size_bytes)
             measured_weight, fitted_weight = (_KIND_ERROR * fitted_s) ** 2, (_LENGTH_ERROR * beside_s) ** 2
             fitted_share = fitted_s / beside_s
+            deviation_s = abs(each.processor_share * beside_s - fitted_s)
+            measured_weight *= float(_trust(deviation_s / math.sqrt(measured_weight + fitted_weight)))
             share = (measured_weight * each.processor_share + fitted_weight * fitted_share) / (
                 measured_weight + fitted_weight
             )
             each = replace(each, processor_share=min(share, MOST_PROCESSOR_SHARE))
         found.append(each)
     return found
+
+
+def _trust(deviations: Any) -> Any:
+    """How much measurements count, from 0 to 1, by their numbers of standard deviations from the cost (Cauchy's)."""
+    return 1 / (1 + (deviations / _HALF_TRUSTED_DEVIATIONS) ** 2)
 
 
 def _beside_s(contention: Contention, alone_s: Callable[[str, int, float], float]) -> float:

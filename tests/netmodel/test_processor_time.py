@@ -83,7 +83,17 @@ def test_together_they_are_nearer_to_the_truth_than_each_by_itself():
     assert statistics.fmean(joined) < statistics.fmean(raw) / 4
 
 
-def test_a_kind_that_costs_more_keeps_most_of_it():
+def test_a_disturbed_measurement_counts_little():
+    """One says that an all-reduce takes nothing from computation, another that it takes all."""
+    right = contentions(COST)
+    wrong = [replace(right[0], processor_share=0.0), *right[1:5], replace(right[5], processor_share=0.95), *right[6:]]
+    cost = fit_processor_cost(wrong, alone_s)
+    assert cost.message_s == pytest.approx(COST.message_s, rel=0.15)
+    for got, want in zip(pooled(wrong, alone_s, cost), right):
+        assert got.processor_share == pytest.approx(want.processor_share, rel=0.25)
+
+
+def test_a_kind_that_costs_more_keeps_a_part_of_it():
     """Small all-reduces, whose time taken is much of their own, are measured well."""
 
     def quick_s(algorithm, depth, size_bytes):
@@ -95,7 +105,7 @@ def test_a_kind_that_costs_more_keeps_most_of_it():
     ]
     joined = pooled(cheap, quick_s, fit_processor_cost(cheap, quick_s))
     shares = {(e.algorithm, e.depth, e.size_bytes): e.processor_share for e in joined}
-    assert shares["star", 1, 2**12] == pytest.approx(0.38, abs=0.03)
+    assert shares["star", 1, 2**12] == pytest.approx(0.31, abs=0.04)
     assert shares["ring", 1, 2**20] == pytest.approx(0.25, abs=0.01)
 
 
