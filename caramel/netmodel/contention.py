@@ -156,6 +156,9 @@ class ContentionModel:
         alone_s: function (algorithm, depth, bytes) -> seconds of an all-reduce by itself.
         taken: function (algorithm, depth) -> seconds that an all-reduce which was not measured takes from computation,
             over its bytes; None where too little is known for that.
+
+    Attributes:
+        taken: the function.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class ContentionModel:
         self._largest_bytes = {kind: measured[-1].size_bytes for kind, measured in by_kind.items()}
         self._kinds = {kind: _MeasuredKind(measured, partial(alone_s, *kind)) for kind, measured in by_kind.items()}
         self._alone_s = alone_s
-        self._taken = taken
+        self.taken = taken
         self._latest: tuple[float, dict[tuple[str, int], tuple[float, float, float, float]], _Effects] | None = None
 
     @property
@@ -190,10 +193,6 @@ class ContentionModel:
     def seconds_of(self, kind: tuple[str, int]) -> Callable[[float], tuple[float, float, float, float]]:
         """A function from a size in bytes to the arguments of `effects_of`, for one of `kinds`."""
         return self._kinds[kind].seconds
-
-    def taken(self, algorithm: str, depth: int) -> Line | None:
-        """Seconds that an all-reduce which was not measured takes from computation, if that is known."""
-        return self._taken(algorithm, depth)
 
     def kinds_like(self, algorithm: str, depth: int) -> list[tuple[str, int]]:
         """The `kinds` of one algorithm, that with the most similar number of chunks first."""
@@ -240,23 +239,23 @@ class ContentionModel:
                 for kind, measured in self._kinds.items()
                 if self._largest_bytes[kind] >= least_bytes
             }
-            of_all = [_effects(*each) for each in seconds.values()]
+            of_all = [_as_effects(*each) for each in seconds.values()]
             largest = _Effects(*map(max, zip(*of_all))) if of_all else _Effects(1.0, 1.0, 0.0)
             self._latest = (size_bytes, seconds, largest)
         _, seconds, largest = self._latest
         if (algorithm, depth) in seconds:
-            return _effects(*seconds[algorithm, depth])
+            return _as_effects(*seconds[algorithm, depth])
         line = self.taken(algorithm, depth)
         like = next((seconds[kind] for kind in self.kinds_like(algorithm, depth) if kind in seconds), None)
         if like is None and line is None:
             return largest
         alone_s = self._alone_s(algorithm, depth, size_bytes)
-        found = largest if like is None else _effects(alone_s, *like[1:])
+        found = largest if like is None else _as_effects(alone_s, *like[1:])
         if line is None:
             return found
         share = line.time_s(size_bytes) / (found.slowdown * alone_s)
         return found._replace(processor_share=min(share, MOST_PROCESSOR_SHARE))
 
 
-def _effects(*seconds: float) -> _Effects:
+def _as_effects(*seconds: float) -> _Effects:
     return _Effects(*map(float, effects_of(*seconds)))

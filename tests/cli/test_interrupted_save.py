@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import in_soak
 
 import caramel
 
@@ -61,7 +62,7 @@ def values(prefix):
     return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
 
 
-@pytest.mark.parametrize("name", ["trained", "run[1]"])
+@pytest.mark.parametrize("name", ["trained", *in_soak("run[1]")])
 def test_the_checkpoint_before_is_still_there(directory, tmp_path, name):
     prefix, script = tmp_path / name, directory / "run.py"
     alias = tmp_path / "alias"  # TensorFlow takes brackets for a pattern
@@ -76,31 +77,34 @@ def test_the_checkpoint_before_is_still_there(directory, tmp_path, name):
 
     assert python(script, *train, "--save", prefix).returncode == 0
     first = read()
+    backup = tmp_path / f"{name}.old.index"  # the user's own
+    backup.write_bytes(b"a copy")
     killed = python("-c", KILLED, script, prefix, *train, "--restore", prefix, "--save", prefix)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with pytest.raises(tf.errors.OpError, match="Checksum"):
         read()
-    old = read(".old")
+    old = read(".before-save")
     assert old.keys() == first.keys()
     assert all(np.array_equal(old[key], first[key]) for key in first)
 
     refused = python(script, *train, "--restore", prefix)
     assert refused.returncode == 1
-    assert f"the checkpoint before it is '{prefix}.old'" in refused.stderr.splitlines()[-1]
+    assert f"the checkpoint before it is '{prefix}.before-save'" in refused.stderr.splitlines()[-1]
 
-    assert python(script, *train, "--restore", f"{prefix}.old", "--save", prefix).returncode == 0
+    assert python(script, *train, "--restore", f"{prefix}.before-save", "--save", prefix).returncode == 0
     resumed = read()
     assert resumed["caramel/steps"] == 4
     assert python(script, *train, "--steps", 4, "--save", tmp_path / "at_once").returncode == 0
     at_once = values(tmp_path / "at_once")
     assert all(np.array_equal(resumed[key], at_once[key]) for key in at_once)
-    assert not list(tmp_path.glob("*.old.*")), "the checkpoint before is removed once the new one is whole"
+    assert not list(tmp_path.glob("*.before-save.*")), "the checkpoint before is removed once the new one is whole"
+    assert backup.read_bytes() == b"a copy"
 
 
 def test_an_index_that_is_gone_names_the_checkpoint_before(directory, tmp_path):
     prefix, train = tmp_path / "trained", ["train", "--data", directory / "batch.npz"]
     assert python(directory / "run.py", *train, "--save", prefix).returncode == 0
     for part in tmp_path.glob("trained.*"):
-        part.rename(part.with_name(part.name.replace("trained", "trained.old")))
+        part.rename(part.with_name(part.name.replace("trained", "trained.before-save")))
     refused = python(directory / "run.py", *train, "--restore", prefix)
-    assert (refused.returncode, "trained.old" in refused.stderr) == (1, True)
+    assert (refused.returncode, "trained.before-save" in refused.stderr) == (1, True)

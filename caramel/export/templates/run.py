@@ -19,7 +19,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 NEEDED = {"graph.pb", "initial.index", "plan.json", "signature.json"}
 FOR_READERS = {"README.md", "run.py"}  # these may be changed
 MOST_BYTES = 200000000  # of a JSON file: more is none of an export
-OLD = ".old"  # end of the name of the checkpoint that one of the same name replaces
+OLD = ".before-save"  # end of the name of the checkpoint that a save replaces: none that a user would give
 
 
 def check_files(only=None):
