@@ -19,8 +19,8 @@ from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
 from benchmarks.training.evidence import Evidence, folder_of, keep
 from benchmarks.training.grid import MULTIPLE, cells, fitted_times, link_rate, run_cell, with_rho
-from benchmarks.training.names import COMPUTE, OURS, TITLES
-from benchmarks.training.ours import OPTIONS, limits_at, predicted_s
+from benchmarks.training.names import COMPUTE, COMPUTE_IN_GRAPH, OURS, TITLES
+from benchmarks.training.ours import OPTIONS, limits_at, predicted_at_s, predicted_s
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import (
     Cell,
@@ -127,6 +127,20 @@ class Preparations:
         except CaramelError as error:
             return dict.fromkeys(OPTIONS, in_one_line(error))
 
+    def predicted_at_s(
+        self, workload: Workload, plans: Mapping[str, ARModel | str], computation_s: float
+    ) -> Mapping[str, float]:
+        """What the plans of this library say where computation takes so long.
+
+        Args:
+            workload: of the cell.
+            plans: of this library.
+            computation_s: seconds of a step of all workers in one graph, without communication.
+        """
+        _, trace = self._traced[workload.name, workload.examples]
+        made = {name: plan for name, plan in plans.items() if not isinstance(plan, str)}
+        return {name: predicted_at_s(plan, trace, computation_s) for name, plan in made.items()}
+
     def keep_evidence(
         self,
         workload: Workload,
@@ -211,8 +225,13 @@ def measure(
         _tell(cell, "a timeline of each plan")
         failed = {row.contender for row in rows if row.error is not None}
         preparations.keep_evidence(workload, plans, [c for c in contenders if c.name not in failed], folder)
+        computation_s = next((row.time_s for row in rows if row.contender == COMPUTE_IN_GRAPH), None)
+        at_s = {} if computation_s is None else preparations.predicted_at_s(workload, plans, computation_s)
         swept_in = {name: next((each.cell for each in tried), None) for name, tried in swept.items()}
-        return [replace(row, swept_in=swept_in.get(row.contender)) for row in rows]
+        return [
+            replace(row, swept_in=swept_in.get(row.contender), predicted_at_computation_s=at_s.get(row.contender))
+            for row in rows
+        ]
     finally:
         site.end_cell()  # at once, where sessions take long
         for contender in contenders:

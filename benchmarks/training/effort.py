@@ -25,7 +25,7 @@ class Effort:
         fusion: bytes of a buffer and milliseconds of a cycle that are tried for Horovod, besides its default of
             128 MiB and 1 ms.
         bursts: of each setting that is tried, after two steps that do not count.
-        contenders: who takes part; None for everybody but the `names.VARIANTS`.
+        contenders: who takes part; None for everybody but `names.ON_REQUEST`.
     """
 
     rounds: int
@@ -41,7 +41,7 @@ class Effort:
 
     def takes_part(self, name: str) -> bool:
         """Whether a contender does."""
-        return name not in names.VARIANTS if self.contenders is None else name in self.contenders
+        return name not in names.ON_REQUEST if self.contenders is None else name in self.contenders
 
     @property
     def settings(self) -> Mapping[str, int | float | str | bool]:

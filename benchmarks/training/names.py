@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 COMPUTE = "compute"
 COMPUTE_HOROVOD = "compute_horovod"
+COMPUTE_IN_GRAPH = "compute_in_graph"
 
 OURS = "caramel"
 
@@ -17,6 +18,7 @@ HOROVOD_BEST = "horovod_best"
 COMPUTATIONS: Mapping[str, str] = {
     COMPUTE: "computation alone",
     COMPUTE_HOROVOD: "computation alone, Horovod's TensorFlow",
+    COMPUTE_IN_GRAPH: "computation alone, in one graph",
 }
 """Training without any reduction: each worker on its own, so that its losses are not those of the others."""
 
@@ -44,7 +46,10 @@ ABLATIONS: Mapping[str, str] = {
 """This library without one of its optimisations, or with other ones."""
 
 VARIANTS: Mapping[str, str] = {"caramel_rings": "rings only"}
-"""More plans of this library, which take part only if they are named: for predictions, not for what is gained."""
+"""More plans of this library: for predictions, not for what is gained."""
+
+ON_REQUEST = frozenset({COMPUTE_IN_GRAPH, *VARIANTS})
+"""Who takes part only if they are named."""
 
 TITLES: Mapping[str, str] = {**COMPUTATIONS, **PEERS, OURS: "this library", **ABLATIONS, **VARIANTS}
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.training.contender import STEP_TIMEOUT_S, Burst, Settings
-from benchmarks.training.names import OURS
+from benchmarks.training.names import COMPUTE_IN_GRAPH, OURS
 from benchmarks.training.steps import Replica
 from benchmarks.training.timeline import Step, traced_steps
 from benchmarks.training.workloads import Workload
 from caramel.analyzers.cost.bounds import lower_bounds
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.cost.simulate import simulate_on
+from caramel.analyzers.step.boundaries import find_boundaries
 from caramel.armodel import ARModel
-from caramel.facts import Boundaries, Trace
+from caramel.compiler.distributed_model import computation_alone
+from caramel.facts import Boundaries, ControlEdges, Dependencies, Schedule, Trace, UpdateOrder
 from caramel.frontend.context import Context
+from caramel.model import Model
 from caramel.netmodel.line import Line
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.session import Session
 
 _SHUFFLE: Mapping[str, Any] = {"algorithm": "shuffle", "depth": 1}
 """The all-reduce for transfers of every size; the one that the paper's measurements are made with."""
@@ -107,21 +113,63 @@ def predicted_s(model: ARModel) -> float | None:
     return None if found is None else found.timeline.iteration_s
 
 
-class OurContender:
-    """A workload under a plan.
+def predicted_at_s(model: ARModel, trace: Trace, computation_s: float) -> float:
+    """Seconds of a step under a plan, where computation takes as long as it does at another time.
+
+    Where a machine is slower for a while, this says what is wrong with a prediction besides.
 
     Args:
-        name: of `OPTIONS`.
-        model: what was planned.
-        cluster: the hosts.
+        model: planned with the trace.
+        trace: of the workload.
+        computation_s: measured seconds of a step of all workers in one graph, without communication.
+    """
+    dependencies, order, edges = (model.facts[kind] for kind in (Dependencies, UpdateOrder, ControlEdges))
+    network: Network = model.facts[Network]
+    used: Trace = model.facts[Trace]  # the paper's policy takes the least times of the trace
+    then = replace(used, step_s=used.step_s * computation_s / trace.step_s)  # all else of it counts in parts of that
+    found = find_boundaries(model.facts[Model], dependencies, then, order, edges, network)
+    return simulate_on(network, found, model.facts[Schedule]).iteration_s
+
+
+class OurContender:
+    """A workload in a graph of this library.
+
+    Args:
+        name: of the contender.
+        settings: that were chosen.
+        session: of the graph, which the contender closes.
     """
 
-    def __init__(self, name: str, model: ARModel, cluster: Cluster) -> None:
+    def __init__(self, name: str, settings: Settings, session: Session) -> None:
         self.name = name
+        self.settings = settings
+        self._session = session
+
+    @classmethod
+    def of_plan(cls, name: str, model: ARModel, cluster: Cluster) -> OurContender:
+        """A workload under a plan.
+
+        Args:
+            name: of `OPTIONS`.
+            model: what was planned.
+            cluster: the hosts.
+        """
         kinds = Counter(f"{t.algorithm} {t.depth}" for t in model.plan.transfers)
         transfers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
-        self.settings: Settings = {**OPTIONS[name], "transfers": transfers}
-        self._session = model.session(cluster, step_timeout_s=STEP_TIMEOUT_S)
+        session = model.session(cluster, step_timeout_s=STEP_TIMEOUT_S)
+        return cls(name, {**OPTIONS[name], "transfers": transfers}, session)
+
+    @classmethod
+    def alone(cls, context: Context, workers: int, cluster: Cluster) -> OurContender:
+        """A workload without communication, as it is traced.
+
+        Args:
+            context: what was captured.
+            workers: number of workers.
+            cluster: the hosts.
+        """
+        computation = computation_alone(context, workers)
+        return cls(COMPUTE_IN_GRAPH, {}, Session(computation, cluster, step_timeout_s=STEP_TIMEOUT_S))
 
     def run(self, steps: int) -> Burst:
         """See `Contender.run`."""

@@ -18,6 +18,7 @@ from benchmarks.output import errors_for_click, markdown_table
 from benchmarks.training.evidence import folder_of, plan_of
 from benchmarks.training.names import TITLES
 from benchmarks.training.records import Cell, load
+from benchmarks.training.report import NONE
 from caramel.errors import InputError
 from caramel.plan import Interval
 
@@ -37,6 +38,8 @@ class Predicted:
         predicted_s: seconds of a step by its plan.
         time_s: median seconds of a step.
         interval: of the prediction.
+        at_computation_s: seconds of a step by its plan, where computation takes as long as it did in the cell; None
+            where that was not measured.
     """
 
     cell: Cell
@@ -44,11 +47,17 @@ class Predicted:
     predicted_s: float
     time_s: float
     interval: Interval
+    at_computation_s: float | None = None
 
     @property
     def error(self) -> float:
         """(predicted - measured) / measured."""
         return self.predicted_s / self.time_s - 1
+
+    @property
+    def error_at_computation(self) -> float | None:
+        """The same with the computation of the cell."""
+        return None if self.at_computation_s is None else self.at_computation_s / self.time_s - 1
 
     @property
     def left_open(self) -> float:
@@ -75,8 +84,8 @@ def kept(record: str) -> list[Predicted]:
     for row in load(record).rows:
         plan = plan_of(folder_of(record, row.cell), row.contender)
         if plan is not None and plan.prediction is not None and plan.prediction.interval is not None and row.time_s:
-            prediction, interval = plan.prediction, plan.prediction.interval
-            found.append(Predicted(row.cell, row.contender, prediction.timeline.iteration_s, row.time_s, interval))
+            step_s, at_s = plan.prediction.timeline.iteration_s, row.predicted_at_computation_s
+            found.append(Predicted(row.cell, row.contender, step_s, row.time_s, plan.prediction.interval, at_s))
     return found
 
 
@@ -140,18 +149,31 @@ def table(pairs: Sequence[Predicted]) -> str:
             f"{each.interval.low_s * 1e3:.4g} to {each.interval.high_s * 1e3:.4g}",
             f"{each.time_s * 1e3:.4g}",
             f"{each.error:+.1%}",
+            NONE if each.error_at_computation is None else f"{each.error_at_computation:+.1%}",
             f"{each.interval.trace:.1%}, {each.interval.network:.1%}",
         )
         for each in pairs
     ]
-    head = ("cell", "plan", "predicted [ms]", "interval [ms]", "measured [ms]", "off", "trace, network")
+    head = (
+        "cell",
+        "plan",
+        "predicted [ms]",
+        "interval [ms]",
+        "measured [ms]",
+        "off",
+        "at its computation",
+        "trace, network",
+    )
     right, count = ranked(pairs)
     inside = covered(pairs)
     low, high = bounds_of_share(inside, len(pairs))
     errors = [each.error for each in pairs]
+    beside = [each.error_at_computation for each in pairs if each.error_at_computation is not None]
+    then = f" ({statistics.fmean(beside):+.1%} with the computation of the cell)" if beside else ""
     told = (
-        f"Signed mean {statistics.fmean(errors):+.1%}; half are within {statistics.median(map(abs, errors)):.1%}, the "
-        f"worst is {max(errors, key=abs):+.1%}. Of {count} pairs of plans of a cell whose steps differ by at least "
+        f"Signed mean {statistics.fmean(errors):+.1%}{then}; half are within "
+        f"{statistics.median(map(abs, errors)):.1%}, the worst is {max(errors, key=abs):+.1%}. "
+        f"Of {count} pairs of plans of a cell whose steps differ by at least "
         f"{_DIFFERENT:.0%}, {right} are predicted in their order ({right / max(count, 1):.0%}). The error of the model "
         f"comes to {model_error(pairs):.1%}. With that of the other cells, {inside} of {len(pairs)} steps are in their "
         f"intervals ({inside / len(pairs):.0%}, 95 % bounds {low:.0%} to {high:.0%})."

@@ -118,6 +118,8 @@ class Row:
         losses: of the first steps.
         program: which version of this library and benchmark measured it; see `program_here`.
         error: why there is no time, in one line.
+        predicted_at_computation_s: what the plan says where computation takes as long as it did in the cell, in one
+            graph of all workers; None for who has none, or where that was not measured.
         is_absent: whether the reason is that it cannot run at all where the others were measured.
         swept_in: key of the cell in which its settings were chosen; None where they were not, or an older record does
             not say.
@@ -146,6 +148,7 @@ class Row:
     losses: tuple[float, ...]
     program: str
     error: str | None
+    predicted_at_computation_s: float | None = None
     is_absent: bool = False
     swept_in: str | None = None
     origin: Origin | None = None

@@ -215,6 +215,13 @@ class Site:
     def _alone(self, workload: Workload, kind: str) -> Contender:
         return SpmdContender(names.COMPUTE, self.peer(kind), workload, {}, None)
 
+    def _alone_in_graph(self, plans: Mapping[str, ARModel | str]) -> Contender:
+        """All workers in one graph of this library, which sends nothing."""
+        planned = [plan for plan in plans.values() if not isinstance(plan, str)]
+        if not planned:
+            raise ClusterError("nothing of this library takes part, or can be planned")
+        return OurContender.alone(planned[0].context, self.workers, self.shared)
+
     def _mirrored_with(self, workload: Workload, settings: Settings) -> Contender:
         return SpmdContender(names.MIRRORED, self.peer(MIRRORED), workload, settings, settings)
 
@@ -253,7 +260,8 @@ class Site:
     @property
     def taking_part(self) -> Sequence[str]:
         """The contenders' names, in their order."""
-        computing = [names.COMPUTE, *([names.COMPUTE_HOROVOD] if HOROVOD in self._pythons else [])]
+        horovod = [names.COMPUTE_HOROVOD] if HOROVOD in self._pythons else []
+        computing = [names.COMPUTE, *horovod, names.COMPUTE_IN_GRAPH]
         return [name for name in (*computing, *OPTIONS, *names.PEERS) if self._effort.takes_part(name)]
 
     def contenders(
@@ -271,6 +279,7 @@ class Site:
         makers: dict[str, tuple[Group, Callable[[], Contender]]] = {
             names.COMPUTE: (peers[MIRRORED], partial(self._alone, workload, MIRRORED)),
             names.COMPUTE_HOROVOD: (peers[HOROVOD], partial(self._alone, workload, HOROVOD)),
+            names.COMPUTE_IN_GRAPH: (in_graph, partial(self._alone_in_graph, plans)),
             names.MIRRORED: (peers[MIRRORED], partial(self._mirrored_with, workload, {"bytes_per_pack": 0})),
             names.HOROVOD: (peers[HOROVOD], partial(self._horovod_with, workload, {})),
         }
@@ -278,7 +287,7 @@ class Site:
             if isinstance(plan, str):
                 makers[name] = (own, partial(_cannot, plan))
             else:
-                makers[name] = (in_graph, partial(OurContender, name, plan, self.shared))
+                makers[name] = (in_graph, partial(OurContender.of_plan, name, plan, self.shared))
         for name, kind, make in (
             (names.MIRRORED_BEST, MIRRORED, self._mirrored_with),
             (names.HOROVOD_BEST, HOROVOD, self._horovod_with),

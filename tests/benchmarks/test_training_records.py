@@ -58,7 +58,7 @@ def test_older_records_do_not_say_when_and_on_what(tmp_path):
     save(older, tmp_path / "a.json")
     data = json.loads((tmp_path / "a.json").read_text())
     for each in data["cells"]["vgg/4/1"]:
-        del each["origin"], each["swept_in"], each["is_absent"]
+        del each["origin"], each["swept_in"], each["is_absent"], each["predicted_at_computation_s"]
     del data["sweeps"]["vgg"]["mwms_best"][0]["cell"]
     (tmp_path / "a.json").write_text(json.dumps(data))
     found = load(tmp_path / "a.json")
