@@ -149,7 +149,10 @@ class ARModel:
             plan=plan,
         )
         self.context = context
-        self.distributed, self.facts = compile_model(context, options, as_trace(trace, context.model))
+        traced = context.for_workers(options.workers, sharding)
+        self.distributed, self.facts = compile_model(
+            traced, options, as_trace(trace, traced.model_for(options.workers))
+        )
         self.model: Model = self.distributed.model
         self.pipeline: Pipeline | None = self.distributed.pipeline
         self.plan: Plan = self.distributed.plan

@@ -34,13 +34,21 @@ class VariableClass(enum.Enum):
     RANDOM_STATE = "random state"
     """State of a random number generator; offset by rank so that workers draw differently."""
 
+    TOTAL = "total over the examples"
+    """Sum to which a step only adds what a worker's own examples give; zero at first on all workers but one."""
+
     ACCUMULATOR = "gradient accumulator"
     """Sum of a worker's own gradients over several steps, emptied when it is applied."""
 
     @property
     def is_local(self) -> bool:
         """Whether each worker has a value of its own."""
-        return self in (VariableClass.STATISTICS, VariableClass.RANDOM_STATE, VariableClass.ACCUMULATOR)
+        return self in (
+            VariableClass.STATISTICS,
+            VariableClass.RANDOM_STATE,
+            VariableClass.TOTAL,
+            VariableClass.ACCUMULATOR,
+        )
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,38 @@ class Gradient:
     def size_bytes(self) -> int:
         """Bytes of a gradient for the whole parameter."""
         return self.size * self.item_bytes
+
+
+@dataclass(frozen=True)
+class Table:
+    """A lookup table, of which each worker has a copy.
+
+    Attributes:
+        node: name of the op that makes it.
+        keys: name of the variable with its keys.
+        values: name of the variable with the value of each.
+    """
+
+    node: str
+    keys: str
+    values: str
+
+
+@dataclass(frozen=True)
+class Addend:
+    """What a step adds to a variable of the class total.
+
+    Attributes:
+        consumer: name of the node that adds it.
+        position: which of that node's inputs it is.
+        tensor: name of the tensor.
+        reduction: ``"sum"`` or ``"mean"``: how the workers' tensors make that of the whole batch.
+    """
+
+    consumer: str
+    position: int
+    tensor: str
+    reduction: str
 
 
 @dataclass(frozen=True)
@@ -229,6 +269,8 @@ class Model:
         unused_inputs: names of the program's inputs that a step does not need; feeding them is allowed.
         input_order: names of all inputs, those too, in the order of the user's arguments.
         synchronised: name scopes (layers) in which the program asks for values over all replicas.
+        addends: what the step adds to variables of the class total.
+        tables: lookup tables of the step and of evaluations.
     """
 
     graph: Graph
@@ -248,6 +290,8 @@ class Model:
     reported: str | None = "mean"
     combinations: tuple[Combination | None, ...] = ()
     synchronised: tuple[str, ...] = ()
+    addends: tuple[Addend, ...] = ()
+    tables: tuple[Table, ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:
@@ -260,15 +304,21 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over graph and roles; equal for equal programs."""
+        """SHA-256 over graph and roles; equal for equal programs.
+
+        What a step calls the components of a dataset's elements does not count.
+        """
+        names = {i.node: f"component {i.component}" for i in self.inputs if i.component is not None}
         roles = {
-            "inputs": [(i.name, i.node, i.dtype, i.shape, i.split) for i in self.inputs],
+            "inputs": [
+                (names.get(i.node, i.name), names.get(i.node, i.node), i.dtype, i.shape, i.split) for i in self.inputs
+            ],
             "loss": self.loss,
             "targets": self.targets,
             "variables": [(v.name, v.node, v.dtype, v.shape, v.kind.value) for v in self.variables],
             "gradients": [(g.name, g.parameter, g.tensor, g.consumers, g.indices, g.sources) for g in self.gradients],
             "reduction": self.reduction.kind,
         }
-        hasher = hashlib.sha256(self.graph.to_bytes())
+        hasher = hashlib.sha256(self.graph.renamed(names).to_bytes())
         hasher.update(json.dumps(roles, sort_keys=True).encode())
         return hasher.hexdigest()

@@ -8,6 +8,9 @@ from typing import Any
 
 SIGNATURE_VERSION = 1
 
+NONE = "none"
+"""Reduction of a graph whose workers have nothing in common."""
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -109,7 +112,7 @@ class Signature:
     Attributes:
         workers: number of workers.
         devices: device string of each.
-        reduction: ``"mean"`` or ``"sum"``: how the workers' gradients combine.
+        reduction: ``"mean"`` or ``"sum"``: how the workers' gradients combine; `NONE` where they do not.
         feeds: the inputs of a step.
         weights: scalar float64 tensor for each worker to feed N * b_r / B to where a batch of B
             examples does not divide evenly (if the loss is a sum: 0 to that of a worker that has none);

@@ -81,9 +81,6 @@ def check_plan(plan: Plan, model: Model) -> None:
 def _check_reduction(plan: Plan, model: Model) -> None:
     if plan.reduction != model.reduction.kind:
         raise PlanError(f"the plan combines gradients by {plan.reduction!r}, the program by {model.reduction.kind!r}")
-    # A dataset's last batch may have fewer examples than there are workers: those without any then count 0 in a sum.
-    if plan.weighted and plan.reduction != "mean" and plan.sharding is None:
-        raise PlanError("the plan weights gradients by each worker's share of the examples, which a sum is without")
     if plan.statistics not in ("local", "mean"):
         raise PlanError(f"the plan has statistics={plan.statistics!r}: there are 'local' and 'mean'")
 

@@ -179,20 +179,22 @@ def _always_even(model: Model, pipeline: Pipeline | None) -> bool:
     if pipeline is not None:
         return pipeline.always_even
     split = [i for i in model.inputs if i.split]
-    static = all(i.shape is not None and i.shape[0] is not None for i in split)
-    return static or model.reduction.kind != "mean"
+    return all(i.shape is not None and i.shape[0] is not None for i in split)
 
 
 def _local_notes(model: Model, statistics: str, workers: int) -> list[str]:
-    accumulators = model.variables_of(VariableClass.ACCUMULATOR)
+    accumulators, totals = (model.variables_of(kind) for kind in (VariableClass.ACCUMULATOR, VariableClass.TOTAL))
     notes = []
-    local = [v.name for v in model.variables if v.kind.is_local and v not in accumulators]
+    local = [v.name for v in model.variables if v.kind.is_local and v not in (*accumulators, *totals)]
     if local:
         used = "the mean over the workers" if statistics == "mean" and workers > 1 else "worker 0's"
         notes.append(
             f"{len(local)} variables are local to each worker ({listed(local, 3)}); "
             f"checkpoints and evaluations use {used}"
         )
+    if totals:
+        names = listed([v.name for v in totals], 3)
+        notes.append(f"each worker adds its own examples to {names}; checkpoints and evaluations have the sums")
     if any(g.sources for g in model.gradients):
         where = f" in variables ({listed([v.name for v in accumulators], 3)})" if accumulators else ""
         notes.append(

@@ -21,7 +21,7 @@ from caramel.modifiers.proof import prove
 from caramel.modifiers.replicate import parse_devices
 from caramel.modifiers.signatures import make_signature
 from caramel.plan import Plan
-from caramel.signature import Signature
+from caramel.signature import NONE, Signature
 from caramel.util.arguments import whole_number
 
 
@@ -109,7 +109,7 @@ def compile_model(
     Raises:
         CaramelError: see `caramel.ARModel`.
     """
-    model = context.model
+    model = context.model_for(options.workers)
     _refuse_synchronised(model, options.workers)
     pipeline = input_pipeline(context, model, options.workers, options.sharding)
     plan, facts = assemble_plan(model, pipeline, options, trace)
@@ -160,7 +160,8 @@ def computation_alone(
     job = number if job_workers is None else whole_number(job_workers, "job_workers")
     if job < number:
         raise InputError(f"job_workers={job}: the whole job cannot have fewer workers than the {number} on this host")
-    model = context.model
+    context = context.for_workers(job, sharding)
+    model = context.model_for(job)
     devices = parse_devices(default_devices(number) if device_list is None else device_list, number)
     if sharding == "batches":
         job = number  # each worker takes whole batches, however many workers there are
@@ -185,8 +186,7 @@ def with_edges(computation: DistributedModel, edges: Sequence[tuple[str, str]]) 
 
 def _emit_computation(context: Context, start: Emission) -> DistributedModel:
     computation = distribute(COMPUTATION_ALONE, context, start)
-    # As nothing is combined, a batch may be uneven although no gradient is weighted.
-    return replace(computation, signature=replace(computation.signature, reduction="sum"))
+    return replace(computation, signature=replace(computation.signature, reduction=NONE))
 
 
 def _without_transfers(model: Model, devices: tuple[str, ...], pipeline: Pipeline | None) -> Plan:

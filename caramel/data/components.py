@@ -73,6 +73,26 @@ def arguments_of(element_spec: Any) -> list[Any]:
     return tf.nest.map_structure(_open_batch, arguments)  # type: ignore[no-any-return]
 
 
+def examples_in_batches(element_spec: Any) -> int | None:
+    """The number of examples in every element of a dataset; None if it varies, or nothing says so."""
+    sizes = {
+        spec.shape[0] for spec in tf.nest.flatten(element_spec) if getattr(spec, "shape", None) and spec.shape.rank
+    }
+    (size,) = sizes if len(sizes) == 1 else (None,)
+    return size
+
+
+def arguments_of_rows(element_spec: Any, rows: int) -> list[Any]:
+    """The specs of a step's arguments as in `arguments_of`, for a worker that takes so many examples."""
+
+    def with_rows(spec: Any) -> Any:
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+            return spec
+        return tf.TensorSpec([rows, *spec.shape.as_list()[1:]], spec.dtype, spec.name)
+
+    return tf.nest.map_structure(with_rows, arguments_of(element_spec))  # type: ignore[no-any-return]
+
+
 def _is_arguments(element_spec: Any) -> bool:
     return isinstance(element_spec, tuple) and not hasattr(element_spec, "_fields")
 
@@ -161,7 +181,6 @@ def check_inputs(inputs: Sequence[Input], components: Sequence[Component]) -> No
 
     Raises:
         InputError: naming what does not fit.
-        UnsupportedError: strings would go into the step.
     """
     for input_ in inputs:
         if input_.component is None:
@@ -173,11 +192,6 @@ def check_inputs(inputs: Sequence[Input], components: Sequence[Component]) -> No
             continue
         component = components[input_.component]
         _check_fits(component, input_.name, input_.dtype, input_.shape, first=0 if not input_.split else 1)
-        if component.dtype == "string":
-            raise UnsupportedError(
-                f"input {input_.name!r} takes strings from the dataset: turn them into numbers in the pipeline "
-                "(dataset.map), not in the step"
-            )
 
 
 def _check_fits(

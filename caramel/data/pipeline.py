@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,25 @@ class Pipeline:
     def values(self) -> Mapping[str, np.ndarray]:
         """Arrays to load before the datasets are made, by key."""
         return {c.key: c.value for source in self.sources for c in source.constants}
+
+    def fits(self, other: Pipeline) -> bool:
+        """Whether the workers can go on with the data of another pipeline as they are: only its arrays differ.
+
+        Args:
+            other: pipeline for the same model and number of workers.
+        """
+        return self._without_values() == other._without_values()
+
+    def has_same_arrays(self, other: Pipeline) -> bool:
+        """Whether the arrays of a pipeline that `fits` are the same, too."""
+        kept, given = ([c.key for s in each.sources for c in s.constants] for each in (self, other))
+        return kept == given
+
+    def _without_values(self) -> Any:
+        constants = [constant for source in self.sources for constant in source.constants]
+        keys = [constant.key for constant in constants]  # arrays with the same values are loaded once
+        alike = [(c.node, c.dtype, c.value.shape, keys.index(c.key)) for c in constants]
+        return self.sharding, self.always_even, [source.digest for source in self.sources], alike
 
     @property
     def digest(self) -> str:

@@ -10,6 +10,9 @@ from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
 
+_FILLING_OPS = frozenset({"AssignVariableOp", "LookupTableImportV2"})
+"""Ops that give a copy of a variable or lookup table what is in the original."""
+
 _PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 _OWN_RESOURCES = {"seed_generator": "DummySeedGenerator", "cache": "DummyMemoryCache"}
@@ -60,7 +63,7 @@ def refuse_foreign(serialised: Serialised) -> None:
     Raises:
         UnsupportedError: for the first such op, with what to do instead.
     """
-    handles = resource_makers(serialised.graph)
+    handles, copies = resource_makers(serialised.graph), copied_resources(serialised.graph)
     for node, where in _everywhere(serialised.graph):
         if node.op in _PYTHON_OPS:
             raise UnsupportedError(
@@ -68,15 +71,24 @@ def refuse_foreign(serialised: Serialised) -> None:
                 "numpy_function), which the workers' processes do not have. Write it with TensorFlow's ops, or feed "
                 "the batches as arrays instead (Session.run(batches))"
             )
-        if node.op in _OWN_RESOURCES.values() or node.name in handles:
+        if node.op in _OWN_RESOURCES.values() or node.name in handles or node.name in copies:
             continue
         makes = node.op == "Const" and node.attr["dtype"].type == ops.DT_RESOURCE
         if makes or _makes_resource(node):
             raise UnsupportedError(
-                f"op {node.name!r} ({node.op}){where} of the dataset holds something of this process (a lookup table, "
-                "a variable, a generator), which cannot be sent to the workers. Look values up with a constant "
-                "(tf.gather), or feed the batches as arrays instead (Session.run(batches))"
+                f"op {node.name!r} ({node.op}){where} of the dataset holds something of this process that cannot be "
+                "sent to the workers (a resource other than a lookup table, a variable or a generator). Feed the "
+                "batches as arrays instead (Session.run(batches))"
             )
+
+
+def copied_resources(graph: Graph) -> Mapping[str, str]:
+    """Op that fills it, by the name of each node that makes a copy of a lookup table or variable of this process.
+
+    TensorFlow writes what is in them at present, as far as the dataset was made eagerly.
+    """
+    filled = {node_of(node.input[0]): node.name for node in graph if node.op in _FILLING_OPS}
+    return {node.name: filled[node.name] for node in graph if _makes_resource(node) and node.name in filled}
 
 
 def _makes_resource(node: NodeDef) -> bool:

@@ -112,7 +112,15 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
                 f"input: deterministic=False has no effect ({listed(loose, 3)}), because all workers must see the "
                 "same batches"
             )
-    nodes, constants = _without_values(_with_seed(_with_own_resources(serialised.graph)))
+    copies = shareable_ops.copied_resources(serialised.graph)
+    variables = [name for name in copies if serialised.graph[name].op == ops.VARIABLE]
+    if variables:
+        notes.append(
+            f"input: each worker has copies of the {len(variables)} variables that the pipeline takes, which begin "
+            "with their present values, also after a restore"
+        )
+    named = _with_plain_names(serialised.graph, copies)
+    nodes, constants = _without_values(_with_seed(_with_own_resources(named)))
     nodes, library = canonical(nodes, serialised.graph.library)
     random = shareable_ops.random_op(serialised)
     if random is not None:
@@ -184,6 +192,23 @@ def _strict(current: NodeDef) -> dict[str, attr_value_pb2.AttrValue]:
 def _set(target: NodeDef, attributes: Mapping[str, attr_value_pb2.AttrValue]) -> None:
     for name, value in attributes.items():
         target.attr[name].CopyFrom(value)
+
+
+def _with_plain_names(graph: Graph, copies: Iterable[str]) -> list[NodeDef]:
+    """The nodes with numbers in the names of copied resources, where TensorFlow writes random ones."""
+    names = {name: f"resource_{number}" for number, name in enumerate(copies)}
+    nodes = []
+    for original in graph:
+        node_def = copied(original)
+        node_def.name = names.get(original.name, original.name)
+        for position, text in enumerate(original.input):
+            if node_of(text) in names:
+                new = names[node_of(text)]
+                node_def.input[position] = f"^{new}" if text.startswith("^") else new
+        if original.name in names:
+            node_def.attr["shared_name"].s = node_def.name.encode()
+        nodes.append(node_def)
+    return nodes
 
 
 def _with_own_resources(nodes: Iterable[NodeDef]) -> list[NodeDef]:

@@ -25,6 +25,9 @@ the ``file:line`` of the call."""
 SCOPE_ATTRIBUTE = "_caramel_scope"
 """Attribute of a node that was inlined from a function; its value is the prefix of the node's name."""
 
+_ARGUMENT_ATTRIBUTE = "_user_specified_name"
+"""Attribute in which TensorFlow keeps what a function calls its argument, which is the placeholder's name anyway."""
+
 _CAPTURE_ATTRIBUTES = (
     GRADIENT_ATTRIBUTE,
     INDICES_ATTRIBUTE,
@@ -41,12 +44,13 @@ def is_capture_attribute(name: str) -> bool:
 
 
 def without_capture_attributes(graph: Graph) -> Graph:
-    """A copy of the graph for all stages after capture: without these attributes, and without static shapes."""
+    """A copy of the graph for all stages after capture: without these attributes, static shapes and argument names."""
     nodes = []
     for node in graph:
         copy = copied(node)
         remove_capture_attributes(copy)
-        copy.attr.pop(SHAPES_ATTRIBUTE, None)
+        for name in (SHAPES_ATTRIBUTE, _ARGUMENT_ATTRIBUTE):
+            copy.attr.pop(name, None)
         nodes.append(copy)
     return Graph(nodes, graph.library, graph.versions)
 

@@ -11,7 +11,7 @@ from caramel.errors import InputError
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """The options of `caramel.capture`, which describes each of them.
+    """The options of `caramel.capture`, which describes each of them; and whether the program trains at all.
 
     Raises:
         InputError: ``loss_reduction`` is neither ``"mean"`` nor ``"sum"``.
@@ -27,6 +27,7 @@ class CaptureOptions:
     data: Any = None
     gradients: Any = None
     values: Any = None
+    trains: bool = True
 
     def __post_init__(self) -> None:
         if self.loss_reduction not in (None, "mean", "sum"):

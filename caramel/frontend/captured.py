@@ -33,6 +33,21 @@ class RawVariable:
 
 
 @dataclass(frozen=True)
+class RawTable:
+    """A lookup table that the program reads.
+
+    Attributes:
+        node: name of the op that makes it.
+        keys: variable with its keys.
+        values: variable with the value of each.
+    """
+
+    node: str
+    keys: RawVariable
+    values: RawVariable
+
+
+@dataclass(frozen=True)
 class RawGradient:
     """The gradient of a variable that one differentiation gives.
 
@@ -76,6 +91,8 @@ class RawProgram:
         given: dataset that the graph's iterator reads; None without one.
         iterator: name of the op that takes elements of the dataset, in whose place the graph has placeholders; or None.
         synchronised: name scopes (layers) in which the program adds up values over all replicas.
+        trains: whether the program must have gradients; else nothing of it is learned.
+        tables: lookup tables of the program.
     """
 
     graph: Graph
@@ -94,6 +111,8 @@ class RawProgram:
     given: TrainingData | None = None
     iterator: str | None = None
     synchronised: tuple[str, ...] = ()
+    trains: bool = True
+    tables: tuple[RawTable, ...] = ()
 
     @cached_property
     def library(self) -> Library:

@@ -17,10 +17,13 @@ from tensorflow.python.util import nest
 from caramel.data.components import (
     are_arguments,
     arguments_of,
+    arguments_of_rows,
     bind_by_name_or_order,
     bind_by_position,
     check_arguments,
     components_of,
+    examples_in_batches,
+    is_dataset,
 )
 from caramel.data.dataset import TrainingData, training_data
 from caramel.errors import CaptureError, InputError
@@ -34,7 +37,7 @@ from caramel.frontend.programs.graph_program import capture_graph, nodes_of
 from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
 from caramel.frontend.programs.naming import Naming
 from caramel.frontend.recording.recorder import Recorder, recording
-from caramel.frontend.roles.assemble import assemble
+from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.refusals import refuse_irreplicable
 from caramel.graph.functions import Library
 from caramel.graph.graph import node_of
@@ -134,6 +137,24 @@ def capture(
         values=values,
     )
     return Context(program, inputs, options)
+
+
+def capture_without_training(step: Any, inputs: Sequence[Any] | None = None, *, loss: str, data: Any = None) -> Context:
+    """Capture a step that trains nothing: workers run it on their examples, and nothing travels between them.
+
+    Args:
+        step: function to trace.
+        inputs: see `capture`.
+        loss: name of the output that is reported as the loss.
+        data: see `capture`.
+
+    Returns:
+        A Context for `caramel.compiler.distributed_model.computation_alone`.
+
+    Raises:
+        InputError: the arguments do not fit together.
+    """
+    return Context(step, inputs, CaptureOptions(loss=loss, loss_reduction="mean", data=data, trains=False))
 
 
 class Context:
@@ -244,7 +265,67 @@ class Context:
         Raises:
             CaptureError: a role is missing or ambiguous, or something cannot be replicated.
         """
-        model = assemble(self._raw)
+        return self._with_data(assemble(self._raw))
+
+    def model_for(self, workers: int) -> Model:
+        """The captured training step for some number of workers.
+
+        With one there is nothing to combine, so that steps are possible that cannot be divided between several.
+
+        Args:
+            workers: number of workers.
+
+        Raises:
+            CaptureError: see `model`.
+        """
+        return self.model if workers > 1 else self._model_alone
+
+    def for_workers(self, workers: int, sharding: str | None = None) -> Context:
+        """This context, or one that is traced for the examples of one of so many workers.
+
+        Some programs need the number of examples when they are traced (noise of the shape of a batch). Where all
+        batches of the dataset have the same number, that of a worker is known.
+
+        Args:
+            workers: number of workers.
+            sharding: see `caramel.ARModel`.
+
+        Raises:
+            CaptureError: see `model`.
+        """
+        try:
+            self.model_for(workers)
+        except CaptureError:
+            traced = self._for_rows(1 if sharding == "batches" else workers)
+            if traced is None:
+                raise
+            try:
+                traced.model_for(workers)
+            except CaptureError:
+                traced = None
+            if traced is None:
+                raise
+            return traced
+        return self
+
+    def _for_rows(self, parts: int) -> Context | None:
+        """A context of the same step for one of so many parts of a batch; None where that has no fixed size."""
+        if self._specs is not None or not callable(self._program) or not is_dataset(self.data):
+            return None
+        examples = examples_in_batches(self.data.element_spec)
+        if examples is None or examples % parts:
+            return None
+        specs = arguments_of_rows(self.data.element_spec, examples // parts)
+        options = replace(self._options, loss=self.loss, loss_reduction=self.loss_reduction, data=self.data)
+        return Context(self._program, specs, replace(options, evaluation=self.evaluation, checkpoint=self.checkpoint))
+
+    @cached_property
+    def _model_alone(self) -> Model:
+        if "model" in vars(self):  # worked out already
+            return self.model
+        return self._with_data(assemble_alone(self._raw))
+
+    def _with_data(self, model: Model) -> Model:
         if self.graph is None or self.given is None or self._raw.given is not None:
             return model
         return replace(model, inputs=bind_by_name_or_order(model.inputs, model.unused_inputs, self.given.element_spec))
@@ -309,7 +390,9 @@ class Context:
         if self.given is not None:
             raw = replace(raw, inputs=self._bound(raw.inputs, self.given))
         # The evaluation may use variables that the step does not.
-        return replace(raw, variables=self._naming.variables, values=self._naming.snapshot())
+        trains = self._options.trains
+        naming = self._naming
+        return replace(raw, variables=naming.variables, values=naming.snapshot(), tables=naming.tables, trains=trains)
 
     def _step_specs(self) -> Any:
         """The specs of the step's arguments: the user's own, or those of the dataset's elements."""

@@ -149,6 +149,23 @@ class Graph:
                 readers_of.setdefault(name, []).append((reader, position))
         return {name: tuple(readers) for name, readers in readers_of.items()}
 
+    def renamed(self, names: Mapping[str, str]) -> Graph:
+        """The graph with other names for some nodes.
+
+        Args:
+            names: new name of each.
+        """
+        if not names:
+            return self
+        nodes = []
+        for node in self:
+            parsed = [parse_input(text) for text in node.input]
+            if node.name in names or any(name in names for name, _ in parsed):
+                node = copied(node, [format_input(names.get(name, name), index) for name, index in parsed])
+                node.name = names.get(node.name, node.name)
+            nodes.append(node)
+        return Graph(nodes, self.library, self.versions)
+
     def readers(self, tensor: str) -> tuple[str, ...]:
         """Names of the nodes that have a tensor as a data input, each once, in order."""
         name, index = parse_input(tensor)

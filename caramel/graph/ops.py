@@ -50,9 +50,15 @@ LOOPS = frozenset({"While", "StatelessWhile"})
 CALLS = INLINED_CALLS | BRANCHES | LOOPS
 """Ops that call the functions named in their attributes, and do nothing else."""
 
+TABLE = "MutableHashTableV2"
+"""The op that makes a copy of a lookup table."""
+
 _HARMLESS_STATEFUL = frozenset(
     {
         VARIABLE,
+        TABLE,
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
         "Assert",
         "Print",
         "PrintV2",

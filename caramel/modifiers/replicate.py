@@ -73,6 +73,8 @@ def copy_node(
     colocate(copy, lambda name: renamed(name) if name in graph else None)
     if copy.op == ops.VARIABLE:
         copy.attr["shared_name"].s = shared_name(rank, variables[original.name]).encode()
+    if copy.op == ops.TABLE:
+        copy.attr["shared_name"].s = shared_name(rank, original.name).encode()
     if ops.is_seeded_random(copy):
         offset_seed(copy, rank)
     return copy

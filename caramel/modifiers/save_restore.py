@@ -29,6 +29,7 @@ BROADCAST = "caramel/broadcast/done"
 SAVE = "caramel/save/done"
 SAVE_STEPS = "caramel/save/steps"
 COMBINED_SCOPE = "caramel/combined"
+FILL = "caramel/tables/filled"
 
 STEPS_KEY = "caramel/steps"
 """Checkpoint key of the number of steps, for programs that do not count them."""
@@ -102,8 +103,8 @@ def variables_on_worker(model: Model, rank: int) -> tuple[Variable, ...]:
 def combined_nodes_by_handle(model: Model, plan: Plan) -> dict[str, str]:
     """Local variables of which checkpoints hold the combined value of all workers.
 
-    These are gradient accumulators, whose mean over the workers (or sum, for a loss that is a sum) is the value that
-    one device would have; and statistics, where the plan says that they are averaged.
+    These are totals, whose sum over the workers is the value that one device would have, and gradient accumulators,
+    whose mean is (or sum, for a loss that is a sum); and statistics, where the plan says that they are averaged.
 
     Returns:
         The node with the combined value, on worker 0, by the handle node of the variable.
@@ -114,10 +115,16 @@ def combined_nodes_by_handle(model: Model, plan: Plan) -> dict[str, str]:
         if (
             plan.workers > 1
             and variable.node in model.graph
-            and (averaged or variable.kind is VariableClass.ACCUMULATOR)
+            and (averaged or variable.kind in (VariableClass.ACCUMULATOR, VariableClass.TOTAL))
         ):
             nodes_by_handle[variable.node] = f"{COMBINED_SCOPE}/{number}"
     return nodes_by_handle
+
+
+def _is_summed(variable: Variable, plan: Plan) -> bool:
+    """Whether the value that one device would have is the sum of the workers' values."""
+    is_accumulator = variable.kind is VariableClass.ACCUMULATOR and plan.reduction == "sum"
+    return is_accumulator or variable.kind is VariableClass.TOTAL
 
 
 def _is_floating(variable: Variable) -> bool:
@@ -157,6 +164,8 @@ def add_state(emission: Emission) -> Emission:
     local_items = separately_saved(model, plan)
     _restore(builder, RESTORE_LOCAL, local_items, host, devices)
     _broadcast(builder, model, plan, devices)
+    if model.tables:
+        _fill(builder, model, devices)
     combined_nodes = _combine(builder, model, plan, devices)
     _save(builder, [(0, v, v.name) for v in saved], local_items, combined_nodes, emission.saved, host, devices)
     return emission.extended(builder.nodes)
@@ -222,7 +231,7 @@ def _combine(builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[
         reads = [
             builder.add(_read(f"{name}/read_{rank}", rank, variable, devices), rank) for rank in range(plan.workers)
         ]
-        if variable.kind is VariableClass.ACCUMULATOR and plan.reduction == "sum":
+        if _is_summed(variable, plan):
             builder.add(node(name, "AddN", reads, host, T=dtype, N=len(reads)), 0)
             continue
         total = builder.add(node(f"{name}/sum", "AddN", reads, host, T=dtype, N=len(reads)), 0)
@@ -239,6 +248,26 @@ def _broadcast(builder: StateBuilder, model: Model, plan: Plan, devices: Sequenc
         value = builder.add(_read(f"{scope}/read_{number}", 0, variable, devices), 0)
         assigned += _to_others(builder, scope, number, variable, value, plan, devices)
     builder.add(group(BROADCAST, assigned, str(devices[0])), 0)
+
+
+def _fill(builder: StateBuilder, model: Model, devices: Sequence[Device]) -> None:
+    """Add the nodes that give all workers' lookup tables the keys and values that worker 0 has in variables."""
+    scope = "caramel/tables"
+    filled = []
+    for number, table in enumerate(model.tables):
+        keys, values = model.variable_by_name[table.keys], model.variable_by_name[table.values]
+        texts = [
+            builder.add(_read(f"{scope}/{part}_{number}", 0, variable, devices), 0)
+            for part, variable in (("keys", keys), ("values", values))
+        ]
+        types = {"Tin": dtype_attribute(keys.dtype), "Tout": dtype_attribute(values.dtype)}
+        for rank, device in enumerate(devices):
+            if table.node in model.graph:
+                handle = replica_name(rank, table.node)
+                name = f"{scope}/fill_{number}_{rank}"
+                fill = node(name, "LookupTableImportV2", [handle, *texts], str(device), **types)
+                filled.append(builder.add(fill, rank))
+    builder.add(group(FILL, filled, str(devices[0])), 0)
 
 
 def _to_others(
@@ -269,7 +298,7 @@ def _to_others(
                 constant(f"{name}/by", random_state_offset(variable, rank), variable.dtype, device), rank
             )
             source = builder.add(node(name, "AddV2", [value, offset], device, T=dtype), rank)
-        elif variable.kind is VariableClass.ACCUMULATOR and plan.reduction == "sum":
+        elif _is_summed(variable, plan):
             source = builder.add(node(f"{scope}/zeros_{number}_{rank}", "ZerosLike", [value], device, T=dtype), rank)
         assignment = _assign(f"{scope}/assign_{number}_{rank}", rank, variable, source, devices)
         assigned.append(builder.add(assignment, rank))

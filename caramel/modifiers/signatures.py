@@ -45,7 +45,12 @@ def make_signature(emission: Emission) -> Signature:
         outputs=tuple((name, everywhere(tensor)) for name, tensor in model.outputs),
         step=tuple(own_name(rank, "step") for rank in ranks),
         restore_prefix=tensor_name(save_restore.RESTORE_PREFIX),
-        restore=(save_restore.RESTORE_SAVED, save_restore.BROADCAST, *([FORGET] if plan.postponed else [])),
+        restore=(
+            save_restore.RESTORE_SAVED,
+            save_restore.BROADCAST,
+            *([save_restore.FILL] if model.tables else []),
+            *([FORGET] if plan.postponed else []),
+        ),
         restore_unsaved=save_restore.RESTORE_UNSAVED,
         restore_local=save_restore.RESTORE_LOCAL,
         local_keys=tuple(key for _, _, key in save_restore.separately_saved(model, plan)),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
+from caramel.graph import ops
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
@@ -19,6 +19,8 @@ def weigh(emission: Emission) -> Emission:
     Args:
         emission: the emission with the replicas; its plan says whether gradients are weighted at all.
 
+    What a step adds to totals over the examples is weighted, too, so that the workers' totals add up.
+
     Returns:
         The emission with the tensor to aggregate for each (rank, gradient's name).
     """
@@ -28,19 +30,25 @@ def weigh(emission: Emission) -> Emission:
         for rank in range(plan.workers)
         for gradient in model.gradients
     }
-    if not plan.weighted:
-        return replace(emission, gradients=tensors)
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
+    if not plan.weighted:
+        for rank, device in enumerate(plan.devices):
+            shares = _Shares(rank, device, plan.workers, None)
+            _weigh_addends(emission, rank, shares, changed)
+            added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in shares.nodes]
+        return emission.extended(added, changed, gradients=tensors)
     for rank, device in enumerate(plan.devices):
         weights = _Weights(rank, device)
+        shares = _Shares(rank, device, plan.workers, weights.nodes[1].name)
+        _weigh_addends(emission, rank, shares, changed)
         for gradient in model.gradients:
             if not gradient.sources:
                 tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)
             for tensor, consumers in gradient.sources:
                 weighted = weights.weighted(tensor, gradient.dtype)
                 redirect(emission, replica_tensor(rank, tensor), _on(rank, consumers), weighted, changed)
-        added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in weights.nodes]
+        added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in (*weights.nodes, *shares.nodes)]
     return emission.extended(added, changed, gradients=tensors)
 
 
@@ -87,6 +95,68 @@ def replica_tensor(rank: int, tensor: str) -> str:
     """A worker's copy of a tensor of the Model."""
     name, index = parse_input(tensor)
     return format_input(replica_name(rank, name), index)
+
+
+def _weigh_addends(emission: Emission, rank: int, shares: _Shares, changed: dict[str, NodeDef]) -> None:
+    """Let what adds to a total over the examples read the worker's part of it."""
+    graph = emission.graph
+    for addend in emission.model.addends:
+        name = replica_name(rank, addend.consumer)
+        types = ops.input_types(graph[name])
+        dtype = ops.dtype_name(types[addend.position][1])
+        part = shares.part(replica_tensor(rank, addend.tensor), dtype, addend.reduction)
+        if name not in changed:
+            changed[name] = copied(graph[name])
+        changed[name].input[addend.position] = part
+
+
+class _Shares:
+    """The nodes that make one worker's part of what is added to a total over the examples.
+
+    Args:
+        rank: the worker.
+        device: its device.
+        workers: number of workers.
+        weight: the node with the worker's weight, N * b_r / B; None where it is always 1.
+    """
+
+    def __init__(self, rank: int, device: str, workers: int, weight: str | None) -> None:
+        self.nodes: list[NodeDef] = []
+        self._rank = rank
+        self._device = device
+        self._workers = workers
+        self._weight = weight
+        self._parts: dict[tuple[str, str], str] = {}
+
+    def part(self, tensor: str, dtype: str, reduction: str) -> str:
+        """A worker's part: of a mean its share of the examples; of a sum all, or nothing without examples."""
+        key = tensor, reduction
+        if key not in self._parts:
+            self._parts[key] = self._made(own_name(self._rank, f"part_{len(self._parts)}"), tensor, dtype, reduction)
+        return self._parts[key]
+
+    def _made(self, name: str, tensor: str, dtype: str, reduction: str) -> str:
+        kind, double = dtype_attribute(dtype), dtype_attribute("float64")
+        if reduction == "mean":
+            count = self._add(constant(f"{name}/workers", self._workers, "float64", self._device))
+            if self._weight is None:
+                share = self._add(node(f"{name}/share", "Reciprocal", [count], self._device, T=double))
+            else:
+                inputs = [self._weight, count]
+                share = self._add(node(f"{name}/share", "RealDiv", inputs, self._device, T=double))
+            attributes = {"SrcT": dtype_attribute("float64"), "DstT": kind}
+            cast = self._add(node(f"{name}/cast", "Cast", [share], self._device, **attributes))
+            return self._add(node(name, "Mul", [tensor, cast], self._device, T=kind))
+        if self._weight is None:
+            return tensor
+        zero = self._add(constant(f"{name}/zero", 0.0, "float64", self._device))
+        counts = self._add(node(f"{name}/counts", "Greater", [self._weight, zero], self._device, T=double))
+        nothing = self._add(node(f"{name}/nothing", "ZerosLike", [tensor], self._device, T=kind))
+        return self._add(node(name, "SelectV2", [counts, tensor, nothing], self._device, T=kind))
+
+    def _add(self, node_def: NodeDef) -> str:
+        self.nodes.append(node_def)
+        return node_def.name
 
 
 class _Weights:

@@ -8,7 +8,7 @@ import numpy as np
 
 from caramel.data.template import ELEMENT_INDEX, FIRST_ROWS, OWN_EXAMPLES
 from caramel.errors import DataError
-from caramel.signature import Signature
+from caramel.signature import NONE, Signature
 
 
 def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: str) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ def checked_shares(signature: Signature, counts: Sequence[np.ndarray], batch: st
 
 
 def _check_weights(signature: Signature, shares: Sequence[int], batch: str) -> None:
-    if signature.weights or signature.workers == 1:
+    if signature.weights or signature.workers == 1 or signature.reduction == NONE:
         return
     if min(shares) == 0 or (signature.reduction == "mean" and len(set(shares)) > 1):
         raise DataError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from caramel.collectives.schedule import balanced
 from caramel.errors import InputError
-from caramel.signature import Feed, Signature
+from caramel.signature import NONE, Feed, Signature
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def split_batch(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch
     times that many examples.
 
     Raises:
-        InputError: the inputs disagree in their number of examples, there are fewer examples than
-            workers, or an uneven batch cannot be weighted.
+        InputError: the inputs disagree in their number of examples, there is none, or an uneven batch cannot be
+            weighted.
     """
     workers = signature.workers
     feeds: dict[str, np.ndarray] = {}
@@ -140,17 +140,22 @@ def split_batch(signature: Signature, arrays: Mapping[str, np.ndarray]) -> Batch
         elif len(array) != examples:
             raise InputError(f"input {feed.name!r} has {len(array)} examples, another input has {examples}")
         for placeholder, (start, size) in zip(feed.placeholders, balanced(len(array), workers)):
-            feeds[placeholder] = array[start : start + size]
+            # A worker without an example computes with one that is not its own, and has the weight 0.
+            feeds[placeholder] = array[start : start + size] if size else array[:1]
         _check_static(feed, len(array), workers)
     if examples is None:
         return Batch(feeds, (0,) * workers, signature.reduction)
     shares = tuple(size for _, size in balanced(examples, workers))
+    if examples == 0:
+        raise InputError("a batch needs at least one example")
+    if signature.weights or signature.reduction == NONE:
+        return Batch(feeds, shares, signature.reduction)
     if min(shares) == 0:
         raise InputError(
-            f"a batch of {examples} examples cannot be split over {workers} workers: each needs at least one"
+            f"a batch of {examples} examples cannot be split over {workers} workers: each needs at least one, or make "
+            "the model with uneven_batches='weight'"
         )
-    uneven = len(set(shares)) > 1
-    if uneven and signature.reduction == "mean" and not signature.weights:
+    if signature.reduction == "mean" and len(set(shares)) > 1:
         raise InputError(
             f"a batch of {examples} examples does not divide evenly over {workers} workers. "
             f"Feed a multiple of {workers}, or make the model with uneven_batches='weight'"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from caramel.compiler.distributed_model import DistributedModel
+from caramel.data.pipeline import Pipeline
 from caramel.errors import CheckpointError, ClusterError, EndOfData, InputError, StepError, listed
 from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
@@ -466,6 +467,23 @@ class Session:
         """
         self.flush()
         self._state.assign(values, lambda nodes: self._executor.extend(Graph(nodes).to_bytes()))
+
+    @_one_at_a_time
+    def begin_again(self, values: Mapping[str, np.ndarray], pipeline: Pipeline | None = None) -> None:
+        """Go on as a session does that was just opened, with other values and other data.
+
+        Args:
+            values: arrays by the names of the variables; others get the program's initial values.
+            pipeline: arrays for the same pipelines (see `caramel.data.pipeline.Pipeline.fits`); None if the workers
+                have theirs.
+
+        Raises:
+            StepError: a step failed before.
+        """
+        self.flush()
+        self._step_count = self._state.begin_again(values, pipeline)
+        if self._data is not None:
+            self._data = WorkerData(self._signature, self._run_each)
 
     @_one_at_a_time
     def write_back(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from caramel.compiler.distributed_model import DistributedModel
+from caramel.data.pipeline import Pipeline
 from caramel.errors import CheckpointError, InputError, StepError, in_one_line, listed
 from caramel.graph.graph import NodeDef
 from caramel.model import Model
@@ -51,12 +52,30 @@ class VariableState:
     # -- to the workers ----------------------------------------------------------------------
 
     def initialise(self) -> int:
-        """Give every worker the program's initial values; the number of steps in them."""
+        """Give every worker the program's initial values, and its dataset's arrays; the number of steps in them."""
         values = self._model.values.load()
         if self._pipeline is None:
             return self._push(values)
         assert self._signature.data is not None
         return self._push({**values, **self._pipeline.values}, self._signature.data.load)
+
+    def begin_again(self, values: Mapping[str, np.ndarray], pipeline: Pipeline | None) -> int:
+        """Give every worker values of all variables; the number of steps in them.
+
+        Args:
+            values: arrays by name, which replace the program's initial values.
+            pipeline: other arrays for the same pipelines; None if the workers have theirs.
+        """
+        values = {**self._model.values.load(), **values}
+        if pipeline is None or self._pipeline is None:
+            return self._push(values)
+        assert self._signature.data is not None
+        arrays: dict[
+            str, np.ndarray
+        ] = {}  # under the keys of the first ones, although these say what an array has in it
+        for source, other in zip(self._pipeline.sources, pipeline.sources):
+            arrays.update((own.key, given.value) for own, given in zip(source.constants, other.constants))
+        return self._push({**values, **arrays}, self._signature.data.load)
 
     def restore(self, prefix: str) -> int:
         """Restore a checkpoint, named or object-based; the number of steps in it.

@@ -91,12 +91,6 @@ def test_datasets_as_elements(refused):
     refuse_at_compilation(refused, caramel.UnsupportedError, ["'0'", "Dataset"], data)
 
 
-def test_strings_for_the_step(refused):
-    data = Dataset.from_tensor_slices((np.ones([4, 3], np.float32), np.ones([4], np.float32), ["a", "b", "c", "d"]))
-    words = ["'arguments_2'", "strings", "pipeline"]
-    refuse_at_compilation(refused, caramel.UnsupportedError, words, data.batch(2), loss_reduction="mean")
-
-
 def test_strings_that_the_step_does_not_use_are_fine():
     def step(x, y, names):
         return fit(x, y)
@@ -228,24 +222,6 @@ def test_python_in_the_pipeline(refused, make, op):
     data = make().map(lambda x, y: (tf.ensure_shape(x, [None, 3]), tf.ensure_shape(y, [None])))
     words = [f"({op})", "in function", "runs Python", "Session.run(batches)"]
     refuse_at_compilation(refused, caramel.UnsupportedError, words, data)
-
-
-def test_a_lookup_table_in_the_pipeline(refused):
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.constant([1], tf.int64), [2.0]), 0.0)
-    data = examples().batch(4).map(lambda x, y: (x, table.lookup(tf.cast(y, tf.int64))))
-    refuse_at_compilation(refused, caramel.UnsupportedError, ["HashTableV2", "lookup table", "tf.gather"], data)
-
-
-def test_a_variable_in_the_pipeline(refused):
-    scale = tf.Variable(2.0)
-    data = examples().batch(4).map(lambda x, y: (x * scale, y))
-    refuse_at_compilation(refused, caramel.UnsupportedError, ["VarHandleOp", "variable"], data)
-
-
-def test_a_generator_in_the_pipeline(refused):
-    generator = tf.random.Generator.from_seed(1)
-    data = examples().batch(4).map(lambda x, y: (x * generator.uniform([]), y))
-    refuse_at_compilation(refused, caramel.UnsupportedError, ["generator"], data)
 
 
 # -- what the workers would see differently --------------------------------------------------

@@ -200,17 +200,6 @@ def test_nothing_waits_for_what_may_not_run(context, plan, old_control_flow):
         caramel.ARModel(branches, 2, plan=replace(made, edges=((inside, branches.model.loss.partition(":")[0]),)))
 
 
-def test_a_sum_is_not_weighted():
-    with caramel.capture() as context:
-        x = v1.placeholder(tf.float32, [None, 3], name="x")
-        w = v1.get_variable("u", [3], initializer=v1.ones_initializer())
-        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(x * w)))
-    plan = caramel.ARModel(context, 2).plan
-    assert plan.reduction == "sum" and not plan.weighted
-    with pytest.raises(PlanError, match="the plan weights gradients by each worker's share"):
-        caramel.ARModel(context, 2, plan=replace(plan, weighted=True))
-
-
 def test_deterministic_plans_keep_the_rank_order(context):
     made = caramel.ARModel(context, 4, deterministic=True, batching=False).plan
     with pytest.raises(PlanError, match="a ring all-reduce, which does not add in rank order"):

@@ -79,11 +79,16 @@ def test_a_lookup_table_in_a_graph(compiled, line, minimize, refused):
         compiled(build)
 
 
-def test_a_lookup_table_in_a_step(refused):
-    table = a_table()
-    context = a_step(lambda x: x * table.lookup(tf.constant([1], tf.int64), name="find"))
-    with refused(caramel.UnsupportedError, "lookup table", "outside the step", "LookupTableFindV2"):
-        caramel.ARModel(context, 2)
+def test_a_step_that_writes_a_lookup_table(refused):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    keys = tf.constant([1], tf.int64)
+
+    def scaled(x):
+        with tf.control_dependencies([table.insert(keys, tf.constant([2.0]))]):
+            return x * table.lookup(keys)
+
+    with refused(caramel.UnsupportedError, "LookupTableInsertV2", "state"):
+        caramel.ARModel(a_step(scaled), 2)
 
 
 def dataset():

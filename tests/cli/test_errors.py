@@ -110,11 +110,6 @@ def test_data_that_does_not_fit(call, write):
     check(call("run", f"{path}:build", "--workers", 2), "1 array", "x (float32", "y (float32")
 
 
-def test_too_few_examples(call, write):
-    path = write(STEP.replace('"data": [batch()]', '"data": [batch(1)]'))
-    check(call("run", f"{path}:build", "--workers", 2), "1 examples", "2 workers")
-
-
 def test_no_data(call, write):
     path = write(STEP.replace(', "data": [batch()]', ""))
     check(call("run", f"{path}:build", "--workers", 2, "--steps", 3), "no data", "'data'")

@@ -103,4 +103,4 @@ def test_a_step_on_several_workers_is_refused_by_the_layers_name():
 def test_a_step_whose_loss_cannot_be_told_names_the_layer():
     _, step, specs = captured()
     with pytest.raises(caramel.CaptureError, match="together.* asks for statistics of the whole batch"):
-        caramel.ARModel(caramel.capture(step, inputs=specs), 1)
+        caramel.ARModel(caramel.capture(step, inputs=specs), 2)

@@ -283,7 +283,6 @@ def test_prediction(workers, threads, expected):
         (None, {"cluster": SharedProcesses(caramel.LocalProcesses())}, "a cluster such as"),
         (None, {"device_list": ["/job:worker/task:0"] * 2}, "2 entries for 1 workers"),
         (None, {"sharding": "slice2"}, "goes with a dataset"),
-        (None, {"workers": 9}, "cannot be split over 9 workers"),
     ],
 )
 def test_refused(mlp, batch, arguments, options, message):

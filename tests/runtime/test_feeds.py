@@ -1,5 +1,7 @@
 """From arrays to feeds: matching them with the inputs, and cutting the batch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -227,10 +229,21 @@ def test_split_evenly_has_weights_of_exactly_one():
             assert Batch({}, (share,) * workers).weights == (1.0,) * workers
 
 
-@pytest.mark.parametrize("examples", [0, 1, 2])
+@pytest.mark.parametrize("examples", [1, 2])
 def test_split_of_fewer_examples_than_workers(examples):
+    """Those without one compute with another worker's, which does not count."""
+    item = feed("x", (None,), workers=3)
+    batch = split_batch(signature(3, item), {"x": 5 + np.arange(examples)})
+    assert batch.shares == (1, 1, 0)[:examples] + (0,) * (3 - examples)
+    assert [batch.feeds[name].tolist() for name in item.placeholders] == [[5], [6] if examples == 2 else [5], [5]]
+    assert batch.weights == tuple(3 * share / examples for share in batch.shares)
     with pytest.raises(InputError, match=f"{examples} examples .* 3 workers"):
-        split_batch(signature(3, feed("x", (None,), workers=3)), {"x": np.arange(examples)})
+        split_batch(replace(signature(3, item), weights=()), {"x": np.arange(examples)})
+
+
+def test_split_of_no_examples():
+    with pytest.raises(InputError, match="at least one example"):
+        split_batch(signature(3, feed("x", (None,), workers=3)), {"x": np.arange(0)})
 
 
 def test_split_of_inputs_that_disagree():

@@ -204,9 +204,10 @@ def feeds_for(signature, arrays):
             if shares is not None and sum(shares) != len(array):
                 raise SystemExit("array %r has %d examples, another has %d" % (feed["name"], len(array), sum(shares)))
             shares = [len(part) for part in parts]
+            parts = [part if len(part) else array[:1] for part in parts]  # of the weight 0
         feeds.update(zip(feed["placeholders"], parts))
-    if shares is not None and min(shares) == 0:
-        raise SystemExit("a batch of %d examples cannot be split over %d workers" % (sum(shares), workers))
+    if shares is not None and sum(shares) == 0:
+        raise SystemExit("a batch needs at least one example")
     return feeds, shares
 
 

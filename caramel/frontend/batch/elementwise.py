@@ -37,7 +37,9 @@ UNARY = op_names(
     "Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri PopulationCount "
     "QuantizeAndDequantize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 "
     "FakeQuantWithMinMaxVars Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus "
-    "Softsign Spence Sqrt Square Tan Tanh"
+    "Softsign Spence Sqrt Square Tan Tanh "
+    "AsString RegexFullMatch RegexReplace StaticRegexFullMatch StaticRegexReplace StringLength StringLower "
+    "StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper"
 )
 """Ops of one input, or of one input and bounds that do not depend on the batch."""
 
@@ -313,12 +315,34 @@ def _ones_like(op: Op) -> Value:
     return op.unknown("makes a list like another") if isinstance(value, TensorList) else INVARIANT
 
 
+def _bitcast(op: Op) -> Value:
+    """The same bits as numbers of another type; with an axis more or less where the types have other sizes."""
+    shape = op.result_shape()
+    if shape is None or op.rank(0) != len(shape):
+        return op.unknown("takes numbers apart")
+    return elementwise(op)
+
+
+def _looked_up(op: Op) -> Value:
+    """What a table has for each key."""
+    table, keys, default = op.inputs
+    if not isinstance(table, Independent) or not isinstance(default, Independent):
+        return op.unknown("looks up in a table that depends on the examples")
+    if isinstance(keys, Examples):
+        return replace(keys, power=Fraction(0), normalised=False)
+    if isinstance(keys, Independent):
+        return INVARIANT if is_invariant(keys) else Independent(None)
+    return op.unknown("looks up a value of the whole batch")
+
+
 def _per_input(op: Op) -> Sequence[Value]:
     return op.inputs
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(LINEAR | UNARY | NARY, elementwise),
+    "Bitcast": _bitcast,
+    "LookupTableFindV2": _looked_up,
     "OnesLike": _ones_like,
     "ZerosLike": _ones_like,
 }

@@ -89,6 +89,18 @@ def _arg_reduction(op: Op) -> Value:
     return replace(value, axis=value.axis - (axis < value.axis), power=Fraction(0))
 
 
+def _segment_sum(op: Op) -> Value:
+    """Examples, or the same for each of them, added up by segments that each example chooses."""
+    data, segments, count = op.inputs
+    if isinstance(segments, Examples) and not segments.repeated and is_invariant(count):
+        place = segments.axis, segments.before, segments.after
+        if isinstance(data, Examples) and (data.axis, data.before, data.after) == place:
+            return Total(data.power, mixed_by=data.mixed_by or segments.mixed_by)
+        if isinstance(data, Independent) and data.power is not None:
+            return Total(data.power, mixed_by=segments.mixed_by)
+    return op.unknown("adds up examples in segments that they do not choose")
+
+
 # -- products ----------------------------------------------------------------------------------
 
 
@@ -184,6 +196,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), _reduction),
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduction),
     "L2Loss": _l2_loss,
+    "UnsortedSegmentSum": _segment_sum,
     "MatMul": _matmul,
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul),
     "Einsum": _einsum,

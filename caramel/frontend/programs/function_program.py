@@ -11,9 +11,9 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.util import nest
 
-from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
+from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line, listed
 from caramel.frontend.attributes import without_capture_attributes
-from caramel.frontend.captured import RawProgram, RawVariable
+from caramel.frontend.captured import RawProgram, RawTable, RawVariable
 from caramel.frontend.programs.naming import Naming, UsedVariables
 from caramel.frontend.programs.python_state import (
     changed_names,
@@ -68,14 +68,14 @@ class Traced:
     def _capture(self, name: str, external: Any, variables: UsedVariables) -> list[Any]:
         """Nodes that stand for a captured value; the output of the last one replaces the placeholder's."""
         if external.dtype == tf.resource:
-            return [_handle_node(self.naming.variable(external, variables))]
+            return [self._resource(external, variables)]
         if not isinstance(external, tf.__internal__.EagerTensor):
             raise UnsupportedError(
                 f"the step captures tensor {external.name!r} of another graph; "
                 "pass it as an argument or make it a variable"
             )
         value = external.numpy()
-        if value.nbytes <= _MAX_CONSTANT_BYTES or external.dtype == tf.string:
+        if external.dtype == tf.string or value.nbytes <= _MAX_CONSTANT_BYTES:
             return [_constant_node(name, external)]
         variable = self.naming.constant(external, name)
         handle = _handle_node(variable)
@@ -83,6 +83,16 @@ class Traced:
         read.attr["dtype"].type = external.dtype.as_datatype_enum
         read.attr[SHAPES_ATTRIBUTE].list.shape.append(external.shape.as_proto())
         return [handle, read]
+
+    def _resource(self, external: Any, variables: UsedVariables) -> Any:
+        """The node that makes a variable or a lookup table."""
+        try:
+            return _handle_node(self.naming.variable(external, variables))
+        except UnsupportedError:
+            table = self.naming.table(external)
+            if table is None:
+                raise
+            return _table_node(table)
 
     def inputs(self, replicated: Sequence[str]) -> tuple[Input, ...]:
         """The step's arguments, flattened in the order of the user's specs.
@@ -267,6 +277,16 @@ def _handle_node(variable: RawVariable) -> Any:
     return node
 
 
+def _table_node(table: RawTable) -> Any:
+    node = node_def_pb2.NodeDef(name=table.node, op=ops.TABLE)
+    node.attr["key_dtype"].type = ops.dtype_enum(table.keys.dtype)
+    node.attr["value_dtype"].type = ops.dtype_enum(table.values.dtype)
+    node.attr["shared_name"].s = table.node.encode()
+    node.attr["container"].s = b""
+    node.attr[SHAPES_ATTRIBUTE].list.shape.append(tf.TensorShape([]).as_proto())
+    return node
+
+
 def _constant_node(name: str, tensor: Any) -> Any:
     node = node_def_pb2.NodeDef(name=name, op="Const")
     node.attr["dtype"].type = tensor.dtype.as_datatype_enum
@@ -301,11 +321,14 @@ def _choose_loss(
     outputs = traced.outputs
     if wanted is not None:
         match = [o for o in outputs if o[0] == str(wanted)]
-        if not match:
-            raise CaptureError(
-                f"loss={wanted!r} is not an output of the step; its outputs are {[n for n, _ in outputs]}"
-            )
-        return match[0][1], [o for o in outputs if o is not match[0]]
+        if match:
+            return match[0][1], [o for o in outputs if o is not match[0]]
+        if str(wanted) in differentiated:
+            return str(wanted), list(outputs)
+        raise CaptureError(
+            f"loss={wanted!r} is not an output of the step, whose outputs are {[n for n, _ in outputs]}, and no tensor "
+            f"that it differentiates: these are {listed(differentiated)}"
+        )
     candidates = [o for o in outputs if _scalar_float(traced, o[1])]
     sources = {behind_identities(traced.graph, t) for t in differentiated}
     differentiated_outputs = [o for o in candidates if behind_identities(traced.graph, o[1]) in sources]

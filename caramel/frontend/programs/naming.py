@@ -13,7 +13,8 @@ import numpy as np
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, _UnreadVariable
 
 from caramel.errors import UnsupportedError
-from caramel.frontend.captured import RawVariable
+from caramel.frontend.captured import RawTable, RawVariable
+from caramel.frontend.programs.tables import table_behind
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ class Naming:
     """
 
     def __init__(self) -> None:
-        self._by_handle: dict[int, RawVariable] = {}
+        self._by_handle: dict[Any, RawVariable] = {}
         self.objects: dict[str, Any] = {}
         self._constants: dict[str, np.ndarray] = {}
+        self._tables: dict[int, RawTable] = {}
 
     def copy(self) -> Naming:
         """A copy of the names; names that are added to it do not get into the original."""
@@ -49,7 +51,13 @@ class Naming:
         naming._by_handle.update(self._by_handle)
         naming.objects.update(self.objects)
         naming._constants.update(self._constants)
+        naming._tables.update(self._tables)
         return naming
+
+    @property
+    def tables(self) -> tuple[RawTable, ...]:
+        """All lookup tables seen, in the order of capture."""
+        return tuple(self._tables.values())
 
     @property
     def variables(self) -> tuple[RawVariable, ...]:
@@ -59,6 +67,28 @@ class Naming:
     def of_handle(self, handle: Any) -> RawVariable | None:
         """The variable of a resource handle; None for a handle that has no name yet."""
         return self._by_handle.get(id(handle))
+
+    def table(self, handle: Any) -> RawTable | None:
+        """Name the lookup table behind a captured resource; None where it is none.
+
+        Its keys and values are treated as variables that nothing writes, and checkpoints do not have.
+        """
+        if id(handle) in self._tables:
+            return self._tables[id(handle)]
+        content = table_behind(handle)
+        if content is None:
+            return None
+        name = f"tables/{len(self._tables)}"
+        parts = {}
+        arrays = {"keys": (content.key_dtype, content.keys), "values": (content.value_dtype, content.values)}
+        for part, (dtype, array) in arrays.items():
+            raw = self._add((id(handle), part), f"{name}/{part}", dtype, array.shape, False, saved=False)
+            self._constants[raw.name] = array
+            self.objects[raw.name] = handle  # keeps it alive, so that its id stays its own
+            parts[part] = raw
+        table = RawTable(f"caramel.tables/{len(self._tables)}", parts["keys"], parts["values"])
+        self._tables[id(handle)] = table
+        return table
 
     def variable(self, handle: Any, used: UsedVariables) -> RawVariable:
         """Name the variable behind a captured resource.
@@ -101,11 +131,13 @@ class Naming:
         self.objects.setdefault(raw.name, tensor)  # keeps the tensor alive, so that its id stays its own
         return raw
 
-    def _add(self, key: int, name: str, dtype: str, shape: tuple[int, ...], trainable: bool) -> RawVariable:
+    def _add(
+        self, key: Any, name: str, dtype: str, shape: tuple[int, ...], trainable: bool, saved: bool = True
+    ) -> RawVariable:
         unique = _unique(name, {v.name for v in self._by_handle.values()})
         node = "caramel.variables/" + re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", unique)
         node = _unique(node, {v.node for v in self._by_handle.values()})  # "a b" and "a_b" are two names
-        raw = RawVariable(unique, node, dtype, shape, trainable)
+        raw = RawVariable(unique, node, dtype, shape, trainable, saved)
         self._by_handle[key] = raw
         return raw
 
@@ -146,9 +178,9 @@ class UsedVariables:
         if variable is None:
             reader = _reader(self._func_graph, handle)
             raise UnsupportedError(
-                f"op {reader.name!r} ({reader.type}) uses a resource that is no variable (a lookup table, an iterator "
-                "or a queue), which cannot be copied to every worker yet. Look values up outside the step and feed "
-                "them; pass a dataset as data= to caramel.capture, and let the step take its elements"
+                f"op {reader.name!r} ({reader.type}) uses a resource that is no variable and no lookup table (an "
+                "iterator, a queue, a table of tensors), which cannot be copied to every worker. Feed the step its "
+                "results; pass a dataset as data= to caramel.capture, and let the step take its elements"
             )
         return variable
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tensorflow.core.framework import attr_value_pb2
 
 from caramel.frontend.attributes import SCOPE_ATTRIBUTE, TARGETS_ATTRIBUTE
+from caramel.frontend.rewrites.old_calls import with_calls_of_functions
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import (
@@ -64,6 +65,7 @@ def inline(graph: Graph) -> Inlined:
     Args:
         graph: nodes, with the library of the functions that they call.
     """
+    graph = with_calls_of_functions(graph)
     if not any(_is_inlined(n) for n in graph):
         return Inlined(graph, {})
     inliner = _Inliner(graph, Library(graph))

@@ -19,10 +19,15 @@ from caramel.frontend.roles.refusals import (
     refuse_uneven_rounds,
 )
 from caramel.frontend.roles.shared_rows import with_shared_rows
+from caramel.frontend.roles.totals import addends_of
 from caramel.graph import ops
-from caramel.graph.graph import Graph, behind_identities, node_of, parse_input, tensor_name
-from caramel.model import Gradient, Input, Model, Variable
+from caramel.graph.graph import Graph, behind_identities, copied, node_of, parse_input, tensor_name
+from caramel.graph.nodes import shape_attribute
+from caramel.graph.shapes import with_inferred_shapes
+from caramel.model import Combination, Gradient, Input, Model, Table, Variable, VariableClass
 from caramel.util.gc_pause import paused_gc
+
+_NO_NUMBERS = ("resource", "variant")
 
 _STEP_COUNTERS = ("global_step", "iteration", "iterations")
 """Last parts of the names under which TensorFlow and Keras keep the number of steps."""
@@ -32,16 +37,45 @@ _STEP_COUNTERS = ("global_step", "iteration", "iterations")
 def assemble(raw: RawProgram) -> Model:
     """Work out the roles of a captured program.
 
+    An input without a rank is taken for a number, which every worker gets, where the step is then clear.
+
     Raises:
         CaptureError: a role is missing or ambiguous.
         UnsupportedError: the step uses something that cannot be replicated.
     """
+    unranked = [i for i in raw.inputs if i.shape is None and i.component is None and i.dtype not in _NO_NUMBERS]
+    if not unranked:
+        return _assembled(raw)
+    try:
+        return _assembled(_with_numbers(raw, unranked))
+    except (CaptureError, ValueError):  # the latter from TensorFlow, where an op takes no number
+        return _assembled(raw)
+
+
+def _with_numbers(raw: RawProgram, unranked: Sequence[Input]) -> RawProgram:
+    """The program with numbers for some inputs; those that all workers get whole anyway may be arrays."""
+    graph = with_inferred_shapes(raw.graph, {i.node: () for i in unranked})
+    whole = {i.node: raw.graph[i.node].attr["shape"] for i in unranked if not i.split and i.node in raw.graph}
+    changed = {}
+    for name in (i.node for i in unranked if i.node in graph):
+        changed[name] = copied(graph[name])
+        if name in whole:
+            changed[name].attr["shape"].CopyFrom(whole[name])
+        else:
+            changed[name].attr["shape"].CopyFrom(shape_attribute(()))
+    names = {i.name for i in unranked if i.split}
+    notes = [f"input {name!r} has no rank: it takes a number, which every worker gets" for name in sorted(names)]
+    inputs = tuple(replace(i, split=False, shape=()) if i.name in names else i for i in raw.inputs)
+    return replace(raw, graph=graph.replaced(changed), inputs=inputs, notes=(*raw.notes, *notes))
+
+
+def _assembled(raw: RawProgram) -> Model:
     refuse_in_loops(raw)
     sorted_out = _sorted_out(raw)
     loss = _loss(raw, sorted_out.aggregated)
     step, used = _step(raw, loss, sorted_out.aggregated)
     refuse_irreplicable(step, raw.library, raw)
-    if not used:
+    if raw.trains and not used:
         raise _nothing_learned(raw)
     inputs = tuple(i for i in raw.inputs if i.node in step)
     _check_inputs(inputs)
@@ -57,8 +91,11 @@ def assemble(raw: RawProgram) -> Model:
     reports = ReportedTensors(graph, roles.origins, reductions)
     is_differentiated = behind_identities(graph, loss) in {behind_identities(graph, t) for t in losses}
     reported = reduction.kind if is_differentiated else reports.reduction_of(loss)
+    own = [node for node, kind in roles.kinds.items() if kind is VariableClass.STATISTICS and raw.trains]
+    addends = addends_of(step, own, roles.writes, gradients, reductions)
+    kinds = {**roles.kinds, **dict.fromkeys(addends, VariableClass.TOTAL)}
     variables = tuple(
-        Variable(v.name, v.node, v.dtype, v.shape, roles.kinds[v.node], ops.item_bytes(v.dtype), v.saved)
+        Variable(v.name, v.node, v.dtype, v.shape, kinds[v.node], ops.item_bytes(v.dtype), v.saved)
         for v in raw.variables
     )
     by_node = {v.node: v.name for v in raw.variables}
@@ -75,6 +112,7 @@ def assemble(raw: RawProgram) -> Model:
         values=raw.values,
         notes=(
             *raw.notes,
+            *_several_losses(raw, loss, sorted_out.aggregated),
             *_without_gradient(raw, sums.gradients),
             *batch_wide,
             *roles.notes,
@@ -86,7 +124,31 @@ def assemble(raw: RawProgram) -> Model:
         reported=reported,
         combinations=tuple(reports.combination_of(tensor) for _, tensor in raw.outputs),
         synchronised=raw.synchronised,
+        addends=tuple(addend for each in addends.values() for addend in each),
+        tables=tuple(Table(t.node, t.keys.name, t.values.name) for t in raw.tables),
     )
+
+
+def assemble_alone(raw: RawProgram) -> Model:
+    """Work out the roles of a captured program for one worker, which has all examples: there is nothing to combine.
+
+    Where `assemble` cannot tell how the parts of several workers combine, the step stays as it is.
+
+    Raises:
+        CaptureError: a role is missing or ambiguous.
+        UnsupportedError: the step uses something that cannot be replicated.
+    """
+    try:
+        return assemble(raw)
+    except CaptureError as error:
+        losses = [raw.loss] if raw.loss is not None else [tensor for tensor, _ in raw.differentiated]
+        loss = next((tensor for tensor in losses if node_of(tensor) in raw.graph), None)
+        if loss is None or not any(_is_used(raw.graph.pruned(raw.targets), g) for g in raw.gradients):
+            raise
+        kept = f"with one worker the step is as the program has it; with several it could not be: {error}"
+        plain = replace(raw, gradients=(), loss=loss, reduction="mean", notes=(*raw.notes, kept), trains=False)
+        model = assemble(plain)
+        return replace(model, reported="mean", combinations=tuple(Combination.SAME for _ in model.outputs))
 
 
 def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple[Graph, list[RawGradient]]:
@@ -118,7 +180,7 @@ def _nothing_learned(raw: RawProgram) -> CaptureError:
 
 def _sorted_out(raw: RawProgram) -> nested_gradients.SortedGradients:
     """The gradients that are aggregated, and those that stay as they are inside a loss."""
-    if not raw.gradients:
+    if raw.trains and not raw.gradients:
         raise CaptureError(
             "no gradient of a variable was computed: there is no loss to train on. Build the loss and call "
             "optimizer.minimize, tf.gradients or GradientTape.gradient in the captured code"
@@ -135,9 +197,19 @@ def _loss(raw: RawProgram, gradients: Sequence[RawGradient]) -> str:
     losses = list(dict.fromkeys(tensor for tensor, call in raw.differentiated if call in calls))
     if not losses:
         raise CaptureError("the loss cannot be found in the graph: pass it as loss=")
-    if len(losses) > 1:
-        raise CaptureError(f"several tensors are differentiated ({listed(losses)}): say with loss= which one to report")
     return losses[0]
+
+
+def _several_losses(raw: RawProgram, reported: str, gradients: Sequence[RawGradient]) -> list[str]:
+    """A note on losses of which the program does not say which one to report."""
+    calls = {g.call for g in gradients}
+    losses = list(dict.fromkeys(tensor for tensor, call in raw.differentiated if call in calls))
+    if raw.loss is not None or len(losses) < 2:
+        return []
+    return [
+        f"several tensors are differentiated ({listed(losses)}), and {reported!r} is reported as the loss: choose with "
+        "loss="
+    ]
 
 
 def _is_used(step: Graph, gradient: RawGradient) -> bool:

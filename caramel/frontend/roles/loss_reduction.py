@@ -21,7 +21,7 @@ _GRADIENT_VALUES: Mapping[str, Value] = {"equal": INVARIANT, "mean": Total(Fract
 
 """How a gradient depends on the examples, by the reduction that `Reductions.assume` gets."""
 
-_PER_WORKER_CLASSES = (VariableClass.STATISTICS, VariableClass.ACCUMULATOR)
+_PER_WORKER_CLASSES = (VariableClass.STATISTICS, VariableClass.ACCUMULATOR)  # totals are told from these later
 """Classes of the variables that have a value of their own on each worker."""
 
 

@@ -1,0 +1,74 @@
+"""Variables to which a step only adds: sums over the examples, as metrics count them.
+
+Each worker adds up its own examples, in a variable that is zero at first on all workers but one. The sum over the
+workers is then what one device would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from caramel.frontend.batch.domain import Independent, Total
+from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.graph.graph import Graph, behind_identities, node_of
+from caramel.graph.guards import guards_of
+from caramel.model import Addend, Gradient
+
+_ADDING_OPS = ("AddV2", "Add")
+
+
+def addends_of(
+    step: Graph,
+    variables: Sequence[str],
+    writes: Mapping[str, Sequence[str]],
+    gradients: Sequence[Gradient],
+    reductions: Reductions,
+) -> dict[str, tuple[Addend, ...]]:
+    """What a step adds to the variables to which it does nothing else, by their handle nodes.
+
+    Args:
+        step: nodes of the step.
+        variables: handle nodes of the variables that each worker writes from its own examples.
+        writes: names of the ops that write each variable, by its handle node.
+        gradients: gradients to aggregate; a variable on which one depends is left out.
+        reductions: analysis of how tensors reduce over the batch.
+    """
+    learning = step.ancestors([node_of(g.tensor) for g in gradients], control=False)
+    guards = guards_of(step).by_node
+    found = {}
+    for handle in variables:
+        if any(guards[writer] for writer in writes.get(handle, ())):
+            continue  # what a branch does not add must not be weighted
+        addends = [_addend(step, handle, writer, reductions) for writer in writes.get(handle, ())]
+        known = [each for each in addends if each is not None]
+        if known and len(known) == len(addends) and handle not in learning:
+            found[handle] = tuple(known)
+    return found
+
+
+def _addend(step: Graph, handle: str, writer: str, reductions: Reductions) -> Addend | None:
+    """What an op adds to a variable; None if it does something else."""
+    node = step[writer]
+    if len(node.input) < 2 or node_of(node.input[0]) != handle:
+        return None
+    if node.op == "AssignAddVariableOp":
+        return _of_examples(writer, 1, node.input[1], reductions)
+    if node.op != "AssignVariableOp":
+        return None
+    adding = step[node_of(behind_identities(step, node.input[1]))]
+    if adding.op not in _ADDING_OPS:
+        return None
+    for position, other in ((0, 1), (1, 0)):
+        read = step[node_of(behind_identities(step, adding.input[position]))]
+        if read.op == "ReadVariableOp" and node_of(read.input[0]) == handle:
+            return _of_examples(adding.name, other, adding.input[other], reductions)
+    return None
+
+
+def _of_examples(consumer: str, position: int, tensor: str, reductions: Reductions) -> Addend | None:
+    value = reductions.value_of(tensor)
+    if isinstance(value, Independent) and value.power == 1:  # the number of examples
+        return Addend(consumer, position, tensor, "sum")
+    if isinstance(value, Total) and not value.mixed_by and value.power in (0, -1):
+        return Addend(consumer, position, tensor, "sum" if value.power == 0 else "mean")
+    return None

@@ -1,0 +1,229 @@
+"""With one worker nothing is refused for the way in which examples are combined: the step is that of one device."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+
+v1 = tf.compat.v1
+rng = np.random.default_rng(0)
+BATCHES = [(rng.normal(size=(8, 3)).astype("float32"), rng.integers(-1, 2, 8)) for _ in range(3)]
+SPECS = [tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64)]
+
+
+def masked_mean(x, y, w):
+    kept = y >= 0
+    return tf.reduce_mean(tf.boolean_mask(tf.linalg.matvec(x, w), kept) ** 2)
+
+
+def ratio(x, y, w):
+    weights = tf.cast(y >= 0, tf.float32)
+    return tf.reduce_sum(weights * tf.linalg.matvec(x, w) ** 2) / tf.reduce_sum(weights)
+
+
+def contrastive(x, y, w):
+    logits = tf.matmul(x * w, x, transpose_b=True)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(x)[0]), logits))
+
+
+def largest(x, y, w):
+    return tf.reduce_max(tf.linalg.matvec(x, w) ** 2)
+
+
+def sum_and_regulariser(x, y, w):
+    return tf.reduce_sum(tf.linalg.matvec(x, w) ** 2) / 8 + 0.1 * tf.reduce_sum(w**2)
+
+
+def fixed(x, y, w):
+    return tf.reduce_mean(tf.reshape(x * w, [8, -1]) ** 2)
+
+
+LOSSES = [masked_mean, ratio, contrastive, largest, sum_and_regulariser, fixed]
+
+
+def program(loss_of):
+    w = tf.Variable([0.5, -0.25, 1.0], name="w")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(x, y, w)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    return step, w
+
+
+@pytest.mark.parametrize("loss_of", LOSSES, ids=lambda f: f.__name__)
+def test_a_loss_of_the_whole_batch(loss_of):
+    step, want = program(loss_of)
+    alone = tf.function(step)
+    losses = [float(alone(*map(tf.constant, batch))) for batch in BATCHES]
+    step, got = program(loss_of)
+    context = caramel.capture(step, inputs=SPECS)
+    with caramel.ARModel(context, 1).session() as session:
+        results = session.run(BATCHES)
+        session.write_back()
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    np.testing.assert_allclose([result.loss for result in results], losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss_of", [masked_mean, ratio, contrastive, largest], ids=lambda f: f.__name__)
+def test_with_several_it_is_refused_as_before(loss_of):
+    step, _ = program(loss_of)
+    with pytest.raises(caramel.CaptureError, match="mean or a sum"):
+        caramel.ARModel(caramel.capture(step, inputs=SPECS), 2)
+
+
+def test_the_plan_says_why():
+    step, _ = program(ratio)
+    plan = caramel.ARModel(caramel.capture(step, inputs=SPECS), 1).plan
+    assert any("with one worker" in note and "mean or a sum" in note for note in plan.notes)
+
+
+def test_a_step_without_gradients_is_refused_all_the_same():
+    w = tf.Variable([1.0, 2.0, 3.0])
+
+    def step(x, y):
+        w.assign_add(tf.reduce_mean(x, 0))
+        return tf.reduce_mean(x)
+
+    with pytest.raises(caramel.CaptureError, match="no gradient"):
+        caramel.ARModel(caramel.capture(step, inputs=SPECS), 1)
+
+
+def test_python_code_is_refused_all_the_same():
+    w = tf.Variable([1.0, 2.0, 3.0])
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_max(tf.linalg.matvec(x, w) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+        tf.py_function(print, [loss], [])
+        return loss
+
+    with pytest.raises(caramel.UnsupportedError, match="EagerPyFunc"):
+        caramel.ARModel(caramel.capture(step, inputs=SPECS), 1)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_two_losses(workers):
+    """Of an actor and a critic; the step returns nothing."""
+
+    def build():
+        critic, actor = tf.Variable(tf.ones([3, 1]), name="critic"), tf.Variable(tf.ones([3, 1]), name="actor")
+
+        def step(x, y):
+            with tf.GradientTape() as one, tf.GradientTape() as two:
+                first = tf.reduce_mean(tf.square(tf.matmul(x, critic) - 1.0))
+                second = tf.reduce_mean(tf.square(tf.matmul(x, actor) - tf.stop_gradient(tf.matmul(x, critic))))
+            critic.assign_sub(0.1 * one.gradient(first, critic))
+            actor.assign_sub(0.1 * two.gradient(second, actor))
+
+        return step, [critic, actor]
+
+    step, want = build()
+    alone = tf.function(step)
+    for batch in BATCHES:
+        alone(*map(tf.constant, batch))
+    for options in ({}, {"loss": "Mean_1:0"}):
+        step, got = build()
+        context = caramel.capture(step, inputs=SPECS, **options)
+        with caramel.ARModel(context, workers).session() as session:
+            session.run(BATCHES)
+            session.write_back()
+        for one, other in zip(got, want):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+        said = [note for note in context.model_for(workers).notes if "several tensors" in note]
+        assert len(said) == (0 if options else 1)
+    step, _ = build()
+    with pytest.raises(caramel.CaptureError, match="no tensor that it differentiates: these are Mean:0, Mean_1:0"):
+        caramel.capture(step, inputs=SPECS, loss="Mean_7:0").model  # noqa: B018
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_number_of_examples_is_known_where_batches_have_one(workers):
+    """Noise of a static shape: of the rows of a worker. It is multiplied by 0 with several, which draw their own."""
+    x = rng.normal(size=(48, 4)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices(x).batch(16, drop_remainder=True)
+
+    def build():
+        tf.random.set_seed(1)
+        w = tf.Variable(tf.fill([4, 2], 0.3), name="w")
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                mean = tf.matmul(x, w)
+                code = mean + (0.5 if workers == 1 else 0.0) * tf.random.normal(shape=mean.shape, seed=2)
+                loss = tf.reduce_mean(tf.square(code - 1.0))
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return step, w
+
+    step, want = build()
+    alone = tf.function(step)
+    for batch in data:
+        alone(batch)
+    step, got = build()
+    with caramel.ARModel(caramel.capture(step, data=data), workers).session() as session:
+        session.run()
+        session.write_back()
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"replicated": ["rate"]}], ids=["as it is", "replicated"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_input_without_a_rank_takes_a_number(workers, options):
+    def build():
+        x = v1.placeholder(tf.float32, [None, 3], "x")
+        rate = v1.placeholder(tf.float32, name="rate")
+        w = v1.get_variable("w", initializer=tf.constant([0.5, -0.25, 1.0]))
+        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x / rate, w) - 1.0))
+        return v1.train.GradientDescentOptimizer(0.1).minimize(loss), w
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        train, w = build()
+        session.run(v1.global_variables_initializer())
+        for x, _ in BATCHES:
+            session.run(train, {"x:0": x, "rate:0": 0.5})
+        want = session.run(w)
+    with caramel.capture(**options) as context:
+        build()
+    with caramel.ARModel(context, workers).session() as session:
+        for x, _ in BATCHES:
+            session.step({"x": x, "rate": np.float32(0.5)})
+        np.testing.assert_allclose(session.values()["w"], want, rtol=1e-5)
+        if workers > 1 and not options:
+            with pytest.raises(caramel.InputError, match="'rate'"):
+                session.step({"x": BATCHES[0][0], "rate": np.ones(8, np.float32)})
+
+
+def test_calls_in_the_old_way():
+    """The gradient of TensorFlow's CTC loss has loops whose bodies are called by an op that has their name."""
+    labels = rng.integers(1, 4, (8, 2))
+    sounds = rng.normal(size=(8, 6, 3)).astype("float32")
+
+    def build():
+        w = tf.Variable(tf.fill([3, 5], 0.1) * tf.reshape(tf.range(15.0), [3, 5]), name="w")
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                lengths = tf.fill([tf.shape(x)[0]], 2), tf.fill([tf.shape(x)[0]], 6)
+                losses = tf.nn.ctc_loss(y, tf.einsum("btc,cd->btd", x, w), *lengths, logits_time_major=False)
+                loss = tf.reduce_mean(losses)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return step, w
+
+    step, want = build()
+    tf.function(step)(sounds, labels.astype("int32"))
+    for workers in (1, 2):
+        step, got = build()
+        specs = [tf.TensorSpec([None, 6, 3]), tf.TensorSpec([None, 2], tf.int32)]
+        context = caramel.capture(step, inputs=specs, loss_reduction="mean")
+        with caramel.ARModel(context, workers).session() as session:
+            session.step(sounds, labels.astype("int32"))
+            session.write_back()
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
