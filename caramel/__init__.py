@@ -36,12 +36,14 @@ _PLACES = {
     "capture": "frontend.context",
     "Cluster": "runtime.clusters.base",
     "Context": "frontend.context",
+    "evaluate": "keras.evaluate",
     "fit": "keras.fit",
     "InProcess": "runtime.clusters.in_process",
     "load_trace": "measure.trace_file",
     "LocalProcesses": "runtime.clusters.local_processes",
     "NetworkModel": "netmodel.model",
     "Plan": "plan",
+    "predict": "keras.evaluate",
     "ready_orders": "measure.step_stats",
     "RunOptions": "runtime.host.run_options",
     "save_trace": "measure.trace_file",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from caramel.analyzers.analyzer import Analyzer
     from caramel.armodel import ARModel
     from caramel.frontend.context import Context, capture
+    from caramel.keras.evaluate import evaluate, predict
     from caramel.keras.fit import fit
     from caramel.measure.step_stats import ready_orders, traced_step
     from caramel.measure.trace_file import load_trace, save_trace
@@ -84,6 +87,7 @@ __all__ = [
     "Context",
     "DataError",
     "EndOfData",
+    "evaluate",
     "ExportError",
     "fit",
     "FitError",
@@ -95,6 +99,7 @@ __all__ = [
     "NetworkModel",
     "Plan",
     "PlanError",
+    "predict",
     "ProgramError",
     "ready_orders",
     "RunOptions",

@@ -38,26 +38,28 @@ def may_look_at_values(callback: Any) -> bool:
     return False
 
 
-def check_monitors(names: Collection[str], callbacks: Iterable[Any], is_validated: bool) -> None:
+def check_monitors(names: Collection[str], callbacks: Iterable[Any], validation_names: Collection[str] | None) -> None:
     """Refuse callbacks that would wait for a value that never comes; Keras warns and goes on without them.
 
     Args:
         names: names of the logs of an epoch, without those of the validation.
         callbacks: Keras callbacks.
-        is_validated: whether there is a validation.
+        validation_names: names of the logs of a validation, without ``val_``; None without one.
 
     Raises:
         InputError: there is such a callback; the text names it.
     """
-    log_names = [*names, "learning_rate"]
-    if is_validated:
-        log_names += [f"val_{name}" for name in names]
+    log_names = [*names, "learning_rate", *(f"val_{name}" for name in validation_names or ())]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
             continue  # saves whatever the value is
         if isinstance(monitor, str) and monitor not in log_names:
-            advice = "pass validation_data=" if monitor.startswith("val_") and not is_validated else "name one of these"
+            advice = (
+                "pass validation_data="
+                if monitor.startswith("val_") and validation_names is None
+                else "name one of these"
+            )
             raise InputError(
                 f"callback {type(callback).__name__} monitors {monitor!r}, which is not there "
                 f"({listed(log_names, 8)}): {advice}"

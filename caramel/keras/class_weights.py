@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -23,32 +23,54 @@ def with_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
     Raises:
         InputError: a class is no number, or the elements are no ``(x, y)`` with one tensor of classes.
     """
-    if not class_weight or not isinstance(class_weight, Mapping):
-        raise InputError(
-            f"class_weight must give the weight of each class by its number (0, 1, ...), got {class_weight!r}"
-        )
-    by_class = {whole_number(number, "a class in class_weight", 0): weight for number, weight in class_weight.items()}
+    by_class = _checked(class_weight)
     if is_dataset(dataset):
         return _weighted(dataset, by_class)
     return lambda workers, rank: _weighted(sample_dataset(dataset, workers, rank), by_class)
 
 
+def class_weighting(class_weight: Mapping[int, float]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """A function that adds the weight of each example to a batch ``(x, y)``; see `with_class_weights`.
+
+    Raises:
+        InputError: a class is no number.
+    """
+    by_class = _checked(class_weight)
+
+    def weighted(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        _check_spec(tuple(tf.nest.map_structure(tf.type_spec_from_value, part) for part in batch))
+        x, y = batch
+        return x, y, _weights(tf.convert_to_tensor(y), by_class).numpy()
+
+    return weighted
+
+
+def _checked(class_weight: Any) -> dict[int, float]:
+    if not class_weight or not isinstance(class_weight, Mapping):
+        raise InputError(
+            f"class_weight must give the weight of each class by its number (0, 1, ...), got {class_weight!r}"
+        )
+    return {whole_number(number, "a class in class_weight", 0): weight for number, weight in class_weight.items()}
+
+
 def _weighted(dataset: Any, by_class: Mapping[int, float]) -> Any:
-    spec = dataset.element_spec
+    _check_spec(dataset.element_spec)
+    return dataset.map(lambda x, y: (x, y, _weights(y, by_class)))
+
+
+def _check_spec(spec: Any) -> None:
     if not isinstance(spec, tuple) or len(spec) != 2 or not isinstance(spec[1], tf.TensorSpec):
         raise InputError(
-            "class_weight goes with a dataset of batches (x, y) with one tensor y of classes, and without sample "
-            f"weights; its elements are {spec}"
+            "class_weight goes with batches (x, y) with one tensor y of classes, and without sample weights; these are "
+            f"{spec}"
         )
+
+
+def _weights(y: Any, by_class: Mapping[int, float]) -> Any:
     known = max(by_class) + 1
     weights = [float(by_class.get(number, 1.0)) for number in range(known + 1)]  # the last for all others
-
-    def with_weights(x: Any, y: Any) -> Any:
-        classes = _classes(y)
-        others = tf.constant(known, tf.int64)
-        return x, y, tf.gather(tf.constant(weights), tf.where((classes < 0) | (classes > others), others, classes))
-
-    return dataset.map(with_weights)
+    classes, others = _classes(y), tf.constant(known, tf.int64)
+    return tf.gather(tf.constant(weights), tf.where((classes < 0) | (classes > others), others, classes))
 
 
 def _classes(targets: Any) -> Any:

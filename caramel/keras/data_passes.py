@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from caramel.data.components import is_dataset
 from caramel.errors import InputError
-from caramel.runtime.session import Session
+from caramel.runtime.session import Session, StepResult
 
 
 @dataclass
@@ -82,6 +82,20 @@ class DataPasses:
         if self._present.batches_read == 0 and len(_shuffles(self.dataset)) > 1:
             next(self._iterator, None)  # a shuffle of a shuffle draws with the first element
         self._present.batches_read += batches
+
+    def step(self) -> StepResult:
+        """Train on the next batch.
+
+        Raises:
+            EndOfData: the pass has no further batch.
+        """
+        return self.session.step()
+
+    def epoch_begins(self) -> None:
+        """The workers' data has no hooks."""
+
+    def epoch_ends(self) -> None:
+        """The workers' data has no hooks."""
 
     def _read_of(self, one: _Pass) -> int | None:
         return one.batches_read if one.dataset() is self.dataset else None

@@ -11,6 +11,7 @@ import numpy as np
 
 from caramel.errors import EndOfData
 from caramel.keras.data_passes import DataPasses
+from caramel.keras.fed_batches import FedBatches
 from caramel.keras.metrics import DistributedMetrics
 from caramel.runtime.session import Session
 
@@ -81,7 +82,7 @@ class EpochLoop:
     values: ModelValues
     looks_at_values: bool
     length: int | None
-    passes: DataPasses
+    passes: DataPasses | FedBatches
     _batches_taken: int = field(init=False, default=0)  # of the present pass
     _in_pass: bool = field(init=False, default=False)
     _ended: bool = field(init=False, default=False)
@@ -100,6 +101,7 @@ class EpochLoop:
         self.counts.reset(self.session)
         self.hooks.on_epoch_begin(epoch)
         self.values.copy_changes_to_workers()  # a learning rate; what was put back at the end of the epoch before
+        self.passes.epoch_begins()
         if steps is None or not self._in_pass:
             self._begin_pass()
         logs: Any = {}
@@ -120,6 +122,8 @@ class EpochLoop:
             number += self.model.steps_per_execution
         if self._batches_taken == self.length and self._in_pass and not self.model.stop_training:
             self._end_of_pass(goes_on=steps is not None)
+        if not self.model.stop_training:
+            self.passes.epoch_ends()
         self.values.copy_to_model()
         return self.counts.logs(logs)
 
@@ -156,7 +160,7 @@ class EpochLoop:
         done = 0
         while done < self.model.steps_per_execution and not self._ended:
             try:
-                result = self.session.step()
+                result = self.passes.step()
             except EndOfData:
                 self._ended = True
                 break

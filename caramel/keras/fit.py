@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
+import click
 import keras
-import tensorflow as tf
 
 from caramel.armodel import ARModel
 from caramel.compiler.options import CompileOptions
-from caramel.data.components import arguments_of
-from caramel.data.dataset import sample_dataset
-from caramel.errors import CaptureError, InputError, in_one_line
+from caramel.errors import InputError
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import check_monitors, may_look_at_values
-from caramel.keras.class_weights import with_class_weights
-from caramel.keras.data_passes import DataPasses, note_evaluation
+from caramel.keras.captured_steps import CapturedStep, build, captured_training, check_model
 from caramel.keras.epochs import EpochLoop, ModelValues
-from caramel.keras.metrics import DistributedMetrics
-from caramel.keras.train_step import StepRecord, declared_reduction, watched_step
+from caramel.keras.given_data import GivenData, given_data
+from caramel.keras.kept_sessions import KeptSession, closed_on_error, keep, purpose_of, servers_of, taken
+from caramel.keras.planning import one_line, traced_options
 from caramel.keras.trainable import check_trainable, remember_trainable
+from caramel.keras.validation import Validation, validation_names
 from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.in_process import InProcess
 from caramel.util.arguments import whole_number
+
+_METHOD = "train_step"
+"""Method of a model that the workers run."""
 
 
 def fit(
     model: Any,
-    dataset: Any = None,
-    *,
-    workers: int,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
     epochs: int = 1,
-    steps_per_epoch: int | None = None,
+    verbose: int | str = "auto",
+    callbacks: Sequence[Any] | None = None,
+    validation_split: float = 0.0,
     validation_data: Any = None,
+    shuffle: bool | str = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
-    class_weight: Mapping[int, float] | None = None,
-    callbacks: Sequence[Any] = (),
-    initial_epoch: int = 0,
-    verbose: int | str = "auto",
+    *,
+    workers: int,
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
     **options: Any,
@@ -55,28 +64,37 @@ def fit(
 
     Args:
         model: a compiled model.
-        dataset: a tf.data.Dataset of batches ``(x, y)`` or ``(x, y, sample_weight)``: the batch of all
-            workers together. Or a function ``(workers, rank) -> dataset`` that makes each worker's own.
-        workers: number of workers, at least 1.
+        x: inputs in arrays, as for the model's own ``fit``. Or a tf.data.Dataset of batches ``(x, y)`` or
+            ``(x, y, sample_weight)``: the batch of all workers together. Or a function ``(workers, rank) -> dataset``
+            that makes each worker's own.
+        y: targets in arrays; nothing with a dataset.
+        batch_size: number of examples in a step of all workers, for arrays; default: 32.
         epochs: number of the epoch at which to stop.
-        steps_per_epoch: number of steps in an epoch; default: a pass over the dataset. With a number, the dataset
-            goes on from one epoch to the next; an epoch in which it ends is shorter.
-        validation_data: validation data as for the model's own ``fit``; the validation runs in this process.
-        validation_steps: number of steps of a validation.
-        validation_batch_size: number of examples in a step of a validation, for arrays.
-        validation_freq: number of epochs from one validation to the next, or numbers (from 1) of epochs with one.
-        class_weight: weight of each class by its number, for targets that are classes or one-hot.
+        verbose: verbosity as in Keras.
         callbacks: Keras callbacks. Their hooks around batches get the logs; values are in the model
             there only for callbacks that may look at them, which costs a transfer of all variables.
+        validation_split: fraction of the arrays to validate on, their last examples.
+        validation_data: validation data as for the model's own ``fit``; the validation runs in this process.
+        shuffle: whether the arrays' examples have another order in each epoch, which follows from
+            `keras.utils.set_random_seed` and is not that of Keras; ``"batch"`` for orders within batches. A dataset
+            shuffles itself.
+        class_weight: weight of each class by its number, for targets that are classes or one-hot.
+        sample_weight: weights of the examples in arrays.
         initial_epoch: number of the epoch at which to begin.
-        verbose: verbosity as in Keras.
+        steps_per_epoch: number of steps in an epoch; default: a pass over the data. With a number, the data
+            goes on from one epoch to the next; an epoch in which a dataset ends is shorter.
+        validation_steps: number of steps of a validation.
+        validation_batch_size: number of examples in a step of a validation, for arrays; default: that of a step.
+        validation_freq: number of epochs from one validation to the next, or numbers (from 1) of epochs with one.
+        workers: number of workers, at least 1.
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
-        options: options of `caramel.ARModel`, such as ``network`` or ``statistics``; and ``loss_reduction`` of
-            `caramel.capture`, where the loss does not say whether it is a mean or a sum.
+        options: options of `caramel.ARModel`, such as ``statistics``. With ``network`` alone the step is traced on the
+            workers, and planned, before the training; ``trace`` may also be one of the captured ``train_step``. And
+            ``loss_reduction`` of `caramel.capture`, where the loss does not say whether it is a mean or a sum.
 
     Returns:
-        The keras.callbacks.History.
+        The keras.callbacks.History, with the `caramel.Plan` as its ``plan``.
 
     Raises:
         InputError: the model is not compiled or not as said, an argument does not fit, or the dataset is empty.
@@ -96,68 +114,80 @@ def fit(
         [1.0, 0.9409]
     """
     _refuse_unknown(options)
-    _check(model, dataset, epochs, initial_epoch, steps_per_epoch, validation_freq)
+    check_model(model, "fit")
+    _check(epochs, initial_epoch, steps_per_epoch, validation_freq)
     number = whole_number(workers, "workers")
-    given_dataset = dataset
-    if class_weight is not None:
-        dataset = with_class_weights(dataset, class_weight)
+    place = InProcess() if cluster is None else cluster
+    callbacks = () if callbacks is None else callbacks
+    data = given_data(
+        x,
+        y,
+        sample_weight,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        validation_split=0.0 if validation_data is not None else validation_split,
+        class_weight=class_weight,
+        steps=steps_per_epoch,
+    )
     if model.built:
         check_trainable(model)  # before Keras' optimizer meets a variable that it does not know
-    _build(model, dataset)
+    purpose = purpose_of(model, data, number, place, {**options, "step_timeout_s": step_timeout_s})
+    kept = taken(model, _METHOD, purpose, data)
+    if kept is None:
+        build(model, data.element_spec, _METHOD)
+        step = captured_training(model, data, number, options)
+    else:
+        step = kept.step
+        model.reset_metrics()
     remember_trainable(model)
-    context, counts = _captured(model, dataset, options.pop("loss_reduction", None))
-    check_monitors(counts.names, callbacks, validation_data is not None)
-    armodel = ARModel(context, number, **options)
-    validation = _Validation(validation_data, validation_batch_size, validation_steps, validation_freq)
-    length = _length(dataset)
-    hooks = _hooks(model, callbacks, epochs, steps_per_epoch or length, verbose)
+    validation_data = data.validation if validation_data is None else validation_data
+    check_monitors(step.counts.names, callbacks, validation_names(model, validation_data, step.counts.names, callbacks))
+    if kept is None:
+        kept = _opened(model, step, data, number, place, step_timeout_s, options, is_silent=verbose == 0)
+    validation = Validation(validation_data, validation_batch_size or batch_size, validation_steps, validation_freq)
+    hooks = _hooks(model, callbacks, epochs, steps_per_epoch or data.length, verbose)
     model.stop_training = False
-    hooks.on_train_begin()  # may load values, and say at which epoch they were
-    first = getattr(model, "_initial_epoch", None) or initial_epoch
-    with armodel.session(cluster, step_timeout_s=step_timeout_s) as session:
-        values = ModelValues(session, _without_metrics(model, context.live_variables), context.model.values.load())
+    with closed_on_error(kept):
+        hooks.on_train_begin()  # may load values, and say at which epoch they were
+        first = getattr(model, "_initial_epoch", None) or initial_epoch
+        values = ModelValues(kept.session, step.live, kept.values)
         looks_at_values = any(may_look_at_values(c) for c in hooks.callbacks)
-        passes = DataPasses(session, given_dataset)
-        training = EpochLoop(model, session, hooks, counts, values, looks_at_values, length, passes)
+        training = EpochLoop(model, kept.session, hooks, step.counts, values, looks_at_values, data.length, kept.passes)
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch)
-    if epochs > 0:
-        model.optimizer.finalize_variable_values(model.trainable_weights)
-    hooks.on_train_end(logs)
+        if epochs > 0:
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+        hooks.on_train_end(logs)
+    keep(model, _METHOD, purpose_of(model, data, number, place, {**options, "step_timeout_s": step_timeout_s}), kept)
+    model.history.plan = kept.distributed.plan
     return model.history
 
 
-@dataclass(frozen=True)
-class _Validation:
-    """The data on which a model is validated, and the epochs after which it is.
+def _opened(
+    model: Any,
+    step: CapturedStep,
+    data: GivenData,
+    workers: int,
+    cluster: Cluster,
+    step_timeout_s: float,
+    options: Mapping[str, Any],
+    is_silent: bool,
+) -> KeptSession:
+    """A session of the captured step for all workers: planned where the network is known, which is said in a line."""
 
-    Attributes:
-        data: ``validation_data`` as for the model's own ``fit``; None for no validation.
-        batch_size: number of examples in a step, for arrays.
-        steps: number of steps.
-        frequency: number of epochs from one validation to the next, or numbers (from 1) of epochs with one.
-    """
+    def own_step() -> Context:
+        arguments, *_ = data.capture_arguments(workers)
+        return capture(lambda *batch: model.train_step(batch if len(batch) > 1 else batch[0]), **arguments)
 
-    data: Any
-    batch_size: int | None
-    steps: int | None
-    frequency: int | Collection[int]
-
-    def is_due(self, epoch: int) -> bool:
-        """Whether there is one after the epoch of this number (from 0)."""
-        if self.data is None:
-            return False
-        if isinstance(self.frequency, Collection):
-            return epoch + 1 in self.frequency
-        return (epoch + 1) % self.frequency == 0
-
-    def logs(self, model: Any, hooks: Any) -> dict[str, Any]:
-        """Validate the model as it is now; the logs to add to those of the epoch."""
-        note_evaluation(self.data, self.steps, model.steps_per_execution)
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(self.data)
-        values = model.evaluate(
-            x, y, self.batch_size, "auto", weights, steps=self.steps, callbacks=hooks, return_dict=True
-        )
-        return {f"val_{name}": value for name, value in values.items()}
+    began_s = time.perf_counter()
+    chosen = {name: value for name, value in options.items() if name != "loss_reduction"}
+    traced = traced_options(step.context, chosen, workers, cluster, data.a_batch, own_step)
+    armodel = ARModel(step.context, workers, **traced)
+    if not is_silent and traced.get("trace") is not None:
+        line = one_line(armodel, began_s)
+        if line is not None:
+            click.echo(line)
+    session = armodel.session(servers_of(model, cluster, workers), step_timeout_s=step_timeout_s)
+    return KeptSession(step, armodel.distributed, session, options.get("sharding"), data)
 
 
 def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None, verbose: int | str) -> Any:
@@ -174,7 +204,7 @@ def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None,
 
 
 def _trained(
-    training: EpochLoop, validation: _Validation, epochs: Iterable[int], steps: int | None
+    training: EpochLoop, validation: Validation, epochs: Iterable[int], steps: int | None
 ) -> dict[str, Any] | None:
     """Train and validate epoch by epoch, until a callback ends the training; the logs of the last epoch."""
     model, hooks = training.model, training.hooks
@@ -193,13 +223,10 @@ _OPTIONS = ("loss_reduction", *(field.name for field in fields(CompileOptions) i
 """What `fit` takes besides its own arguments."""
 
 _INSTEAD = {
-    **dict.fromkeys(("x", "y", "batch_size"), "give tf.data.Dataset.from_tensor_slices((x, y)).batch(size)"),
-    "sample_weight": "give a dataset of (x, y, sample_weight)",
-    "shuffle": "give dataset.shuffle(size), before it is batched",
-    "validation_split": "give the rest of the data as validation_data=",
+    "dataset": "the data is x",
     "number_of_workers": "the number of workers is workers=",
 }
-"""What to do instead of an argument that Keras' own ``fit`` has, or that a user may expect."""
+"""What to do instead of an argument that a user may expect."""
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
@@ -212,101 +239,10 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         raise InputError(f"fit() has no argument {name!r}: {hint}")
 
 
-def _check(
-    model: Any, dataset: Any, epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any
-) -> None:
-    if not isinstance(model, keras.Model):
-        raise InputError(f"fit takes a compiled keras.Model, got {type(model).__name__}")
-    if not model.compiled:
-        raise InputError(f"model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first")
-    if model.run_eagerly:
-        raise InputError(
-            f"model {model.name!r} is to run eagerly, which workers cannot: compile it without run_eagerly"
-        )
+def _check(epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any) -> None:
     whole_number(epochs, "epochs", 0)
     whole_number(initial_epoch, "initial_epoch", 0)
     if not isinstance(validation_freq, Collection) or isinstance(validation_freq, str):
         whole_number(validation_freq, "validation_freq")
     if steps_per_epoch is not None:
         whole_number(steps_per_epoch, "steps_per_epoch")
-    if not isinstance(dataset, tf.data.Dataset):
-        if callable(dataset):
-            return
-        raise InputError(
-            f"fit takes a tf.data.Dataset of batches, got {type(dataset).__name__}; arrays become one by "
-            "tf.data.Dataset.from_tensor_slices((x, y)).batch(size)"
-        )
-    cardinality = int(dataset.cardinality())
-    if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
-        raise InputError("the dataset has no end: say how long an epoch is, steps_per_epoch=")
-    if cardinality == 0:
-        raise InputError("the dataset is empty: it has no batch to train on")
-
-
-def _length(dataset: Any) -> int | None:
-    """Number of batches, if it is known."""
-    cardinality = int(dataset.cardinality()) if isinstance(dataset, tf.data.Dataset) else -1
-    return cardinality if cardinality >= 0 else None
-
-
-def _build(model: Any, dataset: Any) -> None:
-    """Make the variables of the model, its metrics and its optimizer, which Keras only makes at the first batch.
-
-    Nothing runs, so no layer that draws random numbers or counts its calls is ahead when the training begins.
-    """
-    element_spec = sample_dataset(dataset).element_spec
-    if isinstance(element_spec, tuple) and len(element_spec) > 3:
-        raise InputError(f"the dataset's elements have {len(element_spec)} parts: give (x, y) or (x, y, sample_weight)")
-    try:
-        _trace(model, arguments_of(element_spec))
-    except Exception as error:  # Keras and the user's layers raise what they like
-        hint = " Elements are batches: is dataset.batch(size) missing?" if _seems_unbatched(model, element_spec) else ""
-        raise InputError(
-            f"model {model.name!r} cannot take the dataset's elements {element_spec}: "
-            f"{type(error).__name__}: {in_one_line(error)}.{hint}"
-        ) from error
-    model.reset_metrics()
-
-
-def _seems_unbatched(model: Any, element_spec: Any) -> bool:
-    """Whether a dataset's elements lack a dimension: that of the batch, probably."""
-    ranks = [spec.shape.rank for spec in tf.nest.flatten(element_spec) if hasattr(spec, "shape")]
-    x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
-    inputs = zip(tf.nest.flatten(x), getattr(model, "inputs", None) or (), strict=False)
-    return 0 in ranks or any(spec.shape.rank == len(tensor.shape) - 1 for spec, tensor in inputs if spec.shape.rank)
-
-
-def _trace(model: Any, arguments: Sequence[Any]) -> None:
-    """Trace the training step, which makes the variables that it needs; nothing of it runs."""
-
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def step(*parts: Any) -> None:
-        model.train_step(parts if len(parts) > 1 else parts[0])
-
-    step.get_concrete_function(*arguments)
-
-
-def _without_metrics(model: Any, live: Mapping[str, Any]) -> dict[str, Any]:
-    """The step's variables without those of metrics, which are counted in another way."""
-    of_metrics = {id(variable.value) for metric in model.metrics for variable in metric.variables}
-    return {name: variable for name, variable in live.items() if id(variable) not in of_metrics}
-
-
-def _captured(model: Any, dataset: Any, reduction: str | None) -> tuple[Context, DistributedMetrics]:
-    """The training step, and its metrics.
-
-    The reduction that the compiled losses declare counts where the graph does not tell, and it is unambiguous.
-    """
-    record = StepRecord()
-    context = capture(watched_step(model, record), data=dataset, loss_reduction=reduction)
-    try:
-        context.model  # noqa: B018 - made when first used
-    except CaptureError as error:
-        reduction = declared_reduction(model, record) if error.wants_reduction else None
-        if reduction is None:
-            raise
-        record = StepRecord()
-        context = capture(watched_step(model, record), data=dataset, loss_reduction=reduction)
-        context.model  # noqa: B018
-    names = {id(variable): name for name, variable in context.live_variables.items()}
-    return context, DistributedMetrics(model, context.model, record, names, reduction)

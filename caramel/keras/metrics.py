@@ -12,7 +12,7 @@ import tensorflow as tf
 from caramel.errors import CaptureError
 from caramel.graph.graph import node_of
 from caramel.keras.train_step import MetricResult, MetricUpdate, StepOutput, StepRecord, leaf_metrics
-from caramel.model import Combination, Model
+from caramel.model import Combination, Model, VariableClass
 from caramel.runtime.feeds import combined_value
 from caramel.runtime.session import Session, StepResult
 
@@ -40,7 +40,8 @@ class DistributedMetrics:
         self._declared = None if reduction is None else Combination(reduction)
         self._reported = None if step.reported is None else Combination(step.reported)
         self._summed_variables = {
-            names[id(v.value)]: _SummedVariable(v, f"count_{n}") for n, v in enumerate(record.variables)
+            names[id(v.value)]: _SummedVariable(v, f"count_{n}", _is_total(step, names[id(v.value)]))
+            for n, v in enumerate(record.variables)
         }
         self._check()
         self._check_uses(step, names)
@@ -70,17 +71,25 @@ class DistributedMetrics:
         for name, value in (self._record.logs or {}).items():
             for leaf in keras.tree.flatten(value):
                 if isinstance(leaf, StepOutput):
-                    self._combination(leaf.output, f"the training step returns {name!r},")
+                    self._combination(leaf.output, f"the step returns {name!r},")
+        for leaf in keras.tree.flatten(self._record.prediction):
+            if isinstance(leaf, StepOutput):
+                self._combination(leaf.output, "predict_step returns", "Predict with model.predict, on one device")
 
-    def _combination(self, output: str, user: str) -> Combination:
+    def _combination(
+        self,
+        output: str,
+        user: str,
+        advice: str = "Give values of each example to a metric instead, or say loss_reduction= if it is reduced as the "
+        "loss is",
+    ) -> Combination:
         """The combination of the workers' values of a result."""
         combination = self._combinations.get(output, self._reported) or self._declared  # as in `_of_workers`
         if combination is None:
             tensor = self._record.outputs[output]
             raise CaptureError(
                 f"{user} a value of the whole batch ({tensor.op.type} {tensor.name!r}), and it cannot be told how "
-                "those of the workers' parts of the batch make it: as a mean or a sum over the examples. Give values "
-                "of each example to a metric instead, or say loss_reduction= if it is reduced as the loss is"
+                f"those of the workers' parts of the batch make it: as a mean or a sum over the examples. {advice}"
             )
         return combination
 
@@ -107,16 +116,16 @@ class DistributedMetrics:
         return keras.tree.map_structure(lambda leaf: self._log(leaf, result), self._record.logs)
 
     def _update(self, call: MetricUpdate, result: StepResult) -> None:
-        args, kwargs = keras.tree.map_structure(lambda leaf: self._whole(leaf, result), call.arguments)
+        args, kwargs = keras.tree.map_structure(lambda leaf: self.whole(leaf, result), call.arguments)
         call.metric.update_state(*args, **kwargs)
 
     def _log(self, leaf: Any, result: StepResult) -> Any:
         if isinstance(leaf, MetricResult):
             metric_result = leaf.metric.result()
             return metric_result if leaf.key is None else metric_result[leaf.key]
-        return self._whole(leaf, result)
+        return self.whole(leaf, result)
 
-    def _whole(self, leaf: Any, result: StepResult) -> Any:
+    def whole(self, leaf: Any, result: StepResult) -> Any:
         """The value for the whole batch of a result of the workers' steps."""
         if not isinstance(leaf, StepOutput):
             return leaf
@@ -160,8 +169,20 @@ class DistributedMetrics:
         """Names of the logs of an epoch."""
         metrics = list(self._model.get_metrics_result())
         if self._record.logs is not None and self._record.logs.keys() != set(metrics):
-            return list(self._record.logs)
+            return names_of_logs(self._record.logs)
         return metrics
+
+
+def names_of_logs(logs: Mapping[str, Any]) -> list[str]:
+    """The names under which Keras gives callbacks the logs that a step returns: those in a dict of them stand alone.
+
+    >>> names_of_logs({"loss": 1.0, "compile_metrics": {"accuracy": 0.5}})
+    ['loss', 'accuracy']
+    """
+    names: list[str] = []
+    for name, value in logs.items():
+        names += names_of_logs(value) if isinstance(value, Mapping) else [name]
+    return names
 
 
 def _of_workers(output: str, result: StepResult) -> tuple[np.ndarray, ...]:
@@ -171,16 +192,22 @@ def _of_workers(output: str, result: StepResult) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(value) for value in result.worker_losses)
 
 
+def _is_total(step: Model, name: str) -> bool:
+    return step.variable_by_name[name].kind is VariableClass.TOTAL
+
+
 class _SummedVariable:
     """A metric's variable to which workers only add, as the sum of what all workers have added.
 
     Args:
         variable: variable of a metric of the model.
         output: name of the step's result with the workers' values of the variable.
+        is_total: whether all workers but one begin with zero.
     """
 
-    def __init__(self, variable: Any, output: str) -> None:
+    def __init__(self, variable: Any, output: str, is_total: bool) -> None:
         self._variable = variable
+        self._is_total = is_total
         self.output = output
         self._base = self._assigned = variable.numpy()
         self._start: Sequence[np.ndarray] = ()  # of each worker, when the model's variable was `_base`
@@ -211,8 +238,9 @@ class _SummedVariable:
             states: value of the variable on each worker.
             examples: number of examples of each worker in this step.
         """
-        last = self._last or [self._base] * len(states)
-        start = self._start or [self._base] * len(states)
+        others = np.zeros_like(self._base) if self._is_total else self._base
+        given = [self._base, *[others] * (len(states) - 1)]
+        last, start = self._last or given, self._start or given
         for rank, state in enumerate(states):
             if examples[rank] == 0 and any(examples):
                 self._repeated[rank] = self._repeated.get(rank, 0) + (state - last[rank])

@@ -1,4 +1,4 @@
-"""The training step of a compiled Keras model, as a function to capture, and its outputs.
+"""The steps of a compiled Keras model, as functions to capture, and their outputs.
 
 What metrics count cannot always be told from what each worker has counted: a maximum, the loss of a
 whole batch. So while the step is traced, `update_state` of the metrics is watched. Keras' own metrics that
@@ -17,6 +17,9 @@ import tensorflow as tf
 
 from caramel.errors import UnsupportedError
 from caramel.keras.per_example import is_additive, is_per_example_loss
+
+NOTHING = "nothing"
+"""Name of the result that stands for the loss of a step that trains nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class StepRecord:
         outputs: results of the step, by name.
         losses: for each computed loss, whether the compiled losses are all of it; see `declared_reduction`.
         graph: graph of the step.
+        prediction: what a step predicts, with `StepOutput` in place of tensors; None in other steps.
     """
 
     calls: list[MetricUpdate] = field(default_factory=list)
@@ -73,6 +77,7 @@ class StepRecord:
     outputs: dict[str, Any] = field(default_factory=dict)
     losses: list[bool] = field(default_factory=list)
     graph: Any = None
+    prediction: Any = None
     _results: dict[int, tuple[Any, MetricResult]] = field(default_factory=dict)
     _output_names: dict[int, tuple[Any, str]] = field(default_factory=dict)
 
@@ -154,12 +159,13 @@ def leaf_metrics(model: Any) -> list[Any]:
     return metrics
 
 
-def watched_step(model: Any, record: StepRecord) -> Any:
-    """The model's own training step, as a function to capture: a tf.function, since Keras traces it once, too.
+def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> Any:
+    """The model's own step, as a function to capture: a tf.function, since Keras traces it once, too.
 
     Args:
         model: compiled model whose variables exist.
         record: record that is filled when the step is traced.
+        method: name of the model's method: ``"train_step"`` or ``"test_step"``.
     """
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -168,12 +174,31 @@ def watched_step(model: Any, record: StepRecord) -> Any:
         restorers = [_replaced(metric, record) for metric in leaf_metrics(model)]
         try:
             with _WatchedLosses(model, record):
-                record.returned(model.train_step(batch if len(batch) > 1 else batch[0]))
+                record.returned(getattr(model, method)(batch if len(batch) > 1 else batch[0]))
         finally:
             for restore in restorers:
                 restore()
         counts = {f"count_{n}": tf.convert_to_tensor(v) for n, v in enumerate(record.variables)}
-        return {**record.outputs, **counts}
+        nothing = {} if method == "train_step" else {NOTHING: tf.constant(0.0)}
+        return {**record.outputs, **counts, **nothing}
+
+    return tf.function(step)
+
+
+def watched_prediction(model: Any, record: StepRecord) -> Any:
+    """The model's ``predict_step``, as a function to capture.
+
+    Args:
+        model: model whose variables exist.
+        record: record that is filled when the step is traced.
+    """
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def step(*batch: Any) -> dict[str, Any]:
+        record.graph = tf.compat.v1.get_default_graph()
+        predicted = model.predict_step(batch if len(batch) > 1 else batch[0])
+        record.prediction = keras.tree.map_structure(lambda value: record.take(value, "predict_step"), predicted)
+        return {**record.outputs, NOTHING: tf.constant(0.0)}
 
     return tf.function(step)
 

@@ -28,7 +28,6 @@ class LayerCase:
         calls: whether `layer` takes a tensor and returns one.
         own: whether each worker draws numbers, has statistics of its own or rounds: exact on one worker only.
         refused: words of the refusal on several workers.
-        refused_alone: words of the refusal on any number of workers, one included.
     """
 
     layer: object
@@ -36,7 +35,6 @@ class LayerCase:
     calls: bool = False
     own: bool = False
     refused: tuple = ()
-    refused_alone: tuple = ()
 
 
 SERIES, IMAGE, VOLUME = (STEPS, WIDTH), (SIDE, SIDE, 3), (4, 4, 4, 2)
@@ -209,7 +207,7 @@ LAYERS = {
     "RunningMean": drawn(RunningMean),
     # what adds to the loss
     "ActivityRegularization": case(
-        lambda: layers.ActivityRegularization(0.01, 0.02), refused_alone=("mean or a sum", "activity_regularization")
+        lambda: layers.ActivityRegularization(0.01, 0.02), refused=("mean or a sum", "activity_regularization")
     ),
     "activity_regularizer": case(lambda: layers.Dense(WIDTH, activity_regularizer="l2")),
     "add_loss": case(AddLoss),

@@ -136,15 +136,15 @@ def test_a_model_that_runs_eagerly():
     refused(["run_eagerly"], compiled(run_eagerly=True), dataset())
 
 
-def test_arrays_for_a_dataset():
-    refused(["tf.data.Dataset", "from_tensor_slices"], compiled(), arrays())
-
-
-@pytest.mark.parametrize("name", ["x", "y", "batch_size", "shuffle", "validation_split", "sample_weight", "nework"])
-def test_arguments_that_it_lacks(name):
-    """The message says what to do, also where no dataset is given because Keras takes arrays."""
-    hint = "did you mean 'network'?" if name == "nework" else "give "
+@pytest.mark.parametrize(("name", "hint"), [("nework", "did you mean 'network'?"), ("dataset", "the data is x")])
+def test_arguments_that_it_lacks(name, hint):
+    """The message says what to do, also where no data is given."""
     refused([f"fit() has no argument {name!r}: {hint}"], compiled(), **{name: 1})
+
+
+@pytest.mark.parametrize("name", ["y", "batch_size", "validation_split", "sample_weight"])
+def test_what_goes_with_arrays(name):
+    refused([f"{name} goes with arrays, and x is none"], compiled(), dataset(), **{name: 1})
 
 
 def test_a_dataset_that_is_not_batched():

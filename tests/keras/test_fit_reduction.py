@@ -9,6 +9,7 @@ from variants import mostly_in_soak
 
 import caramel
 from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.keras import captured_steps
 
 
 @pytest.fixture
@@ -137,9 +138,9 @@ def test_nothing_is_taken_for_granted_where_the_graph_tells_that_it_is_neither(n
 def test_other_errors_stand(monkeypatch):
     """A step that cannot be replicated for another reason is captured once, and refused for it."""
     captured = []
-    original = caramel.fit.__globals__["capture"]
-    monkeypatch.setitem(
-        caramel.fit.__globals__, "capture", lambda *args, **kwargs: captured.append(kwargs) or original(*args, **kwargs)
+    original = captured_steps.capture
+    monkeypatch.setattr(
+        captured_steps, "capture", lambda *args, **kwargs: captured.append(kwargs) or original(*args, **kwargs)
     )
 
     class Python(keras.layers.Layer):

@@ -65,7 +65,7 @@ def refused(make, data, words, workers):
 # -- layers --------------------------------------------------------------------------------------
 
 OF_EACH_WORKER = [name for name, one in cases.LAYERS.items() if one.own]
-THE_SAME_EVERYWHERE = [name for name, one in cases.LAYERS.items() if not (one.own or one.refused or one.refused_alone)]
+THE_SAME_EVERYWHERE = [name for name, one in cases.LAYERS.items() if not (one.own or one.refused)]
 
 
 @pytest.mark.parametrize("name", sampled(OF_EACH_WORKER, "Sampling add_loss", "RandomFlip"))
@@ -89,12 +89,6 @@ def test_layers_that_need_the_whole_batch(name):
     make, data = cases.with_layer(name)
     check(make, data, workers=[1])
     refused(make, data, cases.LAYERS[name].refused, 3)
-
-
-@pytest.mark.parametrize("workers", sampled(WORKERS, 1))
-@pytest.mark.parametrize("name", [name for name, one in cases.LAYERS.items() if one.refused_alone])
-def test_layers_that_are_refused(name, workers):
-    refused(*cases.with_layer(name), cases.LAYERS[name].refused_alone, workers)
 
 
 # -- losses --------------------------------------------------------------------------------------

@@ -1,0 +1,192 @@
+"""Arrays as Keras' own `fit` takes them, and the dataset of batches that the workers read instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from caramel.errors import InputError
+from caramel.util.arguments import shown, whole_number
+
+DEFAULT_BATCH_SIZE = 32
+"""Number of examples in a batch where nobody says one, as in Keras."""
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Examples in arrays, the first dimension of each of which counts the examples.
+
+    Attributes:
+        x: inputs: an array, or a structure of arrays.
+        y: targets, likewise; None for none.
+        sample_weight: weights of the examples, likewise; None for none.
+    """
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+
+    @classmethod
+    def of(cls, x: Any, y: Any, sample_weight: Any) -> Arrays:
+        """The examples of what a user gives: NumPy arrays, tensors, tables of pandas, or structures of these.
+
+        Raises:
+            InputError: something is no array, or the numbers of examples differ.
+        """
+        arrays = cls(*(_tensors(value, name) for value, name in ((x, "x"), (y, "y"), (sample_weight, "sample_weight"))))
+        counts = {
+            name: sorted({_length(array) for array in _leaves(value)})
+            for name, value in (("x", arrays.x), ("y", arrays.y), ("sample_weight", arrays.sample_weight))
+        }
+        if len({count for of_one in counts.values() for count in of_one}) != 1:
+            said = "; ".join(f"{name} has {' and '.join(map(str, n))}" for name, n in counts.items() if n)
+            raise InputError(f"all arrays must have the same number of examples, their first dimension, but {said}")
+        if isinstance(arrays.y, (tuple, dict)) and sample_weight is not None:
+            arrays = cls(arrays.x, arrays.y, _weights_of_outputs(arrays.y, arrays.sample_weight))
+        if arrays.examples == 0:
+            raise InputError("the arrays are empty: they have no example to train on")
+        return arrays
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``."""
+        given = (self.x, self.y, self.sample_weight)
+        return given if self.sample_weight is not None else given[: 1 if self.y is None else 2]
+
+    @cached_property
+    def examples(self) -> int:
+        """Number of examples."""
+        return _length(_leaves(self.x)[0])
+
+    def split(self, fraction: Any) -> tuple[Arrays, Arrays]:
+        """The examples to train on, and the last ones, to validate on.
+
+        Args:
+            fraction: ``validation_split`` of Keras: the part of the last ones, between 0 and 1.
+
+        Raises:
+            InputError: it is no such number, or nothing is left on one side.
+        """
+        if not isinstance(fraction, (int, float)) or isinstance(fraction, bool) or not 0 < fraction < 1:
+            raise InputError(f"validation_split is a fraction between 0 and 1, got {shown(fraction)}")
+        first = math.floor(self.examples * (1.0 - fraction))
+        if first in (0, self.examples):
+            raise InputError(
+                f"validation_split={fraction} of {self.examples} examples leaves none on one side: give another "
+                "fraction, or more examples"
+            )
+        return self._part(slice(None, first)), self._part(slice(first, None))
+
+    def _part(self, examples: slice) -> Arrays:
+        parts = (getattr(self, name) for name in ("x", "y", "sample_weight"))
+        return Arrays(*(None if p is None else tf.nest.map_structure(lambda array: array[examples], p) for p in parts))
+
+    def dataset(self, batch_size: int, shuffle: Any) -> tf.data.Dataset:
+        """Batches of the examples; a pass has each once.
+
+        The pipeline shuffles numbers of examples, and looks the examples up batch by batch.
+
+        Args:
+            batch_size: number of examples in a batch; the last one may have fewer.
+            shuffle: whether a pass has them in another order; ``"batch"`` for another order in each batch alone.
+        """
+        numbers = tf.data.Dataset.range(self.examples)
+        if shuffle == "batch":
+            numbers = numbers.batch(batch_size).flat_map(
+                lambda batch: tf.data.Dataset.from_tensor_slices(batch).shuffle(batch_size)
+            )
+        elif shuffle:
+            numbers = numbers.shuffle(self.examples)
+        parts = self.parts
+
+        def looked_up(batch: Any) -> Any:
+            batches = tf.nest.map_structure(lambda array: tf.gather(array, batch), parts)
+            return batches if len(batches) > 1 else batches[0]
+
+        return numbers.batch(batch_size).map(looked_up)
+
+
+def are_arrays(x: Any) -> bool:
+    """Whether this is an array or a structure of arrays, sparse ones included, and no dataset or the like."""
+    if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
+        return False
+    if isinstance(x, (list, tuple)):
+        return len(x) > 0 and all(are_arrays(part) for part in x)
+    if isinstance(x, Mapping):
+        return len(x) > 0 and all(are_arrays(part) for part in x.values())
+    return _is_sparse(x) or (hasattr(x, "shape") and hasattr(x, "__getitem__"))
+
+
+def _is_sparse(x: Any) -> bool:
+    return isinstance(x, tf.SparseTensor) or hasattr(x, "tocsr")  # or of SciPy
+
+
+def _tensors(value: Any, name: str) -> Any:
+    """The structure with NumPy arrays and ragged tensors in it: lists become tuples, floats Keras' floatx.
+
+    Raises:
+        InputError: something in it is no array.
+    """
+    if isinstance(value, (list, tuple)):
+        return tuple(_tensors(part, name) for part in value)
+    if isinstance(value, Mapping):
+        return {key: _tensors(part, name) for key, part in value.items()}
+    if value is None or isinstance(value, tf.RaggedTensor):
+        return value
+    if _is_sparse(value):
+        raise InputError(f"{name} is sparse: make it dense, or give a tf.data.Dataset of batches")
+    array = _column(value)
+    if array.ndim == 0:
+        raise InputError(f"{name} must be an array whose first dimension counts the examples, got {shown(value)}")
+    if array.dtype.kind in "OSU":
+        if not all(isinstance(text, (str, bytes)) for text in array.flat):
+            raise InputError(f"{name} is an array of Python objects: make it one of numbers or of strings")
+        return array.astype(object)
+    floats = keras.config.floatx()
+    return array.astype(floats) if tf.as_dtype(array.dtype).is_floating else array
+
+
+def _column(value: Any) -> np.ndarray:
+    """The array; of a column of a pandas table a matrix with one column, as in Keras."""
+    array = np.asarray(value)
+    is_column = type(value).__module__.startswith("pandas.") and type(value).__name__ == "Series"
+    return array[:, None] if is_column else array
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(value) if leaf is not None]
+
+
+def _length(array: Any) -> int:
+    return int(array.shape[0])
+
+
+def _weights_of_outputs(y: Any, weights: Any) -> Any:
+    """Weights for each of several outputs; those of one array count for all.
+
+    Raises:
+        InputError: the weights are for other outputs.
+    """
+    if not isinstance(weights, (tuple, dict)):
+        if weights.ndim > 2 or (weights.ndim == 2 and weights.shape[1] != 1):
+            raise InputError("sample_weight has several weights of an example: give one array for each output")
+        return tf.nest.map_structure(lambda _: weights, y)
+    try:
+        tf.nest.assert_same_structure(y, weights)
+    except (ValueError, TypeError) as error:
+        raise InputError("sample_weight must have one array for each output of y, in the same structure") from error
+    return weights
+
+
+def batch_size_of(batch_size: Any, examples: int, steps: int | None) -> int:
+    """The number of examples in a batch: as given, or so that they make so many steps, or Keras' default."""
+    if batch_size is not None:
+        return whole_number(batch_size, "batch_size")
+    return DEFAULT_BATCH_SIZE if steps is None else math.ceil(examples / steps)

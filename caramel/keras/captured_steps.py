@@ -1,0 +1,201 @@
+"""The steps of a compiled Keras model, captured: the one that trains, and those that evaluate and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches
+from caramel.errors import CaptureError, InputError, in_one_line
+from caramel.frontend.context import Context, capture, capture_without_training
+from caramel.keras.given_data import GivenData
+from caramel.keras.metrics import DistributedMetrics
+from caramel.keras.train_step import NOTHING, StepRecord, declared_reduction, watched_prediction, watched_step
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step of a model.
+
+    Attributes:
+        context: the captured step.
+        counts: metrics of the model, as the step counts them.
+        live: the step's tf.Variables by name, without those of metrics, which are counted in another way.
+        prediction: structure of the predictions, with `StepOutput` in place of tensors; None in other steps.
+    """
+
+    context: Context
+    counts: DistributedMetrics
+    live: Mapping[str, Any]
+    prediction: Any = None
+
+
+def captured_training(model: Any, data: GivenData, workers: int, options: Mapping[str, Any]) -> CapturedStep:
+    """The training step, and its metrics.
+
+    The reduction that the compiled losses declare counts where the graph does not tell, and it is unambiguous.
+
+    Args:
+        model: compiled model whose variables exist.
+        data: batches.
+        workers: number of workers.
+        options: of the call: ``loss_reduction`` and ``sharding``.
+
+    Raises:
+        CaptureError: the step cannot be captured.
+    """
+
+    def captured(arguments: Mapping[str, Any]) -> CapturedStep:
+        reduction, record = options.get("loss_reduction"), StepRecord()
+        context = capture(watched_step(model, record), **arguments, loss_reduction=reduction)
+        try:
+            context.model_for(workers)
+        except CaptureError as error:
+            reduction = declared_reduction(model, record) if error.wants_reduction else None
+            if reduction is None:
+                raise
+            record = StepRecord()
+            context = capture(watched_step(model, record), **arguments, loss_reduction=reduction)
+        return _captured(model, context, record, workers, reduction)
+
+    return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
+
+
+def captured_evaluation(model: Any, data: GivenData, workers: int, options: Mapping[str, Any]) -> CapturedStep:
+    """The model's ``test_step``, and its metrics.
+
+    Args:
+        model: compiled model whose variables exist.
+        data: batches.
+        workers: number of workers.
+        options: of the call: ``sharding``.
+
+    Raises:
+        CaptureError: the step cannot be captured.
+    """
+
+    def captured(arguments: Mapping[str, Any]) -> CapturedStep:
+        record = StepRecord()
+        context = capture_without_training(watched_step(model, record, "test_step"), loss=NOTHING, **arguments)
+        return _captured(model, context, record, workers)
+
+    return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
+
+
+def captured_prediction(model: Any, data: GivenData, workers: int, options: Mapping[str, Any]) -> CapturedStep:
+    """The model's ``predict_step``.
+
+    Args:
+        model: model whose variables exist.
+        data: batches.
+        workers: number of workers.
+        options: of the call: ``sharding``.
+
+    Raises:
+        CaptureError: the step cannot be captured.
+    """
+
+    def captured(arguments: Mapping[str, Any]) -> CapturedStep:
+        record = StepRecord()
+        context = capture_without_training(watched_prediction(model, record), loss=NOTHING, **arguments)
+        return _captured(model, context, record, workers)
+
+    return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
+
+
+def _first_of(captured: Callable[[Mapping[str, Any]], CapturedStep], ways: Sequence[Mapping[str, Any]]) -> CapturedStep:
+    """The step as it can be captured in the first of several ways; what the first says if it can be in none."""
+    errors: list[CaptureError] = []
+    for arguments in ways:
+        try:
+            return captured(arguments)
+        except CaptureError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _captured(
+    model: Any, context: Context, record: StepRecord, workers: int, reduction: str | None = None
+) -> CapturedStep:
+    step = context.model_for(workers)  # traces the step, which fills the record
+    names = {id(variable): name for name, variable in context.live_variables.items()}
+    of_metrics = {id(variable.value) for metric in model.metrics for variable in metric.variables}
+    live = {name: variable for name, variable in context.live_variables.items() if id(variable) not in of_metrics}
+    counts = DistributedMetrics(model, step, record, names, reduction)
+    return CapturedStep(context, counts, live, record.prediction)
+
+
+def build(model: Any, element_spec: Any, method: str) -> None:
+    """Make the variables of the model, its metrics and its optimizer, which Keras only makes at the first batch.
+
+    Nothing runs, so no layer that draws random numbers or counts its calls is ahead when the training begins.
+
+    Args:
+        model: the model.
+        element_spec: structure of tf.TensorSpec of a batch.
+        method: name of the model's method for a step.
+
+    Raises:
+        InputError: the model cannot take such batches.
+    """
+    if isinstance(element_spec, tuple) and len(element_spec) > 3:
+        raise InputError(f"the dataset's elements have {len(element_spec)} parts: give (x, y) or (x, y, sample_weight)")
+    examples = examples_in_batches(element_spec)
+    try:
+        try:
+            _trace(getattr(model, method), arguments_of(element_spec))
+        except Exception:
+            if examples is None:
+                raise
+            # Some programs have the number of examples in them.
+            _trace(getattr(model, method), arguments_of_rows(element_spec, examples))
+    except Exception as error:  # Keras and the user's layers raise what they like
+        hint = " Elements are batches: is dataset.batch(size) missing?" if _seems_unbatched(model, element_spec) else ""
+        raise InputError(
+            f"model {model.name!r} cannot take the dataset's elements {element_spec}: "
+            f"{type(error).__name__}: {in_one_line(error)}.{hint}"
+        ) from error
+    model.reset_metrics()
+
+
+def _seems_unbatched(model: Any, element_spec: Any) -> bool:
+    """Whether a dataset's elements lack a dimension: that of the batch, probably."""
+    ranks = [spec.shape.rank for spec in tf.nest.flatten(element_spec) if hasattr(spec, "shape")]
+    x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    inputs = zip(tf.nest.flatten(x), getattr(model, "inputs", None) or (), strict=False)
+    return 0 in ranks or any(spec.shape.rank == len(tensor.shape) - 1 for spec, tensor in inputs if spec.shape.rank)
+
+
+def _trace(method: Any, arguments: Sequence[Any]) -> None:
+    """Trace a step, which makes the variables that it needs; nothing of it runs."""
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def step(*parts: Any) -> None:
+        method(parts if len(parts) > 1 else parts[0])
+
+    step.get_concrete_function(*arguments)
+
+
+def check_model(model: Any, who: str, must_be_compiled: bool = True) -> None:
+    """Check that workers can run the steps of a model.
+
+    Args:
+        model: what a caller gives.
+        who: the function that takes it.
+        must_be_compiled: whether it needs a loss and metrics.
+
+    Raises:
+        InputError: they cannot.
+    """
+    if not isinstance(model, keras.Model):
+        raise InputError(f"{who} takes a compiled keras.Model, got {type(model).__name__}")
+    if must_be_compiled and not model.compiled:
+        raise InputError(f"model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...) first")
+    if model.run_eagerly:
+        raise InputError(
+            f"model {model.name!r} is to run eagerly, which workers cannot: compile it without run_eagerly"
+        )

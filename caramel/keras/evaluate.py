@@ -1,0 +1,315 @@
+"""`evaluate` and `predict`: a Keras model's own, on N workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from caramel.compiler.distributed_model import computation_alone
+from caramel.errors import EndOfData, InputError
+from caramel.keras.captured_steps import CapturedStep, build, captured_evaluation, captured_prediction, check_model
+from caramel.keras.epochs import ModelValues
+from caramel.keras.given_data import GivenData, given_data
+from caramel.keras.kept_sessions import KeptSession, closed_on_error, keep, purpose_of, servers_of, taken
+from caramel.keras.train_step import leaf_metrics
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.in_process import InProcess
+from caramel.runtime.session import Session, StepResult
+from caramel.util.arguments import whole_number
+
+
+def evaluate(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+    *,
+    workers: int,
+    cluster: Cluster | None = None,
+    step_timeout_s: float = 600.0,
+    sharding: str | None = None,
+) -> Any:
+    """Evaluate a compiled Keras 3 model on N workers: each runs the model's ``test_step`` on its part of every batch.
+
+    Args:
+        model: a compiled model.
+        x: inputs in arrays, a tf.data.Dataset of batches, or other data; see `caramel.fit`.
+        y: targets in arrays; nothing with a dataset.
+        batch_size: number of examples in a step of all workers, for arrays; default: 32.
+        verbose: verbosity as in Keras.
+        sample_weight: weights of the examples in arrays.
+        steps: number of steps; default: a pass over the data.
+        callbacks: Keras callbacks.
+        return_dict: whether to return a dict.
+        workers: number of workers, at least 1.
+        cluster: the cluster to run on; default: `caramel.InProcess()`.
+        step_timeout_s: seconds that a step may take.
+        sharding: see `caramel.ARModel`.
+
+    Returns:
+        The loss, or a list with it and the metrics, or a dict of these by name, as the model's own ``evaluate``.
+
+    Raises:
+        InputError: the model is not compiled, an argument does not fit, or there is no data.
+        CaptureError: the model's ``test_step`` cannot be captured or replicated.
+        DataError: the dataset fails.
+
+    Examples:
+        >>> import keras
+        >>> import numpy as np
+        >>> import caramel
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        >>> model.compile("sgd", "mse")
+        >>> round(caramel.evaluate(model, np.eye(2), np.ones((2, 1)), workers=2, verbose=0), 4)
+        1.0
+    """
+    check_model(model, "evaluate")
+    data = _data(x, y, sample_weight, batch_size, steps, "evaluate")
+    place = _Place.of("test_step", workers, cluster, step_timeout_s, sharding)
+    kept = place.session(model, data, captured_evaluation)
+    hooks = _hooks(model, callbacks, verbose, steps or data.length)
+    counts, logs = kept.step.counts, {}
+    model.stop_evaluating = False
+    with closed_on_error(kept):
+        hooks.on_test_begin()
+        model.reset_metrics()
+        counts.reset(kept.session)
+        for last, results in _in_turn(model, kept, data, steps, hooks.on_test_batch_begin):
+            for result in results:
+                logs = counts.after(result)
+            hooks.on_test_batch_end(last, logs)
+            if model.stop_evaluating:
+                break
+        _take_values(kept)
+        logs = _numbers(counts.logs(logs))
+        hooks.on_test_end(logs)
+    place.keep(model, data, kept)
+    return logs if return_dict else _in_order(model, logs)
+
+
+def predict(
+    model: Any,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: int | str = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+    *,
+    workers: int,
+    cluster: Cluster | None = None,
+    step_timeout_s: float = 600.0,
+    sharding: str | None = None,
+) -> Any:
+    """Predict with a Keras 3 model on N workers: each runs the model's ``predict_step`` on its part of every batch.
+
+    Args:
+        model: a model.
+        x: inputs in arrays, a tf.data.Dataset of batches, or other data; see `caramel.fit`.
+        batch_size: number of examples in a step of all workers, for arrays; default: 32.
+        verbose: verbosity as in Keras.
+        steps: number of steps; default: a pass over the data.
+        callbacks: Keras callbacks.
+        workers: number of workers, at least 1.
+        cluster: the cluster to run on; default: `caramel.InProcess()`.
+        step_timeout_s: seconds that a step may take.
+        sharding: see `caramel.ARModel`.
+
+    Returns:
+        Arrays of the predictions for all examples in their order, in the structure of the model's outputs.
+
+    Raises:
+        InputError: an argument does not fit, or there is no data.
+        CaptureError: the model's ``predict_step`` cannot be captured or replicated.
+        DataError: the dataset fails.
+
+    Examples:
+        >>> import keras
+        >>> import numpy as np
+        >>> import caramel
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        >>> caramel.predict(model, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), workers=2, verbose=0).tolist()
+        [[3.0], [7.0], [11.0]]
+    """
+    check_model(model, "predict", must_be_compiled=False)
+    data = _data(x, None, None, batch_size, steps, "predict")
+    place = _Place.of("predict_step", workers, cluster, step_timeout_s, sharding)
+    kept = place.session(model, data, captured_prediction)
+    hooks = _hooks(model, callbacks, verbose, steps or data.length)
+    counts, structure = kept.step.counts, kept.step.prediction
+    predictions: list[Any] = []
+    model.stop_predicting = False
+    with closed_on_error(kept):
+        hooks.on_predict_begin()
+        for last, results in _in_turn(model, kept, data, steps, hooks.on_predict_batch_begin):
+            batch = [_predicted(counts, structure, result) for result in results]
+            predictions += batch
+            hooks.on_predict_batch_end(last, {"outputs": _joined(batch)})
+            if model.stop_predicting:
+                break
+        _take_values(kept)
+        hooks.on_predict_end()
+    place.keep(model, data, kept)
+    return _joined(predictions)
+
+
+def _data(x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None, who: str) -> GivenData:
+    if steps is not None:
+        whole_number(steps, "steps")
+    return given_data(
+        x,
+        y,
+        sample_weight,
+        batch_size=batch_size,
+        shuffle=False,
+        validation_split=0.0,
+        class_weight=None,
+        steps=steps,
+        who=who,
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where and how workers run a method of a model.
+
+    Attributes:
+        method: name of the model's method.
+        workers: number of workers.
+        cluster: where they run.
+        step_timeout_s: seconds that a step may take.
+        sharding: see `caramel.ARModel`.
+    """
+
+    method: str
+    workers: int
+    cluster: Cluster
+    step_timeout_s: float
+    sharding: str | None
+
+    @classmethod
+    def of(cls, method: str, workers: Any, cluster: Cluster | None, *options: Any) -> _Place:
+        return cls(method, whole_number(workers, "workers"), InProcess() if cluster is None else cluster, *options)
+
+    def session(
+        self, model: Any, data: GivenData, captured: Callable[[Any, GivenData, int, Mapping[str, Any]], CapturedStep]
+    ) -> KeptSession:
+        """A session with the model's present values: a new one, or one that was kept."""
+        kept = taken(model, self.method, self._purpose(model, data), data)
+        if kept is not None:
+            return kept
+        build(model, data.element_spec, self.method)
+        step = captured(model, data, self.workers, {"sharding": self.sharding})
+        distributed = computation_alone(step.context, self.workers, sharding=self.sharding)
+        servers = servers_of(model, self.cluster, self.workers)
+        session = Session(distributed, servers, step_timeout_s=self.step_timeout_s)
+        return KeptSession(step, distributed, session, self.sharding, data)
+
+    def keep(self, model: Any, data: GivenData, kept: KeptSession) -> None:
+        """Keep the session for the next call."""
+        keep(model, self.method, self._purpose(model, data), kept)
+
+    def _purpose(self, model: Any, data: GivenData) -> list[Any]:
+        options = {"step_timeout_s": self.step_timeout_s, "sharding": self.sharding}
+        return purpose_of(model, data, self.workers, self.cluster, options)
+
+
+def _hooks(model: Any, callbacks: Any, verbose: int | str, steps: int | None) -> Any:
+    """The keras.callbacks.CallbackList; within `fit` Keras hands its own on."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return keras.callbacks.CallbackList(
+        list(callbacks or ()),
+        add_progbar=verbose != 0,
+        model=model,
+        epochs=1,
+        steps=steps,
+        verbose=verbose,
+    )
+
+
+def _in_turn(
+    model: Any, kept: KeptSession, data: GivenData, steps: int | None, begins: Callable[[int], None]
+) -> Iterator[tuple[int, list[StepResult]]]:
+    """The steps between two calls of callbacks, with the number of the last of them."""
+    passes, length = kept.passes, data.length if steps is None else steps
+    passes.epoch_begins()
+    passes.begin()
+    number, taken_batches, has_ended = 0, 0, False
+    while not has_ended and (length is None or number < length) and taken_batches != data.length:
+        begins(number)
+        results: list[StepResult] = []
+        while len(results) < model.steps_per_execution and taken_batches != data.length:
+            try:
+                results.append(passes.step())
+            except EndOfData:
+                has_ended = True
+                break
+            passes.took(1)
+            taken_batches += 1
+        if not results:
+            break
+        yield number + model.steps_per_execution - 1, results
+        number += model.steps_per_execution
+    if taken_batches == data.length:
+        passes.leave_one_out()
+    passes.epoch_ends()
+    if taken_batches == 0:
+        raise InputError("the data has no batch")
+
+
+def _take_values(kept: KeptSession) -> None:
+    """Give the model what the step itself has written besides metrics, such as the state of random numbers."""
+    written = {name for name, _ in kept.distributed.model.updates}
+    live = {name: variable for name, variable in kept.step.live.items() if name in written}
+    if live:
+        values = ModelValues(kept.session, live, kept.values)
+        values.trained()
+        values.copy_to_model()
+
+
+def _predicted(counts: Any, structure: Any, result: StepResult) -> Any:
+    return keras.tree.map_structure(lambda leaf: _array(counts.whole(leaf, result)), structure)
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value) if hasattr(value, "shape") else value
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """The predictions of batches, one after the other."""
+    return keras.tree.map_structure(_concatenated, *batches)
+
+
+def _concatenated(*parts: Any) -> Any:
+    if not hasattr(parts[0], "shape"):
+        return parts[0]
+    return np.concatenate([np.atleast_1d(part) for part in parts])
+
+
+def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Logs as numbers, those in a dict of them by themselves, as Keras returns them."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            found.update(_numbers(value))
+        else:
+            array = np.asarray(value)
+            found[name] = float(array) if array.ndim == 0 else array
+    return found
+
+
+def _in_order(model: Any, logs: Mapping[str, Any]) -> Any:
+    """Logs as Keras' ``evaluate`` returns them: the metrics in the model's order, then others by name."""
+    known = [metric.name for metric in leaf_metrics(model)]  # two may have one name, in Keras, too
+    values = [logs[name] for name in known if name in logs]
+    values += [logs[name] for name in sorted(logs.keys() - set(known))]
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,273 @@
+"""Batches that this process makes in Python, and feeds to the workers in parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from caramel.data.components import is_dataset
+from caramel.errors import DataError, EndOfData, InputError, in_one_line
+from caramel.keras.data_passes import note_pass
+from caramel.runtime.session import Session, StepResult
+
+_BATCHES_FOR_SPEC = 2
+"""Number of batches that say what all are like, as in Keras: where they differ in a size, it varies."""
+
+Batch = tuple[Any, ...]
+"""``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, in structures of arrays."""
+
+
+class Source(Protocol):
+    """Something that makes batches in this process.
+
+    Attributes:
+        length: number of batches of a pass, if it is known.
+        spec: structure of tf.TensorSpec of a batch; their first dimension, the examples, is open.
+    """
+
+    length: int | None
+
+    @property
+    def spec(self) -> Batch:
+        """See above."""
+
+    def first(self) -> Batch | None:
+        """A batch that is like the others; it stays the first of its pass. None where that would change an order."""
+
+    def new_pass(self) -> Iterator[Batch]:
+        """The batches of another pass."""
+
+    def leave_one_out(self) -> None:
+        """Begin a pass that is never read, as Keras does."""
+
+    def epoch_begins(self) -> None:
+        """Tell it that an epoch begins."""
+
+    def epoch_ends(self) -> None:
+        """Tell it that an epoch has ended."""
+
+
+@dataclass
+class FedBatches:
+    """Passes of one training over batches that this process makes.
+
+    Attributes:
+        session: session whose workers train on them.
+        source: what makes them.
+        weighted: function that adds the weights of classes to a batch.
+    """
+
+    session: Session
+    source: Source
+    weighted: Callable[[Batch], Batch] = lambda batch: batch
+    _batches: Iterator[Batch] = field(init=False, default=iter(()))
+
+    def begin(self) -> None:
+        """Let the next step take the first batch of a new pass."""
+        self._batches = self.source.new_pass()
+
+    def leave_one_out(self) -> None:
+        """Begin a pass that is never read, as Keras does."""
+        self.source.leave_one_out()
+
+    def took(self, batches: int) -> None:
+        """Note that batches were read; they are counted here anyway."""
+
+    def step(self) -> StepResult:
+        """Train on the next batch.
+
+        Raises:
+            EndOfData: the pass has no further batch.
+            DataError: the user's code that makes it fails.
+        """
+        try:
+            batch = next(self._batches, None)
+        except tf.errors.OpError as error:
+            raise DataError(f"the next batch cannot be made: {in_one_line(error)}") from error
+        if batch is None:
+            raise EndOfData("the data has no further batch in this pass")
+        return self.session.step(*tf.nest.flatten(self.weighted(batch)))
+
+    def epoch_begins(self) -> None:
+        """Tell the data that an epoch begins."""
+        self.source.epoch_begins()
+
+    def epoch_ends(self) -> None:
+        """Tell the data that an epoch has ended."""
+        self.source.epoch_ends()
+
+
+def source_of(x: Any, shuffle: Any) -> Source | None:
+    """What makes batches in this process; None for other kinds of data.
+
+    Args:
+        x: data as the user gave it.
+        shuffle: whether the batches of a PyDataset come in another order in each pass.
+
+    Raises:
+        InputError: there is no batch, or what is there is none.
+    """
+    if isinstance(x, keras.utils.PyDataset):
+        return _PyDatasetBatches(x, shuffle)
+    if isinstance(x, Generator) or (isinstance(x, Iterator) and not isinstance(x, tf.data.Iterator)):
+        return _GeneratedBatches(x)
+    return None
+
+
+class _EpochsWithoutHooks:
+    """For data that nobody tells of epochs."""
+
+    def leave_one_out(self) -> None:
+        """Nothing notices."""
+
+    def epoch_begins(self) -> None:
+        """Nothing notices."""
+
+    def epoch_ends(self) -> None:
+        """Nothing notices."""
+
+
+class DatasetBatches(_EpochsWithoutHooks):
+    """Batches of a tf.data.Dataset that only runs in this process."""
+
+    def __init__(self, dataset: Any) -> None:
+        assert is_dataset(dataset)
+        self._dataset = dataset
+        cardinality = int(dataset.cardinality())
+        self.length = cardinality if cardinality >= 0 else None
+
+    @property
+    def spec(self) -> Batch:
+        """The dataset's own."""
+        return _as_batch(self._dataset.element_spec)
+
+    def first(self) -> Batch | None:
+        """None: an iterator would draw an order."""
+        return None
+
+    def new_pass(self) -> Iterator[Batch]:
+        """An iterator of the dataset, whose shuffles draw their order for it."""
+        note_pass(self._dataset)
+        return (_as_batch(batch) for batch in iter(self._dataset))
+
+    def leave_one_out(self) -> None:
+        """Make an iterator."""
+        note_pass(self._dataset)
+        iter(self._dataset)
+
+
+class _PyDatasetBatches:
+    """Batches of a keras.utils.PyDataset, one after the other, through its public methods."""
+
+    def __init__(self, dataset: Any, shuffle: Any) -> None:
+        self._dataset = dataset
+        self._shuffle = bool(shuffle)
+        self.length = dataset.num_batches
+        if self.length == 0:
+            raise InputError(f"the {type(dataset).__name__} is empty: it has no batch to train on")
+
+    @property
+    def spec(self) -> Batch:
+        """That of the first batches."""
+        count = _BATCHES_FOR_SPEC if self.length is None else min(self.length, _BATCHES_FOR_SPEC)
+        return _spec_of([_checked(self._dataset[number], self._dataset) for number in range(count)])
+
+    def first(self) -> Batch | None:
+        """That of number 0."""
+        return _checked(self._dataset[0], self._dataset)
+
+    def new_pass(self) -> Iterator[Batch]:
+        """All batches, in another order if they are shuffled; without end if their number is not known."""
+        if self.length is None:
+            numbers: Any = itertools.count()
+        else:
+            numbers = np.arange(self.length)
+            if self._shuffle:
+                np.random.shuffle(numbers)  # Python's and NumPy's states follow from keras.utils.set_random_seed
+        return (_checked(self._dataset[int(number)], self._dataset) for number in numbers)
+
+    def leave_one_out(self) -> None:
+        """Nothing notices."""
+
+    def epoch_begins(self) -> None:
+        """Call the dataset's hook."""
+        self._dataset.on_epoch_begin()
+
+    def epoch_ends(self) -> None:
+        """Call the dataset's hook."""
+        self._dataset.on_epoch_end()
+
+
+class _GeneratedBatches(_EpochsWithoutHooks):
+    """Batches of an iterator, which has one pass; epochs go on in it."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.length: int | None = None
+        self._iterator = iterator
+        self._first = [_checked(batch, iterator) for batch in itertools.islice(iterator, _BATCHES_FOR_SPEC)]
+        if not self._first:
+            raise InputError("the generator is empty: it has no batch to train on")
+
+    @property
+    def spec(self) -> Batch:
+        """That of the first batches."""
+        return _spec_of(self._first)
+
+    def first(self) -> Batch | None:
+        """The first of those that were looked at already."""
+        return self._first[0] if self._first else None
+
+    def new_pass(self) -> Iterator[Batch]:
+        """What is left."""
+        first, self._first = self._first, []
+        return itertools.chain(first, (_checked(batch, self._iterator) for batch in self._iterator))
+
+
+def _as_batch(element: Any) -> Batch:
+    return element if isinstance(element, tuple) and not hasattr(element, "_fields") else (element,)
+
+
+def _checked(batch: Any, source: Any) -> Batch:
+    """A batch that Python code has made, with tuples for lists.
+
+    Raises:
+        InputError: it is none.
+    """
+    batch = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
+    while batch and batch[-1] is None:
+        batch = batch[:-1]
+    if not 1 <= len(batch) <= 3:
+        raise InputError(
+            f"the {type(source).__name__} gives batches of {len(batch)} parts: give (x, y) or (x, y, sample_weight)"
+        )
+    return tuple(_with_tuples(part) for part in batch)
+
+
+def _with_tuples(part: Any) -> Any:
+    if isinstance(part, (list, tuple)):
+        return tuple(_with_tuples(inner) for inner in part)
+    if isinstance(part, dict):
+        return {key: _with_tuples(inner) for key, inner in part.items()}
+    return part if tf.is_tensor(part) else np.asarray(part)
+
+
+def _spec_of(batches: list[Batch]) -> Batch:
+    """What batches are like; the number of examples is open, and so are sizes in which they differ."""
+
+    def spec(*arrays: Any) -> tf.TensorSpec:
+        shapes = {tuple(array.shape) for array in arrays}
+        if len({len(shape) for shape in shapes}) > 1:
+            raise InputError(f"batches differ in their number of dimensions: {' and '.join(map(str, shapes))}")
+        sizes = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes)]
+        return tf.TensorSpec([None, *sizes[1:]] if sizes else [], tf.as_dtype(arrays[0].dtype))
+
+    try:
+        return tf.nest.map_structure(spec, *batches)  # type: ignore[no-any-return]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"batches differ in their structure: {in_one_line(error)}") from error

@@ -1,0 +1,265 @@
+"""Sessions that stay open from one call to the next on the same model: nothing is then captured or compiled again.
+
+Each call begins as in a new session, with the model's present values and its own data. Sessions are closed with their
+model, or when other models have had some since.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.compiler.distributed_model import DistributedModel
+from caramel.data.components import is_dataset
+from caramel.data.dataset import training_data
+from caramel.data.pipeline import Pipeline, make_pipeline
+from caramel.errors import CaramelError
+from caramel.keras.captured_steps import CapturedStep
+from caramel.keras.given_data import GivenData
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.session import Session
+
+_MOST_MODELS = 2
+"""Number of models whose sessions stay open: those that were used last."""
+
+_ATTRIBUTE = "_caramel_sessions"
+"""Attribute of a model with its sessions, so that both are collected together: each refers to the other."""
+
+
+@dataclass
+class KeptSession:
+    """An open session with what it runs.
+
+    Attributes:
+        step: captured step.
+        distributed: the step on all workers.
+        session: session that runs it.
+        sharding: option of the caller.
+        data: data of the last call.
+        values: arrays of the model's variables by name, with which the session has begun.
+    """
+
+    step: CapturedStep
+    distributed: DistributedModel
+    session: Session
+    sharding: str | None
+    data: GivenData
+    values: Mapping[str, Any] = field(init=False)
+    _passes: Any = field(init=False)
+    _pipeline: Pipeline | None = field(init=False)  # whose arrays the workers have
+
+    def __post_init__(self) -> None:
+        self._passes = self.data.passes(self.session)
+        self._pipeline = self.distributed.pipeline
+        self.values = self.distributed.model.values.load()
+
+    @property
+    def passes(self) -> Any:
+        """The passes over the data: those of one dataset go on from one call to the next."""
+        return self._passes
+
+    def begin_again(self, data: GivenData) -> bool:
+        """Let the session begin with the model's present values; False if the workers cannot read this data.
+
+        Args:
+            data: data of another call.
+        """
+        arrays: Pipeline | None = None
+        if data.dataset is not self.data.dataset or not (data.dataset is None or is_dataset(data.dataset)):
+            pipeline = self._made(data)
+            if pipeline is None:
+                return False
+            arrays = None if self._pipeline is None or self._pipeline.has_same_arrays(pipeline) else pipeline
+            self._pipeline = pipeline
+        live = self.step.context.live_variables
+        self.values = {name: variable.numpy() for name, variable in live.items()}
+        self.session.begin_again(self.values, arrays)
+        self._passes = data.passes(self.session)
+        self.data = data
+        return True
+
+    def _made(self, data: GivenData) -> Pipeline | None:
+        """The pipelines of other data, if they differ in their arrays alone."""
+        first = self.distributed.pipeline
+        if first is None or data.dataset is None:
+            return None
+        plan = self.distributed.plan
+        made = make_pipeline(training_data(data.dataset), self.distributed.model, plan.workers, self.sharding)
+        return made if first.fits(made) else None
+
+
+class _OfModel:
+    """The sessions of one model, by what they are for; one for each of its methods at most."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[list[Any], KeptSession]] = {}
+        self._servers: list[tuple[Any, int, Cluster]] = []
+        self._open = ExitStack()
+
+    def servers(self, cluster: Cluster, workers: int) -> Cluster:
+        """Servers of a cluster for all sessions of the model with so many workers."""
+        for known, number, servers in self._servers:
+            if number == workers and (known is cluster or known == cluster):
+                return servers
+        servers = self._open.enter_context(cluster.shared())
+        self._servers.append((cluster, workers, servers))
+        return servers
+
+    def close(self) -> None:
+        """End them, and their servers."""
+        while self.kept:
+            _, (_, kept) = self.kept.popitem()
+            with suppress(CaramelError):
+                kept.session.close()
+        self._servers.clear()
+        with suppress(CaramelError):
+            self._open.close()
+
+
+_lock = threading.RLock()
+_recent: list[weakref.ref[_OfModel]] = []
+
+
+def servers_of(model: Any, cluster: Cluster, workers: int) -> Cluster:
+    """A cluster for the sessions of a model, on servers that stay.
+
+    Args:
+        model: the Keras model.
+        cluster: where its workers run.
+        workers: number of workers.
+    """
+    with _lock:
+        return _sessions_of(model).servers(cluster, workers)
+
+
+def _sessions_of(model: Any) -> _OfModel:
+    """The sessions of a model, now the last one that was used; those of models before the last few are closed."""
+    sessions = vars(model).get(_ATTRIBUTE)
+    if sessions is None:
+        sessions = _OfModel()
+        object.__setattr__(model, _ATTRIBUTE, sessions)
+    alive = [each for each in (reference() for reference in _recent) if each is not None and each is not sessions]
+    for each in alive[: 1 - _MOST_MODELS]:
+        each.close()
+    _recent[:] = [weakref.ref(each) for each in (*alive[1 - _MOST_MODELS :], sessions)]
+    return sessions
+
+
+def taken(model: Any, method: str, purpose: list[Any], data: GivenData) -> KeptSession | None:
+    """The session that was kept for the same purpose, which begins again; None where there is none.
+
+    The caller has it for itself, until it gives it to `keep`.
+
+    Args:
+        model: the Keras model.
+        method: name of the model's method that the workers run.
+        purpose: what must be as it was; see `purpose_of`.
+        data: data of the call.
+    """
+    with _lock:
+        sessions = vars(model).get(_ATTRIBUTE)
+        before, kept = (None, None) if sessions is None else sessions.kept.pop(method, (None, None))
+    if kept is None:
+        return None
+    try:
+        if _is_same(before, purpose) and kept.begin_again(data):
+            return kept
+    except CaramelError:  # the servers are gone, for one: a new session says what is wrong, if that lasts
+        pass
+    with suppress(CaramelError):
+        kept.session.close()
+    return None
+
+
+def keep(model: Any, method: str, purpose: list[Any], kept: KeptSession) -> None:
+    """Keep a session open for the next call.
+
+    Args:
+        model: the Keras model.
+        method: name of the model's method that the workers run.
+        purpose: see `taken`.
+        kept: session whose steps all went well.
+    """
+    with _lock:
+        sessions = _sessions_of(model)
+        _, other = sessions.kept.get(method, (None, None))
+        sessions.kept[method] = (purpose, kept)
+    if other is not None:  # of another thread
+        with suppress(CaramelError):
+            other.session.close()
+
+
+@contextmanager
+def closed_on_error(kept: KeptSession) -> Iterator[None]:
+    """Close a session if something goes wrong with it."""
+    try:
+        yield
+    except BaseException:
+        kept.session.close()
+        raise
+
+
+def purpose_of(model: Any, data: GivenData, workers: int, cluster: Any, options: Mapping[str, Any]) -> list[Any]:
+    """What must be the same for two calls to share a session.
+
+    Args:
+        model: the Keras model, with its variables.
+        data: data of the call.
+        workers: number of workers.
+        cluster: where they run.
+        options: further options of the call.
+    """
+    compiled = [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+    own = [vars(model).get(name) for name in ("train_step", "test_step", "predict_step", "compute_loss", "call")]
+    spec, is_fed = data.element_spec, data.dataset is None
+    files = [_state_of_file(value) for value in options.values()]
+    trainable = [variable.trainable for variable in model.variables]
+    variables = list(model.variables)
+    return [
+        *compiled,
+        *own,
+        is_fed,
+        spec,
+        workers,
+        cluster,
+        sorted(options),
+        *(options[name] for name in sorted(options)),
+        files,
+        trainable,
+        *variables,
+    ]
+
+
+def _state_of_file(value: Any) -> Any:
+    """What changes with a file's contents, of an option that may be a path."""
+    if not isinstance(value, (str, os.PathLike)) or not Path(value).is_file():
+        return None
+    state = Path(value).stat()
+    return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _is_same(before: Any, now: list[Any]) -> bool:
+    if before is None or len(before) != len(now):
+        return False
+    return all(map(_are_same, before, now))
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    return one is other or (_is_plain(one) and type(one) is type(other) and one == other)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether equality of such values says that they are the same."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (str, int, float, os.PathLike, Cluster, tf.TypeSpec))

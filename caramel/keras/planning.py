@@ -1,0 +1,110 @@
+"""Plans for `fit`: where the network is known, the step is traced on the workers, and its transfers are planned."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from caramel.armodel import ARModel
+from caramel.errors import CaptureError, TraceError
+from caramel.facts import Trace
+from caramel.frontend.context import Context
+from caramel.measure.trace_file import load_trace
+from caramel.measure.tracer import trace
+from caramel.model import Model
+from caramel.runtime.clusters.base import Cluster
+from caramel.util.units import format_time
+
+_RUNS, _STEPS = 3, 10
+"""Number of traced and of plain steps before a training: it is to begin soon."""
+
+_BY_HAND = ("plan", "analyzers", "policy", "postponed", "serialization", "scheduling")
+"""Options with which the caller decides what else a trace is for."""
+
+
+def traced_options(
+    context: Context,
+    options: Mapping[str, Any],
+    workers: int,
+    cluster: Cluster | None,
+    batch: Callable[[], Sequence[Any] | None],
+    own_step: Callable[[], Context],
+) -> dict[str, Any]:
+    """Options of `caramel.ARModel` with a trace of the captured step, where one is of use.
+
+    Args:
+        context: what `fit` captured.
+        options: options of the caller.
+        workers: number of workers.
+        cluster: the cluster to train on.
+        batch: function that makes the arrays of a step: none where the workers read the data, None where there is no
+            batch to be had.
+        own_step: function that captures the model's ``train_step`` as a user would.
+
+    Raises:
+        TraceError: the caller's trace is of another program.
+    """
+    found = dict(options)
+    if found.get("trace") is not None:
+        given = found["trace"]
+        loaded = load_trace(given) if isinstance(given, (str, os.PathLike)) else given
+        found["trace"] = _of_captured(loaded, context.model_for(workers), own_step)
+    elif found.get("network") is not None and not any(name in found for name in _BY_HAND):
+        arrays = batch()
+        if arrays is not None:
+            found["trace"] = trace(
+                context, *arrays, workers=workers, cluster=cluster, runs=_RUNS, steps=_STEPS, progress=False
+            )
+    return found
+
+
+def _of_captured(given: Any, step: Model, own_step: Callable[[], Context]) -> Trace:
+    """A user's trace, for what `fit` captures: the same step, which besides watches the metrics.
+
+    Raises:
+        TraceError: it is a trace of another program.
+    """
+    digest = step.digest
+    if not isinstance(given, Trace) or given.model_digest == digest:
+        return given  # ARModel says what is wrong with what is no trace
+    try:
+        is_same = given.model_digest == own_step().model.digest
+    except CaptureError:  # what `fit` could capture with its knowledge of Keras, a plain capture may not
+        is_same = False
+    if not is_same:
+        raise TraceError(
+            "the trace is of another program than this model's training step on this data: trace "
+            "caramel.capture(lambda *batch: model.train_step(batch), data=dataset) with the same model and dataset, or "
+            "leave trace= out, and fit traces by itself where network= is given"
+        )
+    nodes = {node.name for node in step.graph}
+    return replace(
+        given,
+        model_digest=digest,
+        op_s={name: time_s for name, time_s in given.op_s.items() if name in nodes},
+        op_bytes={name: size for name, size in given.op_bytes.items() if name in nodes},
+        op_least_s={name: time_s for name, time_s in given.op_least_s.items() if name in nodes},
+    )
+
+
+def one_line(model: ARModel, began_s: float) -> str | None:
+    """What a plan is, and what it is predicted to bring; None where nothing is predicted.
+
+    Args:
+        model: planned with a trace and a network.
+        began_s: when tracing began, of `time.perf_counter`.
+    """
+    prediction = model.plan.prediction
+    if prediction is None:
+        return None
+    took_s = time.perf_counter() - began_s
+    forward = sum(transfer.window == "forward" for transfer in model.plan.transfers)
+    step, interval = format_time(prediction.timeline.iteration_s), prediction.interval
+    span = "" if interval is None else f" ({format_time(interval.low_s)} to {format_time(interval.high_s)})"
+    return (
+        f"caramel: traced and planned in {took_s:.1f} s: {len(model.plan.transfers)} transfers, {forward} of them in "
+        f"the next step's forward pass; a step is predicted to take {step}{span}"
+    )

@@ -1,0 +1,103 @@
+"""`caramel.fit` where the network is known: it traces and plans by itself, and trains as without a plan."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from fit_common import AS_WRITTEN, arrays, compiled, dataset
+
+import caramel
+from caramel.netmodel.file import save as save_network
+
+pytestmark = pytest.mark.usefixtures("double")
+
+NETWORK = caramel.NetworkModel.from_link_rate(1.25e8)
+X, Y = arrays(60)
+
+
+def trained(*data, workers=2, verbose=0, **options):
+    """The history and the model."""
+    model = compiled()
+    history = caramel.fit(
+        model, *data, workers=workers, epochs=2, verbose=verbose, cluster=AS_WRITTEN, deterministic=True, **options
+    )
+    return history, model
+
+
+def check_same_bits(first, second):
+    assert first[0].history == second[0].history
+    for one, other in zip(first[1].variables, second[1].variables):
+        np.testing.assert_array_equal(one, other, err_msg=one.path)
+
+
+class InBatches(keras.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        return X[12 * number :][:12], Y[12 * number :][:12]
+
+
+DATA = {
+    "a dataset": lambda: (dataset(),),
+    "arrays": lambda: (X, Y),
+    "Python": lambda: (InBatches(),),
+    "a generator": lambda: ((batch for batch in [(X[:12], Y[:12])] * 10),),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_it_plans_by_itself_and_trains_the_same(kind, capsys):
+    options = {"steps_per_epoch": 5} if kind == "a generator" else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = trained(*DATA[kind](), shuffle=False, **options)
+        planned = trained(*DATA[kind](), shuffle=False, network=NETWORK, **options)
+    check_same_bits(plain, planned)
+    plan = planned[0].plan
+    assert plan.prediction is not None and plan.transfers
+    assert plain[0].plan.prediction is None
+    assert capsys.readouterr().out == ""
+
+
+def test_it_says_so_in_one_line(capsys):
+    history, _ = trained(X, Y, network=NETWORK, verbose=2)
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if line.startswith("caramel:")]
+    assert len(said) == 1 and lines[0] == said[0]
+    assert f" {len(history.plan.transfers)} transfers" in said[0] and "a step is predicted to take" in said[0]
+
+
+def own_step(model):
+    return lambda x, y: model.train_step((x, y))
+
+
+def test_a_trace_of_the_captured_train_step(tmp_path):
+    plain = trained(dataset())
+    model = compiled()
+    model.optimizer.build(model.trainable_variables)
+    model.test_on_batch(X, Y)  # makes the variables of the metrics
+    trace = caramel.trace(caramel.capture(own_step(model), data=dataset()), workers=2, runs=2, steps=2)
+    caramel.save_trace(trace, tmp_path / "trace.json")
+    save_network(NETWORK, tmp_path / "net.json")
+    planned = trained(dataset(), trace=tmp_path / "trace.json", network=tmp_path / "net.json")
+    check_same_bits(plain, planned)
+    assert planned[0].plan.prediction is not None
+
+
+def test_a_trace_of_another_program_is_refused():
+    model = compiled(optimizer=lambda: keras.optimizers.Adam(0.1))
+    model.optimizer.build(model.trainable_variables)
+    model.test_on_batch(X, Y)
+    trace = caramel.trace(caramel.capture(own_step(model), data=dataset()), workers=2, runs=1, steps=1)
+    with pytest.raises(caramel.TraceError, match="another program than this model's training step"):
+        trained(dataset(), trace=trace, network=NETWORK)
+
+
+def test_what_the_caller_decides_stays():
+    """No trace is made for a plan by hand."""
+    history, _ = trained(X, Y, network=NETWORK, policy="paper")
+    assert history.plan.prediction is None
+    with pytest.raises(caramel.CaramelError, match="trace"):
+        trained(X, Y, network=NETWORK, trace="missing.json")

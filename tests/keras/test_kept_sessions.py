@@ -1,0 +1,201 @@
+"""Calls on the same model share a session; each begins as in a new one, and with what is its own."""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fit_common import AS_WRITTEN, arrays, compiled, dataset
+
+import caramel
+from caramel.netmodel.file import save as save_network
+
+pytestmark = pytest.mark.usefixtures("double")
+
+X, Y = arrays(59)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The sessions that are opened."""
+    sessions = []
+    init = caramel.Session.__init__
+
+    def counted(self, *given, **options):
+        sessions.append(weakref.ref(self))
+        init(self, *given, **options)
+
+    monkeypatch.setattr(caramel.Session, "__init__", counted)
+    return sessions
+
+
+def fitted(model, *data, **options):
+    options = {"workers": 2, "verbose": 0, "cluster": AS_WRITTEN, "shuffle": False, **options}
+    return caramel.fit(model, *data, **options)
+
+
+DATA = dataset(59)
+SAME = {
+    "the same dataset": (lambda: (DATA,), {}),
+    "arrays": (lambda: (X, Y), {"batch_size": 12}),
+    "other arrays": (lambda: (X + np.random.default_rng(1).normal(size=X.shape), Y), {"batch_size": 12}),
+    "a dataset made again": (lambda: (dataset(59),), {}),
+    "Python": (lambda: (InBatches(),), {}),
+}
+
+
+class InBatches(keras.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        return X[12 * number :][:12], Y[12 * number :][:12]
+
+
+@pytest.mark.filterwarnings("ignore:the batches are made")
+@pytest.mark.parametrize("name", SAME)
+def test_a_second_call_opens_no_other_session(opened, name):
+    make, options = SAME[name]
+    kept, anew = compiled(), compiled()
+    for number in range(3):
+        got = fitted(kept, *make(), **options)
+        assert len(opened) == 1 + number  # the other model's are counted, too
+        want = fitted(anew, *make(), **options)
+        vars(anew).pop("_caramel_sessions").close()
+        assert got.history == want.history
+    for one, other in zip(kept.variables, anew.variables):
+        np.testing.assert_array_equal(one, other, err_msg=one.path)
+
+
+def test_arrays_that_were_the_same_once(opened):
+    """Inputs that are also the targets are loaded once; later ones that are not are loaded both."""
+
+    def autoencoder():
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(4)
+        model = keras.Sequential([keras.Input([5]), keras.layers.Dense(5)])
+        model.compile("sgd", "mse")
+        return model
+
+    model, other = autoencoder(), autoencoder()
+    for y in (X, X + 1.0):
+        got = fitted(model, X, y).history["loss"]
+        want = other.fit(X, y, verbose=0, shuffle=False).history["loss"]
+        np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_what_the_user_changes_in_between(opened):
+    histories = []
+    for fit in (fitted, lambda model, *data: model.fit(*data, verbose=0, shuffle=False)):
+        model, history = compiled(), []
+        for value in (0.0, 1.0):
+            model.layers[-1].bias.assign([value] * 3)
+            model.optimizer.learning_rate.assign(0.1 * (1 + value))
+            history += fit(model, X, Y).history["loss"]
+        histories.append(history)
+    assert len(opened) == 1
+    np.testing.assert_allclose(*histories, rtol=1e-9)
+
+
+CHANGES = {
+    "compiled again": (lambda m: m.compile("sgd", m.loss), {}),
+    "another number of workers": (lambda m: None, {"workers": 3}),
+    "another cluster": (lambda m: None, {"cluster": caramel.InProcess()}),
+    "another option": (lambda m: None, {"deterministic": True}),
+    "other batches": (lambda m: None, {"batch_size": 10}),
+    "weights": (lambda m: None, {"sample_weight": np.ones(59)}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_needs_another_session(opened, name):
+    change, options = CHANGES[name]
+    model = compiled()
+    fitted(model, X, Y)
+    change(model)
+    fitted(model, X, Y, **options)
+    assert len(opened) == 2
+    gc.collect()
+    assert opened[0]() is None or opened[0]()._closed
+
+
+def test_a_network_in_a_file_that_changes(opened, tmp_path):
+    model, path = compiled(), tmp_path / "net.json"
+    for number, rate in enumerate((1e8, 1e8, 2e8)):
+        if number != 1:
+            save_network(caramel.NetworkModel.from_link_rate(rate), path)
+        history = fitted(model, X, Y, network=path, scheduling=False)
+    assert len(opened) == 2 and history.plan is not None
+
+
+def test_a_failure_closes_the_session(opened):
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise ZeroDivisionError
+
+    model = compiled()
+    with pytest.raises(ZeroDivisionError):
+        fitted(model, X, Y, callbacks=[Fails()])
+    assert opened[0]()._closed
+    fitted(model, X, Y)
+    assert len(opened) == 2
+
+
+def test_a_session_goes_with_its_model(opened):
+    model = compiled()
+    fitted(model, X, Y)
+    del model
+    gc.collect()
+    assert opened[0]() is None
+
+
+def test_few_models_keep_theirs(opened):
+    models = [compiled() for _ in range(4)]
+    for model in models:
+        fitted(model, X, Y)
+        caramel.predict(model, X, workers=2, verbose=0, cluster=AS_WRITTEN)
+    assert [reference()._closed for reference in opened] == [True] * 4 + [False] * 4
+
+
+def test_a_model_with_sessions_can_be_copied_and_saved(opened, tmp_path):
+    model = compiled()
+    fitted(model, X, Y)
+    clone = keras.models.clone_model(model)
+    assert "_caramel_sessions" not in vars(clone)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_two_threads_have_a_session_each(opened):
+    from concurrent.futures import ThreadPoolExecutor
+
+    models = [compiled() for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        losses = list(pool.map(lambda model: fitted(model, X, Y, epochs=2).history["loss"], models))
+    assert losses[0] == losses[1] and len(opened) == 2
+
+
+@pytest.mark.processes
+def test_servers_stay_from_call_to_call(opened):
+    model = compiled()
+    cluster = caramel.LocalProcesses()
+    fitted(model, X, Y, cluster=cluster)
+    before = opened[0]().executor.pids()
+    fitted(model, X, Y, cluster=cluster)
+    assert len(opened) == 1
+    fitted(model, X, Y, cluster=cluster, batch_size=10)  # another session, on the same servers
+    assert len(opened) == 2 and opened[1]().executor.pids() == before
+
+
+def test_a_dataset_that_shuffles_goes_on():
+    """Every call takes the next orders of one shuffle, as in Keras."""
+    histories = []
+    for fit in (fitted, lambda model, data, **o: model.fit(data, verbose=0, **o)):
+        tf.random.set_seed(5)
+        model, data = compiled(), dataset().unbatch().shuffle(60, seed=1).batch(12)
+        history = [fit(model, data, epochs=2).history["loss"] for _ in range(3)]
+        histories.append(np.ravel(history))
+    np.testing.assert_allclose(*histories, rtol=1e-9)
