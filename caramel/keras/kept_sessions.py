@@ -6,6 +6,7 @@ model, or when other models have had some since.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -126,6 +127,14 @@ class _OfModel:
 
 _lock = threading.RLock()
 _recent: list[weakref.ref[_OfModel]] = []
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is open at the end of the process: servers elsewhere would keep the variables."""
+    for sessions in [reference() for reference in _recent]:
+        if sessions is not None:
+            sessions.close()
 
 
 def servers_of(model: Any, cluster: Cluster, workers: int) -> Cluster:

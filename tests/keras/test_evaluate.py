@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import AS_WRITTEN, CLASSES, FEATURES, arrays, compiled, compiled_as, dataset, made
+from variants import in_soak
 
 import caramel
 
@@ -60,7 +61,7 @@ DATA = {
 
 def of(name):
     given, options = DATA[name]
-    return (given() if callable(given) else given), options
+    return (given() if callable(given) else given), dict(options)
 
 
 def quietly(function, *given, **options):
@@ -69,7 +70,9 @@ def quietly(function, *given, **options):
         return function(*given, verbose=0, **options)
 
 
-CASES = [(name, 2) for name in DATA] + [("arrays in batches", 1), ("a last batch of one", 4), ("a dataset", 3)]
+FAST = [("weights", 2), ("a last batch of one", 4), ("a dataset in steps", 3), ("Python", 2)]
+SLOW = [(name, 2) for name in DATA] + [("arrays in batches", 1), ("a dataset", 3)]
+CASES = [*FAST, *in_soak(*(case for case in SLOW if case not in FAST))]
 
 
 @pytest.mark.parametrize(("name", "workers"), CASES)
@@ -89,12 +92,13 @@ def test_an_evaluation_by_names():
     assert got == pytest.approx(want, rel=1e-9)
 
 
-@pytest.mark.parametrize(("name", "workers"), [case for case in CASES if case[0] != "weights"])
+@pytest.mark.parametrize(("name", "workers"), CASES)
 def test_predictions_are_those_of_one_device(name, workers):
     model = compiled()
     given, options = of(name)
+    options.pop("sample_weight", None)
     want = quietly(model.predict, *given[:1], **options)
-    given, options = of(name)
+    given, _ = of(name)
     got = quietly(caramel.predict, model, *given[:1], workers=workers, cluster=AS_WRITTEN, **options)
     assert isinstance(got, np.ndarray) and got.shape == want.shape and got.dtype == want.dtype
     np.testing.assert_allclose(got, want, **CLOSE)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import AS_WRITTEN, CLASSES, FEATURES, arrays, compiled, made, same
+from variants import in_soak
 
 import caramel
 
@@ -47,12 +48,15 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+FAST = ("batches", "split with weights", "class weights", "steps and batches")
+
+
+@pytest.mark.parametrize("name", [*FAST, *in_soak(*(name for name in OPTIONS if name not in FAST))])
 def test_arguments(name):
     same(*both_on(X, Y, **OPTIONS[name]))
 
 
-@pytest.mark.parametrize("workers", [1, 3, 4])
+@pytest.mark.parametrize("workers", [4, *in_soak(1, 3)])
 def test_numbers_of_workers(workers):
     same(*both_on(X, Y, batch_size=12, validation_split=0.2, workers=workers))
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from fit_common import AS_WRITTEN, arrays, compiled, dataset
+from variants import in_soak
 
 import caramel
 from caramel.netmodel.file import save as save_network
@@ -47,7 +48,7 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("kind", ["arrays", "Python", *in_soak("a dataset", "a generator")])
 def test_it_plans_by_itself_and_trains_the_same(kind, capsys):
     options = {"steps_per_epoch": 5} if kind == "a generator" else {}
     with warnings.catch_warnings():

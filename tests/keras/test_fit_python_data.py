@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import AS_WRITTEN, FEATURES, arrays, compiled, same
+from variants import in_soak
 
 import caramel
 
@@ -86,14 +87,17 @@ def same_but_for_the_count(first, second):
     same(first, second)
 
 
-@pytest.mark.parametrize("name", SOURCES)
+FAST = ("PyDataset in steps", "generator", "from_generator")
+
+
+@pytest.mark.parametrize("name", [*FAST, *in_soak(*(name for name in SOURCES if name not in FAST))])
 def test_it_trains_as_keras_does(name):
     make_data, options = SOURCES[name]
     check = same_but_for_the_count if name in ("one pass", "from_generator") else same
     check(*both_on(make_data, **options))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [3, *in_soak(1)])
 def test_numbers_of_workers(workers):
     same(*both_on(InBatches, workers=workers))
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import AS_WRITTEN, same
+from variants import in_soak
 
 import caramel
 
@@ -69,7 +70,7 @@ def both_on(make_data, build, workers, **options):
     return (want, alone), (got, distributed)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [4, *in_soak(1, 2)])
 @pytest.mark.parametrize("kind", ["pipeline", "model"])
 def test_text(kind, workers):
     make_data, build = {"pipeline": (in_numbers, of_numbers), "model": (in_text, of_text)}[kind]
@@ -77,7 +78,7 @@ def test_text(kind, workers):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["pipeline", "model"])
+@pytest.mark.parametrize("kind", ["model", *in_soak("pipeline")])
 def test_text_over_server_processes(kind):
     make_data, build = {"pipeline": (in_numbers, of_numbers), "model": (in_text, of_text)}[kind]
     same(*both_on(make_data, build, 3, cluster=caramel.LocalProcesses()), rtol=1e-4)
@@ -93,7 +94,7 @@ def of_images():
     return keras.Sequential([keras.Input([8, 8, 1]), layers.Flatten(), layers.Dense(2)])
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [2, *in_soak(1, 4)])
 def test_augmentation_in_the_pipeline(workers):
     """All workers draw the same, and of that each takes its part."""
     same(*both_on(augmented, of_images, workers, cluster=AS_WRITTEN), rtol=1e-4)
@@ -148,7 +149,7 @@ def own_step(default=3):
 
 
 @pytest.mark.parametrize("fed", [True, False])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [3, *in_soak(1)])
 def test_a_table_in_a_step_of_ones_own(workers, fed):
     step, (want,) = own_step()
     compiled_step = tf.function(step)
