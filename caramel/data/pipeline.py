@@ -61,11 +61,16 @@ class Pipeline:
         """Arrays to load before the datasets are made, by key."""
         return {c.key: c.value for source in self.sources for c in source.constants}
 
+    @property
+    def seed(self) -> int | None:
+        """The seed for shuffles without one; None to leave it to chance."""
+        return self.sources[0].seed
+
     def fits(self, other: Pipeline) -> bool:
         """Whether the workers can go on with the data of another pipeline as they are: only its arrays differ.
 
         Args:
-            other: pipeline for the same model and number of workers.
+            other: pipeline of the same kind, for the same model and number of workers.
         """
         return self._without_values() == other._without_values()
 

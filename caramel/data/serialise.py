@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,9 @@ from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, node_of, tensor_name
 
 v1 = tf.compat.v1
+
+SEED_ATTRIBUTE = "_caramel_seed"
+"""Attribute of a dataset with the seed for its shuffles: datasets that only differ in that have the same graph."""
 
 _IGNORE_STATE = 1
 """tf.data's policy of ignoring ops with state; `caramel.data.source` checks them, and names them in errors."""
@@ -31,12 +34,14 @@ class Serialised:
         dataset: name of the node that is the dataset.
         cardinality: number of elements, or one of tf.data's INFINITE_CARDINALITY and UNKNOWN_CARDINALITY.
         components: tensors of its elements; empty where all workers' datasets have the same.
+        seed: seed for the shuffles without one, which the graph is without; None to leave it to chance.
     """
 
     graph: Graph
     dataset: str
     cardinality: int
     components: tuple[Component, ...] = ()
+    seed: int | None = None
 
     @cached_property
     def library(self) -> Library:
@@ -54,7 +59,9 @@ def serialise(dataset: Any) -> Serialised:
     variant = tf.data.experimental.to_variant(dataset)
     if isinstance(variant, tf.__internal__.EagerTensor):
         with tf.init_scope(), _explaining():
-            return _parsed(_graph_of(variant).numpy(), tf.raw_ops.DatasetCardinality(input_dataset=variant).numpy())
+            cardinality = tf.raw_ops.DatasetCardinality(input_dataset=variant).numpy()
+            serialised = _parsed(_graph_of(variant).numpy(), cardinality)
+            return replace(serialised, seed=getattr(dataset, SEED_ATTRIBUTE, None))
     nodes = Graph.from_graph_def(variant.graph.as_graph_def())
     return serialise_nodes(nodes, variant.name)
 

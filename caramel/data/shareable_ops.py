@@ -8,7 +8,8 @@ from caramel.data.serialise import Serialised
 from caramel.errors import UnsupportedError
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import Graph, NodeDef, node_of, parse_input
+from caramel.graph.graph import Graph, NodeDef, copied, node_of, parse_input
+from caramel.graph.nodes import constant
 
 _FILLING_OPS = frozenset({"AssignVariableOp", "LookupTableImportV2"})
 """Ops that give a copy of a variable or lookup table what is in the original."""
@@ -140,6 +141,19 @@ def unset_seeds(graph: Graph, node: NodeDef) -> tuple[int, int] | None:
         return None
     producers = [graph[parse_input(node.input[p])[0]] for p in positions]
     return positions if all(_is_zero(p) for p in producers) else None
+
+
+def without_seeds(graph: Graph) -> Graph:
+    """The graph with shuffles whose seeds are left open."""
+    zero = "unset_seed"
+    changed = {}
+    for node in graph:
+        positions = _seed_inputs(node)
+        if positions is not None:
+            changed[node.name] = copied(node)
+            for position in positions:
+                changed[node.name].input[position] = zero
+    return graph.replaced(changed, [constant(zero, 0, "int64", "")])
 
 
 def _seed_inputs(node: NodeDef) -> tuple[int, int] | None:

@@ -65,6 +65,7 @@ class Source:
         random: op that draws other numbers on each worker, with the reason; None if there is none.
         resumes: whether an iterator can go on elsewhere from its state alone.
         notes: changes to the user's dataset, one sentence each.
+        seed: seed for the shuffles without one; None to leave it to chance.
     """
 
     graph: Graph
@@ -78,6 +79,7 @@ class Source:
     random: str | None
     resumes: bool
     notes: tuple[str, ...]
+    seed: int | None = None
 
     @property
     def digest(self) -> str:
@@ -104,6 +106,8 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
     """
     shareable_ops.refuse_foreign(serialised)
     notes = []
+    if serialised.seed is not None:
+        serialised = replace(serialised, graph=shareable_ops.without_seeds(serialised.graph))
     if shared:
         graph, loose = _made_deterministic(serialised.graph)
         serialised = replace(serialised, graph=graph)
@@ -140,6 +144,7 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
         random=random,
         resumes=resumes,
         notes=tuple(notes),
+        seed=serialised.seed,
     )
 
 

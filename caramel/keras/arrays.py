@@ -12,8 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from caramel.data.serialise import SEED_ATTRIBUTE
 from caramel.errors import InputError
 from caramel.util.arguments import shown, whole_number
+
+_SEED_LIMIT = 2**62
 
 DEFAULT_BATCH_SIZE = 32
 """Number of examples in a batch where nobody says one, as in Keras."""
@@ -91,7 +94,8 @@ class Arrays:
     def dataset(self, batch_size: int, shuffle: Any) -> tf.data.Dataset:
         """Batches of the examples; a pass has each once.
 
-        The pipeline shuffles numbers of examples, and looks the examples up batch by batch.
+        The pipeline shuffles numbers of examples, and looks the examples up batch by batch. The seed of the shuffle is
+        beside the pipeline, so that another call on such arrays has the same one.
 
         Args:
             batch_size: number of examples in a batch; the last one may have fewer.
@@ -110,7 +114,11 @@ class Arrays:
             batches = tf.nest.map_structure(lambda array: tf.gather(array, batch), parts)
             return batches if len(batches) > 1 else batches[0]
 
-        return numbers.batch(batch_size).map(looked_up)
+        batches = numbers.batch(batch_size).map(looked_up)
+        if shuffle and shuffle != "batch":
+            seed = tf.random.uniform([], 1, _SEED_LIMIT, tf.int64)  # follows from keras.utils.set_random_seed
+            setattr(batches, SEED_ATTRIBUTE, int(seed))
+        return batches
 
 
 def are_arrays(x: Any) -> bool:

@@ -211,7 +211,7 @@ class _Place:
         distributed = computation_alone(step.context, self.workers, sharding=self.sharding)
         servers = servers_of(model, self.cluster, self.workers)
         session = Session(distributed, servers, step_timeout_s=self.step_timeout_s)
-        return KeptSession(step, distributed, session, self.sharding, data)
+        return KeptSession(step, distributed, session, data)
 
     def keep(self, model: Any, data: GivenData, kept: KeptSession) -> None:
         """Keep the session for the next call."""

@@ -187,7 +187,7 @@ def _opened(
         if line is not None:
             click.echo(line)
     session = armodel.session(servers_of(model, cluster, workers), step_timeout_s=step_timeout_s)
-    return KeptSession(step, armodel.distributed, session, options.get("sharding"), data)
+    return KeptSession(step, armodel.distributed, session, data)
 
 
 def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None, verbose: int | str) -> Any:

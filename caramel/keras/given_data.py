@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches, is_dataset
 from caramel.data.dataset import sample_dataset, why_not_on_workers
+from caramel.data.serialise import SEED_ATTRIBUTE
 from caramel.errors import InputError
 from caramel.keras.arrays import Arrays, are_arrays, batch_size_of
 from caramel.keras.class_weights import class_weighting, with_class_weights
@@ -121,6 +122,8 @@ def given_data(
 
 def _on_workers(dataset: Any, class_weight: Mapping[int, float] | None, **more: Any) -> GivenData:
     weighted = dataset if class_weight is None else with_class_weights(dataset, class_weight)
+    if hasattr(dataset, SEED_ATTRIBUTE):
+        setattr(weighted, SEED_ATTRIBUTE, getattr(dataset, SEED_ATTRIBUTE))
     cardinality = int(dataset.cardinality()) if is_dataset(dataset) else -1
     return GivenData(
         sample_dataset(weighted).element_spec,

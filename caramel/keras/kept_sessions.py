@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import tensorflow as tf
 from caramel.compiler.distributed_model import DistributedModel
 from caramel.data.components import is_dataset
 from caramel.data.dataset import training_data
-from caramel.data.pipeline import Pipeline, make_pipeline
+from caramel.data.pipeline import Pipeline
 from caramel.errors import CaramelError
 from caramel.keras.captured_steps import CapturedStep
 from caramel.keras.given_data import GivenData
@@ -43,7 +43,6 @@ class KeptSession:
         step: captured step.
         distributed: the step on all workers.
         session: session that runs it.
-        sharding: option of the caller.
         data: data of the last call.
         values: arrays of the model's variables by name, with which the session has begun.
     """
@@ -51,7 +50,6 @@ class KeptSession:
     step: CapturedStep
     distributed: DistributedModel
     session: Session
-    sharding: str | None
     data: GivenData
     values: Mapping[str, Any] = field(init=False)
     _passes: Any = field(init=False)
@@ -73,16 +71,16 @@ class KeptSession:
         Args:
             data: data of another call.
         """
-        arrays: Pipeline | None = None
+        pipeline, loads = self._pipeline, False
         if data.dataset is not self.data.dataset or not (data.dataset is None or is_dataset(data.dataset)):
             pipeline = self._made(data)
             if pipeline is None:
                 return False
-            arrays = None if self._pipeline is None or self._pipeline.has_same_arrays(pipeline) else pipeline
+            loads = self._pipeline is None or not self._pipeline.has_same_arrays(pipeline)
             self._pipeline = pipeline
         live = self.step.context.live_variables
         self.values = {name: variable.numpy() for name, variable in live.items()}
-        self.session.begin_again(self.values, arrays)
+        self.session.begin_again(self.values, pipeline, loads)
         self._passes = data.passes(self.session)
         self.data = data
         return True
@@ -92,8 +90,7 @@ class KeptSession:
         first = self.distributed.pipeline
         if first is None or data.dataset is None:
             return None
-        plan = self.distributed.plan
-        made = make_pipeline(training_data(data.dataset), self.distributed.model, plan.workers, self.sharding)
+        made = replace(first, sources=training_data(data.dataset).sources(self.distributed.plan.workers))
         return made if first.fits(made) else None
 
 

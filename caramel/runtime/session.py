@@ -168,7 +168,7 @@ class Session:
         try:
             self._state = VariableState(distributed, self._run_op)
             self._step_count = self._state.initialise()
-            self._data = None if self._signature.data is None else WorkerData(self._signature, self._run_each)
+            self._data = self._new_data(distributed.pipeline)
         except BaseException:
             self._executor.close()
             raise
@@ -196,6 +196,12 @@ class Session:
         finally:
             if has_lock:
                 self._lock.release()
+
+    def _new_data(self, pipeline: Pipeline | None) -> WorkerData | None:
+        """The workers' data at its beginning; None where the driver feeds all."""
+        if self._signature.data is None or pipeline is None:
+            return None
+        return WorkerData(self._signature, self._run_each, pipeline.seed)
 
     def _run_each(self, runs: Sequence[Run]) -> list[list[np.ndarray] | StepError]:
         return self._executor.run_each(runs, self._timeout_s)
@@ -469,21 +475,22 @@ class Session:
         self._state.assign(values, lambda nodes: self._executor.extend(Graph(nodes).to_bytes()))
 
     @_one_at_a_time
-    def begin_again(self, values: Mapping[str, np.ndarray], pipeline: Pipeline | None = None) -> None:
+    def begin_again(
+        self, values: Mapping[str, np.ndarray], pipeline: Pipeline | None = None, loads: bool = True
+    ) -> None:
         """Go on as a session does that was just opened, with other values and other data.
 
         Args:
             values: arrays by the names of the variables; others get the program's initial values.
-            pipeline: arrays for the same pipelines (see `caramel.data.pipeline.Pipeline.fits`); None if the workers
-                have theirs.
+            pipeline: other pipelines that fit those so far (see `caramel.data.pipeline.Pipeline.fits`).
+            loads: whether the workers need its arrays.
 
         Raises:
             StepError: a step failed before.
         """
         self.flush()
-        self._step_count = self._state.begin_again(values, pipeline)
-        if self._data is not None:
-            self._data = WorkerData(self._signature, self._run_each)
+        self._step_count = self._state.begin_again(values, pipeline if loads else None)
+        self._data = self._new_data(pipeline or self._distributed.pipeline)
 
     @_one_at_a_time
     def write_back(self) -> None:

@@ -48,9 +48,10 @@ class WorkerData:
     Args:
         signature: signature of the distributed graph.
         run_each: function that runs the graph for several workers at once.
+        seed: seed for shuffles without one, a positive number below 2**62; None for one by chance.
     """
 
-    def __init__(self, signature: Signature, run_each: RunEach) -> None:
+    def __init__(self, signature: Signature, run_each: RunEach, seed: int | None = None) -> None:
         assert signature.data is not None
         self._signature = signature
         self._names: DataSignature = signature.data
@@ -58,7 +59,7 @@ class WorkerData:
         self._stride = self._workers if self._names.sharding == "batches" else 1
         self._shared = self._names.sharding != "own"
         self._run_each = run_each
-        self._seed = 1 + secrets.randbelow(_SEED_LIMIT)
+        self._seed = seed or 1 + secrets.randbelow(_SEED_LIMIT)
         self._built = False
         self._passes = 0
         self._taken = 0

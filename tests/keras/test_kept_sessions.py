@@ -40,6 +40,8 @@ DATA = dataset(59)
 SAME = {
     "the same dataset": (lambda: (DATA,), {}),
     "arrays": (lambda: (X, Y), {"batch_size": 12}),
+    "shuffled arrays": (lambda: (X, Y), {"batch_size": 12, "shuffle": True}),
+    "weights of classes": (lambda: (X, Y), {"shuffle": True, "class_weight": {0: 0.5, 2: 3.0}}),
     "other arrays": (lambda: (X + np.random.default_rng(1).normal(size=X.shape), Y), {"batch_size": 12}),
     "a dataset made again": (lambda: (dataset(59),), {}),
     "Python": (lambda: (InBatches(),), {}),
@@ -60,8 +62,10 @@ def test_a_second_call_opens_no_other_session(opened, name):
     make, options = SAME[name]
     kept, anew = compiled(), compiled()
     for number in range(3):
+        keras.utils.set_random_seed(number)
         got = fitted(kept, *make(), **options)
         assert len(opened) == 1 + number  # the other model's are counted, too
+        keras.utils.set_random_seed(number)
         want = fitted(anew, *make(), **options)
         vars(anew).pop("_caramel_sessions").close()
         assert got.history == want.history
