@@ -66,6 +66,7 @@ class Source:
         resumes: whether an iterator can go on elsewhere from its state alone.
         notes: changes to the user's dataset, one sentence each.
         seed: seed for the shuffles without one; None to leave it to chance.
+        holds_copies: whether it has copies of tables or variables, whose originals may change.
     """
 
     graph: Graph
@@ -80,6 +81,7 @@ class Source:
     resumes: bool
     notes: tuple[str, ...]
     seed: int | None = None
+    holds_copies: bool = False
 
     @property
     def digest(self) -> str:
@@ -145,6 +147,7 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
         resumes=resumes,
         notes=tuple(notes),
         seed=serialised.seed,
+        holds_copies=bool(copies),
     )
 
 

@@ -103,19 +103,19 @@ class Arrays:
         """
         numbers = tf.data.Dataset.range(self.examples)
         if shuffle == "batch":
-            numbers = numbers.batch(batch_size).flat_map(
-                lambda batch: tf.data.Dataset.from_tensor_slices(batch).shuffle(batch_size)
+            seeds = tf.data.Dataset.random(rerandomize_each_iteration=True)
+            numbers = tf.data.Dataset.zip(numbers.batch(batch_size), seeds).map(
+                lambda batch, seed: tf.random.experimental.stateless_shuffle(batch, [seed, 0])
             )
-        elif shuffle:
-            numbers = numbers.shuffle(self.examples)
+        else:
+            numbers = (numbers.shuffle(self.examples) if shuffle else numbers).batch(batch_size)
         parts = self.parts
 
         def looked_up(batch: Any) -> Any:
-            batches = tf.nest.map_structure(lambda array: tf.gather(array, batch), parts)
-            return batches if len(batches) > 1 else batches[0]
+            return tf.nest.map_structure(lambda array: tf.gather(array, batch), parts)
 
-        batches = numbers.batch(batch_size).map(looked_up)
-        if shuffle and shuffle != "batch":
+        batches = numbers.map(looked_up)
+        if shuffle:
             seed = tf.random.uniform([], 1, _SEED_LIMIT, tf.int64)  # follows from keras.utils.set_random_seed
             setattr(batches, SEED_ATTRIBUTE, int(seed))
         return batches

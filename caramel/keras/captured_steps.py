@@ -14,7 +14,14 @@ from caramel.errors import CaptureError, InputError, in_one_line
 from caramel.frontend.context import Context, capture, capture_without_training
 from caramel.keras.given_data import GivenData
 from caramel.keras.metrics import DistributedMetrics
-from caramel.keras.train_step import NOTHING, StepRecord, declared_reduction, watched_prediction, watched_step
+from caramel.keras.train_step import (
+    NOTHING,
+    StepRecord,
+    as_data,
+    declared_reduction,
+    watched_prediction,
+    watched_step,
+)
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,7 @@ def _trace(method: Any, arguments: Sequence[Any]) -> None:
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def step(*parts: Any) -> None:
-        method(parts if len(parts) > 1 else parts[0])
+        method(as_data(parts))
 
     step.get_concrete_function(*arguments)
 

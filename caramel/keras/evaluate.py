@@ -14,7 +14,7 @@ from caramel.errors import EndOfData, InputError
 from caramel.keras.captured_steps import CapturedStep, build, captured_evaluation, captured_prediction, check_model
 from caramel.keras.epochs import ModelValues
 from caramel.keras.given_data import GivenData, given_data
-from caramel.keras.kept_sessions import KeptSession, closed_on_error, keep, purpose_of, servers_of, taken
+from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
 from caramel.keras.train_step import leaf_metrics
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import InProcess
@@ -75,11 +75,11 @@ def evaluate(
     check_model(model, "evaluate")
     data = _data(x, y, sample_weight, batch_size, steps, "evaluate")
     place = _Place.of("test_step", workers, cluster, step_timeout_s, sharding)
-    kept = place.session(model, data, captured_evaluation)
-    hooks = _hooks(model, callbacks, verbose, steps or data.length)
-    counts, logs = kept.step.counts, {}
     model.stop_evaluating = False
-    with closed_on_error(kept):
+    with using(model) as use:
+        use.kept = kept = place.session(model, data, captured_evaluation)
+        hooks = _hooks(model, callbacks, verbose, steps or data.length)
+        counts, logs = kept.step.counts, {}
         hooks.on_test_begin()
         model.reset_metrics()
         counts.reset(kept.session)
@@ -92,7 +92,7 @@ def evaluate(
         _take_values(kept)
         logs = _numbers(counts.logs(logs))
         hooks.on_test_end(logs)
-    place.keep(model, data, kept)
+        place.keep(model, data, kept)
     return logs if return_dict else _in_order(model, logs)
 
 
@@ -142,12 +142,12 @@ def predict(
     check_model(model, "predict", must_be_compiled=False)
     data = _data(x, None, None, batch_size, steps, "predict")
     place = _Place.of("predict_step", workers, cluster, step_timeout_s, sharding)
-    kept = place.session(model, data, captured_prediction)
-    hooks = _hooks(model, callbacks, verbose, steps or data.length)
-    counts, structure = kept.step.counts, kept.step.prediction
     predictions: list[Any] = []
     model.stop_predicting = False
-    with closed_on_error(kept):
+    with using(model) as use:
+        use.kept = kept = place.session(model, data, captured_prediction)
+        hooks = _hooks(model, callbacks, verbose, steps or data.length)
+        counts, structure = kept.step.counts, kept.step.prediction
         hooks.on_predict_begin()
         for last, results in _in_turn(model, kept, data, steps, hooks.on_predict_batch_begin):
             batch = [_predicted(counts, structure, result) for result in results]
@@ -157,7 +157,7 @@ def predict(
                 break
         _take_values(kept)
         hooks.on_predict_end()
-    place.keep(model, data, kept)
+        place.keep(model, data, kept)
     return _joined(predictions)
 
 

@@ -20,8 +20,9 @@ from caramel.keras.callbacks import check_monitors, may_look_at_values
 from caramel.keras.captured_steps import CapturedStep, build, captured_training, check_model
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.given_data import GivenData, given_data
-from caramel.keras.kept_sessions import KeptSession, closed_on_error, keep, purpose_of, servers_of, taken
+from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
 from caramel.keras.planning import one_line, traced_options
+from caramel.keras.train_step import as_data
 from caramel.keras.trainable import check_trainable, remember_trainable
 from caramel.keras.validation import Validation, validation_names
 from caramel.runtime.clusters.base import Cluster
@@ -131,35 +132,43 @@ def fit(
     )
     if model.built:
         check_trainable(model)  # before Keras' optimizer meets a variable that it does not know
-    purpose = purpose_of(model, data, number, place, {**options, "step_timeout_s": step_timeout_s})
-    kept = taken(model, _METHOD, purpose, data)
-    if kept is None:
-        build(model, data.element_spec, _METHOD)
-        step = captured_training(model, data, number, options)
-    else:
-        step = kept.step
-        model.reset_metrics()
-    remember_trainable(model)
+    kept_for = {**options, "step_timeout_s": step_timeout_s}
     validation_data = data.validation if validation_data is None else validation_data
-    check_monitors(step.counts.names, callbacks, validation_names(model, validation_data, step.counts.names, callbacks))
-    if kept is None:
-        kept = _opened(model, step, data, number, place, step_timeout_s, options, is_silent=verbose == 0)
     validation = Validation(validation_data, validation_batch_size or batch_size, validation_steps, validation_freq)
-    hooks = _hooks(model, callbacks, epochs, steps_per_epoch or data.length, verbose)
-    model.stop_training = False
-    with closed_on_error(kept):
+    with using(model) as use:
+        use.kept = taken(model, _METHOD, purpose_of(model, data, number, place, kept_for), data)
+        if use.kept is None:
+            build(model, data.element_spec, _METHOD)
+            step = captured_training(model, data, number, options)
+        else:
+            step = use.kept.step
+            model.reset_metrics()
+        remember_trainable(model)
+        names = step.counts.names
+        check_monitors(names, callbacks, validation_names(model, validation_data, names, callbacks))
+        if use.kept is None:
+            use.kept = _opened(model, step, data, number, place, step_timeout_s, options, is_silent=verbose == 0)
+        hooks = _hooks(model, callbacks, epochs, steps_per_epoch or data.length, verbose)
+        model.stop_training = False
         hooks.on_train_begin()  # may load values, and say at which epoch they were
         first = getattr(model, "_initial_epoch", None) or initial_epoch
-        values = ModelValues(kept.session, step.live, kept.values)
-        looks_at_values = any(may_look_at_values(c) for c in hooks.callbacks)
-        training = EpochLoop(model, kept.session, hooks, step.counts, values, looks_at_values, data.length, kept.passes)
+        training = EpochLoop(
+            model,
+            use.kept.session,
+            hooks,
+            step.counts,
+            ModelValues(use.kept.session, step.live, use.kept.values),
+            any(may_look_at_values(callback) for callback in hooks.callbacks),
+            data.length,
+            use.kept.passes,
+        )
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch)
         if epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         hooks.on_train_end(logs)
-    keep(model, _METHOD, purpose_of(model, data, number, place, {**options, "step_timeout_s": step_timeout_s}), kept)
-    model.history.plan = kept.distributed.plan
-    return model.history
+        keep(model, _METHOD, purpose_of(model, data, number, place, kept_for), use.kept)
+        model.history.plan = use.kept.distributed.plan
+        return model.history
 
 
 def _opened(
@@ -176,7 +185,7 @@ def _opened(
 
     def own_step() -> Context:
         arguments, *_ = data.capture_arguments(workers)
-        return capture(lambda *batch: model.train_step(batch if len(batch) > 1 else batch[0]), **arguments)
+        return capture(lambda *batch: model.train_step(as_data(batch)), **arguments)
 
     began_s = time.perf_counter()
     chosen = {name: value for name, value in options.items() if name != "loss_reduction"}

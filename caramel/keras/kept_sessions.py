@@ -72,7 +72,7 @@ class KeptSession:
             data: data of another call.
         """
         pipeline, loads = self._pipeline, False
-        if data.dataset is not self.data.dataset or not (data.dataset is None or is_dataset(data.dataset)):
+        if not self._reads_on(data.dataset):
             pipeline = self._made(data)
             if pipeline is None:
                 return False
@@ -84,6 +84,13 @@ class KeptSession:
         self._passes = data.passes(self.session)
         self.data = data
         return True
+
+    def _reads_on(self, dataset: Any) -> bool:
+        """Whether the workers read what they did: nothing, or one dataset that cannot have changed."""
+        if dataset is None:
+            return self.data.dataset is None
+        sources = () if self._pipeline is None else self._pipeline.sources
+        return dataset is self.data.dataset and is_dataset(dataset) and not any(s.holds_copies for s in sources)
 
     def _made(self, data: GivenData) -> Pipeline | None:
         """The pipelines of other data, if they differ in their arrays alone."""
@@ -99,6 +106,7 @@ class _OfModel:
 
     def __init__(self) -> None:
         self.kept: dict[str, tuple[list[Any], KeptSession]] = {}
+        self.uses = 0  # calls under way
         self._servers: list[tuple[Any, int, Cluster]] = []
         self._open = ExitStack()
 
@@ -107,6 +115,9 @@ class _OfModel:
         for known, number, servers in self._servers:
             if number == workers and (known is cluster or known == cluster):
                 return servers
+        if not self.kept and self.uses <= 1:  # no session needs the others
+            self._servers.clear()
+            self._open.close()
         servers = self._open.enter_context(cluster.shared())
         self._servers.append((cluster, workers, servers))
         return servers
@@ -152,10 +163,12 @@ def _sessions_of(model: Any) -> _OfModel:
     if sessions is None:
         sessions = _OfModel()
         object.__setattr__(model, _ATTRIBUTE, sessions)
-    alive = [each for each in (reference() for reference in _recent) if each is not None and each is not sessions]
-    for each in alive[: 1 - _MOST_MODELS]:
+    others = [each for each in (reference() for reference in _recent) if each is not None and each is not sessions]
+    idle = [each for each in others if each.uses == 0]
+    surplus = idle[: max(len(others) + 1 - _MOST_MODELS, 0)]
+    for each in surplus:
         each.close()
-    _recent[:] = [weakref.ref(each) for each in (*alive[1 - _MOST_MODELS :], sessions)]
+    _recent[:] = [weakref.ref(each) for each in (*(each for each in others if each not in surplus), sessions)]
     return sessions
 
 
@@ -175,14 +188,16 @@ def taken(model: Any, method: str, purpose: list[Any], data: GivenData) -> KeptS
         before, kept = (None, None) if sessions is None else sessions.kept.pop(method, (None, None))
     if kept is None:
         return None
+    begins = False
     try:
-        if _is_same(before, purpose) and kept.begin_again(data):
-            return kept
+        begins = _is_same(before, purpose) and kept.begin_again(data)
     except CaramelError:  # the servers are gone, for one: a new session says what is wrong, if that lasts
         pass
-    with suppress(CaramelError):
-        kept.session.close()
-    return None
+    finally:
+        if not begins:
+            with suppress(CaramelError):
+                kept.session.close()
+    return kept if begins else None
 
 
 def keep(model: Any, method: str, purpose: list[Any], kept: KeptSession) -> None:
@@ -203,14 +218,37 @@ def keep(model: Any, method: str, purpose: list[Any], kept: KeptSession) -> None
             other.session.close()
 
 
+@dataclass
+class Use:
+    """A call on a model.
+
+    Attributes:
+        kept: session of the call, once it has one.
+    """
+
+    kept: KeptSession | None = None
+
+
 @contextmanager
-def closed_on_error(kept: KeptSession) -> Iterator[None]:
-    """Close a session if something goes wrong with it."""
+def using(model: Any) -> Iterator[Use]:
+    """A call on a model, whose sessions stay meanwhile; if something goes wrong, its own is closed.
+
+    Args:
+        model: the Keras model.
+    """
+    with _lock:
+        sessions = _sessions_of(model)
+        sessions.uses += 1
+    use = Use()
     try:
-        yield
+        yield use
     except BaseException:
-        kept.session.close()
+        if use.kept is not None:
+            use.kept.session.close()
         raise
+    finally:
+        with _lock:
+            sessions.uses -= 1
 
 
 def purpose_of(model: Any, data: GivenData, workers: int, cluster: Any, options: Mapping[str, Any]) -> list[Any]:

@@ -151,6 +151,12 @@ class StepRecord:
         }
 
 
+def as_data(parts: Sequence[Any]) -> Any:
+    """The parts of a batch as the steps of Keras take them: inputs alone stand for themselves, if they are no tuple."""
+    alone = len(parts) == 1 and not isinstance(parts[0], (list, tuple))
+    return parts[0] if alone else tuple(parts)
+
+
 def leaf_metrics(model: Any) -> list[Any]:
     """The metrics of a model, those that it was compiled with one by one."""
     metrics: list[Any] = []
@@ -174,7 +180,7 @@ def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> 
         restorers = [_replaced(metric, record) for metric in leaf_metrics(model)]
         try:
             with _WatchedLosses(model, record):
-                record.returned(getattr(model, method)(batch if len(batch) > 1 else batch[0]))
+                record.returned(getattr(model, method)(as_data(batch)))
         finally:
             for restore in restorers:
                 restore()
@@ -196,7 +202,7 @@ def watched_prediction(model: Any, record: StepRecord) -> Any:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def step(*batch: Any) -> dict[str, Any]:
         record.graph = tf.compat.v1.get_default_graph()
-        predicted = model.predict_step(batch if len(batch) > 1 else batch[0])
+        predicted = model.predict_step(as_data(batch))
         record.prediction = keras.tree.map_structure(lambda value: record.take(value, "predict_step"), predicted)
         return {**record.outputs, NOTHING: tf.constant(0.0)}
 

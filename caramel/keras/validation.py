@@ -13,6 +13,7 @@ from caramel.data.components import arguments_of, is_dataset
 from caramel.keras.arrays import are_arrays
 from caramel.keras.data_passes import note_evaluation
 from caramel.keras.metrics import names_of_logs
+from caramel.keras.train_step import as_data
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _names_of_test_step(model: Any, spec: Any) -> list[str]:
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def step(*parts: Any) -> Any:
-        return model.test_step(parts if len(parts) > 1 else parts[0])
+        return model.test_step(as_data(parts))
 
     try:
         logs = step.get_concrete_function(*arguments_of(spec)).structured_outputs

@@ -146,3 +146,25 @@ def test_what_is_no_sum_stays_local():
 
     model = caramel.capture(step, inputs=[tf.TensorSpec([None, 2])]).model
     assert model.variable_by_name["moving"].kind is VariableClass.STATISTICS and not model.addends
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_count_that_another_variable_reads_is_no_total(workers):
+    """A running mean divides by the count of each worker, which begins with the count so far on all of them."""
+    count, mean, w = tf.Variable(1000.0, name="count"), tf.Variable(3.5, name="mean"), tf.Variable([[0.0]], name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.matmul(x, w) - 1.0) ** 2)
+        w.assign_sub(0.01 * tape.gradient(loss, w))
+        count.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        mean.assign_add(tf.reduce_sum(x - mean) / count)
+        return loss
+
+    model = caramel.ARModel(caramel.capture(step, inputs=[tf.TensorSpec([None, 1])]), workers, statistics="mean")
+    with model.session(AS_WRITTEN) as session:
+        session.step(np.arange(8, dtype=np.float32)[:, None])
+        session.write_back()
+    part = 8 // workers
+    means = [3.5 + np.sum(np.arange(part) + rank * part - 3.5) / (1000 + part) for rank in range(workers)]
+    assert mean.numpy() == pytest.approx(np.mean(means), rel=1e-5)

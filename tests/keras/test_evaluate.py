@@ -133,6 +133,27 @@ def test_several_inputs_and_outputs():
     np.testing.assert_allclose([got[name] for name in want], list(want.values()), **CLOSE)
 
 
+class OfPairs(keras.Model):
+    """A model that takes a pair of inputs, or one input."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs[0] - 2 * inputs[1] if isinstance(inputs, (list, tuple)) else inputs)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_several_inputs_without_targets(kind):
+    """The second one is no target."""
+    model, x = OfPairs(), kind([X, X[::-1]])
+    want = quietly(model.predict, x)
+    np.testing.assert_allclose(quietly(caramel.predict, model, x, workers=2, cluster=AS_WRITTEN), want, rtol=1e-6)
+    data = tf.data.Dataset.from_tensor_slices(((X, X[::-1]),)).batch(12)
+    np.testing.assert_allclose(quietly(caramel.predict, model, data, workers=2, cluster=AS_WRITTEN), want, rtol=1e-6)
+
+
 class OwnSteps(keras.Model):
     """A model whose steps count, and return what Keras knows nothing of."""
 

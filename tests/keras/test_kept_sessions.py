@@ -163,6 +163,61 @@ def test_few_models_keep_theirs(opened):
     assert [reference()._closed for reference in opened] == [True] * 4 + [False] * 4
 
 
+def test_other_models_that_a_callback_uses(opened):
+    """A training that is under way keeps its session and servers."""
+    others = [compiled() for _ in range(3)]
+
+    class Predicts(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            for other in others:
+                caramel.predict(other, X, workers=2, verbose=0, cluster=AS_WRITTEN)
+
+    model = compiled()
+    history = fitted(model, X, Y, epochs=2, callbacks=[Predicts()])
+    assert len(history.history["loss"]) == 2 and not opened[0]()._closed
+
+
+def test_a_variable_in_the_pipeline_that_changes(opened):
+    scale, many = tf.Variable(1.0, dtype=tf.float64), tf.Variable(tf.ones([300, 5], tf.float64))
+    data = tf.data.Dataset.from_tensor_slices(X).batch(12).map(lambda x: x * scale * many[0])
+    model = compiled()
+    for number in range(3):
+        scale.assign(10.0 if number > 0 else 1.0)
+        many.assign(tf.fill([300, 5], tf.constant(2.0 if number > 1 else 1.0, tf.float64)))
+        want = model.predict(data, verbose=0)
+        got = caramel.predict(model, data, workers=2, verbose=0, cluster=AS_WRITTEN)
+        np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_compile_with_the_same_optimizer_and_no_loss(opened):
+    class Scaled(keras.Model):
+        def compile(self, optimizer, scale):
+            super().compile(optimizer=optimizer)
+            self.scale = scale
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.scale * tf.reduce_mean((self(x, training=True) - x[:, :3]) ** 2)
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights))
+            return {"loss": loss}
+
+    base, optimizer = compiled(), keras.optimizers.SGD(0.0)
+    model, losses = Scaled(base.inputs, base.outputs), []
+    for scale in (1.0, 100.0):
+        model.compile(optimizer, scale)
+        losses.append(fitted(model, X[:48], Y[:48], batch_size=48).history["loss"][0])
+    assert losses[1] == pytest.approx(100 * losses[0])
+
+
+def test_a_refusal_closes_the_session(opened):
+    model = compiled()
+    fitted(model, X, Y)
+    with pytest.raises(caramel.InputError, match="'nope'"):
+        fitted(model, X, Y, callbacks=[keras.callbacks.EarlyStopping("nope")])
+    assert opened[0]() is None or opened[0]()._closed
+
+
 def test_a_model_with_sessions_can_be_copied_and_saved(opened, tmp_path):
     model = compiled()
     fitted(model, X, Y)

@@ -35,15 +35,28 @@ def addends_of(
     """
     learning = step.ancestors([node_of(g.tensor) for g in gradients], control=False)
     guards = guards_of(step).by_node
+    owner = {writer: handle for handle, writers in writes.items() for writer in writers}
     found = {}
     for handle in variables:
         if any(guards[writer] for writer in writes.get(handle, ())):
             continue  # what a branch does not add must not be weighted
         addends = [_addend(step, handle, writer, reductions) for writer in writes.get(handle, ())]
         known = [each for each in addends if each is not None]
-        if known and len(known) == len(addends) and handle not in learning:
+        is_sum = known and len(known) == len(addends) and handle not in learning
+        if is_sum and all(owner.get(node, handle) == handle for node in _behind(step, handle)):
             found[handle] = tuple(known)
     return found
+
+
+def _behind(step: Graph, handle: str) -> set[str]:
+    """The nodes to which a variable's value goes; on a worker it is not that of one device."""
+    seen, waiting = {handle}, [handle]
+    while waiting:
+        for reader, position in step.consumers[waiting.pop()]:
+            if reader not in seen and not step[reader].input[position].startswith("^"):
+                seen.add(reader)
+                waiting.append(reader)
+    return seen
 
 
 def _addend(step: Graph, handle: str, writer: str, reductions: Reductions) -> Addend | None:
