@@ -261,7 +261,9 @@ def purpose_of(model: Any, data: GivenData, workers: int, cluster: Any, options:
         cluster: where they run.
         options: further options of the call.
     """
-    compiled = [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+    compiled = [
+        getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics", "_compile_config")
+    ]
     own = [vars(model).get(name) for name in ("train_step", "test_step", "predict_step", "compute_loss", "call")]
     spec, is_fed = data.element_spec, data.dataset is None
     files = [_state_of_file(value) for value in options.values()]

@@ -8,6 +8,7 @@ from fit_common import AS_WRITTEN, CLASSES, FEATURES, arrays, compiled, made, sa
 from variants import in_soak
 
 import caramel
+from caramel.keras.arrays import Arrays
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -195,6 +196,19 @@ def test_orders_within_batches_alone():
     epochs = orders(shuffle="batch")
     for batches in epochs:
         np.testing.assert_allclose(batches, [sum(range(8 * k, 8 * k + 8)) for k in range(3)])
+    dataset = Arrays.of(np.arange(20), None, None).dataset(8, "batch")
+    first, second = ([batch.numpy().tolist() for (batch,) in dataset] for _ in range(2))
+    for batches in (first, second):
+        assert [sorted(batch) for batch in batches] == [[*range(8)], [*range(8, 16)], [*range(16, 20)]]
+    assert first != second and first[0] != sorted(first[0])
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_orders_without_any_seed(shuffle):
+    """All workers have the same one."""
+    model = compiled()
+    tf.random.set_seed(None)
+    caramel.fit(model, X, Y, shuffle=shuffle, verbose=0, workers=2, cluster=AS_WRITTEN)
 
 
 # -- bad input -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -163,18 +164,35 @@ def test_few_models_keep_theirs(opened):
     assert [reference()._closed for reference in opened] == [True] * 4 + [False] * 4
 
 
+class WithServers(caramel.InProcess):
+    """A cluster that notes when its servers are stopped."""
+
+    @contextmanager
+    def shared(self):
+        STOPPED.clear()
+        yield self
+        STOPPED.append("stopped")
+
+
+STOPPED = []
+
+
 def test_other_models_that_a_callback_uses(opened):
     """A training that is under way keeps its session and servers."""
-    others = [compiled() for _ in range(3)]
+    others, stopped = [compiled() for _ in range(3)], []
 
     class Predicts(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             for other in others:
                 caramel.predict(other, X, workers=2, verbose=0, cluster=AS_WRITTEN)
+            stopped.extend(STOPPED)
 
     model = compiled()
-    history = fitted(model, X, Y, epochs=2, callbacks=[Predicts()])
-    assert len(history.history["loss"]) == 2 and not opened[0]()._closed
+    history = fitted(model, X, Y, epochs=2, callbacks=[Predicts()], cluster=WithServers(AS_WRITTEN.options))
+    assert len(history.history["loss"]) == 2 and not opened[0]()._closed and not stopped
+    caramel.predict(others[0], X, workers=2, verbose=0, cluster=AS_WRITTEN)
+    caramel.predict(others[1], X, workers=2, verbose=0, cluster=AS_WRITTEN)
+    assert STOPPED == ["stopped"]
 
 
 def test_a_variable_in_the_pipeline_that_changes(opened):
@@ -200,14 +218,14 @@ def test_compile_with_the_same_optimizer_and_no_loss(opened):
             with tf.GradientTape() as tape:
                 loss = self.scale * tf.reduce_mean((self(x, training=True) - x[:, :3]) ** 2)
             self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights))
-            return {"loss": loss}
+            return {"scaled": loss}  # of "loss" Keras gives what its own metric of that name has
 
     base, optimizer = compiled(), keras.optimizers.SGD(0.0)
     model, losses = Scaled(base.inputs, base.outputs), []
     for scale in (1.0, 100.0):
         model.compile(optimizer, scale)
-        losses.append(fitted(model, X[:48], Y[:48], batch_size=48).history["loss"][0])
-    assert losses[1] == pytest.approx(100 * losses[0])
+        losses.append(fitted(model, X[:48], Y[:48], batch_size=48).history["scaled"][0])
+    assert losses[0] > 0 and losses[1] == pytest.approx(100 * losses[0])
 
 
 def test_a_refusal_closes_the_session(opened):
