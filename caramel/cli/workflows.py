@@ -35,7 +35,7 @@ def planned(
     """
     loaded = load_program(program)
     options = dict(decisions)
-    trace = as_trace(options.pop("trace"), loaded.context.model)
+    trace = as_trace(options.pop("trace"), loaded.context.for_workers(workers).model_for(workers))
     if trace is None:
         trace = traced_program(loaded, workers_on_host, workers)
     if analyzers is None:

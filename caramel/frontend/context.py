@@ -297,16 +297,17 @@ class Context:
             self.model_for(workers)
         except CaptureError:
             traced = self._for_rows(1 if sharding == "batches" else workers)
-            if traced is None:
-                raise
-            try:
-                traced.model_for(workers)
-            except CaptureError:
-                traced = None
-            if traced is None:
+            if traced is None or not traced._can_be_for(workers):
                 raise
             return traced
         return self
+
+    def _can_be_for(self, workers: int) -> bool:
+        try:
+            self.model_for(workers)
+        except CaptureError:
+            return False
+        return True
 
     def _for_rows(self, parts: int) -> Context | None:
         """A context of the same step for one of so many parts of a batch; None where that has no fixed size."""

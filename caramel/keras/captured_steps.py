@@ -72,34 +72,16 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
     return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
 
 
-def captured_evaluation(model: Any, data: GivenData, workers: int, options: Mapping[str, Any]) -> CapturedStep:
-    """The model's ``test_step``, and its metrics.
-
-    Args:
-        model: compiled model whose variables exist.
-        data: batches.
-        workers: number of workers.
-        options: of the call: ``sharding``.
-
-    Raises:
-        CaptureError: the step cannot be captured.
-    """
-
-    def captured(arguments: Mapping[str, Any]) -> CapturedStep:
-        record = StepRecord()
-        context = capture_without_training(watched_step(model, record, "test_step"), loss=NOTHING, **arguments)
-        return _captured(model, context, record, workers)
-
-    return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
-
-
-def captured_prediction(model: Any, data: GivenData, workers: int, options: Mapping[str, Any]) -> CapturedStep:
-    """The model's ``predict_step``.
+def captured_forward(
+    model: Any, data: GivenData, workers: int, method: str, options: Mapping[str, Any]
+) -> CapturedStep:
+    """A step that trains nothing, and its metrics.
 
     Args:
         model: model whose variables exist.
         data: batches.
         workers: number of workers.
+        method: name of the model's method: ``"test_step"`` or ``"predict_step"``.
         options: of the call: ``sharding``.
 
     Raises:
@@ -108,7 +90,8 @@ def captured_prediction(model: Any, data: GivenData, workers: int, options: Mapp
 
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         record = StepRecord()
-        context = capture_without_training(watched_prediction(model, record), loss=NOTHING, **arguments)
+        watched = watched_prediction(model, record) if method == "predict_step" else watched_step(model, record, method)
+        context = capture_without_training(watched, loss=NOTHING, **arguments)
         return _captured(model, context, record, workers)
 
     return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))

@@ -11,7 +11,7 @@ import numpy as np
 
 from caramel.compiler.distributed_model import computation_alone
 from caramel.errors import EndOfData, InputError
-from caramel.keras.captured_steps import CapturedStep, build, captured_evaluation, captured_prediction, check_model
+from caramel.keras.captured_steps import build, captured_forward, check_model
 from caramel.keras.epochs import ModelValues
 from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
@@ -77,7 +77,7 @@ def evaluate(
     place = _Place.of("test_step", workers, cluster, step_timeout_s, sharding)
     model.stop_evaluating = False
     with using(model) as use:
-        use.kept = kept = place.session(model, data, captured_evaluation)
+        use.kept = kept = place.session(model, data)
         hooks = _hooks(model, callbacks, verbose, steps or data.length)
         counts, logs = kept.step.counts, {}
         hooks.on_test_begin()
@@ -145,7 +145,7 @@ def predict(
     predictions: list[Any] = []
     model.stop_predicting = False
     with using(model) as use:
-        use.kept = kept = place.session(model, data, captured_prediction)
+        use.kept = kept = place.session(model, data)
         hooks = _hooks(model, callbacks, verbose, steps or data.length)
         counts, structure = kept.step.counts, kept.step.prediction
         hooks.on_predict_begin()
@@ -199,15 +199,13 @@ class _Place:
     def of(cls, method: str, workers: Any, cluster: Cluster | None, *options: Any) -> _Place:
         return cls(method, whole_number(workers, "workers"), InProcess() if cluster is None else cluster, *options)
 
-    def session(
-        self, model: Any, data: GivenData, captured: Callable[[Any, GivenData, int, Mapping[str, Any]], CapturedStep]
-    ) -> KeptSession:
+    def session(self, model: Any, data: GivenData) -> KeptSession:
         """A session with the model's present values: a new one, or one that was kept."""
         kept = taken(model, self.method, self._purpose(model, data), data)
         if kept is not None:
             return kept
         build(model, data.element_spec, self.method)
-        step = captured(model, data, self.workers, {"sharding": self.sharding})
+        step = captured_forward(model, data, self.workers, self.method, {"sharding": self.sharding})
         distributed = computation_alone(step.context, self.workers, sharding=self.sharding)
         servers = servers_of(model, self.cluster, self.workers)
         session = Session(distributed, servers, step_timeout_s=self.step_timeout_s)

@@ -33,7 +33,6 @@ class GivenData:
         given_dataset: the same as the user gave it, without weights of classes.
         source: what makes batches in this process.
         weighted: function that adds weights of classes to a batch that this process has made.
-        batch_size: number of examples in a batch, where they come from arrays.
         validation: validation data, where a part of the arrays is.
     """
 
@@ -43,7 +42,6 @@ class GivenData:
     given_dataset: Any = None
     source: Source | None = None
     weighted: Callable[[Batch], Batch] = lambda batch: batch
-    batch_size: int | None = None
     validation: Any = None
 
     def capture_arguments(self, workers: int, sharding: str | None = None) -> list[dict[str, Any]]:
@@ -151,7 +149,7 @@ def _of_arrays(
         arrays, held_out = arrays.split(validation_split)
         validation = held_out.parts
     size = batch_size_of(batch_size, arrays.examples, steps)
-    return _on_workers(arrays.dataset(size, shuffle), class_weight, batch_size=size, validation=validation)
+    return _on_workers(arrays.dataset(size, shuffle), class_weight, validation=validation)
 
 
 def _fed(source: Source, class_weight: Mapping[int, float] | None, reason: str) -> GivenData:

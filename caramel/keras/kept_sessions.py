@@ -24,6 +24,8 @@ from caramel.data.dataset import training_data
 from caramel.data.pipeline import Pipeline
 from caramel.errors import CaramelError
 from caramel.keras.captured_steps import CapturedStep
+from caramel.keras.data_passes import DataPasses
+from caramel.keras.fed_batches import FedBatches
 from caramel.keras.given_data import GivenData
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.session import Session
@@ -45,6 +47,7 @@ class KeptSession:
         session: session that runs it.
         data: data of the last call.
         values: arrays of the model's variables by name, with which the session has begun.
+        passes: passes over the data, which begin anew with each call.
     """
 
     step: CapturedStep
@@ -52,18 +55,13 @@ class KeptSession:
     session: Session
     data: GivenData
     values: Mapping[str, Any] = field(init=False)
-    _passes: Any = field(init=False)
+    passes: DataPasses | FedBatches = field(init=False)
     _pipeline: Pipeline | None = field(init=False)  # whose arrays the workers have
 
     def __post_init__(self) -> None:
-        self._passes = self.data.passes(self.session)
+        self.passes = self.data.passes(self.session)
         self._pipeline = self.distributed.pipeline
         self.values = self.distributed.model.values.load()
-
-    @property
-    def passes(self) -> Any:
-        """The passes over the data: those of one dataset go on from one call to the next."""
-        return self._passes
 
     def begin_again(self, data: GivenData) -> bool:
         """Let the session begin with the model's present values; False if the workers cannot read this data.
@@ -81,7 +79,7 @@ class KeptSession:
         live = self.step.context.live_variables
         self.values = {name: variable.numpy() for name, variable in live.items()}
         self.session.begin_again(self.values, pipeline, loads)
-        self._passes = data.passes(self.session)
+        self.passes = data.passes(self.session)
         self.data = data
         return True
 

@@ -14,12 +14,11 @@ def weigh(emission: Emission) -> Emission:
     """Multiply each worker's gradients by its share of the examples.
 
     The weight of worker r is N * b_r / B for b_r of the B examples of a step: 1 for an even split,
-    and then nothing changes, not even a bit.
+    and then nothing changes, not even a bit. What a step adds to totals over the examples is weighted, too, so that the
+    workers' totals add up.
 
     Args:
         emission: the emission with the replicas; its plan says whether gradients are weighted at all.
-
-    What a step adds to totals over the examples is weighted, too, so that the workers' totals add up.
 
     Returns:
         The emission with the tensor to aggregate for each (rank, gradient's name).
@@ -32,23 +31,20 @@ def weigh(emission: Emission) -> Emission:
     }
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
-    if not plan.weighted:
-        for rank, device in enumerate(plan.devices):
-            shares = _Shares(rank, device, plan.workers, None)
-            _weigh_addends(emission, rank, shares, changed)
-            added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in shares.nodes]
-        return emission.extended(added, changed, gradients=tensors)
     for rank, device in enumerate(plan.devices):
-        weights = _Weights(rank, device)
-        shares = _Shares(rank, device, plan.workers, weights.nodes[1].name)
+        weights = _Weights(rank, device) if plan.weighted else None
+        shares = _Shares(rank, device, plan.workers, None if weights is None else weights.name)
         _weigh_addends(emission, rank, shares, changed)
+        added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in shares.nodes]
+        if weights is None:
+            continue
         for gradient in model.gradients:
             if not gradient.sources:
                 tensors[rank, gradient.name] = weights.weighted(gradient.tensor, gradient.dtype)
             for tensor, consumers in gradient.sources:
                 weighted = weights.weighted(tensor, gradient.dtype)
                 redirect(emission, replica_tensor(rank, tensor), _on(rank, consumers), weighted, changed)
-        added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in (*weights.nodes, *shares.nodes)]
+        added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in weights.nodes]
     return emission.extended(added, changed, gradients=tensors)
 
 
@@ -168,6 +164,7 @@ class _Weights:
         default = constant(own_name(rank, "weight/one"), 1.0, "float64", device)
         attributes = {"dtype": dtype_attribute("float64"), "shape": shape_attribute(())}
         weight = node(own_name(rank, "weight"), "PlaceholderWithDefault", [default.name], device, **attributes)
+        self.name = weight.name
         self.nodes = [default, weight]
         self._casts: dict[str, str] = {}
         self._done: dict[str, str] = {}
@@ -179,7 +176,7 @@ class _Weights:
             if dtype not in self._casts:
                 self._casts[dtype] = own_name(self._rank, f"weight/{dtype}")
                 attributes = {"SrcT": dtype_attribute("float64"), "DstT": kind}
-                self.nodes.append(node(self._casts[dtype], "Cast", [self.nodes[1].name], self._device, **attributes))
+                self.nodes.append(node(self._casts[dtype], "Cast", [self.name], self._device, **attributes))
             self._done[tensor] = own_name(self._rank, f"weighted_{len(self._done)}")
             inputs = [replica_tensor(self._rank, tensor), self._casts[dtype]]
             self.nodes.append(node(self._done[tensor], "Mul", inputs, self._device, T=kind))

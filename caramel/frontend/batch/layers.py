@@ -57,11 +57,6 @@ RANDOM_OPS = op_names(
 )
 """Ops that make a tensor of random numbers; its shape is their first input."""
 
-CANDIDATE_OPS = op_names(
-    "AllCandidateSampler FixedUnigramCandidateSampler LogUniformCandidateSampler UniformCandidateSampler"
-)
-"""Ops that draw classes to compare all examples with."""
-
 GENERATOR_OPS = op_names("StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform StatefulUniformInt")
 """Ops that make a tensor of random numbers from a generator's state; its shape is their third input."""
 
@@ -157,16 +152,6 @@ def _random(op: Op) -> Value:
     return Examples(axes[0], Fraction(0), 1, None if coefficient is None else int(coefficient))
 
 
-def _candidates(op: Op) -> Value | Sequence[Value]:
-    """Classes that are drawn for all examples together, and how often these and each example's own are expected."""
-    own = op.inputs[0]
-    if isinstance(own, Independent):
-        return INVARIANT
-    if not isinstance(own, Examples) or own.power != 0:
-        return op.unknown("draws candidates for what are no classes of examples")
-    return [INVARIANT, replace(own, repeated=False), INVARIANT]
-
-
 def _advanced(op: Op) -> Value:
     """The state of a generator after it has advanced by the amount to be drawn."""
     return (
@@ -184,8 +169,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(RANDOM_OPS | GENERATOR_OPS, _random),
 }
 
-PARTIAL_RULES: dict[str, Rule] = {
-    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), _batch_norm),
-    **dict.fromkeys(CANDIDATE_OPS, _candidates),
-}
+PARTIAL_RULES: dict[str, Rule] = dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), _batch_norm)
 """Rules of ops of which an output may depend on some inputs only."""
