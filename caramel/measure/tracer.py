@@ -191,7 +191,8 @@ def _traced(computation: DistributedModel, share: Sequence[Any], options: TraceO
     with _as_in_training(named, computation.plan.workers, options.step_timeout_s) as open_session:
         steps = _traced_in_turn({"none": computation, **ordered}, share, open_session, options)
         graph, op_s = computation.model.graph, unordered_trace.op_s
-        return replace(found, pace={kind: pace_of(graph, needs, order, op_s, of) for kind, of in steps.items()})
+        paces = {kind: pace_of(graph, needs, order, op_s, of) for kind, of in steps.items()}
+        return replace(found, pace={kind: pace for kind, pace in paces.items() if pace})
 
 
 def _check_batch(computation: DistributedModel, batch: Sequence[Any]) -> None:

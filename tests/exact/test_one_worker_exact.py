@@ -81,6 +81,14 @@ def test_the_plan_says_why():
     assert any("with one worker" in note and "mean or a sum" in note for note in plan.notes)
 
 
+def test_it_can_be_traced(tmp_path):
+    """No gradient of it is aggregated, so there is no pace either."""
+    context = caramel.capture(program(largest)[0], inputs=SPECS)
+    trace = caramel.trace(context, *BATCHES[0], workers=1, runs=1, steps=1, progress=False)
+    caramel.save_trace(trace, tmp_path / "trace.json")
+    assert caramel.ARModel(context, 1, trace=tmp_path / "trace.json").plan.transfers == ()
+
+
 def test_a_step_without_gradients_is_refused_all_the_same():
     w = tf.Variable([1.0, 2.0, 3.0])
 
