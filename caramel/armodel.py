@@ -169,6 +169,10 @@ class ARModel:
         """Purpose and worker of each node of the graph, by name."""
         return self.distributed.roles
 
+    def _repr_html_(self) -> str:
+        """The plan, in a notebook."""
+        return self.plan._repr_html_()
+
     def session(self, cluster: Cluster | None = None, **options: Any) -> Session:
         """Start a cluster and a session on it.
 

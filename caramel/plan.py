@@ -14,7 +14,7 @@ from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
 from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat
-from caramel.util.tables import aligned
+from caramel.util.tables import fitted, preformatted, wrapped
 from caramel.util.text_files import write_text
 
 FORMAT = JsonFormat("plan", 6, PlanError, "caramel plan", "make the plan anew")
@@ -330,26 +330,36 @@ class Plan:
         """What happens to one gradient, and why.
 
         Args:
-            gradient: name of the gradient (the parameter's).
+            gradient: name of the gradient (the parameter's), or the end of the name of one gradient only
+                (``"dense/kernel"`` of ``"model/dense/kernel"``).
 
         Raises:
-            InputError: the plan has no such gradient.
+            InputError: the plan has no such gradient, or several.
         """
+        gradient = self._gradient_named(gradient)
         explanations = [
             self._explained(number, transfer, piece)
             for number, transfer in enumerate(self.transfers)
             for piece in transfer.pieces
             if piece.gradient == gradient
         ]
-        if not explanations:
-            names = list(self.pieces)
-            raise InputError(f"the plan has no gradient {gradient!r}; it has {listed(names, 8)}")
         place = (
             f" Number {self.order.index(gradient) + 1} of {len(self.order)} gradients."
             if gradient in self.order
             else ""
         )
         return "\n".join(explanations) + place
+
+    def _gradient_named(self, name: str) -> str:
+        """The gradient of a name, or of the end of one."""
+        if name in self.pieces:
+            return name
+        found = [gradient for gradient in self.pieces if gradient.endswith("/" + name)]
+        if len(found) > 1:
+            raise InputError(f"the plan has several gradients whose name ends with {name!r}: {listed(found, 8)}")
+        if not found:
+            raise InputError(f"the plan has no gradient {name!r}; it has {listed(list(self.pieces), 8)}")
+        return found[0]
 
     def _explained(self, number: int, transfer: Transfer, piece: Piece) -> str:
         size = "a number of" if transfer.size_bytes is None else str(transfer.size_bytes)
@@ -403,7 +413,12 @@ class Plan:
         head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
         notes = ["", *(f"note: {n}" for n in self.notes)] if self.notes else []
         proof = ["", *(f"checked: {p}" for p in self.proof)] if self.proof else []
-        return "\n".join([*head, "", aligned(rows, right={0, 3, 5, 7}, rule=True), *self._predicted(), *notes, *proof])
+        after = [wrapped(line) for line in (*self._predicted(), *notes, *proof)]
+        return "\n".join([*map(wrapped, head), "", fitted(rows, right={0, 3, 5, 7}), *after])
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook."""
+        return preformatted(self.table())
 
     def _contents(self, transfer: Transfer) -> str:
         names = [

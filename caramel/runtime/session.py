@@ -28,6 +28,7 @@ from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import shown, timeout_s, whole_number
 from caramel.util.progress import progress_over
+from caramel.util.tables import fitted, preformatted, wrapped
 from caramel.util.temporary import is_in_process
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
@@ -105,6 +106,14 @@ class StepResult:
     examples: int
     worker_examples: tuple[int, ...]
     outputs: Mapping[str, tuple[np.ndarray, ...]]
+
+    def _repr_html_(self) -> str:
+        """The result in a notebook: of the whole batch, and of each worker."""
+        rows = [("", "loss", "examples"), ("all", f"{self.loss:.6g}", f"{self.examples:,}")]
+        for rank, (loss, examples) in enumerate(zip(self.worker_losses, self.worker_examples)):
+            rows.append((f"worker {rank}", f"{loss:.6g}", f"{examples:,}"))
+        outputs = [wrapped(f"outputs: {', '.join(self.outputs)}")] if self.outputs else []
+        return preformatted("\n".join([f"step {self.step:,}", fitted(rows, right={1, 2}), *outputs]))
 
 
 class Session:
