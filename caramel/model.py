@@ -6,6 +6,7 @@ graph's nodes are protobuf messages that are only passed through.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import json
@@ -52,6 +53,38 @@ class VariableClass(enum.Enum):
 
 
 @dataclass(frozen=True)
+class VariablePart:
+    """The place of a variable in a larger one, which a program has cut into parts.
+
+    Attributes:
+        name: name of the larger one, under which single-device checkpoints have it.
+        shape: its shape.
+        offset: index of the part's first element in it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+    def slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """The part in an array of the larger variable.
+
+        Args:
+            shape: shape of the part.
+        """
+        return tuple(slice(start, start + size) for start, size in zip(self.offset, shape))
+
+    def text(self, shape: tuple[int, ...]) -> str:
+        """The part as TensorFlow's ops for checkpoints write it.
+
+        Args:
+            shape: shape of the part.
+        """
+        places = ":".join(f"{start},{size}" for start, size in zip(self.offset, shape))
+        return f"{' '.join(map(str, self.shape))} {places}"
+
+
+@dataclass(frozen=True)
 class Variable:
     """A variable of the single-device program.
 
@@ -63,6 +96,7 @@ class Variable:
         kind: its class.
         item_bytes: bytes per element.
         saved: whether single-device checkpoints contain it (TF1 local variables are not saved).
+        part: its place in a larger variable, where the program has cut that into parts.
     """
 
     name: str
@@ -72,6 +106,12 @@ class Variable:
     kind: VariableClass
     item_bytes: int
     saved: bool = True
+    part: VariablePart | None = None
+
+    @property
+    def checkpoint_place(self) -> tuple[str, str]:
+        """Key of the variable in a single-device checkpoint, and which part of what that has ("" for all of it)."""
+        return (self.name, "") if self.part is None else (self.part.name, self.part.text(self.shape))
 
     @property
     def size(self) -> int:
@@ -172,6 +212,31 @@ class Addend:
 
 
 @dataclass(frozen=True)
+class ForwardSum:
+    """A tensor of which each worker has a part, and with whose sum over the workers a step goes on.
+
+    Attributes:
+        node: name of the Identity of the worker's part that is to have the value of the whole batch.
+        kind: ``"sum"`` or ``"mean"``: how the workers' parts make that value; ``"ratio"`` for means over entries of
+            which each worker has another number; ``"gather"`` for examples one after the other; ``"shape"`` for a shape
+            with their number.
+        entries: names of the Identities through which a gradient enters what makes the worker's part.
+        counted: name of the tensor whose entries along its first axis a ratio is over; else None.
+        gradients_differ: whether the gradients that enter differ between workers, so that they are summed, too.
+        axis: axis of the examples in what is gathered; entry of their number in a shape.
+        batches: number of batches, one after the other, along that axis.
+    """
+
+    node: str
+    kind: str
+    entries: tuple[str, ...] = ()
+    counted: str | None = None
+    gradients_differ: bool = False
+    axis: int = 0
+    batches: int = 1
+
+
+@dataclass(frozen=True)
 class Input:
     """A placeholder: the driver feeds it, or a dataset on the workers does.
 
@@ -268,9 +333,10 @@ class Model:
         step_counter: name of the variable that counts steps, if the program has one.
         unused_inputs: names of the program's inputs that a step does not need; feeding them is allowed.
         input_order: names of all inputs, those too, in the order of the user's arguments.
-        synchronised: name scopes (layers) in which the program asks for values over all replicas.
+        synchronised: name scopes (layers) in which the program asks for values over all replicas that it would not get.
         addends: what the step adds to variables of the class total.
         tables: lookup tables of the step and of evaluations.
+        forward_sums: tensors that are summed over the workers in the forward pass, in an order in which they can be.
     """
 
     graph: Graph
@@ -292,6 +358,7 @@ class Model:
     synchronised: tuple[str, ...] = ()
     addends: tuple[Addend, ...] = ()
     tables: tuple[Table, ...] = ()
+    forward_sums: tuple[ForwardSum, ...] = ()
 
     @cached_property
     def variable_by_name(self) -> Mapping[str, Variable]:
@@ -309,7 +376,7 @@ class Model:
         What a step calls the components of a dataset's elements does not count.
         """
         names = {i.node: f"component {i.component}" for i in self.inputs if i.component is not None}
-        roles = {
+        roles: dict[str, Any] = {
             "inputs": [
                 (names.get(i.node, i.name), names.get(i.node, i.node), i.dtype, i.shape, i.split) for i in self.inputs
             ],
@@ -319,6 +386,8 @@ class Model:
             "gradients": [(g.name, g.parameter, g.tensor, g.consumers, g.indices, g.sources) for g in self.gradients],
             "reduction": self.reduction.kind,
         }
+        if self.forward_sums:
+            roles["forward sums"] = [dataclasses.astuple(s) for s in self.forward_sums]
         hasher = hashlib.sha256(self.graph.renamed(names).to_bytes())
         hasher.update(json.dumps(roles, sort_keys=True).encode())
         return hasher.hexdigest()

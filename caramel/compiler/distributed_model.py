@@ -128,9 +128,9 @@ def compile_model(
 def _refuse_synchronised(model: Model, workers: int) -> None:
     if workers > 1 and model.synchronised:
         raise UnsupportedError(
-            f"{listed(model.synchronised, 3)} asks for statistics of the whole batch (synchronized=True), and each of "
-            f"{workers} workers would take those of its own examples: make the layer with synchronized=False, if that "
-            "is what you want, or train with one worker"
+            f"{listed(model.synchronised, 3)} asks for an all-reduce or all-gather over all replicas, which with "
+            f"{workers} workers would not be what one device has (it is inside a loop or branch, or not of examples, "
+            "or not the sum or mean over them that it would have to be): move it out, or train with one worker"
         )
 
 

@@ -156,7 +156,8 @@ def _write(distributed: DistributedModel, path_of: Callable[[str], Path]) -> lis
     """
     path_of(GRAPH).write_bytes(distributed.graph_def.SerializeToString(deterministic=True))
     arrays = {} if distributed.pipeline is None else distributed.pipeline.values
-    checkpoint.write_values(path_of(VALUES), {**distributed.model.values.load(), **arrays})
+    all_values = {**distributed.model.values.load(), **arrays}
+    checkpoint.write_values(path_of(VALUES), all_values, distributed.model.variables)
     path_of(SIGNATURE).write_text(distributed.signature.to_json() + "\n", encoding="utf-8")
     path_of(PLAN).write_text(distributed.plan.to_json() + "\n", encoding="utf-8")
     templates = resources.files("caramel.export") / "templates"

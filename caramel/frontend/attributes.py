@@ -25,6 +25,32 @@ the ``file:line`` of the call."""
 SCOPE_ATTRIBUTE = "_caramel_scope"
 """Attribute of a node that was inlined from a function; its value is the prefix of the node's name."""
 
+TOTAL_ATTRIBUTE = "_caramel_total"
+"""Attribute of an op that may add up examples; its value is the op's number."""
+
+ENTRY_ATTRIBUTE = "_caramel_entry"
+"""Attribute of the Identity through which a gradient enters the gradient function of such an op; its value is the op's
+number."""
+
+ASKED_ATTRIBUTE = "_caramel_all_reduce"
+"""Attribute of an Identity in place of an all-reduce that the program asks for; its value is "sum" or "mean"."""
+
+MADE_ATTRIBUTE = "_caramel_made"
+"""Attribute of an op of a traced step; its value is the number of ops that were made before it."""
+
+GATHERED_ATTRIBUTE = "_caramel_gathered"
+"""Attribute of an Identity whose value is to be that of all workers, one after the other; its value is the axis of the
+examples, and the number of batches along it."""
+
+SIZED_ATTRIBUTE = "_caramel_sized"
+"""Attribute of an Identity of sizes that are to be those of all workers."""
+
+ENTERING_ATTRIBUTE = "_caramel_entering"
+"""Attribute of an Identity through which a gradient enters what a worker's part is made of."""
+
+OVER_WORKERS_ATTRIBUTE = "_caramel_over_workers"
+"""Attribute of an Identity whose value is that of the whole batch, the same on all workers."""
+
 _ARGUMENT_ATTRIBUTE = "_user_specified_name"
 """Attribute in which TensorFlow keeps what a function calls its argument, which is the placeholder's name anyway."""
 
@@ -35,6 +61,14 @@ _CAPTURE_ATTRIBUTES = (
     SOURCE_ATTRIBUTE,
     RESULT_ATTRIBUTE,
     SCOPE_ATTRIBUTE,
+    TOTAL_ATTRIBUTE,
+    ENTRY_ATTRIBUTE,
+    OVER_WORKERS_ATTRIBUTE,
+    ENTERING_ATTRIBUTE,
+    ASKED_ATTRIBUTE,
+    MADE_ATTRIBUTE,
+    GATHERED_ATTRIBUTE,
+    SIZED_ATTRIBUTE,
 )
 
 
@@ -57,7 +91,7 @@ def without_capture_attributes(graph: Graph) -> Graph:
 
 def remove_capture_attributes(node: NodeDef) -> None:
     """Remove all of these attributes from a node, in place."""
-    if GRADIENT_ATTRIBUTE in node.attr:
-        node.attr.pop("_gradient_op_type", None)  # how the Identity tells that it is differentiated
+    if GRADIENT_ATTRIBUTE in node.attr or TOTAL_ATTRIBUTE in node.attr:
+        node.attr.pop("_gradient_op_type", None)  # how the op tells that it is differentiated
     for name in _CAPTURE_ATTRIBUTES:
         node.attr.pop(name, None)

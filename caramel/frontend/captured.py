@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from caramel.data.dataset import TrainingData
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph
-from caramel.model import Input, ValueSource
+from caramel.model import Input, ValueSource, VariablePart
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class RawVariable:
         shape: static shape.
         trainable: the program's own flag.
         saved: whether single-device checkpoints contain the variable.
+        part: its place in a larger variable, where the program has cut that into parts.
     """
 
     name: str
@@ -30,6 +32,7 @@ class RawVariable:
     shape: tuple[int, ...]
     trainable: bool
     saved: bool = True
+    part: VariablePart | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,58 @@ class RawGradient:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A gradient that enters the gradient function of an op.
+
+    Attributes:
+        tensor: name of the gradient's tensor.
+        readers: pairs (node, position of its input) that read it there.
+    """
+
+    tensor: str
+    readers: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Gather:
+    """An input of an op that is to have the examples of all workers, one after the other, or their sizes.
+
+    Attributes:
+        op: number of ops that the program makes before this one.
+        position: which of its inputs.
+        axis: axis of the examples; None for an input that is made of sizes.
+        batches: number of batches, one after the other, along it.
+    """
+
+    op: int
+    position: int
+    axis: int | None
+    batches: int = 1
+
+
+@dataclass(frozen=True)
+class RawForwardSum:
+    """A tensor that is summed over the workers in the forward pass.
+
+    Attributes:
+        node: name of the Identity that has the value of the whole batch.
+        kind: ``"sum"`` or ``"mean"`` over the examples; ``"ratio"`` for a mean over chosen examples; ``"gather"`` for
+            examples one after the other; ``"shape"`` for a shape with their number.
+        entries: names of the Identities through which gradients enter the sum's own gradient.
+        counted: name of a tensor with the chosen examples of a ratio along its first axis; else None.
+        axis: axis of the examples in what is gathered; entry of their number in a shape.
+        batches: number of batches, one after the other, along that axis.
+    """
+
+    node: str
+    kind: str
+    entries: tuple[str, ...] = ()
+    counted: str | None = None
+    axis: int = 0
+    batches: int = 1
+
+
+@dataclass(frozen=True)
 class RawProgram:
     """A captured program: all that is known of it without analysis.
 
@@ -90,9 +145,13 @@ class RawProgram:
         loop_gradient_numbers: numbers of the gradients inside loops whose sums are among ``gradients``.
         given: dataset that the graph's iterator reads; None without one.
         iterator: name of the op that takes elements of the dataset, in whose place the graph has placeholders; or None.
-        synchronised: name scopes (layers) in which the program adds up values over all replicas.
         trains: whether the program must have gradients; else nothing of it is learned.
         tables: lookup tables of the program.
+        entries: places where gradients enter ops that may add up examples, by the name of the op; one of which that
+            cannot be told is not among them.
+        forward_sums: tensors that are summed over the workers in the forward pass.
+        made: number of ops that the program has made before an op, by the name of the op; empty where it cannot be
+            traced once more.
     """
 
     graph: Graph
@@ -110,9 +169,11 @@ class RawProgram:
     loop_gradient_numbers: frozenset[int] = frozenset()
     given: TrainingData | None = None
     iterator: str | None = None
-    synchronised: tuple[str, ...] = ()
     trains: bool = True
     tables: tuple[RawTable, ...] = ()
+    entries: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
+    forward_sums: tuple[RawForwardSum, ...] = ()
+    made: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def library(self) -> Library:

@@ -30,7 +30,7 @@ from caramel.errors import CaptureError, InputError
 from caramel.facts import Trace
 from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.capture_options import CaptureOptions
-from caramel.frontend.captured import RawProgram
+from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.programs.files import graph_from, is_graph_proto, read_file
 from caramel.frontend.programs.function_program import capture_evaluation, capture_step
 from caramel.frontend.programs.graph_program import capture_graph, nodes_of
@@ -38,12 +38,17 @@ from caramel.frontend.programs.iterators import placeholder_of, with_placeholder
 from caramel.frontend.programs.naming import Naming
 from caramel.frontend.recording.recorder import Recorder, recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
+from caramel.frontend.roles.forward_search import GatherNeeded
 from caramel.frontend.roles.refusals import refuse_irreplicable
 from caramel.graph.functions import Library
 from caramel.graph.graph import node_of
 from caramel.model import Evaluation, Input, Model
+from caramel.util.tables import fitted, preformatted, wrapped
 
 __all__ = ["Context", "capture"]
+
+_MAX_CAPTURES = 12
+"""Times that a step is traced, with more examples gathered each time, before it is refused."""
 
 
 def capture(
@@ -139,24 +144,6 @@ def capture(
     return Context(program, inputs, options)
 
 
-def capture_without_training(step: Any, inputs: Sequence[Any] | None = None, *, loss: str, data: Any = None) -> Context:
-    """Capture a step that trains nothing: workers run it on their examples, and nothing travels between them.
-
-    Args:
-        step: function to trace.
-        inputs: see `capture`.
-        loss: name of the output that is reported as the loss.
-        data: see `capture`.
-
-    Returns:
-        A Context for `caramel.compiler.distributed_model.computation_alone`.
-
-    Raises:
-        InputError: the arguments do not fit together.
-    """
-    return Context(step, inputs, CaptureOptions(loss=loss, loss_reduction="mean", data=data, trains=False))
-
-
 class Context:
     """A captured program. Use as a context manager around TF1-style code, or as it is.
 
@@ -175,7 +162,25 @@ class Context:
         [('w', 'parameter')]
     """
 
-    def __init__(self, program: Any, inputs: Sequence[Any] | None, options: CaptureOptions) -> None:
+    def __init__(
+        self,
+        program: Any,
+        inputs: Sequence[Any] | None,
+        options: CaptureOptions,
+        *,
+        rows: tuple[int, int] | None = None,
+    ) -> None:
+        """Prepare to capture a program.
+
+        Args:
+            program: see `capture`.
+            inputs: see `capture`.
+            options: the other arguments of `capture`.
+            rows: see `caramel.frontend.recording.recorder.Recorder`.
+
+        Raises:
+            InputError: the arguments do not fit together.
+        """
         self._program = program = read_file(program) if isinstance(program, (str, os.PathLike)) else program
         self._specs = inputs
         self._options = options
@@ -188,6 +193,8 @@ class Context:
         self.checkpoint = options.checkpoint
         self.data = options.data
         self._naming = Naming()
+        self._gathers: frozenset[Gather] = frozenset()
+        self._rows = rows
         self._recorder: Recorder | None = None
         self._stack: ExitStack | None = None
         self._block_graph: Any = None
@@ -265,7 +272,20 @@ class Context:
         Raises:
             CaptureError: a role is missing or ambiguous, or something cannot be replicated.
         """
-        return self._with_data(assemble(self._raw))
+        refusal: CaptureError | None = None
+        for _ in range(_MAX_CAPTURES):
+            try:
+                return self._with_data(assemble(self._raw))
+            except GatherNeeded as needed:
+                refusal = refusal or needed.refusal
+                if needed.gathers <= self._gathers:
+                    break
+                self._gathers |= needed.gathers
+                del self._raw
+            except CaptureError as error:
+                raise refusal or error from None
+        assert refusal is not None
+        raise refusal
 
     def model_for(self, workers: int) -> Model:
         """The captured training step for some number of workers.
@@ -296,10 +316,15 @@ class Context:
         try:
             self.model_for(workers)
         except CaptureError:
-            traced = self._for_rows(1 if sharding == "batches" else workers)
-            if traced is None or not traced._can_be_for(workers):
-                raise
-            return traced
+            parts = 1 if sharding == "batches" else workers
+            for has_numbers in (
+                False,
+                True,
+            ):  # whether the program may have the size of a whole batch as a number in it
+                traced = self._for_rows(parts, has_numbers)
+                if traced is not None and traced._can_be_for(workers):
+                    return traced
+            raise
         return self
 
     def _can_be_for(self, workers: int) -> bool:
@@ -309,8 +334,13 @@ class Context:
             return False
         return True
 
-    def _for_rows(self, parts: int) -> Context | None:
-        """A context of the same step for one of so many parts of a batch; None where that has no fixed size."""
+    def _for_rows(self, parts: int, has_numbers: bool) -> Context | None:
+        """A context of the same step for one of so many parts of a batch; None where that has no fixed size.
+
+        Args:
+            parts: number of parts.
+            has_numbers: whether to replace the number of examples in a batch, where the program has it in a shape.
+        """
         if self._specs is not None or not callable(self._program) or not is_dataset(self.data):
             return None
         examples = examples_in_batches(self.data.element_spec)
@@ -318,7 +348,8 @@ class Context:
             return None
         specs = arguments_of_rows(self.data.element_spec, examples // parts)
         options = replace(self._options, loss=self.loss, loss_reduction=self.loss_reduction, data=self.data)
-        return Context(self._program, specs, replace(options, evaluation=self.evaluation, checkpoint=self.checkpoint))
+        options = replace(options, evaluation=self.evaluation, checkpoint=self.checkpoint)
+        return Context(self._program, specs, options, rows=(examples, examples // parts) if has_numbers else None)
 
     @cached_property
     def _model_alone(self) -> Model:
@@ -330,6 +361,21 @@ class Context:
         if self.graph is None or self.given is None or self._raw.given is not None:
             return model
         return replace(model, inputs=bind_by_name_or_order(model.inputs, model.unused_inputs, self.given.element_spec))
+
+    def _repr_html_(self) -> str:
+        """What was captured, in a notebook; before that what it is made of."""
+        if "model" not in vars(self):
+            return preformatted(repr(self))
+        model = self.model
+        rows = [("variable", "kind", "shape", "dtype")]
+        rows += [(v.name, v.kind.value, str(list(v.shape)), v.dtype) for v in model.variables]
+        lines = [
+            f"a captured step of {len(model.graph):,} ops, with {len(model.gradients)} gradients; its loss is a "
+            f"{model.reduction.kind}: {model.reduction.reason}",
+            f"inputs: {', '.join(i.name for i in model.inputs)}",
+            *(f"note: {note}" for note in model.notes),
+        ]
+        return preformatted("\n".join([*map(wrapped, lines), "", fitted(rows)]))
 
     def to_networkx(self, trace: Trace | None = None) -> Any:
         """The captured step as a networkx.DiGraph; see `caramel.graph.graph.Graph.to_networkx`.
@@ -370,7 +416,7 @@ class Context:
             )
         if self.train_op is not None:
             raise InputError("train_op= goes with a graph; a step function is the training op itself")
-        with recording() as recorder:
+        with recording(self._gathers, self._rows) as recorder:
             if not tf.executing_eagerly():
                 raise CaptureError(
                     "a training step is captured with the values that its variables have, and TensorFlow does not run "

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches
 from caramel.errors import CaptureError, InputError, in_one_line
-from caramel.frontend.context import Context, capture, capture_without_training
+from caramel.frontend.capture_options import CaptureOptions
+from caramel.frontend.context import Context
 from caramel.keras.given_data import GivenData
 from caramel.keras.metrics import DistributedMetrics
 from caramel.keras.train_step import (
@@ -58,7 +59,7 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
 
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         reduction, record = options.get("loss_reduction"), StepRecord()
-        context = capture(watched_step(model, record), **arguments, loss_reduction=reduction)
+        context = _captured_from(watched_step(model, record), arguments, loss_reduction=reduction)
         try:
             context.model_for(workers)
         except CaptureError as error:
@@ -66,7 +67,7 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
             if reduction is None:
                 raise
             record = StepRecord()
-            context = capture(watched_step(model, record), **arguments, loss_reduction=reduction)
+            context = _captured_from(watched_step(model, record), arguments, loss_reduction=reduction)
         return _captured(model, context, record, workers, reduction)
 
     return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
@@ -91,10 +92,16 @@ def captured_forward(
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         record = StepRecord()
         watched = watched_prediction(model, record) if method == "predict_step" else watched_step(model, record, method)
-        context = capture_without_training(watched, loss=NOTHING, **arguments)
+        context = _captured_from(watched, arguments, loss=NOTHING, loss_reduction="mean", trains=False)
         return _captured(model, context, record, workers)
 
     return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
+
+
+def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], **options: Any) -> Context:
+    """A step captured in one of the ways of `GivenData.capture_arguments`."""
+    rest = {name: value for name, value in arguments.items() if name not in ("inputs", "rows")}
+    return Context(step, arguments.get("inputs"), CaptureOptions(**options, **rest), rows=arguments.get("rows"))
 
 
 def _first_of(captured: Callable[[Mapping[str, Any]], CapturedStep], ways: Sequence[Mapping[str, Any]]) -> CapturedStep:

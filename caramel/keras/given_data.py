@@ -46,7 +46,8 @@ class GivenData:
 
     def capture_arguments(self, workers: int, sharding: str | None = None) -> list[dict[str, Any]]:
         """The arguments of `caramel.capture` that say where batches come from; with others for steps that need to
-        know the number of a worker's examples, where all batches have the same.
+        know the number of a worker's examples, where all batches have the same. ``rows`` are that of a batch, which
+        a step may have in it as a number, and that of a part; see `caramel.frontend.recording.recorder.Recorder`.
 
         Args:
             workers: number of workers.
@@ -57,7 +58,9 @@ class GivenData:
         ways: list[dict[str, Any]] = [{"data": self.dataset}]
         examples, parts = examples_in_batches(self.element_spec), 1 if sharding == "batches" else workers
         if is_dataset(self.dataset) and examples is not None and examples % parts == 0:
-            ways.append({"data": self.dataset, "inputs": arguments_of_rows(self.element_spec, examples // parts)})
+            own = examples // parts
+            ways.append({"data": self.dataset, "inputs": arguments_of_rows(self.element_spec, own)})
+            ways.append({**ways[-1], "rows": (examples, own)})
         return ways
 
     def a_batch(self) -> list[Any] | None:

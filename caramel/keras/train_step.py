@@ -81,6 +81,10 @@ class StepRecord:
     _results: dict[int, tuple[Any, MetricResult]] = field(default_factory=dict)
     _output_names: dict[int, tuple[Any, str]] = field(default_factory=dict)
 
+    def begin(self) -> None:
+        """Begin anew, where a step is traced, and not for the first time perhaps."""
+        vars(self).update(vars(StepRecord(graph=tf.compat.v1.get_default_graph())))
+
     @property
     def variables(self) -> list[Any]:
         """Variables of the metrics that the workers count."""
@@ -176,7 +180,7 @@ def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> 
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def step(*batch: Any) -> dict[str, Any]:
-        record.graph = tf.compat.v1.get_default_graph()
+        record.begin()
         restorers = [_replaced(metric, record) for metric in leaf_metrics(model)]
         try:
             with _WatchedLosses(model, record):
@@ -201,7 +205,7 @@ def watched_prediction(model: Any, record: StepRecord) -> Any:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def step(*batch: Any) -> dict[str, Any]:
-        record.graph = tf.compat.v1.get_default_graph()
+        record.begin()
         predicted = model.predict_step(as_data(batch))
         record.prediction = keras.tree.map_structure(lambda value: record.take(value, "predict_step"), predicted)
         return {**record.outputs, NOTHING: tf.constant(0.0)}

@@ -14,6 +14,7 @@ from caramel.modifiers.postpone import postpone, verify_postponed
 from caramel.modifiers.replicate import replicate
 from caramel.modifiers.save_restore import add_state
 from caramel.modifiers.serialize import serialize
+from caramel.modifiers.sum_forward import sum_forward
 from caramel.modifiers.weigh import weigh
 from caramel.util.gc_pause import paused_gc
 
@@ -38,6 +39,7 @@ ALL_REDUCE = Target(
         serialize,
         place_input,
         weigh,
+        sum_forward,
         cut,
         postpone,
         aggregate,

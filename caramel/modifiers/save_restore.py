@@ -46,22 +46,31 @@ class StateBuilder:
         return node_def.name
 
 
-def read_checkpoint(builder: StateBuilder, scope: str, dtypes: Mapping[str, str], host: str) -> dict[str, str]:
+def read_checkpoint(
+    builder: StateBuilder,
+    scope: str,
+    dtypes: Mapping[str, str],
+    host: str,
+    places: Mapping[str, tuple[str, str]] | None = None,
+) -> dict[str, str]:
     """Read the checkpoint that is fed to `RESTORE_PREFIX`.
 
     Args:
         builder: collector of the new nodes.
         scope: prefix of their names.
-        dtypes: dtype of each checkpoint key.
+        dtypes: dtype of each value, by its name.
         host: device of worker 0's host.
+        places: where the checkpoint has a value, by its name; the key is its name by default. See
+            `Variable.checkpoint_place`.
 
     Returns:
-        The tensor of each key.
+        The tensor of each value.
     """
     if not dtypes:
         return {}
-    keys = _strings(builder, f"{scope}/keys", dtypes, host)
-    slices = _strings(builder, f"{scope}/slices", ["" for _ in dtypes], host)
+    found = [(places or {}).get(name, (name, "")) for name in dtypes]
+    keys = _strings(builder, f"{scope}/keys", [key for key, _ in found], host)
+    slices = _strings(builder, f"{scope}/slices", [part for _, part in found], host)
     types = dtypes_attribute(dtypes.values())
     read = builder.add(node(f"{scope}/read", "RestoreV2", [RESTORE_PREFIX, keys, slices], host, dtypes=types), 0)
     return {key: format_input(read, position) for position, key in enumerate(dtypes)}
@@ -209,7 +218,8 @@ def _restore(
 ) -> None:
     scope = group_name + "_ops"
     assigned: list[str] = []
-    restored = read_checkpoint(builder, scope, {key: v.dtype for _, v, key in items}, host)
+    places = {key: v.checkpoint_place for _, v, key in items if key == v.name}
+    restored = read_checkpoint(builder, scope, {key: v.dtype for _, v, key in items}, host, places)
     for position, (rank, variable, key) in enumerate(items):
         assignment = _assign(f"{scope}/assign_{position}", rank, variable, restored[key], devices)
         assigned.append(builder.add(assignment, rank))
@@ -319,7 +329,8 @@ def assignment_nodes(model: Model, plan: Plan, names: Sequence[str], scope: str)
     host = str(host_of(devices[0]))
     variables = [model.variable_by_name[name] for name in names]
     inner_scope = f"{scope}_ops"
-    restored = read_checkpoint(builder, inner_scope, {v.name: v.dtype for v in variables}, host)
+    places = {v.name: v.checkpoint_place for v in variables}
+    restored = read_checkpoint(builder, inner_scope, {v.name: v.dtype for v in variables}, host, places)
     assigned = []
     for number, variable in enumerate(variables):
         value = restored[variable.name]
@@ -356,8 +367,10 @@ def _save(
         else:
             reads.append(builder.add(_read(f"{scope}/read_{number}", rank, variable, devices), rank))
     extra_tensors = [*saved_tensors, SavedTensor(STEPS_KEY, steps, "int64")]
-    keys = _strings(builder, f"{scope}/keys", [*(key for _, _, key in items), *(s.key for s in extra_tensors)], host)
-    slices = _strings(builder, f"{scope}/slices", [""] * (len(items) + len(extra_tensors)), host)
+    places = [v.checkpoint_place if key == v.name else (key, "") for _, v, key in items]
+    places += [(s.key, "") for s in extra_tensors]
+    keys = _strings(builder, f"{scope}/keys", [key for key, _ in places], host)
+    slices = _strings(builder, f"{scope}/slices", [part for _, part in places], host)
     types = dtypes_attribute([*(v.dtype for _, v, _ in items), *(s.dtype for s in extra_tensors)])
     tensors = [prefix, keys, slices, *reads, *(s.tensor for s in extra_tensors)]
     written = node(f"{scope}/write", "SaveV2", tensors, host, dtypes=types)

@@ -33,7 +33,7 @@ def weigh(emission: Emission) -> Emission:
     changed: dict[str, NodeDef] = {}
     for rank, device in enumerate(plan.devices):
         weights = _Weights(rank, device) if plan.weighted else None
-        shares = _Shares(rank, device, plan.workers, None if weights is None else weights.name)
+        shares = Shares(rank, device, plan.workers, None if weights is None else weights.name)
         _weigh_addends(emission, rank, shares, changed)
         added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in shares.nodes]
         if weights is None:
@@ -93,7 +93,7 @@ def replica_tensor(rank: int, tensor: str) -> str:
     return format_input(replica_name(rank, name), index)
 
 
-def _weigh_addends(emission: Emission, rank: int, shares: _Shares, changed: dict[str, NodeDef]) -> None:
+def _weigh_addends(emission: Emission, rank: int, shares: Shares, changed: dict[str, NodeDef]) -> None:
     """Let what adds to a total over the examples read the worker's part of it."""
     graph = emission.graph
     for addend in emission.model.addends:
@@ -106,17 +106,19 @@ def _weigh_addends(emission: Emission, rank: int, shares: _Shares, changed: dict
         changed[name].input[addend.position] = part
 
 
-class _Shares:
-    """The nodes that make one worker's part of what is added to a total over the examples.
+class Shares:
+    """The nodes that make one worker's part of a total over the examples.
 
     Args:
         rank: the worker.
         device: its device.
         workers: number of workers.
         weight: the node with the worker's weight, N * b_r / B; None where it is always 1.
+        name: name of the parts, within the worker's scope.
     """
 
-    def __init__(self, rank: int, device: str, workers: int, weight: str | None) -> None:
+    def __init__(self, rank: int, device: str, workers: int, weight: str | None, name: str = "part") -> None:
+        self._name = name
         self.nodes: list[NodeDef] = []
         self._rank = rank
         self._device = device
@@ -128,7 +130,9 @@ class _Shares:
         """A worker's part: of a mean its share of the examples; of a sum all, or nothing without examples."""
         key = tensor, reduction
         if key not in self._parts:
-            self._parts[key] = self._made(own_name(self._rank, f"part_{len(self._parts)}"), tensor, dtype, reduction)
+            self._parts[key] = self._made(
+                own_name(self._rank, f"{self._name}_{len(self._parts)}"), tensor, dtype, reduction
+            )
         return self._parts[key]
 
     def _made(self, name: str, tensor: str, dtype: str, reduction: str) -> str:

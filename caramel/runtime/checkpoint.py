@@ -29,20 +29,40 @@ OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Key that only checkpoints written by tf.train.Checkpoint have."""
 
 
-def write_values(prefix: str | os.PathLike[str], values: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name; works whether TensorFlow runs eagerly or not."""
+def write_values(
+    prefix: str | os.PathLike[str], values: Mapping[str, np.ndarray], variables: Iterable[Variable] = ()
+) -> None:
+    """Write arrays by name; works whether TensorFlow runs eagerly or not.
+
+    Args:
+        prefix: prefix of the checkpoint.
+        values: the arrays.
+        variables: variables, of which checkpoints may have some under other names, as parts of larger ones.
+    """
     names = list(values)
+    found = {v.name: v.checkpoint_place for v in variables}
+    places = [found.get(name, (name, "")) for name in names]
     with tf.Graph().as_default():
         holders = [v1.placeholder(tf.as_dtype(values[n].dtype), values[n].shape) for n in names]
         save = tf.raw_ops.SaveV2(
-            prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=holders
+            prefix=str(prefix),
+            tensor_names=[key for key, _ in places],
+            shape_and_slices=[part for _, part in places],
+            tensors=holders,
         )
         with v1.Session() as session:
             session.run(save, {holder: values[n] for holder, n in zip(holders, names)})
 
 
-def read_values(prefix: str | os.PathLike[str], names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+def read_values(
+    prefix: str | os.PathLike[str], names: Iterable[str] | None = None, variables: Iterable[Variable] = ()
+) -> dict[str, np.ndarray]:
     """Read arrays by name.
+
+    Args:
+        prefix: prefix of the checkpoint.
+        names: names of the arrays; all that there are by default.
+        variables: see `write_values`.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
@@ -50,7 +70,13 @@ def read_values(prefix: str | os.PathLike[str], names: Iterable[str] | None = No
     reader = open_checkpoint(prefix)
     wanted_names = reader.get_variable_to_shape_map() if names is None else names
     try:
-        return {name: reader.get_tensor(name) for name in wanted_names}
+        parts = {v.name: (v.part, v.shape) for v in variables if v.part is not None}
+        return {
+            name: reader.get_tensor(parts[name][0].name)[parts[name][0].slices(parts[name][1])]
+            if name in parts
+            else reader.get_tensor(name)
+            for name in wanted_names
+        }
     except _READ_ERRORS as error:
         raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
 
@@ -80,14 +106,16 @@ def check_fits(prefix: str | os.PathLike[str], reader: Any, variables: Iterable[
     dtypes = reader.get_variable_to_dtype_map()
     problems = []
     for variable in variables:
-        if variable.name not in shapes:
-            problems.append(f"{variable.name} is missing")
-        elif tuple(shapes[variable.name]) != variable.shape:
-            problems.append(
-                f"{variable.name} has shape {list(shapes[variable.name])}, the program wants {list(variable.shape)}"
-            )
-        elif dtypes[variable.name].name != variable.dtype:
-            problems.append(f"{variable.name} is {dtypes[variable.name].name}, the program wants {variable.dtype}")
+        key, shape = variable.name, variable.shape
+        if variable.part is not None:
+            key, shape = variable.part.name, variable.part.shape
+        if key not in shapes:
+            problems.append(f"{key} is missing")
+        elif tuple(shapes[key]) != shape:
+            problems.append(f"{key} has shape {list(shapes[key])}, the program wants {list(shape)}")
+        elif dtypes[key].name != variable.dtype:
+            problems.append(f"{key} is {dtypes[key].name}, the program wants {variable.dtype}")
+    problems = list(dict.fromkeys(problems))
     if problems:
         raise CheckpointError(
             f"checkpoint {str(prefix)!r} does not fit the program: {listed(problems)}. "

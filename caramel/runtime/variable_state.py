@@ -170,7 +170,7 @@ class VariableState:
             further_ops: names of other ops that read that checkpoint.
         """
         with _temporary_prefix() as prefix:
-            _put_down(prefix, values)
+            _put_down(prefix, values, self._model)
             first, *others = self._signature.restore
             self._read(prefix, [first, self._signature.restore_unsaved, *others, *further_ops])
             return self._steps(prefix)
@@ -196,7 +196,7 @@ class VariableState:
             extend(assignment_nodes(self._model, self._plan, names, scope))
             self._assignments[names] = scope
         with _temporary_prefix() as prefix:
-            _put_down(prefix, arrays)
+            _put_down(prefix, arrays, self._model)
             self._read(prefix, [self._assignments[names]])
 
     def _read(self, prefix: str, targets: Sequence[str]) -> None:
@@ -223,7 +223,7 @@ class VariableState:
         """The value of every saved variable on worker 0."""
         with _temporary_prefix() as prefix:
             self._write(prefix, steps)
-            return checkpoint.read_values(prefix, self._signature.checkpoint_names)
+            return checkpoint.read_values(prefix, self._signature.checkpoint_names, self._model.variables)
 
     def write_back(self, steps: int) -> None:
         """Give worker 0's values to the user's own variables.
@@ -312,10 +312,10 @@ _COPY_SCOPE = "caramel/copy_file"
 """Beginning of the names of the ops with which worker 0 copies a file."""
 
 
-def _put_down(prefix: str, values: Mapping[str, np.ndarray]) -> None:
+def _put_down(prefix: str, values: Mapping[str, np.ndarray], model: Model) -> None:
     """Write a checkpoint that only exists meanwhile."""
     try:
-        checkpoint.write_values(prefix, values)
+        checkpoint.write_values(prefix, values, model.variables)
     except tf.errors.OpError as error:
         raise no_room(in_one_line(error), CheckpointError) from error
 

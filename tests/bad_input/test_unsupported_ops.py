@@ -161,16 +161,6 @@ def test_a_reference_variable_in_no_collection(compiled, line, minimize, refused
         compiled(build)
 
 
-def test_a_partitioned_reference_variable(compiled, refused):
-    def build():
-        x = v1.placeholder(tf.float32, [None, 4], "x")
-        split = v1.get_variable("split", [4, 1], partitioner=v1.fixed_size_partitioner(2), use_resource=False)
-        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.matmul(x, tf.convert_to_tensor(split)) ** 2))
-
-    with refused(caramel.UnsupportedError, "'split/part_0'", "partitioned variable", "without a partitioner"):
-        compiled(build)
-
-
 def test_a_reference_variable_without_a_static_shape(compiled, refused):
     def build():
         x = v1.placeholder(tf.float32, [None, 3], "x")
@@ -197,16 +187,6 @@ def test_a_step_where_tensorflow_does_not_run_eagerly(refused):
     context = a_step(tf.identity)
     with refused(caramel.CaptureError, "eagerly", "with caramel.capture()"), tf.Graph().as_default():
         caramel.ARModel(context, 2)
-
-
-def test_a_partitioned_variable(compiled, refused):
-    def build():
-        x = v1.placeholder(tf.float32, [None, 4], "x")
-        split = v1.get_variable("split", [4, 1], partitioner=v1.fixed_size_partitioner(2))
-        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.matmul(x, tf.convert_to_tensor(split)) ** 2))
-
-    with refused(caramel.UnsupportedError, "'split/part_0'", "partitioned variable", "without a partitioner"):
-        compiled(build)
 
 
 def test_a_variable_without_a_static_shape(compiled, refused):

@@ -27,14 +27,12 @@ class LayerCase:
         shape: shape of an example.
         calls: whether `layer` takes a tensor and returns one.
         own: whether each worker draws numbers, has statistics of its own or rounds: exact on one worker only.
-        refused: words of the refusal on several workers.
     """
 
     layer: object
     shape: tuple = (WIDTH,)
     calls: bool = False
     own: bool = False
-    refused: tuple = ()
 
 
 SERIES, IMAGE, VOLUME = (STEPS, WIDTH), (SIDE, SIDE, 3), (4, 4, 4, 2)
@@ -198,17 +196,13 @@ LAYERS = {
     "BatchNormalization": drawn(layers.BatchNormalization),
     "BatchNormalization of images": drawn(layers.BatchNormalization, IMAGE),
     "BatchNormalization frozen": case(lambda: frozen(layers.BatchNormalization())),
-    "BatchNormalization synchronized": case(
-        lambda: layers.BatchNormalization(synchronized=True, name="together"), refused=("together", "synchronized")
-    ),
+    "BatchNormalization synchronized": case(lambda: layers.BatchNormalization(synchronized=True, name="together")),
     "SpectralNormalization": case(lambda: layers.SpectralNormalization(layers.Dense(WIDTH))),
     "Normalization": case(adapted),
     "Counting": case(Counting),
     "RunningMean": drawn(RunningMean),
     # what adds to the loss
-    "ActivityRegularization": case(
-        lambda: layers.ActivityRegularization(0.01, 0.02), refused=("mean or a sum", "activity_regularization")
-    ),
+    "ActivityRegularization": case(lambda: layers.ActivityRegularization(0.01, 0.02)),
     "activity_regularizer": case(lambda: layers.Dense(WIDTH, activity_regularizer="l2")),
     "add_loss": case(AddLoss),
     "kernel_regularizer": case(lambda: layers.Dense(WIDTH, kernel_regularizer=keras.regularizers.L1L2(0.01, 0.02))),

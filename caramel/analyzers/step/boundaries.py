@@ -31,7 +31,7 @@ def find_boundaries(
     What no gradient needs, and no update is, comes last; where the trace has the pace of a step, times are those at
     which all workers were so far. They are scaled so that all ops together take the step that was measured, with this
     order enforced if that was, and longer by the processor time that one transfer of everything takes from them if they
-    were measured, and the network model says so.
+    were measured, and the network model says so. Collectives of the forward pass come on top.
 
     Args:
         model: the single-device step.
@@ -51,10 +51,11 @@ def find_boundaries(
     # Times that were not measured are good for an order only; nothing has to be known of transfers for that.
     factor = _computation_factor(network, alone_s, sum(sent_bytes.values())) if trace.runs > 0 else 1.0
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
+    waits_s = _forward_waits_s(model, trace, network)
     starts, ends, now_s = {}, {}, 0.0
     for op in [*needed, *others]:
         starts[op] = now_s
-        now_s += scale * trace.op_s.get(op, 0.0)
+        now_s += scale * trace.op_s.get(op, 0.0) + waits_s.get(op, 0.0)
         ends[op] = now_s
     compute_s = now_s
     pace = trace.pace.get(enforced.kind if enforced.edges else "none", ())
@@ -97,6 +98,21 @@ def op_sequence(found: Dependencies, order: UpdateOrder) -> tuple[list[str], lis
     needed = [op for stage in order.stages for op in stage]
     others = set(found.ops) - set(needed) - updating
     return needed, [op for op in found.ops if op in others]
+
+
+def _forward_waits_s(model: Model, trace: Trace, network: Network) -> dict[str, float]:
+    """Seconds that a step waits for collectives of the forward pass, by the op whose value they make.
+
+    What reads the value waits for it, so they count like ops. A gradient that is summed on its way back is another.
+    """
+    if trace.runs == 0 or not network.is_known or network.workers == 1:
+        return {}
+    waits_s = {}
+    for each in model.forward_sums:
+        time_s = network.time_s(trace.op_bytes.get(each.node, 0))
+        for op in (each.node, *(each.entries if each.gradients_differ else ())):
+            waits_s[op] = time_s
+    return waits_s
 
 
 def _at_pace(times_s: Mapping[str, float], pace: Sequence[float], compute_s: float) -> dict[str, float]:

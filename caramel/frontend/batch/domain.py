@@ -5,6 +5,11 @@ Let B be the number of examples x_1 ... x_B. A tensor is one of
 - `Independent`: ``c * B**power``, where c does not depend on the batch; for small integers that are made
   of sizes, the power of each one by itself (`Size`);
 - `Examples`: along one axis, ``B**power * f(x_i)`` for each example;
+- `Whole`: a value of the whole batch that every worker has;
+- `Order`: the numbers of all entries, one after the other;
+- `Entries`: coordinates or values of entries of single examples;
+- `Followed`: examples, and behind them entries that do not depend on the batch;
+- `Positions`: places of the entries that some of the examples have;
 - `Total`: ``B**power`` times the sum of ``f(x_i)`` over the examples;
 - `Statistic`: some other function of means over the examples, one for each channel;
 - `SingleExample`: a function of a single example, in a loop over them;
@@ -82,6 +87,8 @@ class Examples:
         mixed_by: name of the op that put statistics of the batch into the entries without a normalisation by them; None
             if there is no such op.
         normalised: whether the entries are the result of a normalisation by statistics of the batch, or linear in it.
+        chosen: name of the op that has chosen which examples have entries, and how many, so that there are not
+            ``before * B * after``; "" where all have as many.
     """
 
     axis: int
@@ -91,6 +98,59 @@ class Examples:
     repeated: bool = False
     mixed_by: str | None = None
     normalised: bool = False
+    chosen: str = ""
+
+    @property
+    def arrangement(self) -> tuple[int | None, int | None, str]:
+        """What two tensors must have in common if their entries, one by one, are to belong to the same examples."""
+        return self.before, self.after, self.chosen
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Places of the entries that some of the examples have, as `tf.where` finds them in a mask.
+
+    Attributes:
+        mask: the mask, of which each example has some entries along its first axis.
+        rank: number of axes of the mask.
+        chosen: see `Examples`.
+    """
+
+    mask: Examples
+    rank: int
+    chosen: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """The numbers from 0 on of the entries that all examples together have.
+
+    Attributes:
+        count: number of entries of an example.
+    """
+
+    count: Fraction
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Coordinates, with the number of the example in front, or values of some entries, each of a single example."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Entries of the examples along the first axis, and behind them others that do not depend on the batch.
+
+    Attributes:
+        examples: the entries of the examples.
+    """
+
+    examples: Examples
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A tensor of the whole batch, the same on all workers; its sizes may depend on the number of all examples."""
 
 
 @dataclass(frozen=True)
@@ -167,13 +227,30 @@ class Unknown:
         why: clause for messages with the cause, such as "Exp 'y' is not linear in a mean or sum over the batch".
         unmodelled: whether the cause is an op without a rule, or a variable's value of which nothing is known; else
             examples are known to be mixed, or the value to depend on their number.
+        node: name of the op that made it so, where that is not inside a function; else "".
+        beside_whole: whether the op has values of the whole batch beside others.
     """
 
     why: str
     unmodelled: bool = False
+    node: str = ""
+    beside_whole: bool = False
 
 
-Value = Independent | Examples | Total | Statistic | SingleExample | TensorList | Unknown
+Value = (
+    Independent
+    | Examples
+    | Positions
+    | Order
+    | Entries
+    | Followed
+    | Whole
+    | Total
+    | Statistic
+    | SingleExample
+    | TensorList
+    | Unknown
+)
 
 INVARIANT = Independent()
 """A tensor that depends neither on the examples nor on their number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -10,6 +11,7 @@ from caramel.frontend.batch.domain import (
     INVARIANT,
     Examples,
     Independent,
+    Positions,
     Role,
     Statistic,
     TensorList,
@@ -80,6 +82,9 @@ _INVERSE_ROLES = {
 }
 """Role of one over a statistic, by the role of the statistic."""
 
+_BATCH_NORMALISATION = re.compile(r"(^|/)batchnorm(_\d+)?/")
+"""Scope of the ops of `tf.nn.batch_normalization`, which Keras' layer calls where no op does it as a whole."""
+
 _EXPONENTS = {
     "Sqrt": Fraction(1, 2),
     "Rsqrt": Fraction(-1, 2),
@@ -114,7 +119,8 @@ def _power_of(op: Op, powers: Sequence[Power]) -> Power:
     if kind == "Sign":
         return Fraction(0)
     if kind in ("Select", "SelectV2"):
-        return known_powers[1] if known_powers[0] == 0 and known_powers[1] == known_powers[2] else None
+        powers_of_branches = {known_powers[p] for p in (1, 2) if not _is_zero(op, p)} or {Fraction(0)}
+        return powers_of_branches.pop() if known_powers[0] == 0 and len(powers_of_branches) == 1 else None
     if kind == "Pow" and known_powers[1] == 0 and known_powers[0] != 0:
         exponent = op.constant(1)
         return (
@@ -125,6 +131,12 @@ def _power_of(op: Op, powers: Sequence[Power]) -> Power:
     if kind in _HOMOGENEOUS:
         return known_powers[0] if len(set(known_powers)) == 1 else None
     return Fraction(0) if not any(known_powers) else None
+
+
+def _is_zero(op: Op, position: int) -> bool:
+    """Whether an input is the constant 0, which is 0 times any power of the number of examples."""
+    value = op.constant(position)
+    return value is not None and value.dtype.kind in "iuf" and not value.any()
 
 
 def _static_divisor(op: Op, counts: Sequence[int]) -> int:
@@ -143,6 +155,8 @@ def elementwise(op: Op) -> Value:
     """The rule of every elementwise op."""
     if any(isinstance(v, TensorList) for v in op.inputs):
         return op.inputs[0] if op.node.op in LINEAR else op.unknown("mixes lists with tensors")
+    if isinstance(op.inputs[0], Positions) and op.node.op in LINEAR:
+        return op.inputs[0]
     if any(isinstance(v, Examples) for v in op.inputs):
         return _of_examples(op)
     if all(isinstance(v, Independent) for v in op.inputs):
@@ -159,9 +173,11 @@ def _of_free(op: Op) -> Value:
 def _of_totals(op: Op) -> Value:
     """The value of an op that is linear in one sum over the examples, or makes a statistic of means."""
     kind, totals = op.node.op, [v for v in op.inputs if isinstance(v, Total)]
-    rest = [v for v in op.inputs if isinstance(v, Independent)]
+    # A zero, added or taken off, is no term that would count N times.
+    zeros = [op.node.op in _SUMS and _is_zero(op, position) for position in range(len(op.inputs))]
+    rest = [v for v, is_zero in zip(op.inputs, zeros) if isinstance(v, Independent) and not is_zero]
     mixed_by = next((v.mixed_by for v in totals if v.mixed_by), None)
-    if len(totals) + len(rest) == len(op.inputs):
+    if len(totals) + len(rest) + sum(zeros) == len(op.inputs):
         linear = _linear(op, totals, rest)
         if linear is not None:
             return replace(linear, mixed_by=mixed_by)
@@ -262,13 +278,13 @@ def _after_statistics(op: Op, others: Sequence[Value], value: Examples) -> Examp
     normalised = value.normalised and kind in LINEAR | _SUMS | _PRODUCTS | _QUOTIENTS
     if not others:
         return replace(value, normalised=normalised)
-    op.notes[op.node.name] = None
     roles = {v.role if isinstance(v, Statistic) else Role.NONE for v in others}
-    divides = kind in _QUOTIENTS and roles == {Role.DIVISOR} and isinstance(op.inputs[0], Examples)
-    if divides or (kind in _PRODUCTS and roles == {Role.FACTOR}):
-        return replace(value, mixed_by=None, normalised=True)
-    if kind in _SUMS and roles == {Role.SHIFT} and normalised:
-        return value
+    if _BATCH_NORMALISATION.search(op.node.name):
+        op.notes[op.node.name] = None
+        if kind in _PRODUCTS and roles == {Role.FACTOR} and not value.mixed_by:
+            return replace(value, normalised=True)
+        if kind in _SUMS and roles == {Role.SHIFT} and normalised:
+            return value
     return replace(value, mixed_by=op.node.name, normalised=False)
 
 
@@ -288,20 +304,20 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
         if isinstance(value, Examples):
             if value_rank is None or rank is None:
                 return op.unknown("has a tensor of unknown rank")
-            if value.before is None and value.after is None:
+            if value.before is None and value.after is None and not value.chosen:
                 return op.unknown("has examples in an order that cannot be told")
-            places.add((value_rank - value.axis, value.before, value.after))
+            places.add((value_rank - value.axis, value.arrangement))
             repeated, normalised = repeated and value.repeated, normalised and value.normalised
             mixed_by = mixed_by or value.mixed_by
         else:
             repeated = repeated and isinstance(value, Independent)
     if len(places) != 1:
         return op.unknown("brings different examples together")
-    axis_from_end, before, after = places.pop()
+    axis_from_end, (before, after, chosen) = places.pop()
     for position in positions:
         if isinstance(op.inputs[position], (Total, Statistic)) and not _is_one(op.shape(position), axis_from_end):
             return op.unknown("brings different examples together")
-    return Examples((rank or 0) - axis_from_end, Fraction(0), before, after, repeated, mixed_by, normalised)
+    return Examples((rank or 0) - axis_from_end, Fraction(0), before, after, repeated, mixed_by, normalised, chosen)
 
 
 def _is_one(shape: Shape | None, axis_from_end: int) -> bool:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from caramel.frontend.batch import map_loops, rules, sizes
+from caramel.frontend.batch import map_loops, partitions, rules, samplers, sizes
 from caramel.frontend.batch.domain import (
     INVARIANT,
+    Entries,
+    Followed,
     Independent,
+    Order,
     SingleExample,
+    Size,
     TensorList,
     Unknown,
     Value,
+    Whole,
     is_invariant,
 )
 from caramel.frontend.batch.op import Op
@@ -30,6 +36,15 @@ from caramel.graph.shapes import sizes as shape_sizes
 
 _MAX_ROUNDS = 10
 """Rounds after which the values that a loop carries must have settled; each round only loses knowledge."""
+
+_SAME_ENTRIES = frozenset({"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"})
+"""Ops that leave the entries of their first input as they are, in the same order."""
+
+_NONE, _REST = Size(Fraction(0)), Size(Fraction(-1))
+"""The begin and the size of a slice that takes all of an axis."""
+
+_MAX_DEPTH = 8
+"""Number of ops one after the other by which two tensors are told to be the same."""
 
 _MAX_FOLDED_NODES = 64
 """Largest number of nodes behind a tensor that is folded to a constant; the constants that matter here are shapes and
@@ -147,11 +162,25 @@ class Analysis:
             return [sizes.of_constant(self._constant(node.name))]
         texts = tuple(data_texts(node))
         inputs = tuple(self._values[node_of(t)][parse_input(t)[1]] for t in texts)
-        outcome = self._by_rules(Op(node, inputs, texts, self._shape, self._constant, outputs, self._function, notes))
+        outcome = self._by_rules(
+            Op(
+                node,
+                inputs,
+                texts,
+                self._shape,
+                self._constant,
+                self._expression,
+                outputs,
+                self._function,
+                notes,
+            )
+        )
         return outcome if isinstance(outcome, Sequence) else [outcome] * outputs
 
     def _by_rules(self, op: Op) -> Value | Sequence[Value]:
         kind = op.node.op
+        if any(isinstance(v, Whole) for v in op.inputs):
+            return self._of_whole(op)
         if kind in ("While", "StatelessWhile"):
             return self._loop(op)
         if ops.is_call(op.node):
@@ -164,6 +193,12 @@ class Analysis:
             return self._merge(op)
         if kind == "Switch":
             return _switch(op)
+        if any(isinstance(v, Entries) for v in op.inputs):
+            return samplers.of_entries(op)
+        if any(isinstance(v, Order) for v in op.inputs) and kind not in ("Shape", "ShapeN", "Size"):
+            return partitions.of_order(op)
+        if any(isinstance(v, Followed) for v in op.inputs) and kind not in ("Shape", "ShapeN", "Size"):
+            return samplers.of_followed(op)
         if kind in rules.ON_SHAPES_AND_LISTS:
             return rules.ALL_RULES[kind](op)
         if kind in sizes.SIZE_RULES and all(isinstance(v, Independent) for v in op.inputs):
@@ -180,10 +215,39 @@ class Analysis:
             return rules.ALL_RULES[kind](op)
         return op.unknown("is not known to treat each example by itself", unmodelled=True)
 
+    def _of_whole(self, op: Op) -> Value | Sequence[Value]:
+        """The values of an op on the whole batch: every worker has them, if all other inputs are the same, too."""
+        if not all(isinstance(v, Whole) or is_invariant(v) for v in op.inputs):
+            return replace(
+                op.unknown("has values of the whole batch beside those of a worker's part"), beside_whole=True
+            )
+        if ops.is_seeded_random(op.node) or any(
+            ops.is_seeded_random(inner) for _, inner in self._bodies.library.inner_nodes(op.node)
+        ):
+            return op.unknown("draws random numbers for the whole batch, others on each worker")
+        # Whole numbers may become sizes; other numbers of a static shape may stand beside anything.
+        types = [ops.dtype_name(t) for t in ops.output_types(op.node)]
+        shapes = [op.result_shape(index) for index in range(len(types))]
+        return [
+            INVARIANT if dtype.startswith(("float", "bfloat")) and shape is not None and None not in shape else Whole()
+            for dtype, shape in zip(types, shapes)
+        ]
+
     # -- facts -------------------------------------------------------------------------------
 
     def _shape(self, text: str) -> Shape | None:
-        return static_shape(self._graph, text)
+        shape = static_shape(self._graph, text)
+        node = self._graph[node_of(text)]
+        if node.op != "Slice" or shape is None or None not in shape:
+            return shape
+        # Of a slice with one size that is not constant, TensorFlow knows no size.
+        source = self._shape(node.input[0])
+        begin, size = (self._values[node_of(t)][parse_input(t)[1]] for t in node.input[1:3])
+        parts = [v.sizes if isinstance(v, Independent) else None for v in (begin, size)]
+        if source is None or any(p is None or len(p) != len(source) for p in parts):
+            return shape
+        is_whole = [b == _NONE and s == _REST for b, s in zip(*(p for p in parts if p is not None))]
+        return tuple(d if d is not None or not whole else own for d, whole, own in zip(shape, is_whole, source))
 
     def _constant(self, text: str) -> Any:
         """The value of a tensor that is made of constants only; None for any other tensor."""
@@ -193,6 +257,23 @@ class Analysis:
             is_constant = node.op == "Const"
             self._constants[key] = tf.make_ndarray(node.attr["value"].tensor) if is_constant else self._folded(key)
         return self._constants[key]
+
+    def _expression(self, text: str, depth: int = _MAX_DEPTH) -> str:
+        """A text for a tensor's entries, in their order: the same for tensors that are computed alike."""
+        name, index = parse_input(text)
+        node = self._graph[name]
+        if node.op in _SAME_ENTRIES:
+            return self._expression(node.input[0], depth)
+        own = f"{self._function}/{name}:{index}"
+        if node.op == "Const":
+            value = self._constant(text)
+            return f"{value.dtype}{value.tolist()}" if value.size <= _MAX_FOLDED_NODES else own
+        if depth == 0 or name in self._given or ops.is_stateful(node) or ops.functions_of(node) or not node.input:
+            return own
+        attributes = sorted(k for k in node.attr if not k.startswith("_"))
+        values = [node.attr[k].SerializeToString(deterministic=True).hex() for k in attributes]
+        inputs = [self._expression(t, depth - 1) for t in data_texts(node)]
+        return f"{node.op}:{index}({', '.join(inputs)}; {', '.join(values)})"
 
     def _folded(self, tensor: str) -> Any:
         behind = self._graph.ancestors([node_of(tensor)], control=False)

@@ -66,7 +66,7 @@ def _by_first_axis(op: Op) -> Value:
     examples = [v for v in op.inputs if isinstance(v, Examples)]
     if not isinstance(op.inputs[needed], Examples):
         return op.unknown("does not work on one example after the other here")
-    if any(v.axis != 0 for v in examples) or len({(v.before, v.after) for v in examples}) != 1:
+    if any(v.axis != 0 for v in examples) or len({v.arrangement for v in examples}) != 1:
         return op.unknown("brings different examples together")
     if "ksize" in op.node.attr and list(op.node.attr["ksize"].list.i)[:1] not in ([1], []):
         return op.unknown("takes several examples together")
@@ -110,7 +110,7 @@ def _by_inner_axes(op: Op) -> Value:
             return op.unknown("has a tensor of unknown rank")
         if position == 0 and value.axis >= rank - inner:
             return op.unknown("compares the examples with each other")
-        places.add((value.axis, value.before, value.after))
+        places.add((value.axis, value.arrangement))
     if not isinstance(op.inputs[0], Examples) or len(places) != 1:
         return op.unknown("brings different examples together")
     return _own(op, [v for _, v in examples], linear=op.node.op in _LINEAR_OPS or "FFT" in op.node.op)

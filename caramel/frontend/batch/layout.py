@@ -6,13 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import Examples, Independent, Size, Statistic, Total, Value, is_invariant
+from caramel.frontend.batch.domain import (
+    Examples,
+    Followed,
+    Independent,
+    Positions,
+    Size,
+    Statistic,
+    Total,
+    Value,
+    is_invariant,
+)
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, moved, varying_arguments
 from caramel.frontend.batch.reshape import positive_integer, reshaped
 
 
 def _reshape(op: Op) -> Value:
     value, target = op.inputs
+    if isinstance(value, Positions) and value.rank == 1 and op.integers(1) == [-1]:
+        return value
     if isinstance(value, Examples):
         return reshaped(op, value, target)
     return varying_arguments(op) or moved(op, value, None)
@@ -30,6 +42,8 @@ def _expand_dims(op: Op) -> Value:
 
 def _squeeze(op: Op) -> Value:
     value, rank = op.inputs[0], op.rank(0)
+    if isinstance(value, Positions):
+        return value if value.rank == 1 else op.unknown(MIXES_EXAMPLES)
     if not isinstance(value, Examples) or rank is None:
         return moved(op, value, None)
     listed = [axis % rank for axis in op.node.attr["squeeze_dims"].list.i]
@@ -68,11 +82,16 @@ def _joined(op: Op, positions: Sequence[int], axis: int, new_axis: bool) -> Valu
     mixed_by = next((v.mixed_by for v in examples if v.mixed_by), None)
     normalised = all(v.normalised for v in examples)
     if not new_axis and axis == examples[0].axis:
-        if len(examples) < len(values) or any(v.before is None or v.after != examples[0].after for v in examples):
+        if isinstance(values[0], Examples) and axis == 0 and all(is_invariant(v) for v in values[1:]) and values[1:]:
+            is_counted = None not in (values[0].before, values[0].after) and not values[0].chosen and not mixed_by
+            return Followed(values[0]) if is_counted else op.unknown("joins examples with other entries")
+        if len(examples) < len(values) or any(
+            v.before is None or (v.after, v.chosen) != (examples[0].after, examples[0].chosen) for v in examples
+        ):
             return op.unknown("joins examples with other entries")
         before = sum(v.before or 0 for v in examples)
         return replace(examples[0], before=before, repeated=False, mixed_by=mixed_by, normalised=normalised)
-    if len({(v.before, v.after) for v in examples}) != 1:
+    if len({v.arrangement for v in examples}) != 1:
         return op.unknown("brings different examples together")
     repeated = all(v.repeated for v in examples) and len(examples) == len(values)
     axis = examples[0].axis + (new_axis and axis <= examples[0].axis)
@@ -146,13 +165,17 @@ def _split_sizes(op: Op) -> Value:
 
 def _strided_slice(op: Op) -> Value:
     value = op.inputs[0]
-    if not isinstance(value, Examples):
+    is_index = isinstance(value, Positions) and value.rank == 1
+    if not isinstance(value, (Examples, Positions)) or (isinstance(value, Positions) and not is_index):
         return varying_arguments(op) or moved(op, value, None)
     begins, ends, strides = (op.integers(p) for p in (1, 2, 3))
     length = op.shape(1)
     if length is None or length[0] is None or not all(is_invariant(v) for v in op.inputs[1:]):
         return op.unknown("has bounds that are not constant")
-    axis = _sliced_axis(op, value.axis, length[0], (begins, ends, strides))
+    own_axis = value.axis if isinstance(value, Examples) else 0
+    axis = _sliced_axis(op, own_axis, length[0], (begins, ends, strides))
+    if is_index:
+        return value if axis == 0 and len(op.result_shape() or ()) == 1 else op.unknown(MIXES_EXAMPLES)
     return moved(op, value, axis)
 
 
@@ -195,7 +218,7 @@ def _slice(op: Op) -> Value:
     if begin is None or begin[value.axis] != 0 or not isinstance(size, Independent) or size.sizes is None:
         return op.unknown(MIXES_EXAMPLES)
     taken = size.sizes[value.axis]
-    if any(s.power != 0 for axis, s in enumerate(size.sizes) if axis != value.axis):
+    if value.chosen or any(s.power != 0 for axis, s in enumerate(size.sizes) if axis != value.axis):
         return op.unknown("takes as many entries as there are examples")
     count = None if value.before is None or value.after is None else Fraction(value.before * value.after)
     is_whole = taken == Size(Fraction(-1)) or (count is not None and taken == Size(count, Fraction(1)))

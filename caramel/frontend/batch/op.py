@@ -36,6 +36,7 @@ class Op:
         texts: input text of each data input.
         shape_of: function from a tensor to its static shape; None where not even the rank is known.
         constant_of: function from a tensor to its value, if it is made of constants only; else None.
+        expression_of: function from a tensor to a text that is the same for tensors with the same entries.
         outputs: number of outputs.
         function: name of the function that contains the node; "" for the graph itself.
         notes: names of the ops that put a value of the whole batch into values of single examples, as keys; a rule
@@ -47,6 +48,7 @@ class Op:
     texts: tuple[str, ...]
     shape_of: Callable[[str], Shape | None]
     constant_of: Callable[[str], Any]
+    expression_of: Callable[[str], str]
     outputs: int
     function: str
     notes: dict[str, None]
@@ -122,7 +124,8 @@ class Op:
             why: predicate of the sentence about the op in messages, such as "takes a diagonal".
             unmodelled: whether the op has no rule; see `Unknown`.
         """
-        return Unknown(f"{self.node.op} {self.node.name!r} {why}", unmodelled)
+        node = "" if self.function else self.node.name
+        return Unknown(f"{self.node.op} {self.node.name!r} {why}", unmodelled, node)
 
 
 Rule = Callable[[Op], "Value | Sequence[Value]"]

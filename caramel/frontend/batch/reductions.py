@@ -53,6 +53,10 @@ def _over_examples(op: Op, value: Examples) -> Value:
         return op.unknown("takes one value from all examples in a way that is neither a mean nor a sum")
     if value.repeated:
         return Independent(value.power + (1 if kind == "Sum" else 0))
+    if kind == "Mean" and value.chosen:
+        return op.unknown(
+            "is a mean over chosen examples (those of a tf.boolean_mask, say), of which each worker has another number"
+        )
     if kind == "Mean":
         channels = len(op.shape(0) or ()) > len(axes)
         return Total(value.power - 1, channels, (), value.mixed_by)
@@ -63,7 +67,7 @@ def _counts(op: Op, value: Examples, axes: Sequence[int]) -> tuple[int, ...]:
     """Static numbers by which a division would make a sum over these axes a mean."""
     shape = op.shape(0) or ()
     examples = shape[value.axis]
-    if examples is None:
+    if examples is None or value.chosen:
         return ()
     return (examples, math.prod(shape[axis] or 0 for axis in axes))
 
@@ -93,8 +97,8 @@ def _segment_sum(op: Op) -> Value:
     """Examples, or the same for each of them, added up by segments that each example chooses."""
     data, segments, count = op.inputs
     if isinstance(segments, Examples) and not segments.repeated and is_invariant(count):
-        place = segments.axis, segments.before, segments.after
-        if isinstance(data, Examples) and (data.axis, data.before, data.after) == place:
+        place = segments.axis, segments.arrangement
+        if isinstance(data, Examples) and (data.axis, data.arrangement) == place:
             return Total(data.power, mixed_by=data.mixed_by or segments.mixed_by)
         if isinstance(data, Independent) and data.power is not None:
             return Total(data.power, mixed_by=segments.mixed_by)
@@ -127,7 +131,7 @@ def _product(op: Op, letters: Sequence[str], result_letters: str) -> Value:
         return op.unknown("is not linear in a mean or sum over the batch")
     if totals:
         return op.unknown("puts a sum or mean over the batch into the values of single examples")
-    if len({letter for _, letter in examples}) != 1 or len({(v.before, v.after) for v, _ in examples}) != 1:
+    if len({letter for _, letter in examples}) != 1 or len({v.arrangement for v, _ in examples}) != 1:
         return op.unknown("brings different examples together")
     first, letter = examples[0]
     mixed_by = next((v.mixed_by for v, _ in examples if v.mixed_by), None)

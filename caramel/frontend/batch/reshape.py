@@ -26,7 +26,10 @@ def reshaped(op: Op, value: Examples, target: Value) -> Examples | Unknown:
     shape = op.shape(0)
     if not isinstance(target, Independent) or shape is None:
         return op.unknown("reshapes to a shape that depends on the examples")
-    return _reshaped(op, value, shape, _target_sizes(op, target))
+    sizes = _target_sizes(op, target)
+    if value.chosen and any(s is not None and s.power != 0 for s in sizes):
+        return op.unknown(_CANNOT_FOLLOW)
+    return _reshaped(op, value, shape, sizes)
 
 
 def _target_sizes(op: Op, target: Independent) -> list[Size | None]:

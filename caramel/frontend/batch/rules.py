@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from caramel.errors import InvariantError
-from caramel.frontend.batch import elementwise, gathers, layers, layout, reductions, sizes, tensor_lists
+from caramel.frontend.batch import (
+    elementwise,
+    gathers,
+    layers,
+    layout,
+    partitions,
+    reductions,
+    samplers,
+    sizes,
+    tensor_lists,
+)
 from caramel.frontend.batch.op import Rule
 
 
@@ -26,7 +36,15 @@ def merged(*tables: Mapping[str, Rule]) -> dict[str, Rule]:
     return rules
 
 
-_ON_EXAMPLES = merged(layout.RULES, gathers.RULES, layers.RULES, elementwise.RULES, reductions.RULES)
+_ON_EXAMPLES = merged(
+    layout.RULES,
+    gathers.RULES,
+    layers.RULES,
+    elementwise.RULES,
+    reductions.RULES,
+    samplers.RULES,
+    partitions.RULES,
+)
 _PARTIAL_RULES = merged(layers.PARTIAL_RULES, elementwise.PARTIAL_RULES)
 
 ALL_RULES = merged(_ON_EXAMPLES, _PARTIAL_RULES, tensor_lists.RULES, sizes.SHAPE_RULES)

@@ -8,7 +8,17 @@ from fractions import Fraction
 
 import numpy as np
 
-from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Size, Value, constant, of_sizes
+from caramel.frontend.batch.domain import (
+    INVARIANT,
+    Examples,
+    Independent,
+    Positions,
+    Size,
+    Total,
+    Value,
+    constant,
+    of_sizes,
+)
 from caramel.frontend.batch.op import Op, Rule
 from caramel.graph.shapes import Shape
 
@@ -40,9 +50,12 @@ def _shape(op: Op) -> Value | list[Value]:
     shapes: list[Value] = []
     for position, value in enumerate(op.inputs):
         shape = op.shape(position)
-        shapes.append(
-            op.unknown("has an input of unknown rank") if shape is None else of_sizes(_sizes_of(shape, value))
-        )
+        if shape is None:
+            shapes.append(op.unknown("has an input of unknown rank"))
+        elif isinstance(value, Positions) or (isinstance(value, Examples) and value.chosen):
+            shapes.append(op.unknown("counts examples that were chosen"))
+        else:
+            shapes.append(of_sizes(_sizes_of(shape, value)))
     return shapes
 
 
@@ -50,6 +63,9 @@ def _size(op: Op) -> Value:
     shape = op.shape(0)
     if shape is None:
         return op.unknown("has an input of unknown rank")
+    value = op.inputs[0]
+    if isinstance(value, Examples) and value.chosen:
+        return Total()
     count: Size | None = _UNIT
     for size in _sizes_of(shape, op.inputs[0]):
         count = count and count.times(size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.util import nest
 
 from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line, listed
-from caramel.frontend.attributes import without_capture_attributes
+from caramel.frontend.attributes import MADE_ATTRIBUTE, without_capture_attributes
 from caramel.frontend.captured import RawProgram, RawTable, RawVariable
 from caramel.frontend.programs.naming import Naming, UsedVariables
 from caramel.frontend.programs.python_state import (
@@ -23,6 +24,7 @@ from caramel.frontend.programs.python_state import (
 )
 from caramel.frontend.recording.recorded_gradients import read_differentiation
 from caramel.frontend.recording.recorder import Recorder, is_library
+from caramel.frontend.recording.total_marks import taken_out
 from caramel.frontend.rewrites.inline import inline
 from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, format_input, parse_input
@@ -129,6 +131,13 @@ class Traced:
         return tuple(name for name in self.graph.nodes if name in wanted)
 
 
+def _made(graph: Graph) -> dict[str, int]:
+    """The number of ops that the program has made before an op, by the op's name; without those that it calls twice."""
+    numbers = {n.name: n.attr[MADE_ATTRIBUTE].i for n in graph if MADE_ATTRIBUTE in n.attr}
+    counts = Counter(numbers.values())
+    return {name: number for name, number in numbers.items() if counts[number] == 1}
+
+
 @paused_gc()
 def capture_step(
     function: Callable[..., Any],
@@ -167,10 +176,11 @@ def capture_step(
         raw_variable = naming.of_handle(variable.handle)
         return None if raw_variable is None else raw_variable.node
 
-    differentiation = read_differentiation(traced.graph, recorder, handle_of)
+    graph, entries = taken_out(traced.graph)
+    differentiation = read_differentiation(graph, recorder, handle_of)
     chosen, others = _choose_loss(traced, loss, [t for t, _ in differentiation.differentiated])
     return RawProgram(
-        graph=traced.graph,
+        graph=graph,
         variables=naming.variables,
         gradients=differentiation.gradients,
         differentiated=differentiation.differentiated,
@@ -182,7 +192,8 @@ def capture_step(
         reduction=loss_reduction,
         is_graph=False,
         loop_gradient_numbers=differentiation.loop_gradient_numbers,
-        synchronised=tuple(dict.fromkeys(recorder.synchronised)),
+        entries=entries,
+        made=_made(graph),
     )
 
 

@@ -17,13 +17,14 @@ from caramel.frontend.programs.handles import direct_handles
 from caramel.frontend.programs.iterators import given_iterator, iterator_inputs, iterator_of, with_placeholders
 from caramel.frontend.recording.recorded_gradients import Differentiation, read_differentiation
 from caramel.frontend.recording.recorder import Recorder
+from caramel.frontend.recording.total_marks import taken_out
 from caramel.frontend.rewrites.inline import inline
 from caramel.frontend.rewrites.references import replace_references
 from caramel.frontend.roles.refusals import refuse_functions_as_ops, refuse_initializer_effects
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
-from caramel.model import Input
+from caramel.model import Input, VariablePart
 
 v1 = tf.compat.v1
 
@@ -105,6 +106,7 @@ def capture_graph(
     else:
         handles = {v.node for v in variables}
         differentiation = read_differentiation(nodes, recorder, lambda v: _handle_of(v, handles))
+    nodes, entries = taken_out(nodes)
     reported = next(iter(fetched), None)
     iterator = iterator_of(nodes, [target] if reported is None else [target, node_of(reported)])
     whole = {_tensor_name(graph, tensor, "replicated input") for tensor in replicated}
@@ -127,6 +129,7 @@ def capture_graph(
         loop_gradient_numbers=differentiation.loop_gradient_numbers,
         given=None if iterator is None else given_iterator(nodes, iterator),
         iterator=iterator,
+        entries=entries,
     )
 
 
@@ -182,11 +185,6 @@ def _variables(graph: Any) -> list[Any]:
     by_name: dict[str, Any] = {}
     for key in (keys.GLOBAL_VARIABLES, keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.LOCAL_VARIABLES):
         for variable in graph.get_collection(key):
-            if getattr(variable, "_save_slice_info", None) is not None:
-                raise UnsupportedError(
-                    f"variable {variable.op.name!r} is one part of a partitioned variable, which cannot be replicated "
-                    "yet. Create it without a partitioner"
-                )
             by_name.setdefault(variable.op.name, variable)
     return list(by_name.values())
 
@@ -205,7 +203,16 @@ def _raw_variable(variable: Any, graph: Any) -> RawVariable:
         shape=shape,
         trainable=any(variable is v for v in graph.get_collection(keys.TRAINABLE_VARIABLES)),
         saved=any(variable is v for v in graph.get_collection(keys.GLOBAL_VARIABLES)),
+        part=_part(variable),
     )
+
+
+def _part(variable: Any) -> VariablePart | None:
+    """The place of a variable in the one that a partitioner has cut."""
+    info = getattr(variable, "_save_slice_info", None)
+    if info is None:
+        return None
+    return VariablePart(info.full_name, tuple(info.full_shape), tuple(info.var_offset))
 
 
 def _read_tensor(variable: Any) -> str:

@@ -13,17 +13,19 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.client import session as session_module
-from tensorflow.python.eager import record
+from tensorflow.python.eager import execute, record
+from tensorflow.python.framework import op_def_library, op_def_registry
 from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import tf_stack
@@ -32,14 +34,20 @@ from caramel.errors import CaptureError, UnsupportedError
 from caramel.frontend.attributes import (
     GRADIENT_ATTRIBUTE,
     INDICES_ATTRIBUTE,
+    MADE_ATTRIBUTE,
     RESULT_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     TARGETS_ATTRIBUTE,
 )
+from caramel.frontend.captured import Gather
+from caramel.frontend.recording import total_marks
 from caramel.graph import ops
 
 _GRADIENT_OP_TYPE = "CaramelGradient"
 """Op type under which TensorFlow differentiates an Identity that carries a gradient."""
+
+_SHAPE_INPUTS = {"Reshape": "shape", "Fill": "dims", "RandomStandardNormal": "shape", "RandomUniform": "shape"}
+"""Name of the input with a shape, by the type of the op."""
 
 _SESSION_RUNS = ("run", "_call_tf_sessionrun")
 """Methods that run a session: `run`, and the one that the functions of `make_callable` call."""
@@ -93,14 +101,21 @@ class Recorder:
         kept_gradients: gradients that the recorder keeps alive, because their graphs may not live on.
         call: number of the last differentiation.
         vectorised_depth: number of nested loops that TensorFlow vectorises at this moment.
-        synchronised: name scopes (layers) in which the program adds up values over all replicas.
+        gathers: inputs of ops that are to have the examples of all workers.
+        rows: number of examples of a whole batch and of a worker's part, where the program may have the former in it
+            as a number, which is to stand for the latter; else None.
+        made: number of ops that the program has made.
     """
 
     graphs: list[Any] = field(default_factory=list)
     kept_gradients: list[MarkedGradient] = field(default_factory=list)
     call: int = 0
     vectorised_depth: int = 0
-    synchronised: list[str] = field(default_factory=list)
+    gathers: Collection[Gather] = ()
+    rows: tuple[int, int] | None = None
+    made: int = 0
+    _gathered: dict[tuple[int, int | None], tuple[Any, Any]] = field(default_factory=dict)
+    _is_gathering: bool = False
 
     @property
     def gradients(self) -> Mapping[int, MarkedGradient]:
@@ -172,6 +187,72 @@ class Recorder:
         carried = tf.identity(gradient, name="caramel_result")
         carried.op._set_attr(RESULT_ATTRIBUTE, number)
         return carried
+
+    def made_with(self, make: Callable[..., Any], op_type: str, keywords: dict[str, Any]) -> Any:
+        """Make an op of the program, some inputs of which are to be those of all workers.
+
+        Args:
+            make: function that makes an op, as `op_def_library._apply_op_helper` does.
+            op_type: type of the op.
+            keywords: its inputs and attributes by name.
+        """
+        if self._is_gathering:
+            return make(op_type, **keywords)
+        keywords = self._with_own_rows(op_type, keywords)
+        number, self.made = self.made, self.made + 1
+        wanted = {g.position: g for g in self.gathers if g.op == number}
+        if wanted:
+            self._is_gathering = True
+            try:
+                keywords = self._with_gathered(op_type, keywords, wanted)
+            finally:
+                self._is_gathering = False
+        result = make(op_type, **keywords)
+        op = result[2]
+        op._set_attr(MADE_ATTRIBUTE, attr_value_pb2.AttrValue(i=number))
+        total_marks.mark(op)
+        return result
+
+    def _with_own_rows(self, op_type: str, keywords: dict[str, Any]) -> dict[str, Any]:
+        """The inputs of an op with the number of a worker's examples in place of that of a whole batch."""
+        place = _SHAPE_INPUTS.get(op_type)
+        if self.rows is None or place is None:
+            return keywords
+        batch, own = self.rows
+        shape = tf.get_static_value(keywords[place])
+        if shape is None or np.ndim(shape) != 1 or len(shape) == 0 or shape[0] != batch:
+            return keywords
+        source = keywords.get("tensor")
+        if source is not None and (
+            source.shape.rank in (None, 0) or (source.shape[0] or 0) % own or not source.shape[0]
+        ):
+            return keywords
+        return {**keywords, place: np.array([own, *shape[1:]], np.asarray(shape).dtype)}
+
+    def _with_gathered(self, op_type: str, keywords: dict[str, Any], wanted: Mapping[int, Gather]) -> dict[str, Any]:
+        changed = dict(keywords)
+        position = 0
+        for argument in op_def_registry.get(op_type).input_arg:
+            value = changed[argument.name]
+            is_list = isinstance(value, (list, tuple))
+            values = list(value) if is_list else [value]
+            for number in range(len(values)):
+                if position + number in wanted:
+                    values[number] = self._whole(values[number], wanted[position + number])
+            position += len(values)
+            changed[argument.name] = values if is_list else values[0]
+        return changed
+
+    def _whole(self, tensor: Any, gather: Gather) -> Any:
+        key = id(tensor), gather.axis
+        if key not in self._gathered:
+            given = tf.convert_to_tensor(tensor)
+            if gather.axis is None:
+                whole = total_marks.sized(given)
+            else:
+                whole = total_marks.gathered(given, gather.axis, gather.batches)
+            self._gathered[key] = tensor, whole  # the tensor, too: its number is free again once it is gone
+        return self._gathered[key][1]
 
     def _mark_target(self, tensor: Any) -> None:
         self.graphs.append(tensor.graph)
@@ -267,15 +348,19 @@ def is_library(filename: str) -> bool:
 
 
 @contextmanager
-def recording() -> Iterator[Recorder]:
+def recording(gathers: Collection[Gather] = (), rows: tuple[int, int] | None = None) -> Iterator[Recorder]:
     """Watch the program that this thread builds, for as long as the context lasts.
+
+    Args:
+        gathers: inputs of ops of the program that are to have the examples of all workers.
+        rows: see `Recorder`.
 
     Raises:
         CaptureError: another capture of this thread is under way, or the program runs a Session meanwhile.
     """
     if getattr(_active, "recorder", None) is not None:
         raise CaptureError("a capture is already under way in this thread: finish it first; captures do not nest")
-    recorder = Recorder()
+    recorder = Recorder(gathers=gathers, rows=rows)
     with _patching:
         if not _captures_under_way:
             for owner, name, replacement in _replacements():
@@ -310,8 +395,12 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     original_helper = gradients_util._GradientsHelper
     original_tape = tf.GradientTape.gradient
     original_parallel = parallel_for._pfor_impl
+    original_helper_of_ops = op_def_library._apply_op_helper
+    original_record = execute.record_gradient
     context = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
     original_all_reduce = context.all_reduce
+    gathering = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(c))
+    original_all_gather = gathering.all_gather
 
     def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         results = original_helper(ys, xs, *args, **kwargs)
@@ -334,12 +423,27 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         finally:
             recorder.vectorised_depth -= 1
 
-    def all_reduce(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-        if not _in_optimizer():  # it adds up gradients, which is what is done with them here anyway
-            scope = tf.compat.v1.get_default_graph().get_name_scope()
-            if scope or not recorder.synchronised:  # else it is the gradient of one before
-                recorder.synchronised.append(scope or user_location())
-        return original_all_reduce(*args, **kwargs)
+    def all_reduce(recorder: Recorder, replica: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        flat = tf.nest.flatten(value, expand_composites=False)
+        if _in_optimizer() or not all(_is_tensor(tf.convert_to_tensor(each)) for each in flat):
+            return original_all_reduce(replica, reduce_op, value, options)  # of gradients, which are summed anyway
+        kind = str(getattr(reduce_op, "value", reduce_op)).lower()
+        summed = [total_marks.over_replicas(tf.convert_to_tensor(each), kind) for each in flat]
+        return tf.nest.pack_sequence_as(value, summed)
+
+    def all_gather(recorder: Recorder, replica: Any, value: Any, axis: Any, options: Any = None) -> Any:
+        place = tf.get_static_value(axis) if tf.is_tensor(axis) else axis
+        flat = [tf.convert_to_tensor(each) for each in tf.nest.flatten(value, expand_composites=False)]
+        if place is None or not all(_is_symbolic(each) and each.shape.rank for each in flat):
+            return original_all_gather(replica, value, axis, options)
+        return tf.nest.pack_sequence_as(value, [total_marks.gathered(t, int(place) % t.shape.rank, 1) for t in flat])
+
+    def made(recorder: Recorder, op_type: str, name: Any = None, **keywords: Any) -> Any:
+        return recorder.made_with(original_helper_of_ops, op_type, {"name": name, **keywords})
+
+    def recorded(_: Recorder, op_type: str, inputs: Any, attributes: Any, outputs: Any) -> Any:
+        if not total_marks.record_gradient(op_type, inputs, outputs):
+            original_record(op_type, inputs, attributes, outputs)
 
     def run(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
         raise CaptureError(
@@ -353,6 +457,9 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         *((tf.GradientTape, name, _jacobian(name)) for name in ("jacobian", "batch_jacobian")),
         (parallel_for, "_pfor_impl", parallel),
         (context, "all_reduce", all_reduce),
+        (gathering, "all_gather", all_gather),
+        (op_def_library, "_apply_op_helper", made),
+        (execute, "record_gradient", recorded),
         *((session_module.BaseSession, name, run) for name in _SESSION_RUNS),
     ]
     return [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]

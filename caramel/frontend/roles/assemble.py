@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend.attributes import without_capture_attributes
-from caramel.frontend.captured import RawGradient, RawProgram
+from caramel.frontend.batch.domain import Examples
+from caramel.frontend.captured import RawForwardSum, RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
 from caramel.frontend.roles.accumulation import accumulated
-from caramel.frontend.roles.loss_reduction import Reductions, reduce_program
+from caramel.frontend.roles.asked_sums import is_settled, unmet_sums, with_asked_sums
+from caramel.frontend.roles.forward_sums import differing_entries, with_forward_sums
+from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
     refuse_functions_as_ops,
@@ -24,7 +27,7 @@ from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, copied, node_of, parse_input, tensor_name
 from caramel.graph.nodes import shape_attribute
 from caramel.graph.shapes import with_inferred_shapes
-from caramel.model import Combination, Gradient, Input, Model, Table, Variable, VariableClass
+from caramel.model import Combination, ForwardSum, Gradient, Input, Model, Table, Variable, VariableClass
 from caramel.util.gc_pause import paused_gc
 
 _NO_NUMBERS = ("resource", "variant")
@@ -71,6 +74,7 @@ def _with_numbers(raw: RawProgram, unranked: Sequence[Input]) -> RawProgram:
 
 def _assembled(raw: RawProgram) -> Model:
     refuse_in_loops(raw)
+    raw = with_asked_sums(raw)
     sorted_out = _sorted_out(raw)
     loss = _loss(raw, sorted_out.aggregated)
     step, used = _step(raw, loss, sorted_out.aggregated)
@@ -82,8 +86,24 @@ def _assembled(raw: RawProgram) -> Model:
     sums = accumulated(step, raw.library, _gradients(used, raw, step), raw.variables)
     roles = variable_classes.classify(step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
     graph = _with_losses(raw, step, used, sorted_out.inside)
-    reduction, reductions = reduce_program(replace(raw, graph=graph), used, sorted_out.inside, inputs, roles.kinds)
     local = [v for v, kind in roles.kinds.items() if kind.is_local]
+    refusal = CaptureError(
+        "values of the whole batch stand beside others in a way that cannot be followed: with several workers the loss "
+        "would be another"
+    )
+    try:
+        seen = replace(raw, graph=graph)
+        reduction, reductions = reduce_program(seen, used, sorted_out.inside, inputs, roles.kinds)
+        is_told = is_settled(seen, reductions, reduction.kind)
+    except CaptureError as error:
+        refusal, is_told = error, False
+    if not is_told or raw.forward_sums:
+        is_open = not sorted_out.inside and raw.reduction is None
+        summed = _with_forward_sums(raw, used, inputs, roles.kinds, local, refusal) if is_open else None
+        if summed is None and (is_open or not is_told):
+            raise refusal
+        if summed is not None and summed is not raw:
+            return _assembled(summed)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
@@ -95,7 +115,7 @@ def _assembled(raw: RawProgram) -> Model:
     addends = addends_of(step, own, roles.writes, gradients, reductions)
     kinds = {**roles.kinds, **dict.fromkeys(addends, VariableClass.TOTAL)}
     variables = tuple(
-        Variable(v.name, v.node, v.dtype, v.shape, kinds[v.node], ops.item_bytes(v.dtype), v.saved)
+        Variable(v.name, v.node, v.dtype, v.shape, kinds[v.node], ops.item_bytes(v.dtype), v.saved, v.part)
         for v in raw.variables
     )
     by_node = {v.node: v.name for v in raw.variables}
@@ -115,6 +135,7 @@ def _assembled(raw: RawProgram) -> Model:
             *_several_losses(raw, loss, sorted_out.aggregated),
             *_without_gradient(raw, sums.gradients),
             *batch_wide,
+            *_summed_notes(raw),
             *roles.notes,
             *unknown_reduction_notes(loss, reported, reduction.kind),
         ),
@@ -123,9 +144,10 @@ def _assembled(raw: RawProgram) -> Model:
         input_order=tuple(i.name for i in raw.inputs),
         reported=reported,
         combinations=tuple(reports.combination_of(tensor) for _, tensor in raw.outputs),
-        synchronised=raw.synchronised,
+        synchronised=unmet_sums(replace(raw, graph=graph), reductions),
         addends=tuple(addend for each in addends.values() for addend in each),
         tables=tuple(Table(t.node, t.keys.name, t.values.name) for t in raw.tables),
+        forward_sums=_forward_sums(raw, step, differing_entries(raw, local), reductions),
     )
 
 
@@ -149,6 +171,27 @@ def assemble_alone(raw: RawProgram) -> Model:
         plain = replace(raw, gradients=(), loss=loss, reduction="mean", notes=(*raw.notes, kept), trains=False)
         model = assemble(plain)
         return replace(model, reported="mean", combinations=tuple(Combination.SAME for _ in model.outputs))
+
+
+def _with_forward_sums(
+    raw: RawProgram,
+    used: Sequence[RawGradient],
+    inputs: Sequence[Input],
+    kinds: Mapping[str, VariableClass],
+    local: Sequence[str],
+    refusal: CaptureError,
+) -> RawProgram | None:
+    """The program with sums over the workers where its losses need them; None where these do not help."""
+    calls = sorted({g.call for g in used})
+
+    def analyse(program: RawProgram) -> tuple[Reductions, Sequence[str]]:
+        losses = [tensor for call in calls for tensor in program.targets_of(call)]
+        roots = [*program.targets, *map(node_of, losses), *(node_of(t) for _, t in program.outputs)]
+        roots += [node_of(g.tensor) for g in used]
+        graph = program.graph.pruned(roots)
+        return reductions_of(replace(program, graph=graph), used, (), inputs, kinds), losses
+
+    return with_forward_sums(raw, analyse, local, refusal)
 
 
 def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple[Graph, list[RawGradient]]:
@@ -272,6 +315,42 @@ def _batch_wide(reductions: Reductions, losses: Sequence[str]) -> list[str]:
     return [
         f"the loss uses values over the whole batch ({listed(values, 3)}): each worker computes them over its own "
         "part, as batch normalisation does"
+    ]
+
+
+def _forward_sums(
+    raw: RawProgram, step: Graph, differing: Collection[str], reductions: Reductions
+) -> tuple[ForwardSum, ...]:
+    """The sums over the workers that a step needs, in the order in which it can compute them."""
+    place = {name: number for number, name in enumerate(step.order)}
+    sums = sorted((s for s in raw.forward_sums if s.node in place), key=lambda s: place[s.node])
+
+    def batches(forward_sum: RawForwardSum) -> int:
+        value = reductions.value_of(raw.graph[forward_sum.node].input[0])
+        return value.before or 1 if forward_sum.kind == "gather" and isinstance(value, Examples) else 1
+
+    return tuple(
+        ForwardSum(
+            s.node,
+            s.kind,
+            tuple(e for e in s.entries if e in place),
+            s.counted,
+            any(e in differing for e in s.entries),
+            s.axis,
+            batches(s),
+        )
+        for s in sums
+    )
+
+
+def _summed_notes(raw: RawProgram) -> list[str]:
+    """A note on tensors that are summed over the workers in the forward pass."""
+    if not raw.forward_sums:
+        return []
+    names = [node_of(raw.graph[s.node].input[0]) for s in raw.forward_sums]
+    return [
+        f"the loss is no sum or mean of the workers' losses: {listed(names, 3)} {'is' if len(names) == 1 else 'are'} "
+        "summed over the workers in the forward pass, so that each worker has the loss of the whole batch"
     ]
 
 

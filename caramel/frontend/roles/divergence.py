@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE
 from caramel.graph import ops
 from caramel.graph.functions import Body, Library
 from caramel.graph.graph import Graph, NodeDef, node_of
@@ -63,7 +64,7 @@ class Locality:
         differing: set[str] = set()
         for name in self._graph.order:
             node = self._graph[name]
-            if name in equal or (not by_shape and node.op in SHAPE_OPS):
+            if name in equal or (not by_shape and node.op in SHAPE_OPS) or OVER_WORKERS_ATTRIBUTE in node.attr:
                 continue
             conditions = [*self._guards.decided[name], *(condition for condition, _ in self._guards.by_node[name])]
             if name in differing_sources or not differing.isdisjoint(

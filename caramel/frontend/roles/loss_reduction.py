@@ -6,11 +6,22 @@ is `Unknown`, with the op that made it so, and then the caller has to give the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 
-from caramel.errors import CaptureError, listed
-from caramel.frontend.batch.domain import INVARIANT, Examples, Independent, Statistic, Total, Unknown, Value
+from caramel.errors import CaptureError
+from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE
+from caramel.frontend.batch.domain import (
+    INVARIANT,
+    Examples,
+    Independent,
+    Statistic,
+    Total,
+    Unknown,
+    Value,
+    Whole,
+    is_invariant,
+)
 from caramel.frontend.batch.interpreter import Analysis, FunctionBodies
 from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.graph import ops
@@ -37,6 +48,13 @@ class Reductions:
     def __init__(self, graph: Graph, inputs: Sequence[Input], local: Mapping[str, str] | None = None) -> None:
         self._graph = graph
         given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
+        summed = {n.name for n in graph if OVER_WORKERS_ATTRIBUTE in n.attr}
+        self._summed = summed
+        given.update(
+            (n.name, Whole() if GATHERED_ATTRIBUTE in n.attr else INVARIANT) for n in graph if n.name in summed
+        )
+        entering = (n.name for n in graph if ENTERING_ATTRIBUTE in n.attr)
+        given.update(dict.fromkeys(entering, Unknown("a gradient enters what a worker has a part of", unmodelled=True)))
         for node, name in (local or {}).items():
             given[node] = Unknown(f"variable {name!r} has a value of its own on each worker", unmodelled=True)
         self._analysis = Analysis(graph, FunctionBodies(graph), given)
@@ -60,6 +78,8 @@ class Reductions:
         value = self._analysis.value_of(loss)
         if isinstance(value, Unknown):
             return None, value.why
+        if (is_invariant(value) or isinstance(value, Whole)) and self._is_over_workers(loss):
+            return "mean", f"the loss {loss!r} is computed from values of the whole batch, summed over the workers"
         if isinstance(value, Independent) or (isinstance(value, Examples) and value.repeated):
             return None, f"the loss {loss!r} does not depend on any input that is split over the workers"
         if isinstance(value, (Examples, Total)) and value.mixed_by:
@@ -78,6 +98,12 @@ class Reductions:
         if isinstance(value, Statistic):
             return None, f"the loss {loss!r} is not linear in a mean or a sum over the batch"
         return None, f"the loss {loss!r} is neither a mean nor a sum over the batch"
+
+    def _is_over_workers(self, tensor: str) -> bool:
+        """Whether values of the whole batch go into a tensor."""
+        return bool(self._summed) and not self._graph.ancestors([node_of(tensor)], control=False).isdisjoint(
+            self._summed
+        )
 
     def batch_wide_values(self, losses: Sequence[str]) -> tuple[str, ...]:
         """Ops on the way to losses that put a value of the whole batch into the values of single examples.
@@ -112,13 +138,7 @@ def reduce_program(
     given = raw.reduction
     if given not in (None, "mean", "sum"):
         raise CaptureError(f"loss_reduction must be 'mean' or 'sum', got {given!r}")
-    # A generator's state differs, too, but what is drawn counts as the same noise wherever it is drawn.
-    local = {v.node: v.name for v in raw.variables if kinds[v.node] in _PER_WORKER_CLASSES}
-    reductions = Reductions(raw.graph, inputs, local)
-    for gradient in used:  # those that are aggregated before they get into a loss
-        for tensor in (gradient.tensor, gradient.indices):
-            if tensor is not None and gradient.tensor not in inside:
-                reductions.assume(tensor, "equal")
+    reductions = reductions_of(raw, used, inside, inputs, kinds)
     inner_calls = set(inside.values())
     reasons: dict[str, str] = {}
     for call in sorted(inner_calls if given else {g.call for g in used} | inner_calls):
@@ -126,7 +146,7 @@ def reduce_program(
             kind, reason = reductions.reduction_of(loss)
             kind = kind or given
             if kind is None:
-                raise _untold(reason, raw.synchronised)
+                raise _untold(reason)
             reasons[kind] = reason
             for tensor, number in inside.items():
                 if number == call:
@@ -146,10 +166,27 @@ def reduce_program(
     return Reduction(kind, reason), reductions
 
 
-def _untold(reason: str, synchronised: Sequence[str] = ()) -> CaptureError:
-    layers = f" ({listed(synchronised, 3)} asks for statistics of the whole batch)" if synchronised else ""
+def reductions_of(
+    raw: RawProgram,
+    used: Sequence[RawGradient],
+    inside: Collection[str],
+    inputs: Sequence[Input],
+    kinds: Mapping[str, VariableClass],
+) -> Reductions:
+    """The analysis of a program's tensors; see `reduce_program`."""
+    # A generator's state differs, too, but what is drawn counts as the same noise wherever it is drawn.
+    local = {v.node: v.name for v in raw.variables if kinds[v.node] in _PER_WORKER_CLASSES}
+    reductions = Reductions(raw.graph, inputs, local)
+    for gradient in used:  # those that are aggregated before they get into a loss
+        for tensor in (gradient.tensor, gradient.indices):
+            if tensor is not None and gradient.tensor not in inside:
+                reductions.assume(tensor, "equal")
+    return reductions
+
+
+def _untold(reason: str) -> CaptureError:
     error = CaptureError(
-        f"cannot tell whether the loss is a mean or a sum over the batch: {reason}{layers}. Say "
+        f"cannot tell whether the loss is a mean or a sum over the batch: {reason}. Say "
         "loss_reduction='mean' (gradients are averaged over the workers) or 'sum' (they are added)"
     )
     error.wants_reduction = True

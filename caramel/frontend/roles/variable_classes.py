@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from caramel.errors import UnsupportedError, listed
+from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE
 from caramel.frontend.captured import RawVariable
 from caramel.frontend.roles.divergence import random_draws
 from caramel.graph import ops
@@ -102,7 +103,15 @@ def classify(
     _refuse_local_branches(gradients, state)
     _refuse_local_accumulation(handles, writes, accumulators, state)
     _refuse_divergence(graph, handles, writes, kinds, state)
-    return Roles(kinds, writes, _same_draws(graph, state), state.origin)
+    return Roles(kinds, writes, (*_same_draws(graph, state), *_candidates(graph)), state.origin)
+
+
+def _candidates(graph: Graph) -> tuple[str, ...]:
+    """A note on candidate samplers, of which each worker draws other classes than one device would."""
+    samplers = [node.name for node in graph if node.op.endswith("CandidateSampler")]
+    if not samplers:
+        return ()
+    return (f"with several workers each draws candidates of its own ({listed(samplers, 3)}): losses are their mean",)
 
 
 def _same_draws(graph: Graph, state: _State) -> tuple[str, ...]:
@@ -186,6 +195,9 @@ def _propagate(
                 origin = origin or state.origin[producer]
                 mask |= state.gradients[producer]
         state.gradients[name] = mask
+        if OVER_WORKERS_ATTRIBUTE in node.attr:
+            state.origin[name] = None
+            continue
         state.origin[name] = origin or next(
             (o for c in guards.decided[name] if (o := state.origin[c]) is not None), None
         )

@@ -1,0 +1,210 @@
+"""Marks on ops that may add up examples, and on the gradients that enter them.
+
+Where a loss is not linear in what such an op adds up, the workers' sums are added before the loss goes on (see
+`caramel.frontend.roles.forward_sums`), and the gradient that enters the op's own gradient function is that of the
+whole sum. In a finished graph it cannot be told where that is, so each such place gets an Identity while the program
+is watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import record
+from tensorflow.python.framework import ops as tf_ops
+
+from caramel.frontend.attributes import (
+    ASKED_ATTRIBUTE,
+    ENTRY_ATTRIBUTE,
+    GATHERED_ATTRIBUTE,
+    OVER_WORKERS_ATTRIBUTE,
+    SIZED_ATTRIBUTE,
+    TOTAL_ATTRIBUTE,
+)
+from caramel.frontend.captured import Entry
+from caramel.graph.graph import Graph, NodeDef, copied, node_of, tensor_name
+
+_MARKED_OPS = frozenset(
+    {"Sum", "Mean", "L2Loss", "UnsortedSegmentSum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
+)
+"""Ops that may add up examples."""
+
+_PREFIX = "Caramel"
+"""Prefix of the op type under which TensorFlow differentiates a marked op."""
+
+_numbers = count(1)
+"""Numbers of marked ops; no two captures share one."""
+
+
+def mark(op: Any) -> None:
+    """Give an op of a graph a number, if it may add up examples and the program has not chosen its gradient."""
+    if op.type not in _MARKED_OPS or _attribute(op, "_gradient_op_type") is not None:
+        return
+    _number(op)
+
+
+def _number(op: Any) -> None:
+    op._set_attr(TOTAL_ATTRIBUTE, attr_value_pb2.AttrValue(i=next(_numbers)))
+    op._set_attr("_gradient_op_type", attr_value_pb2.AttrValue(s=(_PREFIX + op.type).encode()))
+
+
+def over_replicas(tensor: Any, kind: str) -> Any:
+    """The value of an all-reduce that a program asks for: a marked Identity of its part.
+
+    Args:
+        tensor: the part that the program has.
+        kind: ``"sum"`` or ``"mean"`` over the replicas.
+    """
+    return _of_all_workers(tensor, "caramel_all_reduce", ASKED_ATTRIBUTE, attr_value_pb2.AttrValue(s=kind.encode()))
+
+
+def gathered(tensor: Any, axis: int, batches: int) -> Any:
+    """A marked Identity of a worker's part, which stands for the parts of all workers.
+
+    Args:
+        tensor: the part.
+        axis: axis of the examples.
+        batches: number of batches along it.
+    """
+    place = attr_value_pb2.AttrValue()
+    place.list.i.extend((axis, batches))
+    return _of_all_workers(tensor, "caramel_gathered", GATHERED_ATTRIBUTE, place)
+
+
+def sized(tensor: Any) -> Any:
+    """A marked Identity of what is made of sizes, which stands for that of the sizes of all workers."""
+    whole = tf.identity(tensor, name="caramel_sized")
+    whole.op._set_attr(SIZED_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
+    return whole
+
+
+def _of_all_workers(tensor: Any, name: str, attribute: str, value: Any) -> Any:
+    """An Identity with an attribute, behind which a tensor is differentiated like the ops that are marked."""
+    with record.stop_recording():
+        whole = tf.identity(tensor, name=name)
+    whole.op._set_attr(attribute, value)
+    whole.op._set_attr(OVER_WORKERS_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
+    _number(whole.op)
+
+    def backward(*upstream: Any) -> list[Any]:
+        return [_entered(each, whole.op) for each in upstream]
+
+    record.record_operation(_PREFIX + "Identity", [whole], [tensor], backward)
+    return whole
+
+
+def record_gradient(op_type: str, inputs: Any, outputs: Any) -> bool:
+    """Let tapes differentiate an op behind Identities that tell where the gradient enters it.
+
+    Args:
+        op_type: type of the op.
+        inputs: tensors that it takes.
+        outputs: tensors that it gives.
+
+    Returns:
+        Whether that was done; else the op is differentiated as it is.
+    """
+    if op_type not in _MARKED_OPS or isinstance(outputs[0], tf.__internal__.EagerTensor):
+        return False
+    op = outputs[0].op
+    if _number_of(op) is None:
+        return False
+    scope = tf_ops.get_name_scope()
+
+    def backward(*upstream: Any) -> Any:
+        with tf_ops.name_scope(f"gradient_tape/{scope}/" if scope else "gradient_tape/"):
+            gradients = _differentiated(op_type, op, *upstream)
+        return list(gradients) if isinstance(gradients, (list, tuple)) else [gradients]
+
+    record.record_operation(op_type, outputs, inputs, backward)
+    return True
+
+
+def _number_of(op: Any) -> int | None:
+    """The number of an op; None for one that is not marked."""
+    return _attribute(op, TOTAL_ATTRIBUTE)
+
+
+def _attribute(op: Any, name: str) -> Any:
+    try:
+        return op.get_attr(name)
+    except ValueError:
+        return None
+
+
+def _with_entry(kind: str) -> Callable[..., Any]:
+    """The gradient function of an op type, behind an Identity that tells where the gradient enters it."""
+
+    def gradient(op: Any, *upstream: Any) -> Any:
+        return _differentiated(kind, op, *upstream)
+
+    return gradient
+
+
+def _differentiated(kind: str, op: Any, *upstream: Any) -> Any:
+    entered = [_entered(each, op) for each in upstream]
+    return tf_ops.gradient_registry.lookup(kind)(op, *entered)
+
+
+def _entered(gradient: Any, forward: Any) -> Any:
+    number = _number_of(forward)
+    if number is None or number < 0 or gradient is None:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices) and forward.type == "Identity":  # of all workers: each takes its own rows
+        gradient = tf.convert_to_tensor(gradient)
+    if not isinstance(gradient, tf.Tensor) or isinstance(gradient, tf.__internal__.EagerTensor):
+        # Slices cannot be scaled in one place: the op is left out.
+        forward._set_attr(TOTAL_ATTRIBUTE, attr_value_pb2.AttrValue(i=-1))
+        return gradient
+    entry = tf.identity(gradient, name="caramel_entry")
+    entry.op._set_attr(ENTRY_ATTRIBUTE, attr_value_pb2.AttrValue(i=number))
+    return entry
+
+
+for _kind in ("Identity", *sorted(_MARKED_OPS)):
+    tf.RegisterGradient(_PREFIX + _kind)(_with_entry(_kind))
+
+
+def taken_out(graph: Graph) -> tuple[Graph, dict[str, tuple[Entry, ...]]]:
+    """The graph without the marked Identities, and where gradients enter the marked ops.
+
+    Args:
+        graph: nodes of a captured program.
+
+    Returns:
+        The graph, and the entries by the name of the op; an op without a gradient has none, and one of which that
+        cannot be told (because its function was called several times) is left out.
+    """
+    forward: dict[int, list[str]] = {}
+    marks: dict[str, int] = {}
+    for node in graph:
+        if TOTAL_ATTRIBUTE in node.attr and node.attr[TOTAL_ATTRIBUTE].i > 0:
+            forward.setdefault(node.attr[TOTAL_ATTRIBUTE].i, []).append(node.name)
+        if ENTRY_ATTRIBUTE in node.attr:
+            marks[node.name] = node.attr[ENTRY_ATTRIBUTE].i
+    entries: dict[str, list[Entry]] = {names[0]: [] for names in forward.values() if len(names) == 1}
+    kept = {name for name in marks if node_of(graph[name].input[0]) in marks}  # they tell two places apart
+    changed: dict[str, NodeDef] = {}
+    for name, number in marks.items():
+        source = name if name in kept else graph[name].input[0]
+        readers = []
+        for reader, position in graph.consumers[name]:
+            text = graph[reader].input[position]
+            changed.setdefault(reader, copied(graph[reader]))
+            if text.startswith("^"):
+                changed[reader].input[position] = "^" + node_of(source)
+            else:
+                changed[reader].input[position] = source
+                readers.append((reader, position))
+        owner = forward.get(number, ())
+        if len(owner) == 1 and readers:
+            entries[owner[0]].append(Entry(tensor_name(source), tuple(readers)))
+    told = {name: tuple(found) for name, found in entries.items()}
+    if not marks:
+        return graph, told
+    nodes = [changed.get(n.name, n) for n in graph if n.name not in marks or n.name in kept]
+    return Graph(nodes, graph.library, graph.versions), told

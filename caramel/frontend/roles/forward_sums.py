@@ -1,0 +1,69 @@
+"""Sums over all workers in the forward pass, where a loss is not linear in what single workers add up.
+
+A loss may be a ratio of sums (a mean over the entries that a mask leaves), a sum over the examples beside a term
+without examples (a regulariser), or any other function of sums and means over the batch. No sum or mean of the
+workers' losses is that of one device then. But if each worker goes on with the sums over all workers, its loss is that
+of one device, and so are the gradients, once what enters each sum's own gradient is scaled for it.
+
+This module finds the tensors to sum and puts an Identity behind each, and in front of the gradients that enter; the
+modifier `caramel.modifiers.sum_forward` makes collectives of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from caramel.errors import CaptureError
+from caramel.frontend.captured import RawProgram
+from caramel.frontend.roles.divergence import Locality
+from caramel.frontend.roles.forward_search import Analyse, Search
+from caramel.graph.graph import node_of
+
+
+def with_forward_sums(
+    raw: RawProgram, analyse: Analyse, local: Collection[str], refusal: CaptureError
+) -> RawProgram | None:
+    """The program with sums over the workers where its losses need them.
+
+    Args:
+        raw: the captured program.
+        analyse: see `Analyse`.
+        local: handle nodes of the variables that have a value of their own on each worker.
+        refusal: why the program cannot be replicated as it is.
+
+    Returns:
+        The program; None where sums of tensors do not make the losses those of one device.
+
+    Raises:
+        GatherNeeded: the examples of all workers are needed.
+    """
+    at_ops: frozenset[str] = frozenset()  # tensors that are summed where they are made
+    while True:
+        search = Search(raw, analyse, at_ops, refusal)
+        summed = search.run()
+        if summed is None:
+            return None
+        differing = differing_entries(summed, local)
+        misplaced = {t for t, sources in search.sources.items() if sources != (t,) and differing & search.entries_of(t)}
+        if not misplaced:
+            return summed
+        at_ops |= misplaced
+
+
+def differing_entries(raw: RawProgram, local: Collection[str]) -> set[str]:
+    """The gradients that enter sums and are not the same on all workers.
+
+    Args:
+        raw: the program with the sums.
+        local: handle nodes of the variables that have a value of their own on each worker.
+    """
+    entries = {entry for each in raw.forward_sums for entry in each.entries}
+    if not entries:
+        return set()
+    start = {*(i.node for i in raw.inputs if i.split and i.node in raw.graph), *local}
+    # Of a gradient by what was gathered a worker has its own rows, and of a ratio its own share.
+    start |= {entry for each in raw.forward_sums if each.kind in ("gather", "ratio") for entry in each.entries}
+    graph = raw.graph.pruned(entries)
+    has_chosen = any(n.op in ("Where", "DynamicPartition") for n in graph)  # shapes depend on the examples then
+    differing = Locality(graph, raw.library).differing(start & graph.nodes.keys(), by_shape=has_chosen)
+    return {entry for entry in entries if node_of(graph[entry].input[0]) in differing}

@@ -1,0 +1,219 @@
+"""Losses that compare the examples of a batch with each other: the numbers of one device with the whole batch."""
+
+import pytest
+import tensorflow as tf
+from test_forward_sums_exact import BATCHES, SPECS, Program, _double, assert_same, batches, distributed, one_device
+from variants import mostly_in_soak
+
+import caramel
+
+__all__ = ["_double"]
+
+
+def unit(outputs):
+    return tf.math.l2_normalize(outputs, 1)
+
+
+def pairs(outputs, y, mask):
+    """Each example's pair is its own among all of the batch."""
+    logits = tf.matmul(unit(outputs), unit(outputs * y[:, None] + 1.0), transpose_b=True) * 5.0
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(y)[0]), logits))
+
+
+def both_ways(outputs, y, mask):
+    logits = tf.matmul(unit(outputs), unit(outputs + y[:, None]), transpose_b=True)
+    labels = tf.eye(tf.shape(logits)[0], dtype=logits.dtype)
+    one = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+    return tf.reduce_mean(one) + tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, tf.transpose(logits)))
+
+
+def views(outputs, y, mask):
+    """Two views of each example, one batch after the other, and all others as what they are compared with."""
+    both = unit(tf.concat([outputs, outputs * y[:, None]], 0))
+    size = tf.shape(outputs)[0]
+    similarity = tf.matmul(both, both, transpose_b=True) - 1e9 * tf.eye(2 * size, dtype=both.dtype)
+    labels = tf.concat([tf.range(size, 2 * size), tf.range(size)], 0)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, similarity))
+
+
+def hardest_triplets(outputs, y, mask):
+    """The farthest example of the same class, and the nearest of another."""
+    classes = tf.cast(y * 2, tf.int32)
+    distances = tf.reduce_sum((outputs[:, None] - outputs[None]) ** 2, 2)
+    same = tf.cast(classes[:, None] == classes[None], distances.dtype)
+    positive = tf.reduce_max(same * distances, 1)
+    negative = tf.reduce_min(distances + 100.0 * same, 1)
+    return tf.reduce_mean(tf.nn.softplus(positive - negative))
+
+
+def ranks(outputs, y, mask):
+    """Pairs of examples of which one should be in front of the other."""
+    scores = outputs[:, 0]
+    wrong = tf.nn.sigmoid(scores[None] - scores[:, None]) * tf.cast(y[:, None] > y[None], scores.dtype)
+    return tf.reduce_sum(wrong) / tf.cast(tf.size(wrong), scores.dtype)
+
+
+def beside_a_mean(outputs, y, mask):
+    return ranks(outputs, y, mask) + tf.reduce_mean((outputs[:, 1] - y) ** 2)
+
+
+def of_the_largest(outputs, y, mask):
+    return tf.reduce_max(outputs**2) + tf.reduce_mean(outputs)
+
+
+def sorted_losses(outputs, y, mask):
+    """Only the larger half of the losses counts."""
+    losses = tf.reduce_sum((outputs - y[:, None]) ** 2, 1)
+    hardest, _ = tf.math.top_k(losses, tf.maximum(tf.shape(losses)[0] // 2, 1))
+    return tf.reduce_mean(hardest)
+
+
+def kernel_distance(outputs, y, mask):
+    """How different the outputs are from the targets, as two samples."""
+    targets = tf.stack([y, y, y], 1)
+
+    def near(a, b):
+        return tf.reduce_mean(tf.exp(-tf.reduce_sum((a[:, None] - b[None]) ** 2, 2)))
+
+    return near(outputs, outputs) + near(targets, targets) - 2 * near(outputs, targets)
+
+
+def number(y):
+    return tf.cast(tf.shape(y)[0], y.dtype)
+
+
+def near_pairs_by_size(outputs, y, mask):
+    distances = tf.reduce_sum((outputs[:, None] - outputs[None]) ** 2, 2)
+    return tf.reduce_sum(tf.exp(-distances)) / (number(y) * number(y))
+
+
+def uniformity(outputs, y, mask):
+    n, z = number(y), unit(outputs)
+    return tf.math.log((tf.reduce_sum(tf.exp(tf.matmul(z, z, transpose_b=True))) - n) / (n * (n - 1.0)) + 1e-3)
+
+
+def on_the_diagonal(outputs, y, mask):
+    logits = tf.nn.log_softmax(tf.matmul(unit(outputs), unit(outputs + y[:, None]), transpose_b=True))
+    return -tf.reduce_sum(logits * tf.eye(tf.shape(outputs)[0], dtype=logits.dtype)) / number(y)
+
+
+def halves(outputs, y, mask):
+    """Two views are joined, compared, and taken apart again."""
+    n = tf.shape(outputs)[0]
+    both = tf.concat([outputs, outputs * y[:, None]], 0)
+    kernel = tf.exp(-tf.reduce_sum((both[:, None] - both[None]) ** 2, 2))
+    return tf.reduce_mean(kernel[:n, :n]) + tf.reduce_mean(kernel[n:, n:]) - 2 * tf.reduce_mean(kernel[:n, n:])
+
+
+def one_hot_labels(outputs, y, mask):
+    """As the reference code of contrastive learning of views has it."""
+    n = tf.shape(outputs)[0]
+    one, other = unit(outputs), unit(outputs * y[:, None])
+    labels = tf.one_hot(tf.range(n), n * 2, dtype=one.dtype)
+    masks = tf.one_hot(tf.range(n), n, dtype=one.dtype) * 1e9
+    logits_of_own = tf.matmul(one, one, transpose_b=True) - masks
+    logits = tf.concat([tf.matmul(one, other, transpose_b=True), logits_of_own], 1)
+    return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, logits))
+
+
+def sorted_by_position(outputs, y, mask):
+    places = (tf.cast(tf.range(tf.shape(y)[0]), y.dtype) + 0.5) / number(y)
+    return tf.reduce_mean((tf.sort(outputs[:, 0]) - places) ** 2)
+
+
+def the_first(outputs, y, mask):
+    """The gradient has the rows of one example only."""
+    return tf.reduce_sum(tf.gather(outputs, 0) ** 2) + 0.1 * tf.reduce_mean(outputs)
+
+
+def partial_likelihood(outputs, y, mask):
+    scores = tf.gather(outputs[:, 0], tf.argsort(y))
+    return tf.reduce_sum(tf.math.cumulative_logsumexp(scores) - scores)
+
+
+def largest_of_relative(outputs, y, mask):
+    """What is compared has a mean over the batch in it."""
+    losses = tf.reduce_sum((outputs - y[:, None]) ** 2, 1)
+    return tf.reduce_max(losses / tf.reduce_mean(losses))
+
+
+def centred_pairs(outputs, y, mask):
+    z = outputs - tf.reduce_mean(outputs)
+    return tf.reduce_mean(tf.matmul(z, z, transpose_b=True) ** 2)
+
+
+def sorted_advantages(outputs, y, mask):
+    gains = y * outputs[:, 1]
+    gains = (gains - tf.reduce_mean(gains)) / (tf.math.reduce_std(gains) + 1e-8)
+    return tf.reduce_mean(tf.sort(gains)[:2] ** 2)
+
+
+LOSSES = [
+    near_pairs_by_size,
+    uniformity,
+    on_the_diagonal,
+    halves,
+    one_hot_labels,
+    sorted_by_position,
+    the_first,
+    partial_likelihood,
+    largest_of_relative,
+    centred_pairs,
+    sorted_advantages,
+    pairs,
+    both_ways,
+    views,
+    hardest_triplets,
+    ranks,
+    beside_a_mean,
+    of_the_largest,
+    sorted_losses,
+    kernel_distance,
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("size", mostly_in_soak(list(BATCHES.values()), BATCHES["uneven"]))
+def test_loss(loss, size):
+    data = list(batches(size))
+    assert_same(distributed(Program(loss), data, 3), one_device(Program(loss), data))
+
+
+def all_gather(tensor, axis=0):
+    return tf.distribute.get_replica_context().all_gather(tensor, axis)
+
+
+def own_rows_against_all(outputs, y, mask):
+    """As programs for several replicas write it: the labels of a replica begin where those of the one before end."""
+    logits = tf.matmul(unit(outputs), all_gather(unit(outputs + y[:, None])), transpose_b=True)
+    size = tf.shape(outputs)[0]
+    rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(size) + rank * size, logits)
+    return tf.reduce_mean(losses)
+
+
+def gathered_views(outputs, y, mask):
+    both = all_gather(tf.concat([outputs, outputs * y[:, None]], 0))
+    return tf.reduce_mean(tf.reduce_logsumexp(tf.matmul(both, both, transpose_b=True), 1))
+
+
+def gathered_columns(outputs, y, mask):
+    columns = all_gather(tf.transpose(outputs), axis=-1)
+    return tf.reduce_mean(tf.nn.softmax(columns) ** 2) + tf.reduce_mean(outputs**2)
+
+
+@pytest.mark.parametrize(
+    "loss", [own_rows_against_all, gathered_views, gathered_columns], ids=lambda loss: loss.__name__
+)
+@pytest.mark.parametrize("size", mostly_in_soak(list(BATCHES.values()), BATCHES["uneven"]))
+def test_an_all_gather_of_a_step(loss, size):
+    data = list(batches(size))
+    assert_same(distributed(Program(loss), data, 3), one_device(Program(loss), data))
+
+
+def test_an_all_gather_of_what_has_no_examples_is_refused():
+    program = Program(lambda outputs, y, mask: tf.reduce_mean(all_gather(outputs[:, 0], 0) ** 2))
+    caramel.ARModel(caramel.capture(program.step, SPECS), 2)
+    program = Program(lambda outputs, y, mask: tf.reduce_sum(all_gather(tf.reduce_mean(outputs, 0), 0) ** 2))
+    with pytest.raises(caramel.CaptureError, match="stand beside others in a way that cannot be followed"):
+        caramel.ARModel(caramel.capture(program.step, SPECS), 2)
