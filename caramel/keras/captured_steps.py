@@ -139,7 +139,8 @@ def build(model: Any, element_spec: Any, method: str) -> None:
     Raises:
         InputError: the model cannot take such batches.
     """
-    if isinstance(element_spec, tuple) and len(element_spec) > 3:
+    takes_anything = getattr(type(model), method) is not getattr(keras.Model, method)  # a step of the model's own
+    if isinstance(element_spec, tuple) and len(element_spec) > 3 and not takes_anything:
         raise InputError(f"the dataset's elements have {len(element_spec)} parts: give (x, y) or (x, y, sample_weight)")
     examples = examples_in_batches(element_spec)
     try:

@@ -74,7 +74,6 @@ KNOWN = {
     text.masked_captions: (caramel.CaptureError, "a metric of a ratio of sums over the batch"),
     text.speech: (caramel.CaptureError, "an op of tf.nn.ctc_loss is not known to treat each example by itself"),
     own.actor_critic: (caramel.CaptureError, "the Range of a gather_nd with batch_dims is not known"),
-    own.transitions: (caramel.InputError, "a batch of four parts, of which train_step makes what it likes"),
 }
 """Programs that are refused or get other numbers, with the error and the reason."""
 

@@ -99,10 +99,10 @@ def _assembled(raw: RawProgram) -> Model:
         refusal, is_told = error, False
     if not is_told or raw.forward_sums:
         is_open = not sorted_out.inside and raw.reduction is None
-        summed = _with_forward_sums(raw, used, inputs, roles.kinds, local, refusal) if is_open else None
-        if summed is None and (is_open or not is_told):
+        summed = _with_forward_sums(raw, used, inputs, roles.kinds, local, refusal) if is_open else raw
+        if summed is None or (summed is raw and not is_told):
             raise refusal
-        if summed is not None and summed is not raw:
+        if summed is not raw:
             return _assembled(summed)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)
