@@ -224,13 +224,13 @@ def test_an_accumulator_in_a_branch_that_only_some_workers_take(refused, where):
         if where == "emptied":
             total.assign_add(g)
         elif where == "added":
-            tf.cond(loss > 1.0, lambda: total.assign_add(g), lambda: total.read_value())
+            tf.cond(tf.reduce_max(x) > 1.0, lambda: total.assign_add(g), lambda: total.read_value())
         else:
             tf.cond(
                 tf.reduce_mean(x) > 0.0, lambda: total.assign_add(gradient_of(x, y, w)[0]), lambda: total.read_value()
             )
         found = tf.where(count % 3 == 0, total.read_value(), tf.zeros([4]))
-        condition = loss > 1.0 if where == "emptied" else tf.equal(count % 3, 0)
+        condition = tf.reduce_max(x) > 1.0 if where == "emptied" else tf.equal(count % 3, 0)
         tf.cond(condition, lambda: total.assign(tf.zeros([4])), lambda: total.read_value())
         return found, loss
 

@@ -337,6 +337,49 @@ def test_variables_that_are_written_from_a_loss_of_the_whole_batch():
     assert_same(distributed(Averaging(None), data, 3), one_device(Averaging(None), data))
 
 
+def rate_by_the_loss(program, loss, gradients):
+    """The smaller the loss, the smaller the steps."""
+    for variable, gradient in zip(program.variables, gradients):
+        variable.assign_sub(0.02 * tf.minimum(loss, 1.0) * gradient)
+
+
+def guarded(program, loss, gradients):
+    """A step whose loss is too large, or not finite, changes nothing."""
+    is_good = tf.math.is_finite(loss) & (loss < 3.3)
+    for variable, gradient in zip(program.variables, gradients):
+        variable.assign_sub(tf.where(is_good, 0.02 * gradient, tf.zeros_like(gradient)))
+
+
+def branched(program, loss, gradients):
+    tf.cond(loss < 3.3, lambda: program.optimizer.apply(gradients, program.variables), lambda: None)
+
+
+class Deciding(Program):
+    """A step whose loss decides what becomes of its gradients."""
+
+    def __init__(self, loss, update):
+        super().__init__(loss)
+        self.update = update
+
+    def step(self, x, y, mask):
+        with tf.GradientTape() as tape:
+            loss = self.loss(tf.tanh(x @ self.first) @ self.second, y, mask)
+        self.update(self, loss, tape.gradient(loss, self.variables))
+        return loss
+
+
+def mean(outputs, y, mask):
+    return tf.reduce_mean(errors(outputs, y))
+
+
+@pytest.mark.parametrize("loss", mostly_in_soak([mean, ratio], mean), ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("update", [rate_by_the_loss, guarded, branched], ids=lambda update: update.__name__)
+def test_updates_that_depend_on_the_loss(loss, update):
+    data = list(batches(13))
+    got, want = (run(Deciding(loss, update), data, *more) for run, *more in ((distributed, 3), (one_device,)))
+    assert_same(got, want)
+
+
 # -- graphs of TensorFlow 1 ----------------------------------------------------------------------
 
 

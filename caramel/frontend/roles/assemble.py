@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from caramel.errors import CaptureError, UnsupportedError, listed
@@ -12,6 +12,7 @@ from caramel.frontend.captured import RawForwardSum, RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
 from caramel.frontend.roles.accumulation import accumulated
 from caramel.frontend.roles.asked_sums import is_settled, unmet_sums, with_asked_sums
+from caramel.frontend.roles.forward_search import Search
 from caramel.frontend.roles.forward_sums import differing_entries, with_forward_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
@@ -84,7 +85,15 @@ def _assembled(raw: RawProgram) -> Model:
     inputs = tuple(i for i in raw.inputs if i.node in step)
     _check_inputs(inputs)
     sums = accumulated(step, raw.library, _gradients(used, raw, step), raw.variables)
-    roles = variable_classes.classify(step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
+    try:
+        roles = variable_classes.classify(step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
+    except UnsupportedError as error:
+        of_all = (step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
+        kinds = variable_classes.classify(*of_all, refuses=False).kinds
+        summed = None if sorted_out.inside else _with_summed_losses(raw, used, inputs, kinds, error)
+        if summed is None:
+            raise
+        return _assembled(summed)
     graph = _with_losses(raw, step, used, sorted_out.inside)
     local = [v for v, kind in roles.kinds.items() if kind.is_local]
     refusal = CaptureError(
@@ -182,6 +191,13 @@ def _with_forward_sums(
     refusal: CaptureError,
 ) -> RawProgram | None:
     """The program with sums over the workers where its losses need them; None where these do not help."""
+    return with_forward_sums(raw, _analyse(used, inputs, kinds), local, refusal)
+
+
+def _analyse(
+    used: Sequence[RawGradient], inputs: Sequence[Input], kinds: Mapping[str, VariableClass]
+) -> Callable[[RawProgram], tuple[Reductions, Sequence[str]]]:
+    """The function that analyses a program with sums; see `caramel.frontend.roles.forward_search.Analyse`."""
     calls = sorted({g.call for g in used})
 
     def analyse(program: RawProgram) -> tuple[Reductions, Sequence[str]]:
@@ -191,7 +207,24 @@ def _with_forward_sums(
         graph = program.graph.pruned(roots)
         return reductions_of(replace(program, graph=graph), used, (), inputs, kinds), losses
 
-    return with_forward_sums(raw, analyse, local, refusal)
+    return analyse
+
+
+def _with_summed_losses(
+    raw: RawProgram,
+    used: Sequence[RawGradient],
+    inputs: Sequence[Input],
+    kinds: Mapping[str, VariableClass],
+    refusal: CaptureError,
+) -> RawProgram | None:
+    """The program whose losses are those of the whole batch on each worker, so that updates may depend on them.
+
+    A learning rate may follow a loss, or a step may be left out where the loss is not finite.
+
+    Returns:
+        The program; None where a loss is neither a sum nor a mean, or that of the whole batch already.
+    """
+    return Search(raw, _analyse(used, inputs, kinds), (), refusal).with_losses()
 
 
 def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple[Graph, list[RawGradient]]:

@@ -112,6 +112,24 @@ class Search:
                 return None
         return None
 
+    def with_losses(self) -> RawProgram | None:
+        """The program whose losses are those of the whole batch on each worker; None where that is not possible.
+
+        Raises:
+            GatherNeeded: see `run`.
+        """
+        before = self.raw
+        if self.run() is None:
+            return None
+        for _ in range(_MAX_ROUNDS):
+            reductions, losses = self.analyse(self.raw)
+            loss = next((loss for loss in losses if isinstance(reductions.value_of(loss), Total)), None)
+            if loss is None:
+                break
+            if not self._add(loss, reductions, losses):
+                return None
+        return None if self.raw is before else self.raw
+
     # -- what to sum -------------------------------------------------------------------------
 
     def _next(self, reductions: Reductions, losses: Sequence[str], told: Sequence[str | None]) -> _Needs:

@@ -61,6 +61,8 @@ def classify(
     gradients: Sequence[Gradient],
     inputs: Sequence[Input],
     accumulators: frozenset[str] = frozenset(),
+    *,
+    refuses: bool = True,
 ) -> Roles:
     """Give every variable its class.
 
@@ -71,6 +73,7 @@ def classify(
         gradients: gradients to aggregate; ``parameter`` is the variable's name.
         inputs: inputs of the program.
         accumulators: handle nodes of the variables in which each worker adds up its own gradients.
+        refuses: whether to refuse a program whose replicas would drift apart.
 
     Raises:
         UnsupportedError: a parameter's update uses a value that differs between workers.
@@ -100,9 +103,10 @@ def classify(
         else _kind(v, writes, differentiated, random_state, local, bits, handles)
         for v in variables
     }
-    _refuse_local_branches(gradients, state)
-    _refuse_local_accumulation(handles, writes, accumulators, state)
-    _refuse_divergence(graph, handles, writes, kinds, state)
+    if refuses:
+        _refuse_local_branches(gradients, state)
+        _refuse_local_accumulation(handles, writes, accumulators, state)
+        _refuse_divergence(graph, handles, writes, kinds, state)
     return Roles(kinds, writes, (*_same_draws(graph, state), *_candidates(graph)), state.origin)
 
 
