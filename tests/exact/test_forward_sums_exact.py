@@ -221,6 +221,24 @@ LOSSES = [
 ]
 
 
+IN_EVERY_RUN = [
+    root_of_sum_by_size,
+    penalty_for_each_example,
+    chosen_and_a_root,
+    chosen_of_centred,
+    z_scores,
+    chosen_between_means,
+    cross_correlation,
+    chosen_by_where,
+    scaled_weights,
+    dice,
+    correlation,
+    class_weights,
+    with_penalty,
+    centred,
+]
+
+
 class Program:
     """Two layers and a step of one's own."""
 
@@ -273,7 +291,7 @@ def assert_same(got, want):
         np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("loss", mostly_in_soak(LOSSES, *IN_EVERY_RUN), ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("size", mostly_in_soak(list(BATCHES.values()), BATCHES["uneven"]))
 def test_loss(loss, size):
     data = list(batches(size))
@@ -291,8 +309,8 @@ def test_loss_and_penalty(loss):
     assert_same(distributed(got, data, 4), one_device(want, data))
 
 
-@pytest.mark.parametrize("seed", mostly_in_soak(list(range(6)), 1, 4))
-@pytest.mark.parametrize("loss", [dice, relative], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("seed", mostly_in_soak(list(range(6)), 4))
+@pytest.mark.parametrize("loss", mostly_in_soak([dice, relative], relative), ids=lambda loss: loss.__name__)
 def test_loss_with_any_plan(loss, seed):
     """Collectives of both passes, postponed updates and enforced orders go together."""
     data = list(batches(13))
@@ -300,6 +318,7 @@ def test_loss_with_any_plan(loss, seed):
     assert_same(distributed(make(), data, 3, seed=seed), one_device(make(), data))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.processes
 def test_loss_in_processes():

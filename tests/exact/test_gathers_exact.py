@@ -172,7 +172,18 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+IN_EVERY_RUN = [
+    uniformity,
+    halves,
+    one_hot_labels,
+    sorted_by_position,
+    partial_likelihood,
+    centred_pairs,
+    beside_a_mean,
+]
+
+
+@pytest.mark.parametrize("loss", mostly_in_soak(LOSSES, *IN_EVERY_RUN), ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("size", mostly_in_soak(list(BATCHES.values()), BATCHES["uneven"]))
 def test_loss(loss, size):
     data = list(batches(size))

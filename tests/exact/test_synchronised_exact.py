@@ -97,6 +97,7 @@ def test_a_step_is_that_of_one_device(workers, reduction):
     assert_same(got, want)
 
 
+@pytest.mark.soak
 def test_images():
     """The statistics are over the batch, height and width; two layers, one after the other."""
 

@@ -128,7 +128,7 @@ def test_a_class_that_does_not_count(untold):
         caramel.fit(model_with(loss), dataset(), workers=2, verbose=0)
 
 
-@pytest.mark.parametrize("name", mostly_in_soak([n for n in REFUSED if n != "circle"], "add_loss", "own loss"))
+@pytest.mark.parametrize("name", mostly_in_soak([n for n in REFUSED if n != "circle"], "own loss"))
 def test_the_graph_tells_and_nothing_is_taken_for_granted(name):
     """As above, with the analysis itself: what is no mean or sum of the workers' losses is that of the whole batch."""
     same(*both(vectors(), make=REFUSED[name]))
