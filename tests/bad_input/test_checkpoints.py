@@ -324,7 +324,7 @@ def as_float(number):
 
 def test_a_worker_0_that_does_not_see_the_files(session, refused, monkeypatch):
     """As on another machine."""
-    monkeypatch.setattr("caramel.runtime.checkpoint.write_values", lambda prefix, values: None)
+    monkeypatch.setattr("caramel.runtime.checkpoint.write_values", lambda prefix, values, variables: None)
     with refused(caramel.CheckpointError, "worker 0 cannot read", "does not see the files", "TMPDIR"):
         session.assign({"w": W})
 

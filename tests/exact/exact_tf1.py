@@ -145,14 +145,14 @@ def _build(case: Case, joined: bool) -> Program:
 
 
 def batch_norm(inputs: tf.Tensor, variable: Callable[..., Any]) -> tuple[tf.Tensor, list[Any]]:
-    """Batch normalisation by hand: the outputs, and the updates of the moving averages."""
+    """Batch normalisation, as each worker makes it of its own part: the outputs, and updates of the moving averages."""
     shape = [inputs.shape[1]]
     mean, variance = tf.nn.moments(inputs, [0])
     gamma = variable("norm/gamma", shape, v1.ones_initializer())
     beta = variable("norm/beta", shape)
     moving_mean = variable("norm/moving_mean", shape, v1.zeros_initializer(), trainable=False)
     moving_variance = variable("norm/moving_variance", shape, v1.ones_initializer(), trainable=False)
-    outputs = (inputs - mean) * tf.math.rsqrt(variance + 1e-3) * gamma + beta
+    outputs = tf.nn.batch_normalization(inputs, mean, variance, beta, gamma, 1e-3)
     updates = [
         moving_mean.assign(moving_mean * 0.9 + mean * 0.1),
         moving_variance.assign_sub((moving_variance - variance) * 0.1),
