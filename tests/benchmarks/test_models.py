@@ -99,6 +99,7 @@ def check_all_stages(model, directory):
     return found
 
 
+@pytest.mark.soak
 def test_a_model_through_all_stages(tmp_path, monkeypatch):
     """All in this process, which has loaded TensorFlow already."""
 

@@ -160,6 +160,7 @@ print(digest)
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_other_processes_make_the_same_graph(tmp_path):
     """A position that one process saved must fit in the next one, whatever they have traced before."""
     program = tmp_path / "digest.py"

@@ -74,6 +74,7 @@ def test_word_vectors_learn(example):
     assert losses[-1] < 0.6 * losses[0] and found > 0.05
 
 
+@pytest.mark.soak
 def test_mixed_precision_by_fit(example):
     module = example("digits_mixed")
     history = module.main(workers=3, epochs=3, verbose=0)

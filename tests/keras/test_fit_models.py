@@ -96,6 +96,7 @@ def test_regularised_weights():
     same(*both(dataset(59), made(build), epochs=2))
 
 
+@pytest.mark.soak
 def test_sequences():
     def build():
         layers = [keras.layers.Embedding(7, 4), keras.layers.LSTM(3), keras.layers.Dense(CLASSES)]

@@ -146,6 +146,7 @@ def test_hooks_of_a_dataset():
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
+@pytest.mark.soak
 def test_sequences_of_several_lengths():
     """Sizes in which the first batches differ vary."""
 

@@ -122,6 +122,7 @@ def one_hot(count=59, batch=12):
     return tf.data.Dataset.from_tensor_slices((x, np.eye(CLASSES)[y])).batch(batch)
 
 
+@pytest.mark.soak
 def test_metrics_with_several_values():
     def make():
         return built(

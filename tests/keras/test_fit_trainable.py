@@ -64,6 +64,7 @@ def test_a_change_after_a_training_needs_compile(trained_by, change):
     assert [(a == b).all() for a, b in zip(after, before)] == [was, False]
 
 
+@pytest.mark.soak
 def test_a_change_and_compile_between_trainings_is_that_of_keras():
     """The new optimizer begins anew, on one device and on several."""
 

@@ -282,6 +282,7 @@ def fitted(seed, barrier=None):
     return model.get_weights(), history.history
 
 
+@pytest.mark.soak
 def test_two_fits_in_two_threads_train_as_each_alone():
     alone = [fitted(seed) for seed in (1, 2)]
     barrier = threading.Barrier(2)
