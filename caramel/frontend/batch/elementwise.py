@@ -11,7 +11,6 @@ from caramel.frontend.batch.domain import (
     INVARIANT,
     Examples,
     Independent,
-    Positions,
     Role,
     Statistic,
     TensorList,
@@ -155,8 +154,6 @@ def elementwise(op: Op) -> Value:
     """The rule of every elementwise op."""
     if any(isinstance(v, TensorList) for v in op.inputs):
         return op.inputs[0] if op.node.op in LINEAR else op.unknown("mixes lists with tensors")
-    if isinstance(op.inputs[0], Positions) and op.node.op in LINEAR:
-        return op.inputs[0]
     if any(isinstance(v, Examples) for v in op.inputs):
         return _of_examples(op)
     if all(isinstance(v, Independent) for v in op.inputs):

@@ -9,7 +9,6 @@ from caramel.frontend.batch.domain import (
     INVARIANT,
     Examples,
     Independent,
-    Positions,
     Statistic,
     Total,
     Value,
@@ -38,8 +37,6 @@ def _looked_up(op: Op, table: Value, indices: Value, axis: int | None, batched: 
         return op.unknown("has indices of unknown rank")
     batched += index_rank if batched < 0 else 0
     axis = batched if axis is None else axis
-    if isinstance(indices, Positions):
-        return _chosen(op, table, indices) if indices.rank == 1 and axis == 0 == batched else op.unknown(MIXES_EXAMPLES)
     if isinstance(table, Examples) and isinstance(indices, Examples):
         if table.axis == indices.axis < batched and table.arrangement == indices.arrangement:
             return replace(table, repeated=False, mixed_by=table.mixed_by or indices.mixed_by)
@@ -54,27 +51,9 @@ def _looked_up(op: Op, table: Value, indices: Value, axis: int | None, batched: 
     return op.unknown(MIXES_EXAMPLES)
 
 
-def _where(op: Op) -> Value:
-    """The places of the entries of a mask."""
-    mask, rank = op.inputs[0], op.rank(0)
-    if not isinstance(mask, Examples) or mask.axis != 0 or mask.chosen or mask.mixed_by or rank is None:
-        return op.unknown("finds entries in a way that cannot be followed")
-    return Positions(mask, rank, op.expression_of(op.texts[0]))
-
-
-def _chosen(op: Op, table: Value, places: Positions) -> Value:
-    """The entries of a tensor at some places, of which each example has as many as it has chosen."""
-    if isinstance(table, Examples) and table.axis == 0 and table.arrangement == places.mask.arrangement:
-        return replace(table, before=1, after=1, repeated=False, normalised=False, chosen=places.chosen)
-    return op.unknown(MIXES_EXAMPLES)
-
-
 def _gather_nd(op: Op) -> Value:
     table = op.inputs[0] if op.node.op == "GatherNd" else INVARIANT
     indices, rank = op.inputs[1], op.rank(1)
-    if isinstance(indices, Positions):
-        has_whole = rank == 2 and op.shape(1) is not None and (op.shape(1) or ())[1] == indices.rank
-        return _chosen(op, table, indices) if has_whole else op.unknown(MIXES_EXAMPLES)
     if is_invariant(table) and isinstance(indices, Examples) and rank is not None:
         return op.unknown(MIXES_EXAMPLES) if indices.axis == rank - 1 else replace(indices, power=Fraction(0))
     if isinstance(table, (Total, Independent)) and is_invariant(indices):
@@ -91,7 +70,6 @@ def _one_hot(op: Op) -> Value:
 
 
 RULES: dict[str, Rule] = {
-    "Where": _where,
     "GatherV2": _gather,
     "ResourceGather": _resource_gather,
     "GatherNd": _gather_nd,

@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from caramel.frontend.batch import map_loops, partitions, rules, samplers, sizes
+from caramel.frontend.batch import map_loops, rules, sizes
 from caramel.frontend.batch.domain import (
     INVARIANT,
-    Entries,
-    Followed,
     Independent,
-    Order,
     SingleExample,
     Size,
     TensorList,
@@ -193,12 +190,8 @@ class Analysis:
             return self._merge(op)
         if kind == "Switch":
             return _switch(op)
-        if any(isinstance(v, Entries) for v in op.inputs):
-            return samplers.of_entries(op)
-        if any(isinstance(v, Order) for v in op.inputs) and kind not in ("Shape", "ShapeN", "Size"):
-            return partitions.of_order(op)
-        if any(isinstance(v, Followed) for v in op.inputs) and kind not in ("Shape", "ShapeN", "Size"):
-            return samplers.of_followed(op)
+        if (reader := rules.reader_of(op)) is not None:
+            return reader(op)
         if kind in rules.ON_SHAPES_AND_LISTS:
             return rules.ALL_RULES[kind](op)
         if kind in sizes.SIZE_RULES and all(isinstance(v, Independent) for v in op.inputs):

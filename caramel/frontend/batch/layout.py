@@ -10,7 +10,6 @@ from caramel.frontend.batch.domain import (
     Examples,
     Followed,
     Independent,
-    Positions,
     Size,
     Statistic,
     Total,
@@ -23,8 +22,6 @@ from caramel.frontend.batch.reshape import positive_integer, reshaped
 
 def _reshape(op: Op) -> Value:
     value, target = op.inputs
-    if isinstance(value, Positions) and value.rank == 1 and op.integers(1) == [-1]:
-        return value
     if isinstance(value, Examples):
         return reshaped(op, value, target)
     return varying_arguments(op) or moved(op, value, None)
@@ -42,8 +39,6 @@ def _expand_dims(op: Op) -> Value:
 
 def _squeeze(op: Op) -> Value:
     value, rank = op.inputs[0], op.rank(0)
-    if isinstance(value, Positions):
-        return value if value.rank == 1 else op.unknown(MIXES_EXAMPLES)
     if not isinstance(value, Examples) or rank is None:
         return moved(op, value, None)
     listed = [axis % rank for axis in op.node.attr["squeeze_dims"].list.i]
@@ -165,21 +160,16 @@ def _split_sizes(op: Op) -> Value:
 
 def _strided_slice(op: Op) -> Value:
     value = op.inputs[0]
-    is_index = isinstance(value, Positions) and value.rank == 1
-    if not isinstance(value, (Examples, Positions)) or (isinstance(value, Positions) and not is_index):
+    if not isinstance(value, Examples):
         return varying_arguments(op) or moved(op, value, None)
     begins, ends, strides = (op.integers(p) for p in (1, 2, 3))
     length = op.shape(1)
     if length is None or length[0] is None or not all(is_invariant(v) for v in op.inputs[1:]):
         return op.unknown("has bounds that are not constant")
-    own_axis = value.axis if isinstance(value, Examples) else 0
-    axis = _sliced_axis(op, own_axis, length[0], (begins, ends, strides))
-    if is_index:
-        return value if axis == 0 and len(op.result_shape() or ()) == 1 else op.unknown(MIXES_EXAMPLES)
-    return moved(op, value, axis)
+    return moved(op, value, sliced_axis(op, value.axis, length[0], (begins, ends, strides)))
 
 
-def _sliced_axis(op: Op, axis: int, entries: int, bounds: Sequence[list[int] | None]) -> int | None:
+def sliced_axis(op: Op, axis: int, entries: int, bounds: Sequence[list[int] | None]) -> int | None:
     """The batch axis after a slice that takes all of it; None if the slice does not."""
     masks = {name: op.node.attr[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import Examples, Independent, Order, Positions, Size, Value
+from caramel.frontend.batch.domain import Examples, Independent, Order, Positions, Size, Value, of_sizes
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
 
 
@@ -23,7 +23,7 @@ def _partition(op: Op) -> Value | Sequence[Value]:
     return op.unknown(MIXES_EXAMPLES)
 
 
-def _stitch(op: Op) -> Value:
+def stitched(op: Op) -> Value:
     """The entries of all numbers, each at its place."""
     half = len(op.inputs) // 2
     places, parts = op.inputs[:half], op.inputs[half:]
@@ -46,12 +46,15 @@ def of_order(op: Op) -> Value | Sequence[Value]:
     """The value of an op that reads the numbers of the entries."""
     if op.node.op == "DynamicPartition":
         return _partition(op)
+    first = op.inputs[0]
     if op.node.op in ("Identity", "Cast"):
-        return op.inputs[0]
+        return first
+    if op.node.op in ("Shape", "Size") and isinstance(first, Order):
+        return of_sizes((Size(first.count, Fraction(1)),))
     return op.unknown("numbers the examples: each worker would begin to count anew")
 
 
-def numbered(op: Op) -> Value:
+def _numbered(op: Op) -> Value:
     """The numbers from 0 on of all entries that the examples have along an axis; else nothing is known."""
     start, limit, step = (v.sizes[0] if isinstance(v, Independent) and v.sizes else None for v in op.inputs)
     if start is None or limit is None or step is None or limit.coefficient is None or limit.power != 1:
@@ -60,4 +63,4 @@ def numbered(op: Op) -> Value:
     return Order(limit.coefficient) if is_all else op.unknown("numbers some of the examples")
 
 
-RULES: dict[str, Rule] = {"DynamicPartition": _partition, "ParallelDynamicStitch": _stitch, "Range": numbered}
+RULES: dict[str, Rule] = {"DynamicPartition": _partition, "Range": _numbered}

@@ -11,12 +11,14 @@ from caramel.frontend.batch import (
     layers,
     layout,
     partitions,
+    places,
     reductions,
     samplers,
     sizes,
     tensor_lists,
 )
-from caramel.frontend.batch.op import Rule
+from caramel.frontend.batch.domain import Entries, Followed, Order, Positions
+from caramel.frontend.batch.op import Op, Rule
 
 
 def merged(*tables: Mapping[str, Rule]) -> dict[str, Rule]:
@@ -44,6 +46,7 @@ _ON_EXAMPLES = merged(
     reductions.RULES,
     samplers.RULES,
     partitions.RULES,
+    places.RULES,
 )
 _PARTIAL_RULES = merged(layers.PARTIAL_RULES, elementwise.PARTIAL_RULES)
 
@@ -55,3 +58,16 @@ PARTIAL_OPS = frozenset(_PARTIAL_RULES)
 
 ON_SHAPES_AND_LISTS = frozenset(sizes.SHAPE_RULES) | frozenset(tensor_lists.RULES)
 """Ops whose results may depend on the size of the batch although no input depends on the examples."""
+
+_READERS: Mapping[type, Rule] = {
+    Positions: places.of_positions,
+    Order: partitions.of_order,
+    Entries: samplers.of_entries,
+    Followed: samplers.of_followed,
+}
+"""Rules of all ops that read a value of a kind that few ops may read, by the kind, whatever stands beside it."""
+
+
+def reader_of(op: Op) -> Rule | None:
+    """The rule of an op that reads a value of such a kind; None for any other op."""
+    return next((rule for kind, rule in _READERS.items() if any(isinstance(v, kind) for v in op.inputs)), None)

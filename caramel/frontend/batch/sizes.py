@@ -12,7 +12,6 @@ from caramel.frontend.batch.domain import (
     INVARIANT,
     Examples,
     Independent,
-    Positions,
     Size,
     Total,
     Value,
@@ -52,7 +51,7 @@ def _shape(op: Op) -> Value | list[Value]:
         shape = op.shape(position)
         if shape is None:
             shapes.append(op.unknown("has an input of unknown rank"))
-        elif isinstance(value, Positions) or (isinstance(value, Examples) and value.chosen):
+        elif isinstance(value, Examples) and value.chosen:
             shapes.append(op.unknown("counts examples that were chosen"))
         else:
             shapes.append(of_sizes(_sizes_of(shape, value)))

@@ -66,6 +66,9 @@ def masked(x, y, w):
 
 
 MEANS = {
+    "divided by the length of a range": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.size(tf.range(tf.shape(x)[0])), tf.float32)
+    ),
     "reduce_mean": lambda x, y, w: tf.reduce_mean(per_example(x, y, w)),
     "mean of all elements": lambda x, y, w: tf.reduce_mean(squares(x, y, w)),
     "mean, then sum": lambda x, y, w: tf.reduce_sum(tf.reduce_mean(squares(x, y, w), axis=0)),
@@ -233,6 +236,18 @@ def root(x, w):
 
 
 NEITHER = {
+    "divided by the number of places in a mask": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.size(tf.where(y > 0)) + 1, tf.float32)
+    ),
+    "multiplied by places in a mask": lambda x, y, w: tf.reduce_sum(
+        tf.gather(per_example(x, y, w), tf.where(y > 0)[:, 0]) * tf.cast(tf.where(y > 0)[:, 0], tf.float32)
+    ),
+    "beside places in a mask": lambda x, y, w: tf.reduce_sum(
+        tf.stack([tf.gather(per_example(x, y, w), tf.where(y > 0)[:, 0]), tf.cast(tf.where(y > 0)[:, 0], tf.float32)])
+    ),
+    "divided by a size behind the examples": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.shape(tf.concat([y, [1, 2]], 0))[0], tf.float32)
+    ),
     "masked mean": lambda x, y, w: tf.reduce_mean(tf.boolean_mask(per_example(x, y, w), y > 1)),
     "mean of gathered rows": lambda x, y, w: tf.reduce_mean(tf.gather(per_example(x, y, w), tf.where(y > 1)[:, 0])),
     "mean of a partition": lambda x, y, w: tf.reduce_mean(
