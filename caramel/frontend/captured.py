@@ -9,7 +9,7 @@ from functools import cached_property
 from caramel.data.dataset import TrainingData
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph
-from caramel.model import Input, ValueSource, VariablePart
+from caramel.model import ForwardSum, Input, ValueSource, VariablePart
 
 
 @dataclass(frozen=True)
@@ -104,28 +104,6 @@ class Gather:
 
 
 @dataclass(frozen=True)
-class RawForwardSum:
-    """A tensor that is summed over the workers in the forward pass.
-
-    Attributes:
-        node: name of the Identity that has the value of the whole batch.
-        kind: ``"sum"`` or ``"mean"`` over the examples; ``"ratio"`` for a mean over chosen examples; ``"gather"`` for
-            examples one after the other; ``"shape"`` for a shape with their number.
-        entries: names of the Identities through which gradients enter the sum's own gradient.
-        counted: name of a tensor with the chosen examples of a ratio along its first axis; else None.
-        axis: axis of the examples in what is gathered; entry of their number in a shape.
-        batches: number of batches, one after the other, along that axis.
-    """
-
-    node: str
-    kind: str
-    entries: tuple[str, ...] = ()
-    counted: str | None = None
-    axis: int = 0
-    batches: int = 1
-
-
-@dataclass(frozen=True)
 class RawProgram:
     """A captured program: all that is known of it without analysis.
 
@@ -149,7 +127,8 @@ class RawProgram:
         tables: lookup tables of the program.
         entries: places where gradients enter ops that may add up examples, by the name of the op; one of which that
             cannot be told is not among them.
-        forward_sums: tensors that are summed over the workers in the forward pass.
+        forward_sums: tensors that are summed over the workers in the forward pass; whether the gradients that enter
+            differ is not known yet.
         made: number of ops that the program has made before an op, by the name of the op; empty where it cannot be
             traced once more.
     """
@@ -172,7 +151,7 @@ class RawProgram:
     trains: bool = True
     tables: tuple[RawTable, ...] = ()
     entries: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
-    forward_sums: tuple[RawForwardSum, ...] = ()
+    forward_sums: tuple[ForwardSum, ...] = ()
     made: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property

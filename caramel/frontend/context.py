@@ -317,10 +317,8 @@ class Context:
             self.model_for(workers)
         except CaptureError:
             parts = 1 if sharding == "batches" else workers
-            for has_numbers in (
-                False,
-                True,
-            ):  # whether the program may have the size of a whole batch as a number in it
+            # The program may have the size of a whole batch as a number in it.
+            for has_numbers in (False, True):
                 traced = self._for_rows(parts, has_numbers)
                 if traced is not None and traced._can_be_for(workers):
                     return traced

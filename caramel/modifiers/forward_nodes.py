@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from caramel.collectives.lower import Emitter
@@ -13,7 +14,7 @@ from caramel.modifiers.emission import Emission, Purpose, Role, own_name
 from caramel.modifiers.weigh import Shares, replica_tensor
 
 
-class ForwardNodes:
+class ForwardNodes(ABC):
     """The nodes of one collective of the forward pass.
 
     Attributes:
@@ -44,13 +45,13 @@ class ForwardNodes:
             for rank, device in enumerate(self._plan.devices)
         ]
 
+    @abstractmethod
     def emitted(self) -> tuple[list[str], dict[str, list[str]]]:
         """Make the nodes.
 
         Returns:
             The value of the whole batch on each worker; and by the name of each entry what enters there on each worker.
         """
-        raise NotImplementedError
 
     @property
     def nodes(self) -> list[tuple[NodeDef, Role]]:

@@ -6,10 +6,11 @@ from fractions import Fraction
 
 from caramel.frontend.attributes import ASKED_ATTRIBUTE, GATHERED_ATTRIBUTE, TOTAL_ATTRIBUTE
 from caramel.frontend.batch.domain import Examples, Independent, Total, Value
-from caramel.frontend.captured import RawForwardSum, RawProgram
+from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.frontend.roles.summed_graph import with_entries
 from caramel.graph.graph import NodeDef, tensor_name
+from caramel.model import ForwardSum
 
 
 def with_asked_sums(raw: RawProgram) -> RawProgram:
@@ -18,10 +19,10 @@ def with_asked_sums(raw: RawProgram) -> RawProgram:
     asked = [n for n in raw.graph if (ASKED_ATTRIBUTE in n.attr or _is_gathered(n)) and n.name not in known]
     for each in asked:
         if ASKED_ATTRIBUTE in each.attr:
-            forward_sum = RawForwardSum(each.name, each.attr[ASKED_ATTRIBUTE].s.decode())
+            forward_sum = ForwardSum(each.name, each.attr[ASKED_ATTRIBUTE].s.decode())
         else:
             axis, batches = each.attr[GATHERED_ATTRIBUTE].list.i
-            forward_sum = RawForwardSum(each.name, "gather", axis=axis, batches=batches)
+            forward_sum = ForwardSum(each.name, "gather", axis=axis, batches=batches)
         raw = with_entries(raw, forward_sum, raw.entries.get(each.name, ()))
     return raw
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend.attributes import without_capture_attributes
 from caramel.frontend.batch.domain import Examples
-from caramel.frontend.captured import RawForwardSum, RawGradient, RawProgram
+from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
-from caramel.frontend.roles.accumulation import accumulated
+from caramel.frontend.roles.accumulation import Accumulation, accumulated
 from caramel.frontend.roles.asked_sums import is_settled, unmet_sums, with_asked_sums
 from caramel.frontend.roles.forward_search import Search
 from caramel.frontend.roles.forward_sums import differing_entries, with_forward_sums
@@ -28,7 +28,7 @@ from caramel.graph import ops
 from caramel.graph.graph import Graph, behind_identities, copied, node_of, parse_input, tensor_name
 from caramel.graph.nodes import shape_attribute
 from caramel.graph.shapes import with_inferred_shapes
-from caramel.model import Combination, ForwardSum, Gradient, Input, Model, Table, Variable, VariableClass
+from caramel.model import Combination, ForwardSum, Gradient, Input, Model, Reduction, Table, Variable, VariableClass
 from caramel.util.gc_pause import paused_gc
 
 _NO_NUMBERS = ("resource", "variant")
@@ -85,34 +85,15 @@ def _assembled(raw: RawProgram) -> Model:
     inputs = tuple(i for i in raw.inputs if i.node in step)
     _check_inputs(inputs)
     sums = accumulated(step, raw.library, _gradients(used, raw, step), raw.variables)
-    try:
-        roles = variable_classes.classify(step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
-    except UnsupportedError as error:
-        of_all = (step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
-        kinds = variable_classes.classify(*of_all, refuses=False).kinds
-        summed = None if sorted_out.inside else _with_summed_losses(raw, used, inputs, kinds, error)
-        if summed is None:
-            raise
-        return _assembled(summed)
+    roles = _roles(raw, step, sums, used, inputs, sorted_out.inside)
+    if isinstance(roles, RawProgram):
+        return _assembled(roles)
     graph = _with_losses(raw, step, used, sorted_out.inside)
-    local = [v for v, kind in roles.kinds.items() if kind.is_local]
-    refusal = CaptureError(
-        "values of the whole batch stand beside others in a way that cannot be followed: with several workers the loss "
-        "would be another"
-    )
-    try:
-        seen = replace(raw, graph=graph)
-        reduction, reductions = reduce_program(seen, used, sorted_out.inside, inputs, roles.kinds)
-        is_told = is_settled(seen, reductions, reduction.kind)
-    except CaptureError as error:
-        refusal, is_told = error, False
-    if not is_told or raw.forward_sums:
-        is_open = not sorted_out.inside and raw.reduction is None
-        summed = _with_forward_sums(raw, used, inputs, roles.kinds, local, refusal) if is_open else raw
-        if summed is None or (summed is raw and not is_told):
-            raise refusal
-        if summed is not raw:
-            return _assembled(summed)
+    told = _reduced(raw, graph, used, inputs, roles.kinds, sorted_out.inside)
+    if isinstance(told, RawProgram):
+        return _assembled(told)
+    reduction, reductions = told
+    local = _local(roles.kinds)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)
     losses = [tensor for call in {g.call: None for g in used} for tensor in raw.targets_of(call)]
@@ -182,16 +163,59 @@ def assemble_alone(raw: RawProgram) -> Model:
         return replace(model, reported="mean", combinations=tuple(Combination.SAME for _ in model.outputs))
 
 
-def _with_forward_sums(
+def _roles(
     raw: RawProgram,
+    step: Graph,
+    sums: Accumulation,
+    used: Sequence[RawGradient],
+    inputs: Sequence[Input],
+    inside: Mapping[str, int],
+) -> variable_classes.Roles | RawProgram:
+    """The classes of the variables; or a program whose losses are those of the whole batch, which updates depend on."""
+    of_all = (step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
+    try:
+        return variable_classes.classify(*of_all)
+    except UnsupportedError as refusal:
+        # A learning rate may follow a loss, or a step may be left out where the loss is not finite.
+        kinds = variable_classes.classify(*of_all, refuses=False).kinds
+        summed = None if inside else Search(raw, _analyse(used, inputs, kinds), (), refusal).with_losses()
+        if summed is None:
+            raise
+        return summed
+
+
+def _reduced(
+    raw: RawProgram,
+    graph: Graph,
     used: Sequence[RawGradient],
     inputs: Sequence[Input],
     kinds: Mapping[str, VariableClass],
-    local: Sequence[str],
-    refusal: CaptureError,
-) -> RawProgram | None:
-    """The program with sums over the workers where its losses need them; None where these do not help."""
-    return with_forward_sums(raw, _analyse(used, inputs, kinds), local, refusal)
+    inside: Mapping[str, int],
+) -> tuple[Reduction, Reductions] | RawProgram:
+    """How the gradients are reduced, with the analysis; or a program with the sums over the workers that it needs."""
+    refusal = CaptureError(
+        "values of the whole batch stand beside others in a way that cannot be followed: with several workers the loss "
+        "would be another"
+    )
+    seen, told = replace(raw, graph=graph), None
+    try:
+        told = reduce_program(seen, used, inside, inputs, kinds)
+    except CaptureError as error:
+        refusal = error
+    is_settled_now = told is not None and is_settled(seen, told[1], told[0].kind)
+    summed: RawProgram | None = raw
+    if (not is_settled_now or raw.forward_sums) and not inside and raw.reduction is None:
+        summed = with_forward_sums(raw, _analyse(used, inputs, kinds), _local(kinds), refusal)
+    if summed is not None and summed is not raw:
+        return summed
+    if told is None or summed is None or not is_settled_now:
+        raise refusal
+    return told
+
+
+def _local(kinds: Mapping[str, VariableClass]) -> list[str]:
+    """Handle nodes of the variables that have a value of their own on each worker."""
+    return [node for node, kind in kinds.items() if kind.is_local]
 
 
 def _analyse(
@@ -208,23 +232,6 @@ def _analyse(
         return reductions_of(replace(program, graph=graph), used, (), inputs, kinds), losses
 
     return analyse
-
-
-def _with_summed_losses(
-    raw: RawProgram,
-    used: Sequence[RawGradient],
-    inputs: Sequence[Input],
-    kinds: Mapping[str, VariableClass],
-    refusal: CaptureError,
-) -> RawProgram | None:
-    """The program whose losses are those of the whole batch on each worker, so that updates may depend on them.
-
-    A learning rate may follow a loss, or a step may be left out where the loss is not finite.
-
-    Returns:
-        The program; None where a loss is neither a sum nor a mean, or that of the whole batch already.
-    """
-    return Search(raw, _analyse(used, inputs, kinds), (), refusal).with_losses()
 
 
 def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple[Graph, list[RawGradient]]:
@@ -358,19 +365,16 @@ def _forward_sums(
     place = {name: number for number, name in enumerate(step.order)}
     sums = sorted((s for s in raw.forward_sums if s.node in place), key=lambda s: place[s.node])
 
-    def batches(forward_sum: RawForwardSum) -> int:
+    def batches(forward_sum: ForwardSum) -> int:
         value = reductions.value_of(raw.graph[forward_sum.node].input[0])
         return value.before or 1 if forward_sum.kind == "gather" and isinstance(value, Examples) else 1
 
     return tuple(
-        ForwardSum(
-            s.node,
-            s.kind,
-            tuple(e for e in s.entries if e in place),
-            s.counted,
-            any(e in differing for e in s.entries),
-            s.axis,
-            batches(s),
+        replace(
+            s,
+            entries=tuple(e for e in s.entries if e in place),
+            gradients_differ=any(e in differing for e in s.entries),
+            batches=batches(s),
         )
         for s in sums
     )

@@ -48,15 +48,14 @@ class Reductions:
     def __init__(self, graph: Graph, inputs: Sequence[Input], local: Mapping[str, str] | None = None) -> None:
         self._graph = graph
         given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
-        summed = {n.name for n in graph if OVER_WORKERS_ATTRIBUTE in n.attr}
-        self._summed = summed
-        given.update(
-            (n.name, Whole() if GATHERED_ATTRIBUTE in n.attr else INVARIANT) for n in graph if n.name in summed
-        )
-        entering = (n.name for n in graph if ENTERING_ATTRIBUTE in n.attr)
-        given.update(dict.fromkeys(entering, Unknown("a gradient enters what a worker has a part of", unmodelled=True)))
-        for node, name in (local or {}).items():
-            given[node] = Unknown(f"variable {name!r} has a value of its own on each worker", unmodelled=True)
+        self._summed = {n.name for n in graph if OVER_WORKERS_ATTRIBUTE in n.attr}
+        for node in graph:
+            if node.name in self._summed:
+                given[node.name] = Whole() if GATHERED_ATTRIBUTE in node.attr else INVARIANT
+            elif ENTERING_ATTRIBUTE in node.attr:
+                given[node.name] = Unknown("a gradient enters what a worker has a part of", unmodelled=True)
+        for handle, name in (local or {}).items():
+            given[handle] = Unknown(f"variable {name!r} has a value of its own on each worker", unmodelled=True)
         self._analysis = Analysis(graph, FunctionBodies(graph), given)
 
     def assume(self, gradient: str, kind: str) -> None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE
 from caramel.frontend.batch.domain import Examples, Value
-from caramel.frontend.captured import Entry, RawForwardSum, RawProgram
+from caramel.frontend.captured import Entry, RawProgram
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.nodes import node
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
+from caramel.model import ForwardSum
 
 
 def name_over_workers(tensor: str) -> str:
@@ -27,8 +28,8 @@ def with_sum(
     Args:
         raw: the captured program.
         tensor: name of the tensor, of which each worker has a part.
-        kind: see `RawForwardSum`.
-        counted: see `RawForwardSum`.
+        kind: see `ForwardSum`.
+        counted: see `ForwardSum`.
         entries: where gradients enter the ops that make the parts, each with the name of the op.
     """
     graph = raw.graph
@@ -40,7 +41,7 @@ def with_sum(
             changed.setdefault(reader, copied(graph[reader]))
             changed[reader].input[position] = added[0].name
     names = _put_in_front(graph, entries, changed, added)
-    forward_sum = RawForwardSum(added[0].name, kind, names, counted)
+    forward_sum = ForwardSum(added[0].name, kind, names, counted)
     used = {op for op, _ in entries}
     summed = replace(
         raw,
@@ -51,7 +52,7 @@ def with_sum(
     return _renamed(summed, tensor, tensor_name(added[0].name))
 
 
-def with_entries(raw: RawProgram, forward_sum: RawForwardSum, entries: Sequence[Entry]) -> RawProgram:
+def with_entries(raw: RawProgram, forward_sum: ForwardSum, entries: Sequence[Entry]) -> RawProgram:
     """The program with a sum for which it asks itself.
 
     Args:
@@ -81,7 +82,7 @@ def with_size(
     graph = raw.graph
     copies = {original: f"{original}/of_all_workers" for original in nodes}
     added: list[NodeDef] = []
-    sums: list[RawForwardSum] = []
+    sums: list[ForwardSum] = []
     for original, copy in copies.items():
         if copy in graph:
             continue
@@ -95,7 +96,7 @@ def with_size(
         added.append(_identity(graph, copy, tensor_name(original), marked=isinstance(value, Examples)))
         if isinstance(value, Examples):
             added[-1].attr[GATHERED_ATTRIBUTE].list.i.extend((0, 1))
-            sums.append(RawForwardSum(copy, "shape" if graph[original].op == "Shape" else "sum", axis=value.axis))
+            sums.append(ForwardSum(copy, "shape" if graph[original].op == "Shape" else "sum", axis=value.axis))
     reader = copied(graph[name])
     source, index = parse_input(reader.input[position])
     reader.input[position] = format_input(copies[source], index)
