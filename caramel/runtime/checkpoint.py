@@ -70,13 +70,16 @@ def read_values(
     reader = open_checkpoint(prefix)
     wanted_names = reader.get_variable_to_shape_map() if names is None else names
     try:
-        parts = {v.name: (v.part, v.shape) for v in variables if v.part is not None}
-        return {
-            name: reader.get_tensor(parts[name][0].name)[parts[name][0].slices(parts[name][1])]
-            if name in parts
-            else reader.get_tensor(name)
-            for name in wanted_names
-        }
+        values = {}
+        in_parts = {v.name: v for v in variables if v.part is not None}
+        for name in wanted_names:
+            part = in_parts[name].part if name in in_parts else None
+            values[name] = (
+                reader.get_tensor(name)
+                if part is None
+                else reader.get_tensor(part.name)[part.slices(in_parts[name].shape)]
+            )
+        return values
     except _READ_ERRORS as error:
         raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
 

@@ -1,5 +1,8 @@
 """Large tables of TensorFlow 1: cut into parts by a partitioner, and looked up for candidates that are drawn."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -100,6 +103,46 @@ def test_checkpoints_have_the_slices_of_one_device(tmp_path):
     with caramel.ARModel(captured(lambda: classifier(parts=5)), 3).session(cluster=in_process()) as session:
         session.restore(tmp_path / "two")
         np.testing.assert_allclose([session.step(feed).loss for feed in feeds[3:]], want[0][3:], rtol=1e-9)
+
+
+def test_one_part_is_assigned():
+    """Of the table's parts a checkpoint may have some only."""
+    with caramel.ARModel(captured(classifier), 2).session(cluster=in_process()) as session:
+        before = session.values()
+        session.assign({"table/part_1": np.full([7, WIDTH], 0.25)})
+        after = session.values()
+        session.step(words(12)[0])
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], 0.25 if name == "table/part_1" else value, err_msg=name)
+
+
+def test_given_values(tmp_path):
+    """A finished graph with the values of a single-device checkpoint."""
+    feeds = words(12, steps=6)
+    want = one_device(classifier, feeds)
+    one_device(classifier, feeds[:3], save=str(tmp_path / "one"))
+    with tf.Graph().as_default() as graph:
+        train_op, loss = classifier()
+    context = caramel.capture(graph, train_op=train_op, loss=loss, values=str(tmp_path / "one"))
+    with caramel.ARModel(context, 3).session(cluster=in_process()) as session:
+        assert_same(trained(session, feeds[3:]), (want[0][3:], want[1]))
+
+
+def test_exported(tmp_path):
+    """An export has the values, and its checkpoints the slices."""
+    model = caramel.ARModel(captured(classifier), 2)
+    model.export(tmp_path / "export")
+    (feed,) = words(12, 1)
+    np.savez(tmp_path / "feeds.npz", **feed)
+    done = subprocess.run(
+        [sys.executable, "run.py", "train", "--data", str(tmp_path / "feeds.npz"), "--save", str(tmp_path / "saved")],
+        cwd=tmp_path / "export", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    want = one_device(classifier, [feed])[1]
+    reader = tf.train.load_checkpoint(str(tmp_path / "saved"))
+    table = np.concatenate([want[f"table/part_{number}"] for number in range(3)])
+    np.testing.assert_allclose(reader.get_tensor("table"), table, rtol=1e-9)
 
 
 def test_a_checkpoint_without_the_table_is_refused(tmp_path):

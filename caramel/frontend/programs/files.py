@@ -16,6 +16,7 @@ from tensorflow.core.framework import variable_pb2
 from tensorflow.python.ops import resource_variable_ops
 
 from caramel.errors import CaptureError, CheckpointError, InputError, in_one_line, listed
+from caramel.frontend.captured import RawVariable
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, node_of, tensor_name
 from caramel.util.text_files import path_text
@@ -32,11 +33,11 @@ class GivenValues:
 
     Attributes:
         values: arrays by variable name, or the prefix of a checkpoint that has them.
-        names: names of the program's variables.
+        variables: the program's variables.
     """
 
     values: Mapping[str, np.ndarray] | str | os.PathLike[str]
-    names: tuple[str, ...]
+    variables: tuple[RawVariable, ...]
 
     def load(self) -> Mapping[str, np.ndarray]:
         """The initial values by variable name.
@@ -46,19 +47,21 @@ class GivenValues:
             InputError: the values lack a variable.
         """
         if isinstance(self.values, Mapping):
-            missing = [name for name in self.names if name not in self.values]
+            missing = [v.name for v in self.variables if v.name not in self.values]
             if missing:
                 raise InputError(f"values= has no value for the variables {listed(missing)}")
-            return {name: np.asarray(self.values[name]) for name in self.names}
+            return {v.name: np.asarray(self.values[v.name]) for v in self.variables}
         prefix = os.fspath(self.values)
         try:
             reader = tf.train.load_checkpoint(prefix)
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"values= names no checkpoint, {prefix!r}: {in_one_line(error)}") from error
-        missing = [name for name in self.names if not reader.has_tensor(name)]
+        keys = {v.name: v.name if v.part is None else v.part.name for v in self.variables}
+        missing = [key for key in dict.fromkeys(keys.values()) if not reader.has_tensor(key)]
         if missing:
             raise CheckpointError(f"checkpoint {prefix!r} has no value for the variables {listed(missing)}")
-        return {name: reader.get_tensor(name) for name in self.names}
+        arrays = {key: reader.get_tensor(key) for key in keys.values()}
+        return {v.name: arrays[keys[v.name]][() if v.part is None else v.part.slices(v.shape)] for v in self.variables}
 
 
 def is_graph_proto(program: Any) -> bool:

@@ -122,7 +122,7 @@ def capture_graph(
         loss=reported,
         outputs=(),
         targets=(target,),
-        values=initializers if values is None else GivenValues(values, tuple(r.name for r in variables)),
+        values=initializers if values is None else GivenValues(values, variables),
         reduction=loss_reduction,
         is_graph=True,
         notes=_unreached_updates(graph, nodes, target),
