@@ -402,31 +402,43 @@ def test_updates_that_depend_on_the_loss(loss, update):
 # -- graphs of TensorFlow 1 ----------------------------------------------------------------------
 
 
+def build_graph(loss, penalty=0.1):
+    x = v1.placeholder(tf.float64, [None, FEATURES], "x")
+    y = v1.placeholder(tf.float64, [None], "y")
+    mask = v1.placeholder(tf.bool, [None], "mask")
+    start = v1.random_uniform_initializer(-0.5, 0.5, seed=2, dtype=tf.float64)
+    w = v1.get_variable("w", [FEATURES, CLASSES], tf.float64, initializer=start)
+    value = loss(x @ w, y, mask)
+    value += penalty * tf.nn.l2_loss(w) if penalty else 0.0
+    return v1.train.MomentumOptimizer(0.02, 0.9).minimize(value), value
+
+
 def graph(loss, watched=True, penalty=0.1):
-    """The context of a program of TensorFlow 1 with a loss, and its placeholders' names in the order of batches."""
-
-    def build():
-        x = v1.placeholder(tf.float64, [None, FEATURES], "x")
-        y = v1.placeholder(tf.float64, [None], "y")
-        mask = v1.placeholder(tf.bool, [None], "mask")
-        start = v1.random_uniform_initializer(-0.5, 0.5, seed=2, dtype=tf.float64)
-        w = v1.get_variable("w", [FEATURES, CLASSES], tf.float64, initializer=start)
-        value = loss(x @ w, y, mask)
-        value += penalty * tf.nn.l2_loss(w) if penalty else 0.0
-        return v1.train.MomentumOptimizer(0.02, 0.9).minimize(value), value
-
+    """The context of a program of TensorFlow 1 with a loss."""
     if not watched:
         with tf.Graph().as_default() as finished:
-            train_op, value = build()
+            train_op, value = build_graph(loss, penalty)
         return caramel.capture(finished, train_op=train_op, loss=value)
     with caramel.capture() as context:
-        context.train_op, context.loss = build()
+        context.train_op, context.loss = build_graph(loss, penalty)
     return context
+
+
+def fed(data):
+    return [dict(zip(("x:0", "y:0", "mask:0"), batch)) for batch in data]
+
+
+def graph_on_one_device(loss, data):
+    with tf.Graph().as_default(), v1.Session() as session:
+        train_op, value = build_graph(loss)
+        session.run(v1.global_variables_initializer())
+        losses = [session.run([value, train_op], feed)[0] for feed in fed(data)]
+        return losses, {v.op.name: session.run(v) for v in v1.global_variables()}
 
 
 def trained_graph(loss, data, workers):
     with caramel.ARModel(graph(loss), workers).session(cluster=in_process()) as session:
-        return [session.step(dict(zip(["x", "y", "mask"], batch))).loss for batch in data], session.values()
+        return [session.step(feed).loss for feed in fed(data)], session.values()
 
 
 @pytest.mark.parametrize(
@@ -435,9 +447,8 @@ def trained_graph(loss, data, workers):
     ids=lambda loss: loss.__name__,
 )
 def test_loss_of_a_graph(loss):
-    """With one worker, a graph runs as it is."""
     data = list(batches(13))
-    got, want = trained_graph(loss, data, 3), trained_graph(loss, data, 1)
+    got, want = trained_graph(loss, data, 3), graph_on_one_device(loss, data)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-9)
     for name, value in want[1].items():
         np.testing.assert_allclose(got[1][name], value, rtol=1e-8, atol=1e-11, err_msg=name)
