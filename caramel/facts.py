@@ -16,6 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from caramel.outline import Outline
+
 BACKWARD = "backward"
 """The window in the step that makes the gradient."""
 
@@ -77,6 +79,7 @@ class Trace:
         pace: for each kind of order, as in ``ordered_step_s``, the parts of a step's time after which all workers had
             computed 0, 1, ..., n n-ths of it, where what gradients need counts in the plan's order and all else comes
             last; ascending, the last one 1. Empty if that was not measured.
+        outline: what the program is made of; None if not known.
     """
 
     model_digest: str
@@ -93,6 +96,7 @@ class Trace:
     op_least_s: Mapping[str, float] = field(default_factory=dict)
     plain_steps_s: tuple[float, ...] = ()
     pace: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    outline: Outline | None = None
 
     @property
     def spread(self) -> float:

@@ -11,7 +11,8 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from caramel.graph.graph import Graph
+from caramel.outline import Outline
 
 
 class VariableClass(enum.Enum):
@@ -97,6 +99,8 @@ class Variable:
         item_bytes: bytes per element.
         saved: whether single-device checkpoints contain it (TF1 local variables are not saved).
         part: its place in a larger variable, where the program has cut that into parts.
+        renamed: its name in plans and traces, where that is another: a program that a process builds a second time has
+            other numbers in the names that Keras gives.
     """
 
     name: str
@@ -107,6 +111,12 @@ class Variable:
     item_bytes: int
     saved: bool = True
     part: VariablePart | None = None
+    renamed: str | None = None
+
+    @property
+    def plan_name(self) -> str:
+        """Its name in plans and traces."""
+        return self.name if self.renamed is None else self.renamed
 
     @property
     def checkpoint_place(self) -> tuple[str, str]:
@@ -134,7 +144,7 @@ class Gradient:
     has the same rows, which do not travel.
 
     Attributes:
-        name: unique name, the parameter's name plus a suffix where it has several gradients.
+        name: unique name, the parameter's in plans plus a suffix where it has several gradients.
         parameter: name of the Variable that was differentiated.
         tensor: the tensor (``node:index``) that everything after the differentiation reads; the values
             where the gradient is sparse.
@@ -370,6 +380,21 @@ class Model:
         return tuple(v for v in self.variables if v.kind in kinds)
 
     @cached_property
+    def aliases(self) -> Mapping[str, str]:
+        """The names in plans and traces of those variables that have another one there, by the user's name."""
+        return {v.name: v.renamed for v in self.variables if v.renamed is not None}
+
+    @cached_property
+    def outline(self) -> Outline:
+        """What the step is made of, for people; two programs with one outline may differ."""
+        return Outline(
+            {i.name: _spelled(i.dtype, i.shape) for i in self.inputs},
+            {v.plan_name: f"{v.kind.value}, {_spelled(v.dtype, v.shape)}" for v in self.variables},
+            dict(sorted(Counter(node.op for node in self.graph).items())),
+            self.reduction.kind,
+        )
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over graph and roles; equal for equal programs.
 
@@ -382,8 +407,11 @@ class Model:
             ],
             "loss": self.loss,
             "targets": self.targets,
-            "variables": [(v.name, v.node, v.dtype, v.shape, v.kind.value) for v in self.variables],
-            "gradients": [(g.name, g.parameter, g.tensor, g.consumers, g.indices, g.sources) for g in self.gradients],
+            "variables": [(v.plan_name, v.node, v.dtype, v.shape, v.kind.value) for v in self.variables],
+            "gradients": [
+                (g.name, self.variable_by_name[g.parameter].plan_name, g.tensor, g.consumers, g.indices, g.sources)
+                for g in self.gradients
+            ],
             "reduction": self.reduction.kind,
         }
         if self.forward_sums:
@@ -391,3 +419,8 @@ class Model:
         hasher = hashlib.sha256(self.graph.renamed(names).to_bytes())
         hasher.update(json.dumps(roles, sort_keys=True).encode())
         return hasher.hexdigest()
+
+
+def _spelled(dtype: str, shape: Sequence[int | None] | None) -> str:
+    sizes = "of any rank" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    return f"{dtype} {sizes}"

@@ -6,12 +6,13 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
+from caramel.outline import Outline
 from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat
 from caramel.util.tables import fitted, preformatted, wrapped
@@ -187,6 +188,9 @@ class Plan:
             that it keeps with them are not counted.
         prediction: predicted step; None without a trace or a network model.
         proof: statements that were checked of the emitted graph; empty before it is emitted.
+        outline: what the program is made of; None in plans of earlier versions.
+        aliases: names in the plan of those variables that the program calls otherwise, by the program's name. They
+            are those of the process that builds the program, and are not written down.
 
     Examples:
         >>> import tensorflow as tf
@@ -227,12 +231,16 @@ class Plan:
     extra_bytes: int = 0
     prediction: Prediction | None = None
     proof: tuple[str, ...] = ()
+    outline: Outline | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     # -- as text -----------------------------------------------------------------------------
 
     def to_json(self) -> str:
         """The plan as JSON; the same plan always gives the same text."""
-        return FORMAT.write(asdict(self))
+        written = asdict(self)
+        del written["aliases"]
+        return FORMAT.write(written)
 
     @classmethod
     def from_json(cls, text: str, name: str = "the plan") -> Plan:
@@ -247,7 +255,7 @@ class Plan:
         """
         data = FORMAT.read(text, name)
         with FORMAT.reading(name):
-            plan: Plan = from_data(cls, data)
+            plan: Plan = from_data(cls, {"outline": None, **data})  # plans of earlier versions have none
         alternatives = () if plan.prediction is None else plan.prediction.alternatives
         if alternatives and len(alternatives) != len(plan.transfers):
             raise PlanError(f"{name} predicts other transfers than it has: make the plan anew")
@@ -272,8 +280,8 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the JSON text of all decisions; the proof of the emitted graph is no decision."""
-        return hashlib.sha256(replace(self, proof=()).to_json().encode()).hexdigest()
+        """SHA-256 of the JSON text of all decisions; neither what they are for nor the proof of the graph is one."""
+        return hashlib.sha256(replace(self, proof=(), outline=None).to_json().encode()).hexdigest()
 
     # -- what is in it -----------------------------------------------------------------------
 
@@ -330,13 +338,14 @@ class Plan:
         """What happens to one gradient, and why.
 
         Args:
-            gradient: name of the gradient (the parameter's), or the end of the name of one gradient only
-                (``"dense/kernel"`` of ``"model/dense/kernel"``).
+            gradient: name of the gradient (the parameter's, as the program or the plan calls it), or the end of the
+                name of one gradient only (``"dense/kernel"`` of ``"model/dense/kernel"``).
 
         Raises:
             InputError: the plan has no such gradient, or several.
         """
         gradient = self._gradient_named(gradient)
+        own = next((own for own, name in self.aliases.items() if name == gradient), None)
         explanations = [
             self._explained(number, transfer, piece)
             for number, transfer in enumerate(self.transfers)
@@ -348,13 +357,16 @@ class Plan:
             if gradient in self.order
             else ""
         )
-        return "\n".join(explanations) + place
+        called = "" if own is None else f" This program calls it {own!r}."
+        return "\n".join(explanations) + place + called
 
     def _gradient_named(self, name: str) -> str:
         """The gradient of a name, or of the end of one."""
-        if name in self.pieces:
-            return name
+        if self.aliases.get(name, name) in self.pieces:
+            return self.aliases.get(name, name)
+        own = {alias: gradient for alias, gradient in self.aliases.items() if gradient in self.pieces}
         found = [gradient for gradient in self.pieces if gradient.endswith("/" + name)]
+        found = [gradient for alias, gradient in own.items() if alias.endswith("/" + name)] or found
         if len(found) > 1:
             raise InputError(f"the plan has several gradients whose name ends with {name!r}: {listed(found, 8)}")
         if not found:
@@ -413,7 +425,7 @@ class Plan:
         head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
         notes = ["", *(f"note: {n}" for n in self.notes)] if self.notes else []
         proof = ["", *(f"checked: {p}" for p in self.proof)] if self.proof else []
-        after = [wrapped(line) for line in (*self._predicted(), *notes, *proof)]
+        after = [wrapped(line) for line in (*self._named(), *self._predicted(), *notes, *proof)]
         return "\n".join([*map(wrapped, head), "", fitted(rows, right={0, 3, 5, 7}), *after])
 
     def _repr_html_(self) -> str:
@@ -425,6 +437,11 @@ class Plan:
             p.gradient if len(self.pieces[p.gradient]) == 1 else f"{p.gradient}[{_range(p)}]" for p in transfer.pieces
         ]
         return listed(names, _MOST_NAMES)
+
+    def _named(self) -> list[str]:
+        """What the program calls gradients whose names have other numbers in the plan."""
+        own = [f"{name} is {alias}" for alias, name in self.aliases.items() if name in self.pieces]
+        return ["", f"names that Keras numbers are counted anew; here {listed(own, _MOST_NAMES)}"] if own else []
 
     def _predicted(self) -> list[str]:
         if self.prediction is None:
@@ -454,12 +471,12 @@ class Plan:
             other: plan to compare with.
         """
         lines = []
-        for field in fields(Plan):
-            if field.name in ("transfers", "proof", "prediction", "order", "edges"):
+        for each in fields(Plan):
+            if each.name in ("transfers", "proof", "prediction", "order", "edges", "outline", "aliases"):
                 continue
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if mine != theirs:
-                lines.append(f"{field.name}: {mine} -> {theirs}")
+                lines.append(f"{each.name}: {mine} -> {theirs}")
         lines += [f"{name}: {mine} -> {theirs}" for name, mine, theirs in self._moved(other)]
         for name in ("order", "edges"):
             if getattr(self, name) != getattr(other, name):

@@ -14,6 +14,7 @@ from caramel.facts import BACKWARD, FORWARD, Piece
 from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import is_in_rank_order
+from caramel.outline import differences
 from caramel.plan import Plan, Transfer
 from caramel.util.arguments import MOST_CHUNKS, shown
 
@@ -27,7 +28,7 @@ def check_applies(plan: Plan, model: Model, workers: int) -> None:
     if plan.model_digest != model.digest:
         raise PlanError(
             f"the plan was made for another program (its digest is {plan.model_digest[:12]}, this one's "
-            f"{model.digest[:12]}): make the plan anew"
+            f"{model.digest[:12]}; {differences(plan.outline, model.outline)}): make the plan anew"
         )
     if plan.workers != workers:
         raise PlanError(f"the plan was made for {plan.workers} workers, not for {workers}: make the plan anew")

@@ -71,14 +71,16 @@ def assemble_plan(
             default_devices(workers) if options.device_list is None else options.device_list, workers
         )
         network = Network(options.collectives, workers)
-        analyzers, notes = _analyzers(network, trace, options)
+        analyzers, notes = _analyzers(model, network, trace, options)
         facts = analyse(analyzers, [model, network], WANTED)
         plan = make_plan(model, devices, facts, analyzers, notes, options.uneven_batches, options.statistics, pipeline)
         check_plan(plan, model)
     return plan, facts
 
 
-def _analyzers(network: Network, trace: Trace | None, options: CompileOptions) -> tuple[list[Analyzer], list[str]]:
+def _analyzers(
+    model: Model, network: Network, trace: Trace | None, options: CompileOptions
+) -> tuple[list[Analyzer], list[str]]:
     """The analyzers that the caller has listed, or those that the options need, with notes about omissions."""
     if options.analyzers is not None:
         return list(options.analyzers), []
@@ -89,7 +91,7 @@ def _analyzers(network: Network, trace: Trace | None, options: CompileOptions) -
         batching=options.batching,
         scheduling=options.scheduling,
         policy=options.policy,
-        postponed=options.postponed,
+        postponed=[model.aliases.get(name, name) for name in options.postponed],
     )
 
 
@@ -103,7 +105,7 @@ def _given_plan(
     sharding = None if pipeline is None else pipeline.sharding.value
     if plan.sharding != sharding:
         raise PlanError(f"the plan was made for sharding={plan.sharding!r}, here it is {sharding!r}")
-    return replace(plan, devices=devices, proof=())
+    return replace(plan, devices=devices, proof=(), aliases=model.aliases)
 
 
 def make_plan(
@@ -155,9 +157,11 @@ def make_plan(
         statistics=statistics,
         network=None if network.options.network is None else network.options.network.description,
         transfers=with_added_slices(model, transfers.transfers, trace, network.options.deterministic),
-        variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
+        variable_classes=tuple((v.plan_name, v.kind.value) for v in model.variables),
         notes=tuple(all_notes),
         sharding=None if pipeline is None else pipeline.sharding.value,
+        outline=model.outline,
+        aliases=model.aliases,
         analyzers=tuple(a.name for a in ordered(analyzers, [Model, Network], WANTED)),
         order=() if order is None else order.gradients,
         order_reason="" if order is None else f"{order.reason}; enforced: {edges.reason}",
@@ -185,7 +189,7 @@ def _always_even(model: Model, pipeline: Pipeline | None) -> bool:
 def _local_notes(model: Model, statistics: str, workers: int) -> list[str]:
     accumulators, totals = (model.variables_of(kind) for kind in (VariableClass.ACCUMULATOR, VariableClass.TOTAL))
     notes = []
-    local = [v.name for v in model.variables if v.kind.is_local and v not in (*accumulators, *totals)]
+    local = [v.plan_name for v in model.variables if v.kind.is_local and v not in (*accumulators, *totals)]
     if local:
         used = "the mean over the workers" if statistics == "mean" and workers > 1 else "worker 0's"
         notes.append(
@@ -193,10 +197,10 @@ def _local_notes(model: Model, statistics: str, workers: int) -> list[str]:
             f"checkpoints and evaluations use {used}"
         )
     if totals:
-        names = listed([v.name for v in totals], 3)
+        names = listed([v.plan_name for v in totals], 3)
         notes.append(f"each worker adds its own examples to {names}; checkpoints and evaluations have the sums")
     if any(g.sources for g in model.gradients):
-        where = f" in variables ({listed([v.name for v in accumulators], 3)})" if accumulators else ""
+        where = f" in variables ({listed([v.plan_name for v in accumulators], 3)})" if accumulators else ""
         notes.append(
             f"gradients that the program adds up{where} are added up by each worker, and their sum is aggregated"
         )

@@ -201,7 +201,9 @@ def _without_transfers(model: Model, devices: tuple[str, ...], pipeline: Pipelin
         statistics="local",
         network=None,
         transfers=(),
-        variable_classes=tuple((v.name, v.kind.value) for v in model.variables),
+        variable_classes=tuple((v.plan_name, v.kind.value) for v in model.variables),
         notes=("nothing is sent between workers",),
         sharding=None if pipeline is None else pipeline.sharding.value,
+        outline=model.outline,
+        aliases=model.aliases,
     )

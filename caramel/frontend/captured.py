@@ -24,6 +24,7 @@ class RawVariable:
         trainable: the program's own flag.
         saved: whether single-device checkpoints contain the variable.
         part: its place in a larger variable, where the program has cut that into parts.
+        renamed: name in plans and traces, where that is another; see `Variable`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class RawVariable:
     trainable: bool
     saved: bool = True
     part: VariablePart | None = None
+    renamed: str | None = None
 
 
 @dataclass(frozen=True)

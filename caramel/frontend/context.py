@@ -36,6 +36,7 @@ from caramel.frontend.programs.function_program import capture_evaluation, captu
 from caramel.frontend.programs.graph_program import capture_graph, nodes_of
 from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
 from caramel.frontend.programs.naming import Naming
+from caramel.frontend.recording.automatic_names import PlanNames, counted_anew, parts_of
 from caramel.frontend.recording.recorder import Recorder, recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.forward_search import GatherNeeded
@@ -192,7 +193,8 @@ class Context:
         self.evaluation_inputs = options.evaluation_inputs
         self.checkpoint = options.checkpoint
         self.data = options.data
-        self._naming = Naming()
+        self._renamed: Mapping[str, str] = {}
+        self._naming = Naming(PlanNames({}))
         self._gathers: frozenset[Gather] = frozenset()
         self._rows = rows
         self._recorder: Recorder | None = None
@@ -414,7 +416,23 @@ class Context:
             )
         if self.train_op is not None:
             raise InputError("train_op= goes with a graph; a step function is the training op itself")
-        with recording(self._gathers, self._rows) as recorder:
+        raw, names = self._captured_step()
+        renamed = counted_anew(names)
+        if renamed and not self._renamed:  # a program that is built again in one process has the same plan
+            self._renamed, self._naming = renamed, Naming(PlanNames(renamed))
+            raw, _ = self._captured_step()
+        if self.evaluation is not None:
+            self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
+        if self.given is not None:
+            raw = replace(raw, inputs=self._bound(raw.inputs, self.given))
+        # The evaluation may use variables that the step does not.
+        trains = self._options.trains
+        naming = self._naming
+        return replace(raw, variables=naming.variables, values=naming.snapshot(), tables=naming.tables, trains=trains)
+
+    def _captured_step(self) -> tuple[RawProgram, set[str]]:
+        """The step as it is traced, and the names that it uses."""
+        with recording(self._gathers, self._rows, self._renamed) as recorder:
             if not tf.executing_eagerly():
                 raise CaptureError(
                     "a training step is captured with the values that its variables have, and TensorFlow does not run "
@@ -430,14 +448,7 @@ class Context:
                 loss_reduction=self.loss_reduction,
                 replicated=self.replicated,
             )
-        if self.evaluation is not None:
-            self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
-        if self.given is not None:
-            raw = replace(raw, inputs=self._bound(raw.inputs, self.given))
-        # The evaluation may use variables that the step does not.
-        trains = self._options.trains
-        naming = self._naming
-        return replace(raw, variables=naming.variables, values=naming.snapshot(), tables=naming.tables, trains=trains)
+        return raw, recorder.scopes | parts_of([v.name for v in raw.variables])
 
     def _step_specs(self) -> Any:
         """The specs of the step's arguments: the user's own, or those of the dataset's elements."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from caramel.frontend.context import Context
 from caramel.measure.trace_file import load_trace
 from caramel.measure.tracer import trace
 from caramel.model import Model
+from caramel.outline import differences
 from caramel.runtime.clusters.base import Cluster
 from caramel.util.units import format_time
 
@@ -68,15 +70,15 @@ def _of_captured(given: Any, step: Model, own_step: Callable[[], Context]) -> Tr
         TraceError: it is a trace of another program.
     """
     digest = step.digest
+    own: Model | None = None
     if not isinstance(given, Trace) or given.model_digest == digest:
         return given  # ARModel says what is wrong with what is no trace
-    try:
-        is_same = given.model_digest == own_step().model.digest
-    except CaptureError:  # what `fit` could capture with its knowledge of Keras, a plain capture may not
-        is_same = False
-    if not is_same:
+    with suppress(CaptureError):  # what `fit` could capture with its knowledge of Keras, a plain capture may not
+        own = own_step().model
+    if own is None or given.model_digest != own.digest:
         raise TraceError(
-            "the trace is of another program than this model's training step on this data: trace "
+            "the trace is of another program than this model's training step on this data "
+            f"({differences(given.outline, (own or step).outline)}): trace "
             "caramel.capture(lambda *batch: model.train_step(batch), data=dataset) with the same model and dataset, or "
             "leave trace= out, and fit traces by itself where network= is given"
         )

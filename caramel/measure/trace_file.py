@@ -10,6 +10,8 @@ from typing import Any
 from caramel.errors import InputError, TraceError
 from caramel.facts import Trace
 from caramel.model import Model
+from caramel.outline import Outline, differences
+from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat, mapping, number, only_keys, sequence, text, whole
 from caramel.util.tables import aligned
 from caramel.util.text_files import about_file, write_text
@@ -57,6 +59,7 @@ def trace_from_json(document: str, name: str = "this") -> Trace:
             op_least_s=mapping(data.get("op_least_s", {}), _seconds),
             plain_steps_s=sequence(data.get("plain_steps_s", []), _seconds),
             pace=mapping(data.get("pace", {}), _pace),
+            outline=from_data(Outline | None, data.get("outline"), "outline"),
         )
 
 
@@ -163,7 +166,8 @@ def check_trace(trace: Trace, model: Model) -> None:
     if trace.model_digest != model.digest:
         raise TraceError(
             f"the trace ({trace.description}) is of another program, or the program was changed since then "
-            f"(digest {trace.model_digest[:12]}, this one has {model.digest[:12]}): {FORMAT.anew}"
+            f"(digest {trace.model_digest[:12]}, this one has {model.digest[:12]}; "
+            f"{differences(trace.outline, model.outline)}): {FORMAT.anew}"
         )
     _check_times(trace)
 

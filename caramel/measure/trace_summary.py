@@ -78,6 +78,7 @@ def summarized(
         warnings=_warnings(model.graph, times, step_s, traced, cluster),
         op_least_s={name: least_s(node_s) for name, node_s in times.items()},
         plain_steps_s=tuple(plain_s),
+        outline=model.outline,
     )
 
 

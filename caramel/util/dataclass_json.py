@@ -14,7 +14,7 @@ from caramel.util.arguments import shown
 
 
 def from_data(kind: Any, data: Any, where: str = "it") -> Any:
-    """A value of some type.
+    """A value of some type. Fields that do not count when two records are compared are not written, nor read.
 
     Args:
         kind: a dataclass, ``int`` (at least 0), ``float`` (finite), ``bool``, ``str``, a tuple of these, a Mapping from
@@ -61,7 +61,7 @@ def _one_of(kinds: Sequence[Any], data: Any, where: str) -> Any:
 def _record(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise TypeError(f"{where} is {shown(data)}, no object")
-    names = [field.name for field in fields(kind)]
+    names = [field.name for field in fields(kind) if field.compare]
     for fault, fields_at_fault in (("lacks", set(names) - set(data)), ("has an unknown", set(data) - set(names))):
         if fields_at_fault:
             raise TypeError(f"{where} {fault} {shown(sorted(map(str, fields_at_fault))[0])}")

@@ -102,3 +102,13 @@ def test_what_the_caller_decides_stays():
     assert history.plan.prediction is None
     with pytest.raises(caramel.CaramelError, match="trace"):
         trained(X, Y, network=NETWORK, trace="missing.json")
+
+
+def test_a_plan_serves_a_model_that_is_built_again(monkeypatch):
+    """Keras gives other numbers to its layers."""
+    monkeypatch.setattr(keras.backend, "clear_session", lambda **_: None)  # begins the numbers anew
+    first = trained(dataset(), network=NETWORK)
+    model = compiled()
+    history = caramel.fit(model, dataset(), workers=2, epochs=2, verbose=0, cluster=AS_WRITTEN, plan=first[0].plan)
+    check_same_bits(first, (history, model))
+    assert {v.path for v in first[1].variables}.isdisjoint({v.path for v in model.trainable_variables})

@@ -105,6 +105,8 @@ class Recorder:
         rows: number of examples of a whole batch and of a worker's part, where the program may have the former in it
             as a number, which is to stand for the latter; else None.
         made: number of ops that the program has made.
+        scopes: names under which the program has made ops, as it has given them.
+        renamed: names that stand for some of these.
     """
 
     graphs: list[Any] = field(default_factory=list)
@@ -114,6 +116,8 @@ class Recorder:
     gathers: Collection[Gather] = ()
     rows: tuple[int, int] | None = None
     made: int = 0
+    scopes: set[str] = field(default_factory=set)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     _gathered: dict[tuple[int, int | None], tuple[Any, Any]] = field(default_factory=dict)
     _is_gathering: bool = False
 
@@ -187,6 +191,17 @@ class Recorder:
         carried = tf.identity(gradient, name="caramel_result")
         carried.op._set_attr(RESULT_ATTRIBUTE, number)
         return carried
+
+    def scope(self, name: Any) -> Any:
+        """The name of a scope that the program opens; one with a slash is of what is there already.
+
+        Args:
+            name: as it has given it.
+        """
+        if not isinstance(name, str) or "/" in name:
+            return name
+        self.scopes.add(name)
+        return self.renamed.get(name, name)
 
     def made_with(self, make: Callable[..., Any], op_type: str, keywords: dict[str, Any]) -> Any:
         """Make an op of the program, some inputs of which are to be those of all workers.
@@ -348,19 +363,22 @@ def is_library(filename: str) -> bool:
 
 
 @contextmanager
-def recording(gathers: Collection[Gather] = (), rows: tuple[int, int] | None = None) -> Iterator[Recorder]:
+def recording(
+    gathers: Collection[Gather] = (), rows: tuple[int, int] | None = None, renamed: Mapping[str, str] | None = None
+) -> Iterator[Recorder]:
     """Watch the program that this thread builds, for as long as the context lasts.
 
     Args:
         gathers: inputs of ops of the program that are to have the examples of all workers.
         rows: see `Recorder`.
+        renamed: names that stand for others that the program gives to scopes.
 
     Raises:
         CaptureError: another capture of this thread is under way, or the program runs a Session meanwhile.
     """
     if getattr(_active, "recorder", None) is not None:
         raise CaptureError("a capture is already under way in this thread: finish it first; captures do not nest")
-    recorder = Recorder(gathers=gathers, rows=rows)
+    recorder = Recorder(gathers=gathers, rows=rows, renamed=renamed or {})
     with _patching:
         if not _captures_under_way:
             for owner, name, replacement in _replacements():
@@ -401,6 +419,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     original_all_reduce = context.all_reduce
     gathering = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(c))
     original_all_gather = gathering.all_gather
+    original_scope = tf.Graph.name_scope
 
     def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         results = original_helper(ys, xs, *args, **kwargs)
@@ -445,6 +464,9 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         if not total_marks.record_gradient(op_type, inputs, outputs):
             original_record(op_type, inputs, attributes, outputs)
 
+    def scope(recorder: Recorder, graph: Any, name: Any) -> Any:
+        return original_scope(graph, recorder.scope(name))
+
     def run(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
         raise CaptureError(
             f"{user_location()}: a Session runs while the program is captured; capture only builds the graph. "
@@ -460,6 +482,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (gathering, "all_gather", all_gather),
         (op_def_library, "_apply_op_helper", made),
         (execute, "record_gradient", recorded),
+        (tf.Graph, "name_scope", scope),
         *((session_module.BaseSession, name, run) for name in _SESSION_RUNS),
     ]
     return [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]

@@ -105,7 +105,7 @@ def _assembled(raw: RawProgram) -> Model:
     addends = addends_of(step, own, roles.writes, gradients, reductions)
     kinds = {**roles.kinds, **dict.fromkeys(addends, VariableClass.TOTAL)}
     variables = tuple(
-        Variable(v.name, v.node, v.dtype, v.shape, kinds[v.node], ops.item_bytes(v.dtype), v.saved, v.part)
+        Variable(v.name, v.node, v.dtype, v.shape, kinds[v.node], ops.item_bytes(v.dtype), v.saved, v.part, v.renamed)
         for v in raw.variables
     )
     by_node = {v.node: v.name for v in raw.variables}
@@ -310,6 +310,7 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
         variable = by_node[gradient.variable]
         names[variable.name] = names.get(variable.name, 0) + 1
         suffix = "" if names[variable.name] == 1 else f"#{names[variable.name]}"
+        plan_name = variable.name if variable.renamed is None else variable.renamed
         dtype = _dtype(step, gradient.tensor)
         if None in variable.shape:
             raise UnsupportedError(
@@ -317,7 +318,7 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
             )
         gradients.append(
             Gradient(
-                variable.name + suffix,
+                plan_name + suffix,
                 variable.name,
                 gradient.tensor,
                 tuple(c for c in gradient.consumers if c in step),

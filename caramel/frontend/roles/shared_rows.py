@@ -71,7 +71,7 @@ def with_shared_rows(
         if not any(part.is_shared for part in parts):
             parts = [whole]
         for number, part in enumerate(parts):
-            name = gradient.name if number == 0 else _free_name(gradient.parameter, names)
+            name = gradient.name if number == 0 else _free_name(gradient.name.partition("#")[0], names)
             result.append(_gradient(raw.graph, replace(gradient, name=name), part))
     return tuple(result)
 

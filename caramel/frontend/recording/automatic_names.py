@@ -1,0 +1,115 @@
+"""Names that Keras numbers by itself, counted anew for each program.
+
+Keras numbers what has no name of its own (``dense``, ``dense_1``, ``adam_2``) over a whole process. A program that is
+built a second time has other names then, although it is the same. In a captured program the numbers of each kind begin
+at 0 and have no gaps; their order is kept.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+_NUMBERED = re.compile(r"(.+?)(?:_(\d+))?")
+
+_OTHER_KINDS = ("SeedGenerator", "Variable")
+"""Classes of Keras that number their objects and have no common ancestor with layers."""
+
+
+def counted_anew(names: Iterable[str]) -> dict[str, str]:
+    """The names that Keras has numbered, with the numbers that they get; only those that change.
+
+    >>> import keras
+    >>> counted_anew(["dense_4", "dense_2", "adam_1", "encoder_7", "dropout"])
+    {'dense_2': 'dense', 'dense_4': 'dense_1', 'adam_1': 'adam'}
+
+    Args:
+        names: of layers, optimizers and whatever else a program uses, those that a person gave among them.
+    """
+    kinds = _kinds()
+    numbers: dict[str, set[int]] = {}
+    for name in dict.fromkeys(names):
+        kind, number = _parts(name)
+        if kind in kinds:
+            numbers.setdefault(kind, set()).add(number)
+    changes = {}
+    for kind, found in numbers.items():
+        for place, number in enumerate(sorted(found)):
+            if place != number:
+                changes[_joined(kind, number)] = _joined(kind, place)
+    return changes
+
+
+class PlanNames:
+    """The names that variables have in plans and traces.
+
+    Args:
+        changes: names that Keras has numbered, with those that they get; see `counted_anew`.
+    """
+
+    def __init__(self, changes: Mapping[str, str]) -> None:
+        self._changes = changes
+        each = "|".join(sorted(map(re.escape, changes), key=len, reverse=True))
+        self._within = re.compile(f"(?<![^_])(?:{each})(?=_)") if changes else None
+
+    def of(self, name: str) -> str:
+        """The name that a variable gets.
+
+        >>> names = PlanNames({"dense_2": "dense", "adam_1": "adam"})
+        >>> names.of("dense_2/kernel"), names.of("adam_1/dense_2_kernel_momentum"), names.of("my_dense/kernel")
+        ('dense/kernel', 'adam/dense_kernel_momentum', 'my_dense/kernel')
+
+        Args:
+            name: the program's own.
+        """
+        return "/".join(map(self._part, name.split("/")))
+
+    def _part(self, part: str) -> str:
+        """One part of a name; optimizers write the names of variables into those of what they keep for each."""
+        if part in self._changes or self._within is None:
+            return self._changes.get(part, part)
+        return self._within.sub(lambda found: self._changes[found.group()], part)
+
+
+def parts_of(names: Collection[str]) -> set[str]:
+    """The parts of the names of variables."""
+    return {part for name in names for part in name.split("/")}
+
+
+def _parts(name: str) -> tuple[str, int]:
+    match = _NUMBERED.fullmatch(name)
+    if match is None or match[2] is None:
+        return name, 0
+    is_written_so = match[2] == str(int(match[2])) and match[2] != "0"
+    return (match[1], int(match[2])) if is_written_so else (name, 0)
+
+
+def _joined(kind: str, number: int) -> str:
+    return f"{kind}_{number}" if number else kind
+
+
+def _kinds() -> set[str]:
+    """The names that Keras numbers: those of all classes, the user's own among them, as it writes them."""
+    keras: Any = sys.modules.get("keras")
+    if keras is None:
+        return set()
+    roots = [keras.Operation, keras.Optimizer, keras.Loss, keras.Metric]
+    found = {_snake(name) for name in _OTHER_KINDS}
+    stack, seen = list(roots), set(roots)
+    while stack:
+        kind = stack.pop()
+        found.add(_snake(kind.__name__))
+        new = [each for each in type.__subclasses__(kind) if each not in seen]
+        seen.update(new)
+        stack += new
+    return found
+
+
+@cache
+def _snake(name: str) -> str:
+    """A class name as Keras writes it into the names of its objects: ``Conv2DTranspose`` is ``conv2d_transpose``."""
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
