@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check docs soak horovod bench bench-quick bench-collectives bench-models bench-planning clean
+.PHONY: demo test lint check docs soak matrix horovod bench bench-quick bench-collectives bench-models bench-planning clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -28,6 +28,9 @@ docs: $(VENV)/.dev  ## the documentation as a site, in build/docs; a warning is 
 
 soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers; about an hour
 	$(BIN)/python -m pytest -m soak $(PARALLEL) --dist load
+
+matrix: $(VENV)/.dev  ## the built wheel with each version of TensorFlow and Keras that it allows; downloads 6 GB, an hour
+	$(BIN)/python -m benchmarks.versions
 
 bench-collectives: $(VENV)/.dev  ## all-reduces against TensorFlow's; as root also on hosts with shaped links
 	$(BIN)/python -m benchmarks.collectives --json collectives_local.json --plot collectives_local.png

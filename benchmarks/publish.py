@@ -16,9 +16,10 @@ from typing import Any
 
 import click
 
-from benchmarks import build, collectives, depths, planner_speed
+from benchmarks import build, collectives, depths, planner_speed, versions
 from benchmarks.output import errors_for_click
 from benchmarks.published import calibrations_table, figure_9_table, gaps_table
+from benchmarks.training import prediction_errors
 from benchmarks.training.findings import findings
 from benchmarks.training.grid import cells, is_core
 from benchmarks.training.plots import write_plots
@@ -34,7 +35,7 @@ DOCUMENTS = tuple(
     ROOT / "docs" / name
     for name in (
         *("benchmarks/results.md", "benchmarks/cells.md", "benchmarks/all-reduces.md", "benchmarks/large-models.md"),
-        *("benchmarks/predictions.md", "validation.md"),
+        *("benchmarks/predictions.md", "validation.md", "reference/versions.md"),
     )
 )
 
@@ -77,6 +78,9 @@ TABLES: Mapping[str, Callable[[Sequence[Row], RecordSet], str]] = {
 }
 """By name."""
 
+PREDICTED = str(RESULTS / "predicted_steps.json")
+"""Record with the plans of its cells beside it."""
+
 RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "build": ("build.json", build.table),
     "collectives_local": ("collectives_local.json", collectives.record_table),
@@ -86,6 +90,8 @@ RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "figure_9": ("published.json", figure_9_table),
     "calibrations": ("published.json", calibrations_table),
     "gaps": ("published.json", gaps_table),
+    "versions": ("versions.json", versions.table),
+    "predicted_steps": ("predicted_steps.json", lambda _: prediction_errors.table(prediction_errors.kept(PREDICTED))),
 }
 """Files of `RESULTS`, and what makes a table of what is in them, by name."""
 

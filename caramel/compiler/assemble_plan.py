@@ -135,7 +135,7 @@ def make_plan(
     trace: Trace | None = facts.get(Trace)
     edges: ControlEdges = facts[ControlEdges]
     order: UpdateOrder | None = facts.get(UpdateOrder)
-    weighted = _is_weighted(model, len(devices), uneven_batches, pipeline)
+    weighted = uneven_batches == "weight" and counts_differ(model, len(devices), pipeline)
     all_notes = [*model.notes, *notes, *transfers.notes]
     if weighted:
         all_notes.append(
@@ -173,17 +173,19 @@ def make_plan(
     return replace(plan, extra_bytes=sum(gradients[name].size_bytes for name in plan.postponed))
 
 
-def _is_weighted(model: Model, workers: int, uneven_batches: str, pipeline: Pipeline | None) -> bool:
-    """Whether gradients are weighted by the workers' shares of the examples."""
-    return uneven_batches == "weight" and workers > 1 and not _always_even(model, pipeline)
+def counts_differ(model: Model, workers: int, pipeline: Pipeline | None) -> bool:
+    """Whether the workers may have different numbers of examples in a step.
 
-
-def _always_even(model: Model, pipeline: Pipeline | None) -> bool:
-    """Whether no worker's gradients ever need another weight than 1."""
+    Args:
+        model: the single-device step.
+        workers: number of workers.
+        pipeline: input pipelines of the workers, if they have any.
+    """
+    if workers == 1:
+        return False
     if pipeline is not None:
-        return pipeline.always_even
-    split = [i for i in model.inputs if i.split]
-    return all(i.shape is not None and i.shape[0] is not None for i in split)
+        return not pipeline.always_even
+    return any(i.split and (i.shape is None or i.shape[0] is None) for i in model.inputs)
 
 
 def _local_notes(model: Model, statistics: str, workers: int) -> list[str]:

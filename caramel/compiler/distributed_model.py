@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from caramel.compiler.assemble_plan import assemble_plan, input_pipeline
+from caramel.compiler.assemble_plan import assemble_plan, counts_differ, input_pipeline
 from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline
 from caramel.errors import InputError, InvariantError, PlanError, UnsupportedError, listed
@@ -16,7 +16,7 @@ from caramel.frontend.context import Context
 from caramel.graph.devices import default_devices
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Emission, Role
-from caramel.modifiers.passes import ALL_REDUCE, COMPUTATION_ALONE, Target, emit
+from caramel.modifiers.passes import ALL_REDUCE, COMPUTATION_ALONE, FORWARD_PASS, Target, emit
 from caramel.modifiers.proof import prove
 from caramel.modifiers.replicate import parse_devices
 from caramel.modifiers.signatures import make_signature
@@ -168,6 +168,27 @@ def computation_alone(
     pipeline = input_pipeline(context, model, job, sharding)
     start = Emission.initial(model, _without_transfers(model, devices, pipeline), None, pipeline, job)
     return _emit_computation(context, start)
+
+
+def forward_pass(context: Context, workers: int, sharding: str | None = None) -> DistributedModel:
+    """Replicate a captured program that trains nothing; results that are functions of sums are those of all workers.
+
+    Args:
+        context: captured program, as `caramel.capture` returned it.
+        workers: number of workers, at least 1.
+        sharding: see `caramel.ARModel`.
+
+    Raises:
+        CaptureError: the program cannot be captured or replicated.
+    """
+    context = context.for_workers(workers, sharding)
+    model = context.model_for(workers)
+    devices = parse_devices(default_devices(workers), workers)
+    pipeline = input_pipeline(context, model, workers, sharding)
+    weighted = bool(model.forward_sums) and counts_differ(model, workers, pipeline)
+    plan = replace(_without_transfers(model, devices, pipeline), weighted=weighted)
+    distributed = distribute(FORWARD_PASS, context, Emission.initial(model, plan, None, pipeline, workers))
+    return replace(distributed, signature=replace(distributed.signature, reduction=NONE))
 
 
 def with_edges(computation: DistributedModel, edges: Sequence[tuple[str, str]]) -> DistributedModel:

@@ -36,7 +36,7 @@ from caramel.frontend.programs.function_program import capture_evaluation, captu
 from caramel.frontend.programs.graph_program import capture_graph, nodes_of
 from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
 from caramel.frontend.programs.naming import Naming
-from caramel.frontend.recording.automatic_names import PlanNames, counted_anew, parts_of
+from caramel.frontend.recording.automatic_names import Renaming, counted_anew, parts_of
 from caramel.frontend.recording.recorder import Recorder, recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.forward_search import GatherNeeded
@@ -194,7 +194,7 @@ class Context:
         self.checkpoint = options.checkpoint
         self.data = options.data
         self._renamed: Mapping[str, str] = {}
-        self._naming = Naming(PlanNames({}))
+        self._naming = Naming(Renaming({}))
         self._gathers: frozenset[Gather] = frozenset()
         self._rows = rows
         self._recorder: Recorder | None = None
@@ -419,7 +419,7 @@ class Context:
         raw, names = self._captured_step()
         renamed = counted_anew(names)
         if renamed and not self._renamed:  # a program that is built again in one process has the same plan
-            self._renamed, self._naming = renamed, Naming(PlanNames(renamed))
+            self._renamed, self._naming = renamed, Naming(Renaming(renamed))
             raw, _ = self._captured_step()
         if self.evaluation is not None:
             self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)

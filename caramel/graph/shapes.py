@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,13 @@ def static_shape(graph: Graph, tensor: str) -> Shape | None:
     name, index = parse_input(tensor)
     shapes = graph[name].attr[SHAPES_ATTRIBUTE].list.shape
     return sizes(shapes[index]) if index < len(shapes) else None
+
+
+def static_size(graph: Graph, tensor: str) -> int | None:
+    """The number of elements of a tensor; None where that is not known."""
+    shape = static_shape(graph, tensor)
+    known = None if shape is None else [size for size in shape if size is not None]
+    return math.prod(known) if shape is not None and known is not None and len(known) == len(shape) else None
 
 
 def sizes(shape: Any) -> Shape | None:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from caramel.compiler.distributed_model import computation_alone
+from caramel.compiler.distributed_model import forward_pass
 from caramel.errors import EndOfData, InputError
 from caramel.keras.captured_steps import build, captured_forward, check_model
 from caramel.keras.epochs import ModelValues
@@ -206,7 +206,7 @@ class _Place:
             return kept
         build(model, data.element_spec, self.method)
         step = captured_forward(model, data, self.workers, self.method, {"sharding": self.sharding})
-        distributed = computation_alone(step.context, self.workers, sharding=self.sharding)
+        distributed = forward_pass(step.context, self.workers, self.sharding)
         servers = servers_of(model, self.cluster, self.workers)
         session = Session(distributed, servers, step_timeout_s=self.step_timeout_s)
         return KeptSession(step, distributed, session, data)

@@ -58,6 +58,11 @@ COMPUTATION_ALONE = Target(
 )
 """What a host computes in a step: replicas that apply their own gradients, without communication."""
 
+FORWARD_PASS = Target(
+    "forward pass", (replicate, serialize, place_input, weigh, sum_forward, save_position, add_state, add_input_state)
+)
+"""What evaluates or predicts on the workers: replicas that train nothing, with the sums of their results."""
+
 
 @paused_gc()
 def emit(target: Target, emission: Emission) -> Emission:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from caramel.compiler.distributed_model import DistributedModel
 from caramel.data.pipeline import Pipeline
 from caramel.errors import CheckpointError, InputError, StepError, in_one_line, listed
+from caramel.frontend.recording.automatic_names import Renaming, counted_anew, parts_of
 from caramel.graph.graph import NodeDef
 from caramel.model import Model
 from caramel.modifiers.save_restore import assignment_nodes, file_copy_nodes, local_key, separately_saved
@@ -86,11 +87,35 @@ class VariableState:
         reader = checkpoint.open_checkpoint(prefix)
         if reader.has_tensor(checkpoint.OBJECT_GRAPH_KEY):
             return self._restore_objects(prefix)
-        checkpoint.check_fits(prefix, reader, [v for v in self._model.variables if v.saved])
-        steps, local = self._steps(prefix), self._local_targets(prefix)
-        self._read(prefix, [*self._signature.restore, *local])
+        with self._under_own_names(prefix, reader) as named:
+            saved = [v for v in self._model.variables if v.saved]
+            checkpoint.check_fits(prefix, checkpoint.open_checkpoint(named), saved)
+            steps, local = self._steps(named), self._local_targets(named)
+            self._read(named, [*self._signature.restore, *local])
         self.last_read = prefix
         return steps
+
+    @contextmanager
+    def _under_own_names(self, prefix: str, reader: Any) -> Iterator[str]:
+        """A checkpoint under the program's names, where it was written when Keras had given other numbers.
+
+        Args:
+            prefix: of the checkpoint.
+            reader: of it.
+        """
+        there = reader.get_variable_to_shape_map()
+        wanted = [v.checkpoint_place[0] for v in self._model.variables if v.saved]
+        names = [*wanted, *(key for _, _, key in separately_saved(self._model, self._plan))]
+        then, now = (Renaming(counted_anew(parts_of(keys))) for keys in (there, names))
+        own = {now.of(name): name for name in names}
+        renamed = {key: own.get(then.of(key), key) for key in there}
+        if all(name in there for name in wanted) or not {*wanted} <= {*renamed.values()}:
+            yield prefix
+            return
+        with _temporary_prefix() as named:
+            values = checkpoint.read_values(prefix)
+            _put_down(named, {renamed[key]: value for key, value in values.items()}, self._model)
+            yield named
 
     def _restore_objects(self, prefix: str) -> int:
         """Restore the user's own objects, and from them the workers; on failure the objects are as before."""

@@ -187,7 +187,38 @@ def cross_correlation(outputs, y, mask):
     return on_diagonal + 0.05 * tf.reduce_sum((matrix - tf.linalg.diag(tf.linalg.diag_part(matrix))) ** 2)
 
 
+def classes(y):
+    """A class of each example."""
+    return tf.cast(tf.floor(y * 7), tf.int32) % CLASSES
+
+
+def entry_of_each(outputs, y, mask):
+    """The output of an action, by the number of the example and that of the action."""
+    places = tf.stack([tf.range(tf.shape(outputs)[0]), classes(y)], axis=1)
+    return tf.reduce_mean((tf.gather_nd(outputs, places) - y) ** 2)
+
+
+def entry_by_columns(outputs, y, mask):
+    actions = tf.cast(classes(y), tf.int64)[:, None]
+    places = tf.concat([tf.range(tf.shape(outputs, tf.int64)[0])[:, None], actions], 1)
+    return tf.reduce_sum(tf.gather_nd(tf.nn.log_softmax(outputs), places) * y) / tf.reduce_sum(y)
+
+
+def entry_of_each_batched(outputs, y, mask):
+    return tf.reduce_mean((tf.gather_nd(outputs, classes(y)[:, None], batch_dims=1) - y) ** 2)
+
+
+def first_entry_of_each(outputs, y, mask):
+    count = tf.shape(outputs)[0]
+    places = tf.stack([tf.range(count), tf.zeros([count], tf.int32)], axis=-1)
+    return tf.sqrt(tf.reduce_mean((tf.gather_nd(outputs, places) - y) ** 2))
+
+
 LOSSES = [
+    entry_of_each,
+    entry_by_columns,
+    entry_of_each_batched,
+    first_entry_of_each,
     root_of_sum_by_size,
     unbiased_variance,
     penalty_for_each_example,
@@ -222,6 +253,8 @@ LOSSES = [
 
 
 IN_EVERY_RUN = [
+    entry_by_columns,
+    entry_of_each_batched,
     root_of_sum_by_size,
     penalty_for_each_example,
     chosen_and_a_root,

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import in_soak
 
 import caramel
 from caramel.model import VariableClass
@@ -71,8 +72,9 @@ def alone(kind="mean", batches=BATCHES):
     return metrics, variables
 
 
-@pytest.mark.parametrize("kind", ["mean", "sum"])
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "workers, kind", [(2, "sum"), (4, "mean"), *in_soak((1, "mean"), (1, "sum"), (2, "mean"), (4, "sum"))]
+)
 def test_metrics_in_a_loop_of_ones_own(workers, kind):
     want, want_variables = alone(kind)
     step, metrics, variables = program(kind)
@@ -102,7 +104,7 @@ def test_over_the_workers_data():
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=2e-5, atol=1e-6, err_msg=one.name)
 
 
-@pytest.mark.parametrize("restored", [2, 3, 4])
+@pytest.mark.parametrize("restored", [3, *in_soak(2, 4)])
 def test_a_checkpoint_has_the_sums(tmp_path, restored):
     """Saved by four workers, and gone on with by others."""
     _, want = alone()

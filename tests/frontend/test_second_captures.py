@@ -125,3 +125,29 @@ def test_a_plan_of_an_earlier_version_says_that_it_does_not_know(twice):
     del data["outline"]
     with pytest.raises(caramel.PlanError, match="does not say what it was made for"):
         caramel.ARModel(_captured(units=5), 2, plan=caramel.Plan.from_json(json.dumps(data)))
+
+
+@pytest.mark.parametrize("saved, restored", [(0, 1), (1, 0)])
+def test_a_checkpoint_serves_both(twice, tmp_path, saved, restored):
+    rng = np.random.default_rng(1)
+    batch = rng.normal(size=(6, 8)).astype(np.float32), rng.integers(0, 3, 6)
+    with caramel.ARModel(twice[saved], 2, deterministic=True).session() as session:
+        session.step(*batch)
+        session.save(tmp_path / "first")
+        wanted = [session.step(*batch).loss for _ in range(2)]
+    with caramel.ARModel(twice[restored], 2, deterministic=True).session() as session:
+        session.restore(tmp_path / "first")
+        assert [session.step(*batch).loss for _ in range(2)] == wanted  # dropout of each worker included
+        session.save(tmp_path / "second")
+    own = {v.name for v in twice[restored].model.variables}
+    assert own <= {name for name, _ in tf.train.list_variables(str(tmp_path / "second"))}
+
+
+def test_a_checkpoint_of_another_program_is_refused(twice, tmp_path):
+    with caramel.ARModel(_captured(units=5), 2).session() as session:
+        session.save(tmp_path / "other")
+    with (
+        caramel.ARModel(twice[0], 2).session() as session,
+        pytest.raises(caramel.CheckpointError, match="does not fit"),
+    ):
+        session.restore(tmp_path / "other")

@@ -144,7 +144,7 @@ class OfPairs(keras.Model):
         return self.dense(inputs[0] - 2 * inputs[1] if isinstance(inputs, (list, tuple)) else inputs)
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("kind", [list, *in_soak(tuple)])
 def test_several_inputs_without_targets(kind):
     """The second one is no target."""
     model, x = OfPairs(), kind([X, X[::-1]])
@@ -201,7 +201,7 @@ class Called(keras.callbacks.Callback):
         return super().__getattribute__(name)
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [2, *in_soak(1)])
 def test_callbacks(at_once):
     calls = []
     for function, more in ((keras.Model.evaluate, {}), (caramel.evaluate, {"workers": 2, "cluster": AS_WRITTEN})):

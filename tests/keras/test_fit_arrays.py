@@ -106,7 +106,7 @@ def losses():
     return {"classes": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "number": "mse"}
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS, {"classes": WEIGHTS, "number": WEIGHTS[::-1].copy()}])
+@pytest.mark.parametrize("weights", [{"classes": WEIGHTS, "number": WEIGHTS[::-1].copy()}, *in_soak(None, WEIGHTS)])
 def test_dicts_of_arrays(weights):
     x = {"first": X, "second": X[:, :2] ** 2}
     y = {"classes": Y, "number": X.sum(1, keepdims=True)}
@@ -118,7 +118,7 @@ def two_inputs():
     return keras.Model([first, second], keras.layers.Dense(CLASSES)(keras.layers.Concatenate()([first, second])))
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("kind", [list, *in_soak(tuple)])
 def test_lists_of_arrays(kind):
     same(*both_on(kind([X, X[:, :2] ** 2]), Y, make=made(two_inputs), batch_size=12, validation_split=0.2))
 
@@ -176,6 +176,7 @@ def test_every_epoch_has_every_example_in_another_order():
     assert ordered not in epochs
 
 
+@pytest.mark.soak  # as test_numbers_of_workers and test_orders_follow_from_the_seed
 def test_orders_do_not_depend_on_the_number_of_workers():
     first, *others = [orders(workers=n) for n in (1, 2, 3)]
     for other in others:

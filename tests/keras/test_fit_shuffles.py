@@ -226,6 +226,7 @@ def test_shuffles_that_were_read_differently_often_are_refused():
         caramel.fit(model, both, workers=2, verbose=0)
 
 
+@pytest.mark.soak  # as the test before
 def test_repeated_shuffles_that_were_read_for_another_dataset_are_refused():
     base = shuffled()
     model = compiled()

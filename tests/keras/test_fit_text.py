@@ -78,7 +78,8 @@ def test_text(kind, workers):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["model", *in_soak("pipeline")])
+@pytest.mark.soak  # as test_text, and test_on_processes in test_fit.py
+@pytest.mark.parametrize("kind", ["model", "pipeline"])
 def test_text_over_server_processes(kind):
     make_data, build = {"pipeline": (in_numbers, of_numbers), "model": (in_text, of_text)}[kind]
     same(*both_on(make_data, build, 3, cluster=caramel.LocalProcesses()), rtol=1e-4)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import AS_WRITTEN, arrays, compiled, dataset
+from variants import mostly_in_soak
 
 import caramel
 from caramel.netmodel.file import save as save_network
@@ -58,7 +59,7 @@ class InBatches(keras.utils.PyDataset):
 
 
 @pytest.mark.filterwarnings("ignore:the batches are made")
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", mostly_in_soak(list(SAME), "shuffled arrays", "a dataset made again"))
 def test_a_second_call_opens_no_other_session(opened, name):
     make, options = SAME[name]
     kept, anew = compiled(), compiled()
@@ -114,7 +115,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", mostly_in_soak(list(CHANGES), "compiled again", "other batches"))
 def test_what_needs_another_session(opened, name):
     change, options = CHANGES[name]
     model = compiled()
@@ -156,6 +157,7 @@ def test_a_session_goes_with_its_model(opened):
     assert opened[0]() is None
 
 
+@pytest.mark.soak  # as test_other_models_that_a_callback_uses
 def test_few_models_keep_theirs(opened):
     models = [compiled() for _ in range(4)]
     for model in models:

@@ -65,21 +65,24 @@ class Workers:
 
     Attributes:
         options: of `caramel.fit` and `caramel.capture`.
+        cluster: where the workers are.
     """
 
     folder: Path
     logs: list[dict[str, list[float]]] = field(default_factory=list)
     options: dict = field(default_factory=dict)
+    cluster: caramel.Cluster = AS_WRITTEN
 
     def fit(self, model, *data, **options):
         """`caramel.fit`."""
-        history = caramel.fit(model, *data, workers=WORKERS, cluster=AS_WRITTEN, verbose=0, **options, **self.options)
+        options = {"workers": WORKERS, "cluster": self.cluster, "verbose": 0, **options, **self.options}
+        history = caramel.fit(model, *data, **options)
         self.logs.append(history.history)
 
     def steps(self, step, batches):
         """`caramel.capture` with the step."""
         specs = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in batches[0]]
-        with caramel.ARModel(caramel.capture(step, specs, **self.options), WORKERS).session(AS_WRITTEN) as session:
+        with caramel.ARModel(caramel.capture(step, specs, **self.options), WORKERS).session(self.cluster) as session:
             self.logs.append({"loss": [result.loss for result in session.run(batches)]})
             session.write_back()
 
@@ -87,7 +90,7 @@ class Workers:
         """`caramel.capture` around a graph."""
         with caramel.capture(**self.options) as context:
             context.loss, context.train_op = build()
-        with caramel.ARModel(context, WORKERS).session(AS_WRITTEN) as session:
+        with caramel.ARModel(context, WORKERS).session(self.cluster) as session:
             self.logs.append({"loss": [session.step(batch).loss for batch in batches]})
             return session.values()
 

@@ -10,7 +10,7 @@ import structured_programs as structured
 import text_programs as text
 import unlabelled_programs as unlabelled
 import vision_programs as vision
-from program_common import OneDevice, Workers, assert_same, run
+from program_common import AS_WRITTEN, OneDevice, Workers, assert_same, run
 
 import caramel
 
@@ -66,9 +66,7 @@ TOLERANCES = {own.mixed_precision: 1e-2}  # float16 has 11 bits
 
 KNOWN = {
     unlabelled.nearest_neighbours: (caramel.CaptureError, "the queue has a value of its own on each worker"),
-    text.masked_captions: (caramel.CaptureError, "a metric of a ratio of sums over the batch"),
     text.speech: (caramel.CaptureError, "an op of tf.nn.ctc_loss is not known to treat each example by itself"),
-    own.actor_critic: (caramel.CaptureError, "the Range of a gather_nd with batch_dims is not known"),
 }
 """Programs that are refused or get other numbers, with the error and the reason."""
 
@@ -106,6 +104,15 @@ def trained(tmp_path):
 def test_it_trains_as_one_device_does(program, trained):
     want = trained(OneDevice)(program)
     assert_same(trained(Workers)(program), want, TOLERANCES.get(program, 1e-6))
+
+
+@pytest.mark.soak
+@pytest.mark.processes
+@pytest.mark.parametrize("program", [program for program in PROGRAMS if program not in KNOWN], ids=lambda p: p.__name__)
+def test_it_trains_so_over_server_processes(program, trained):
+    want = trained(OneDevice)(program)
+    place = caramel.LocalProcesses(allow_open_ports=True, options=AS_WRITTEN.options)
+    assert_same(trained(Workers, cluster=place)(program), want, TOLERANCES.get(program, 1e-6))
 
 
 @pytest.mark.soak

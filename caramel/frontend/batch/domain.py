@@ -7,6 +7,7 @@ Let B be the number of examples x_1 ... x_B. A tensor is one of
 - `Examples`: along one axis, ``B**power * f(x_i)`` for each example;
 - `Whole`: a value of the whole batch that every worker has;
 - `Order`: the numbers of all entries, one after the other;
+- `Coordinates`: the number of each example, and beside it what the example has;
 - `Entries`: coordinates or values of entries of single examples;
 - `Followed`: examples, and behind them entries that do not depend on the batch;
 - `Positions`: places of the entries that some of the examples have;
@@ -133,6 +134,17 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Coordinates:
+    """Places in a tensor of the examples, one for each: the number of the example, and beside it what it has.
+
+    Attributes:
+        mixed_by: see `Examples`.
+    """
+
+    mixed_by: str | None = None
+
+
+@dataclass(frozen=True)
 class Entries:
     """Coordinates, with the number of the example in front, or values of some entries, each of a single example."""
 
@@ -242,6 +254,7 @@ Value = (
     | Examples
     | Positions
     | Order
+    | Coordinates
     | Entries
     | Followed
     | Whole

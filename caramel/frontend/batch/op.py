@@ -93,7 +93,7 @@ class Op:
     @property
     def casts_to_bool(self) -> bool:
         """Whether the op is a Cast to bool, which only says which numbers are not zero."""
-        return self._type("DstT") == "bool"
+        return self.node.op == "Cast" and self._type("DstT") == "bool"
 
     @property
     def truncates(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from caramel.frontend.batch.coordinates import of_numbers
 from caramel.frontend.batch.domain import Examples, Independent, Order, Positions, Size, Value, of_sizes
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
 
@@ -16,7 +17,7 @@ def _partition(op: Op) -> Value | Sequence[Value]:
     if not isinstance(numbers, Examples) or numbers.axis != 0 or numbers.chosen or numbers.mixed_by or op.rank(1) != 1:
         return op.unknown(MIXES_EXAMPLES)
     chosen = [f"{op.expression_of(op.texts[1])} is {number}" for number in range(op.outputs)]
-    if isinstance(data, Order) and data.count == (numbers.before or 0) * (numbers.after or 0):
+    if isinstance(data, Order) and op.rank(0) == 1 and data.count == (numbers.before or 0) * (numbers.after or 0):
         return [Positions(numbers, 1, each) for each in chosen]
     if isinstance(data, Examples) and data.axis == 0 and data.arrangement == numbers.arrangement:
         return [replace(data, before=1, after=1, repeated=False, normalised=False, chosen=each) for each in chosen]
@@ -47,11 +48,9 @@ def of_order(op: Op) -> Value | Sequence[Value]:
     if op.node.op == "DynamicPartition":
         return _partition(op)
     first = op.inputs[0]
-    if op.node.op in ("Identity", "Cast"):
-        return first
-    if op.node.op in ("Shape", "Size") and isinstance(first, Order):
+    if op.node.op in ("Shape", "Size") and isinstance(first, Order) and op.rank(0) == 1:
         return of_sizes((Size(first.count, Fraction(1)),))
-    return op.unknown("numbers the examples: each worker would begin to count anew")
+    return of_numbers(op)
 
 
 def _numbered(op: Op) -> Value:

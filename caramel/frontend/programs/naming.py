@@ -15,7 +15,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, _U
 from caramel.errors import UnsupportedError
 from caramel.frontend.captured import RawTable, RawVariable
 from caramel.frontend.programs.tables import table_behind
-from caramel.frontend.recording.automatic_names import PlanNames
+from caramel.frontend.recording.automatic_names import Renaming
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Naming:
     """One name and one handle node for each captured variable, over all traced functions.
 
     Args:
-        plan_names: names that variables have in plans and traces.
+        renaming: names that variables have in plans and traces.
 
     Attributes:
         objects: the captured variable objects, and the captured tensors that are treated as variables, by name.
     """
 
-    def __init__(self, plan_names: PlanNames) -> None:
-        self._plan_names = plan_names
+    def __init__(self, renaming: Renaming) -> None:
+        self._renaming = renaming
         self._by_handle: dict[Any, RawVariable] = {}
         self.objects: dict[str, Any] = {}
         self._constants: dict[str, np.ndarray] = {}
@@ -52,7 +52,7 @@ class Naming:
 
     def copy(self) -> Naming:
         """A copy of the names; names that are added to it do not get into the original."""
-        naming = Naming(self._plan_names)
+        naming = Naming(self._renaming)
         naming._by_handle.update(self._by_handle)
         naming.objects.update(self.objects)
         naming._constants.update(self._constants)
@@ -140,7 +140,7 @@ class Naming:
         self, key: Any, name: str, dtype: str, shape: tuple[int, ...], trainable: bool, saved: bool = True
     ) -> RawVariable:
         unique = _unique(name, {v.name for v in self._by_handle.values()})
-        plan_name = _unique(self._plan_names.of(unique), {v.renamed or v.name for v in self._by_handle.values()})
+        plan_name = _unique(self._renaming.of(unique), {v.renamed or v.name for v in self._by_handle.values()})
         node = "caramel.variables/" + re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", plan_name)
         node = _unique(node, {v.node for v in self._by_handle.values()})  # "a b" and "a_b" are two names
         renamed = None if plan_name == unique else plan_name

@@ -43,8 +43,8 @@ def counted_anew(names: Iterable[str]) -> dict[str, str]:
     return changes
 
 
-class PlanNames:
-    """The names that variables have in plans and traces.
+class Renaming:
+    """The names that variables get where those of Keras are counted anew.
 
     Args:
         changes: names that Keras has numbered, with those that they get; see `counted_anew`.
@@ -58,7 +58,7 @@ class PlanNames:
     def of(self, name: str) -> str:
         """The name that a variable gets.
 
-        >>> names = PlanNames({"dense_2": "dense", "adam_1": "adam"})
+        >>> names = Renaming({"dense_2": "dense", "adam_1": "adam"})
         >>> names.of("dense_2/kernel"), names.of("adam_1/dense_2_kernel_momentum"), names.of("my_dense/kernel")
         ('dense/kernel', 'adam/dense_kernel_momentum', 'my_dense/kernel')
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from caramel.errors import CaptureError, UnsupportedError, listed
@@ -12,7 +13,7 @@ from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
 from caramel.frontend.roles.accumulation import Accumulation, accumulated
 from caramel.frontend.roles.asked_sums import is_settled, unmet_sums, with_asked_sums
-from caramel.frontend.roles.forward_search import Search
+from caramel.frontend.roles.forward_search import GatherNeeded, Search, is_function_of_sums
 from caramel.frontend.roles.forward_sums import differing_entries, with_forward_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
@@ -204,13 +205,22 @@ def _reduced(
         refusal = error
     is_settled_now = told is not None and is_settled(seen, told[1], told[0].kind)
     summed: RawProgram | None = raw
-    if (not is_settled_now or raw.forward_sums) and not inside and raw.reduction is None:
+    is_told = raw.reduction is not None and raw.trains  # the caller has said how the loss of each worker counts
+    if (not is_settled_now or raw.forward_sums) and not inside and not is_told and raw.trains:
         summed = with_forward_sums(raw, _analyse(used, inputs, kinds), _local(kinds), refusal)
+    elif is_settled_now and told is not None and not inside and not is_told and _has_open_results(raw, told[1]):
+        with suppress(GatherNeeded):  # a result may stay as it is
+            summed = with_forward_sums(raw, _analyse(used, inputs, kinds), _local(kinds), refusal) or raw
     if summed is not None and summed is not raw:
         return summed
     if told is None or summed is None or not is_settled_now:
         raise refusal
     return told
+
+
+def _has_open_results(raw: RawProgram, reductions: Reductions) -> bool:
+    """Whether a result of the step may be a function of sums over the examples."""
+    return any(is_function_of_sums(reductions.value_of(tensor)) for _, tensor in raw.outputs)
 
 
 def _local(kinds: Mapping[str, VariableClass]) -> list[str]:

@@ -17,9 +17,13 @@ from caramel.frontend.roles.summed_graph import name_over_workers, with_size, wi
 from caramel.graph import ops
 from caramel.graph.graph import data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.guards import guards_of
+from caramel.graph.shapes import static_size
 
 _MAX_ROUNDS = 256
 """Rounds after which a loss that is still no function of sums is given up; each round sums at least one tensor more."""
+
+_MAX_SUM_OF_RESULT = 2**16
+"""Elements of the largest tensor that is summed for a result of the step only, such as a metric."""
 
 _MAX_WHOLE_PARAMETER = 4096
 """Elements of the largest parameter with which every worker computes for the examples of all workers."""
@@ -51,12 +55,14 @@ class _Needs:
         gathers: inputs of ops that are to have the examples of all workers.
         sizes: inputs of ops, as (node, position), that are made of sizes and are to be those of all examples.
         at: name of the op.
+        result: the result of the step for which it is, which may stay as it is; "" for what a loss needs.
     """
 
     tensors: list[str] = field(default_factory=list)
     gathers: set[Gather] = field(default_factory=set)
     sizes: list[tuple[str, int]] = field(default_factory=list)
     at: str = ""
+    result: str = ""
 
 
 @dataclass
@@ -77,6 +83,7 @@ class Search:
     refusal: CaptureError
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _left: set[str] = field(default_factory=set)
 
     def entries_of(self, tensor: str) -> set[str]:
         """Names of the nodes through which gradients enter what is behind a summed tensor."""
@@ -91,7 +98,7 @@ class Search:
         for _ in range(_MAX_ROUNDS):
             reductions, losses = self.analyse(self.raw)
             told = [reductions.reduction_of(loss)[0] for loss in losses]
-            kinds = {kind for kind in told if kind is not None}
+            kinds = {kind for kind in told if kind is not None} or {"mean"}
             if None not in told and len(kinds) == 1 and is_settled(self.raw, reductions, *kinds):
                 needs = self._elsewhere(reductions)
                 if needs is None:
@@ -106,6 +113,9 @@ class Search:
             if not needs.tensors and not needs.sizes:
                 return None
             # One at a time: the others may be functions of it.
+            if needs.result:
+                self._add_for_result(needs, reductions, losses)
+                continue
             if needs.tensors and not self._add(needs.tensors[0], reductions, losses):
                 return None
             if not needs.tensors and not all(self._add_size(*place, reductions) for place in needs.sizes):
@@ -256,7 +266,32 @@ class Search:
                 if isinstance(value, Unknown) and value.beside_whole and value.node == name:
                     return self._at(name, reductions)
         written = self._written(reductions)
-        return written if written.sizes else None
+        return written if written.sizes else self._for_results(reductions)
+
+    def _for_results(self, reductions: Reductions) -> _Needs | None:
+        """Sums of which a result of the step is a function, as a share of the entries that a mask leaves; or None."""
+        for _, tensor in self.raw.outputs:
+            if tensor not in self._left and is_function_of_sums(reductions.value_of(tensor)):
+                sums = self._sums_of_result(tensor, reductions)
+                if sums:
+                    return _Needs(sums, result=tensor)
+        return None
+
+    def _sums_of_result(self, tensor: str, reductions: Reductions) -> list[str]:
+        if isinstance(reductions.value_of(tensor), Unknown):
+            needs = [self._at(name, reductions) for name in self._causes(tensor, reductions)]
+            found = next((n.tensors for n in needs if n.tensors and not n.gathers and not n.sizes), [])
+        else:
+            found = self._totals(tensor, reductions)
+        sizes = [static_size(self.raw.graph, each) for each in found]
+        return found if all(size is not None and size <= _MAX_SUM_OF_RESULT for size in sizes) else []
+
+    def _add_for_result(self, needs: _Needs, reductions: Reductions, losses: Sequence[str]) -> None:
+        """Sum what a result of the step needs; where that would not be exact, the result stays as it is."""
+        before = self.raw, dict(self.sources), dict(self._entries)
+        if not self._add(needs.tensors[0], reductions, losses):
+            self.raw, self.sources, self._entries = before
+            self._left.add(needs.result)
 
     def _written(self, reductions: Reductions) -> _Needs:
         """Sizes beside values of the whole batch in what is written to variables, but for what totals count."""
@@ -424,6 +459,11 @@ class Search:
     def _is_differentiated_again(self, tensor: str) -> bool:
         targets = {node_of(t) for t, _ in self.raw.differentiated}
         return node_of(tensor) in self.raw.graph.ancestors(sorted(targets), control=False)
+
+
+def is_function_of_sums(value: Value) -> bool:
+    """Whether a tensor may be a function of sums over the examples, but neither a sum nor a mean itself."""
+    return isinstance(value, (Statistic, Unknown)) or (isinstance(value, Total) and _kind(value) is None)
 
 
 def _kind(value: Value) -> str | None:

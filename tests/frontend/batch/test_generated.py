@@ -6,6 +6,7 @@ said to be one that is not.
 """
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -199,13 +200,20 @@ def parts(program, always=False):
     return kind, reason, values
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(steps, ends)
-def test_what_is_concluded_holds(program, end):
+def check_what_is_concluded(program, end):
     kind, reason, values = parts(program + end)
     for (cut, rest), (whole, first, second) in zip(CUTS, values):
         expected = (cut * first + rest * second) / (cut + rest) if kind == "mean" else first + second
         np.testing.assert_allclose(whole, expected, rtol=1e-3, atol=1e-5, err_msg=f"{kind}: {reason}\n{program}")
+
+
+def generated(count):
+    """Settings with so many programs, the same in each run."""
+    return settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+test_what_is_concluded_holds = generated(20)(given(steps, ends)(check_what_is_concluded))
+test_what_is_concluded_of_many_holds = pytest.mark.soak(generated(300)(given(steps, ends)(check_what_is_concluded)))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,120 @@
+"""All networks of `keras.applications` on four workers, against one device that runs the four parts in rank order.
+
+Images are small, rates of dropout are 0. Networks with more than 100 million parameters are compiled and verified only.
+"""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fit_common import AS_WRITTEN
+
+import caramel
+
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
+
+NAMES = [name for name in dir(keras.applications) if name[0].isupper()]
+SIDES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
+"""The least that a network takes, in pixels, where that is not 32."""
+
+WORKERS, BATCH, STEPS, CLASSES = 4, 8, 3, 5
+LARGEST = 100e6  # parameters
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    keras.config.set_floatx("float64")
+    keras.backend.clear_session()
+    yield
+    keras.config.set_floatx("float32")
+    keras.backend.clear_session()
+    gc.collect()
+
+
+def built(name):
+    """The network, always with the same initial weights; nothing is dropped."""
+    keras.utils.set_random_seed(2)
+    side = SIDES.get(name, 32)
+    model = getattr(keras.applications, name)(
+        weights=None, input_shape=(side, side, 3), classes=CLASSES, classifier_activation=None
+    )
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-3), loss)
+    return model
+
+
+def data(name):
+    rng = np.random.default_rng(4)
+    side = SIDES.get(name, 32)
+    return rng.uniform(0, 255, (BATCH * STEPS, side, side, 3)), rng.integers(0, CLASSES, BATCH * STEPS)
+
+
+def in_parts(model, x, y):
+    """Train on one device with the mean gradient of the parts; statistics are those of the first part. The losses."""
+
+    @tf.function(reduce_retracing=True)
+    def gradients(images, labels):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(images, labels, model(images, training=True))
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    losses = []
+    for start in range(0, len(x), BATCH):
+        found = []
+        for rank in range(WORKERS):
+            before = [variable.numpy() for variable in model.non_trainable_variables] if rank else []
+            part = slice(start + rank * BATCH // WORKERS, start + (rank + 1) * BATCH // WORKERS)
+            found.append(gradients(x[part], y[part]))
+            for variable, value in zip(model.non_trainable_variables, before):
+                variable.assign(value)
+        losses.append(np.mean([loss for loss, _ in found]))
+        means = [tf.add_n(parts) / WORKERS for parts in zip(*(each for _, each in found))]
+        model.optimizer.apply_gradients(zip(means, model.trainable_variables))
+    return losses
+
+
+def check_that_it_compiles(model, x, y):
+    model.optimizer.build(model.trainable_variables)
+    specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype), tf.TensorSpec([None], y.dtype)]
+    context = caramel.capture(lambda images, labels: model.train_step((images, labels)), specs)
+    assert caramel.ARModel(context, WORKERS).plan.proof
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_as_one_device_does(name):
+    model = built(name)
+    x, y = data(name)
+    if model.count_params() > LARGEST:
+        check_that_it_compiles(model, x, y)
+        return
+    wanted_losses = in_parts(model, x, y)
+    wanted = {v.path: v.numpy() for v in model.variables}
+    del model
+    keras.backend.clear_session()
+    ours = built(name)
+    losses = Losses()
+    caramel.fit(
+        ours, x, y, workers=WORKERS, batch_size=BATCH, shuffle=False, verbose=0, cluster=AS_WRITTEN, callbacks=[losses]
+    )
+    np.testing.assert_allclose(losses.found, np.cumsum(wanted_losses) / np.arange(1, STEPS + 1), rtol=1e-8)
+    for variable in ours.variables:
+        value = wanted[variable.path]
+        np.testing.assert_allclose(
+            variable.numpy(), value, rtol=0, atol=1e-8 * np.max(np.abs(value), initial=1e-9), err_msg=variable.path
+        )
+
+
+class Losses(keras.callbacks.Callback):
+    """The mean loss of the epoch so far, after each batch, as Keras' logs have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(logs["loss"])
