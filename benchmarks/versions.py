@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,9 +31,9 @@ CHECK = ROOT / "scripts/versions_check.py"
 WHEELS = ROOT / "build/matrix"
 
 PAIRS = (
-    ("2.16.*", "3.3.*"),
+    ("2.16.*", "3.2.*"),
     ("2.16.*", ""),
-    ("2.17.*", "3.3.*"),
+    ("2.17.*", "3.2.*"),
     ("2.17.*", ""),
     ("2.18.*", "3.5.*"),
     ("2.18.*", ""),
@@ -119,7 +120,7 @@ def _tried(wheel: Path, python: str, tensorflow: str, keras: str) -> dict[str, s
             found.update(json.loads(_run(inside, "-c", _VERSIONS, folder=folder)))
             _run(inside, str(CHECK), folder=folder)
         except subprocess.CalledProcessError as error:
-            return {**found, "failed": _last_line(error.stderr or error.stdout)}
+            return {**found, "failed": _last_error(error.stderr or error.stdout)}
         except subprocess.TimeoutExpired:
             return {**found, "failed": f"it took more than {_TIMEOUT_S} s"}
     return {**found, "failed": ""}
@@ -142,9 +143,11 @@ def _run(*command: str, folder: str | None = None) -> str:
     return done.stdout
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:400] if lines else "it ended without a word"
+def _last_error(text: str) -> str:
+    """The last line of a text that names an error, or else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it ended without a word"]
+    errors = [line for line in lines if re.match(r"(ERROR|[\w.]*(Error|Exception|Exit))\b", line)]
+    return [*lines[-1:], *errors[-1:]][-1][:400]
 
 
 def _digest(wheel: Path) -> str:

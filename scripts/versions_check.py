@@ -59,14 +59,50 @@ def fit() -> None:
     np.testing.assert_allclose(caramel.predict(ours, X, workers=2, verbose=0), plain.predict(X, verbose=0), atol=1e-4)
 
 
+def whole_batch() -> None:
+    """Losses that need values of the whole batch in the forward pass, and synchronised batch normalisation."""
+
+    def trained(distributed):
+        keras.utils.set_random_seed(5)
+        pixels = keras.Input((12,), dtype="float64")
+        hidden = keras.layers.Dense(6, dtype="float64")(pixels)
+        hidden = keras.layers.BatchNormalization(synchronized=True, dtype="float64")(hidden)
+        model = keras.Model(pixels, keras.layers.Dense(4, dtype="float64")(hidden))
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                vectors = tf.math.l2_normalize(model(x, training=True), 1)
+                alike = tf.matmul(vectors, vectors, transpose_b=True)
+                same = tf.cast(y[:, None] == y[None, :], vectors.dtype)
+                chosen = tf.boolean_mask(vectors, y > 0)
+                loss = tf.reduce_mean((alike - same) ** 2) + tf.reduce_mean(chosen**2) + tf.reduce_sum(vectors) / 100
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+            return loss
+
+        batch = X.astype(np.float64), Y
+        if distributed:
+            specs = [tf.TensorSpec([None, 12], tf.float64), tf.TensorSpec([None], tf.int64)]
+            with caramel.ARModel(caramel.capture(step, specs), 3).session() as session:
+                losses = [session.step(*batch).loss for _ in range(3)]
+                session.write_back()
+        else:
+            losses = [float(step(*map(tf.constant, batch))) for _ in range(3)]
+        return [*model.get_weights(), np.array(losses)]
+
+    close(trained(True), trained(False))
+
+
 def tf1() -> None:
     """Graph code of TensorFlow 1, with a checkpoint that its own Saver reads."""
 
     def build():
-        x = v1.placeholder(tf.float32, [None, 12], name="x")
+        x = v1.placeholder(tf.float64, [None, 12], name="x")
         y = v1.placeholder(tf.int64, [None], name="y")
-        w = v1.get_variable("w", [12, 3], initializer=v1.initializers.constant(0.01))
-        b = v1.get_variable("b", [3], initializer=v1.initializers.zeros())
+        w = v1.get_variable("w", [12, 3], tf.float64, v1.initializers.constant(0.01, tf.float64))
+        b = v1.get_variable("b", [3], tf.float64, v1.initializers.zeros(tf.float64))
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=tf.matmul(x, w) + b))
         return x, y, loss, v1.train.AdamOptimizer(0.01).minimize(loss)
 
@@ -132,6 +168,6 @@ def command() -> None:
 
 if __name__ == "__main__":
     assert "site-packages" in caramel.__file__, caramel.__file__
-    for check in (fit, tf1, processes, command):
+    for check in (fit, whole_batch, tf1, processes, command):
         check()
         print(f"{check.__name__}: right", flush=True)
