@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import in_soak
 
 import caramel
 
@@ -81,3 +82,13 @@ def test_mixed_precision_by_fit(example):
     assert history["loss"][-1] < 0.3 and history["val_accuracy"][-1] > 0.5
     model = module.compiled()
     assert type(model.optimizer).__name__ == "LossScaleOptimizer"
+
+
+@pytest.mark.parametrize("name", ["digits_pairs", *in_soak("next_words")])
+def test_by_fit_on_three_workers_as_on_one(example, name):
+    module = example(name)
+    found = [module.main(workers=workers, epochs=2, verbose=0) for workers in (3, 1)]
+    (got, want) = (each[0] if isinstance(each, tuple) else each for each in found)
+    for metric, values in want.items():
+        np.testing.assert_allclose(got[metric], values, rtol=2e-3, err_msg=metric)
+    assert got["loss"][1] < got["loss"][0]
