@@ -401,6 +401,7 @@ class Model:
         What a step calls the components of a dataset's elements does not count.
         """
         names = {i.node: f"component {i.component}" for i in self.inputs if i.component is not None}
+        plan_names = {v.name: v.plan_name for v in self.variables}
         roles: dict[str, Any] = {
             "inputs": [
                 (names.get(i.node, i.name), names.get(i.node, i.node), i.dtype, i.shape, i.split) for i in self.inputs
@@ -409,7 +410,7 @@ class Model:
             "targets": self.targets,
             "variables": [(v.plan_name, v.node, v.dtype, v.shape, v.kind.value) for v in self.variables],
             "gradients": [
-                (g.name, self.variable_by_name[g.parameter].plan_name, g.tensor, g.consumers, g.indices, g.sources)
+                (g.name, plan_names.get(g.parameter, g.parameter), g.tensor, g.consumers, g.indices, g.sources)
                 for g in self.gradients
             ],
             "reduction": self.reduction.kind,

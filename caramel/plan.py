@@ -425,7 +425,7 @@ class Plan:
         head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
         notes = ["", *(f"note: {n}" for n in self.notes)] if self.notes else []
         proof = ["", *(f"checked: {p}" for p in self.proof)] if self.proof else []
-        after = [wrapped(line) for line in (*self._named(), *self._predicted(), *notes, *proof)]
+        after = [wrapped(line) for line in (*self._predicted(), *notes, *proof, *self._named())]
         return "\n".join([*map(wrapped, head), "", fitted(rows, right={0, 3, 5, 7}), *after])
 
     def _repr_html_(self) -> str:

@@ -91,8 +91,15 @@ def _analyzers(
         batching=options.batching,
         scheduling=options.scheduling,
         policy=options.policy,
-        postponed=[model.aliases.get(name, name) for name in options.postponed],
+        postponed=_in_plan(model, options.postponed),
     )
+
+
+def _in_plan(model: Model, names: Sequence[str]) -> Sequence[str]:
+    """The names of gradients as plans have them; what is no list of names is refused where it is used."""
+    if not isinstance(names, (list, tuple)):
+        return names
+    return [model.aliases.get(name, name) if isinstance(name, str) else name for name in names]
 
 
 def _given_plan(

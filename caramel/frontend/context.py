@@ -36,7 +36,7 @@ from caramel.frontend.programs.function_program import capture_evaluation, captu
 from caramel.frontend.programs.graph_program import capture_graph, nodes_of
 from caramel.frontend.programs.iterators import placeholder_of, with_placeholders
 from caramel.frontend.programs.naming import Naming
-from caramel.frontend.recording.automatic_names import Renaming, counted_anew, parts_of
+from caramel.frontend.recording.automatic_names import Renaming, counted_anew, counts_so_far, parts_of
 from caramel.frontend.recording.recorder import Recorder, recording
 from caramel.frontend.roles.assemble import assemble, assemble_alone
 from caramel.frontend.roles.forward_search import GatherNeeded
@@ -417,7 +417,7 @@ class Context:
         if self.train_op is not None:
             raise InputError("train_op= goes with a graph; a step function is the training op itself")
         raw, names = self._captured_step()
-        renamed = counted_anew(names)
+        renamed = counted_anew(names, counts_so_far())
         if renamed and not self._renamed:  # a program that is built again in one process has the same plan
             self._renamed, self._naming = renamed, Naming(Renaming(renamed))
             raw, _ = self._captured_step()

@@ -95,6 +95,14 @@ def test_names_that_a_person_gave_are_told_apart():
         caramel.ARModel(other, 2, plan=plan)
 
 
+def test_numbers_that_a_person_gave_stay():
+    context = _captured(build=lambda hidden: keras.layers.Dense(4, name="dense_5000")(hidden))
+    names = {gradient.name for gradient in context.model.gradients}
+    assert "dense_5000/kernel" in names
+    assert {"dense/kernel", "dense_1/kernel", "dense_2/kernel"} < names  # whatever Keras calls them here
+    assert caramel.ARModel(context, 2).plan.explain("dense_5000/kernel").startswith("dense_5000/kernel")
+
+
 @pytest.mark.parametrize(
     "other, what",
     [

@@ -19,6 +19,7 @@ from caramel.measure.trace_file import (
     trace_from_json,
     trace_to_json,
 )
+from caramel.outline import Outline
 
 TRACE = Trace(
     model_digest="0123456789abcdef" * 4,
@@ -118,6 +119,8 @@ def test_damage(text, message, tmp_path):
 
 
 NEW = {"op_least_s": {"MatMul": 1e-3}, "plain_steps_s": (3e-3, 4e-3), "pace": {"total": (0.0, 0.25, 1.0)}}
+OUTLINE = Outline({"x": "float32 [?, 2]"}, {"w": "parameter, float32 [2]"}, {"MatMul": 1}, "mean")
+NEW["outline"] = OUTLINE
 
 
 @pytest.mark.parametrize("key", NEW)
@@ -150,8 +153,11 @@ def test_files_that_cannot_be_read_or_written(tmp_path):
 
 def test_a_trace_of_another_program():
     check_trace(TRACE, SimpleNamespace(digest=TRACE.model_digest))
+    other = SimpleNamespace(digest="f" * 64, outline=replace(OUTLINE, reduction="sum"))
     with pytest.raises(TraceError, match=r"a host, 2 cores.*another program.*0123456789ab.*ffff.*trace anew"):
-        check_trace(TRACE, SimpleNamespace(digest="f" * 64))
+        check_trace(TRACE, other)
+    with pytest.raises(TraceError, match="the loss is a sum, was a mean"):
+        check_trace(replace(TRACE, outline=OUTLINE), other)
     with pytest.raises(InputError, match="got str"):
         check_trace("trace.json", SimpleNamespace(digest=TRACE.model_digest))
 
@@ -165,7 +171,7 @@ def test_as_trace(tmp_path):
     assert as_trace(path, model) == as_trace(str(path), model) == TRACE
     for each in (TRACE, path):
         with pytest.raises(TraceError, match="another program"):
-            as_trace(each, SimpleNamespace(digest="f" * 64))
+            as_trace(each, SimpleNamespace(digest="f" * 64, outline=OUTLINE))
     with pytest.raises(InputError, match="got dict"):
         as_trace({}, model)
 

@@ -19,21 +19,24 @@ _OTHER_KINDS = ("SeedGenerator", "Variable")
 """Classes of Keras that number their objects and have no common ancestor with layers."""
 
 
-def counted_anew(names: Iterable[str]) -> dict[str, str]:
+def counted_anew(names: Iterable[str], counts: Mapping[str, int] | None = None) -> dict[str, str]:
     """The names that Keras has numbered, with the numbers that they get; only those that change.
 
     >>> import keras
-    >>> counted_anew(["dense_4", "dense_2", "adam_1", "encoder_7", "dropout"])
+    >>> names = ["dense_4", "dense_2", "adam_1", "encoder_7", "dropout", "dense_300"]
+    >>> counted_anew(names, {"dense": 5, "adam": 2, "dropout": 1})
     {'dense_2': 'dense', 'dense_4': 'dense_1', 'adam_1': 'adam'}
 
     Args:
         names: of layers, optimizers and whatever else a program uses, those that a person gave among them.
+        counts: how many names of each kind Keras has given, so that a person must have given one with a greater number;
+            None where that is not known.
     """
     kinds = _kinds()
     numbers: dict[str, set[int]] = {}
     for name in dict.fromkeys(names):
         kind, number = _parts(name)
-        if kind in kinds:
+        if kind in kinds and (counts is None or number < counts.get(kind, 0)):
             numbers.setdefault(kind, set()).add(number)
     changes = {}
     for kind, found in numbers.items():
@@ -41,6 +44,16 @@ def counted_anew(names: Iterable[str]) -> dict[str, str]:
             if place != number:
                 changes[_joined(kind, number)] = _joined(kind, place)
     return changes
+
+
+def counts_so_far() -> Mapping[str, int] | None:
+    """How many names of each kind Keras has given in this process; None where this version of it does not tell."""
+    keras: Any = sys.modules.get("keras")
+    get_uid = getattr(getattr(keras, "backend", None), "get_uid", None)  # counts on when it is asked, so it is not
+    state = getattr(get_uid, "__globals__", {}).get("global_state")
+    read = getattr(state, "get_global_attribute", None)
+    found = read("object_name_uids") if callable(read) else None
+    return dict(found) if isinstance(found, Mapping) else None
 
 
 class Renaming:
