@@ -19,7 +19,7 @@ from caramel.modifiers.emission import Role
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.clusters.in_process import InProcess
+from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session
 from caramel.signature import Signature
 from caramel.util.text_files import path_text
@@ -183,7 +183,7 @@ class ARModel:
         Returns:
             A Session; use it in a ``with`` statement.
         """
-        return Session(self.distributed, InProcess() if cluster is None else cluster, **options)
+        return Session(self.distributed, cluster_or_default(cluster), **options)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the graph, initial values, signature, plan and a runner to a directory.

@@ -114,7 +114,10 @@ class Arrays:
         def looked_up(batch: Any) -> Any:
             return tf.nest.map_structure(lambda array: tf.gather(array, batch), parts)
 
-        batches = numbers.map(looked_up)
+        # An iterator whose pipeline TensorFlow tunes takes up to two seconds to end, and there is nothing to tune.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        batches = numbers.map(looked_up).with_options(options)
         if shuffle:
             seed = tf.random.uniform([], 1, _SEED_LIMIT, tf.int64)  # follows from keras.utils.set_random_seed
             setattr(batches, SEED_ATTRIBUTE, int(seed))

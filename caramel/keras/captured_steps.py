@@ -153,8 +153,11 @@ def build(model: Any, element_spec: Any, method: str) -> None:
             _trace(getattr(model, method), arguments_of_rows(element_spec, examples))
     except Exception as error:  # Keras and the user's layers raise what they like
         hint = " Elements are batches: is dataset.batch(size) missing?" if _seems_unbatched(model, element_spec) else ""
+        has_targets = isinstance(element_spec, tuple) and len(element_spec) > 1
+        if "None values not supported" in str(error) and not has_targets:
+            hint = " There are no targets: give y=, or batches (x, y)"
         raise InputError(
-            f"model {model.name!r} cannot take the dataset's elements {element_spec}: "
+            f"model {model.name!r} cannot take batches {element_spec}: "
             f"{type(error).__name__}: {in_one_line(error)}.{hint}"
         ) from error
     model.reset_metrics()

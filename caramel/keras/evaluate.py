@@ -17,9 +17,9 @@ from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
 from caramel.keras.train_step import leaf_metrics
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.clusters.in_process import InProcess
+from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session, StepResult
-from caramel.util.arguments import whole_number
+from caramel.util.arguments import unknown_argument, whole_number
 
 
 def evaluate(
@@ -37,6 +37,7 @@ def evaluate(
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
     sharding: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Evaluate a compiled Keras 3 model on N workers: each runs the model's ``test_step`` on its part of every batch.
 
@@ -54,6 +55,7 @@ def evaluate(
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
+        unknown: nothing; other names are refused.
 
     Returns:
         The loss, or a list with it and the metrics, or a dict of these by name, as the model's own ``evaluate``.
@@ -72,6 +74,8 @@ def evaluate(
         >>> round(caramel.evaluate(model, np.eye(2), np.ones((2, 1)), workers=2, verbose=0), 4)
         1.0
     """
+    for name in unknown:
+        raise unknown_argument(evaluate, name)
     check_model(model, "evaluate")
     data = _data(x, y, sample_weight, batch_size, steps, "evaluate")
     place = _Place.of("test_step", workers, cluster, step_timeout_s, sharding)
@@ -80,6 +84,7 @@ def evaluate(
         use.kept = kept = place.session(model, data)
         hooks = _hooks(model, callbacks, verbose, steps or data.length)
         counts, logs = kept.step.counts, {}
+        kept.passes.epoch_ends()  # as Keras, after its first look at the data
         hooks.on_test_begin()
         model.reset_metrics()
         counts.reset(kept.session)
@@ -93,7 +98,7 @@ def evaluate(
         logs = _numbers(counts.logs(logs))
         hooks.on_test_end(logs)
         place.keep(model, data, kept)
-    return logs if return_dict else _in_order(model, logs)
+    return dict(sorted(logs.items())) if return_dict else _in_order(model, logs)
 
 
 def predict(
@@ -108,6 +113,7 @@ def predict(
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
     sharding: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Predict with a Keras 3 model on N workers: each runs the model's ``predict_step`` on its part of every batch.
 
@@ -122,6 +128,7 @@ def predict(
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
+        unknown: nothing; other names are refused.
 
     Returns:
         Arrays of the predictions for all examples in their order, in the structure of the model's outputs.
@@ -139,6 +146,8 @@ def predict(
         >>> caramel.predict(model, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), workers=2, verbose=0).tolist()
         [[3.0], [7.0], [11.0]]
     """
+    for name in unknown:
+        raise unknown_argument(predict, name)
     check_model(model, "predict", must_be_compiled=False)
     data = _data(x, None, None, batch_size, steps, "predict")
     place = _Place.of("predict_step", workers, cluster, step_timeout_s, sharding)
@@ -197,7 +206,7 @@ class _Place:
 
     @classmethod
     def of(cls, method: str, workers: Any, cluster: Cluster | None, *options: Any) -> _Place:
-        return cls(method, whole_number(workers, "workers"), InProcess() if cluster is None else cluster, *options)
+        return cls(method, whole_number(workers, "workers"), cluster_or_default(cluster), *options)
 
     def session(self, model: Any, data: GivenData) -> KeptSession:
         """A session with the model's present values: a new one, or one that was kept."""

@@ -89,7 +89,10 @@ class FedBatches:
         try:
             batch = next(self._batches, None)
         except tf.errors.OpError as error:
-            raise DataError(f"the next batch cannot be made: {in_one_line(error)}") from error
+            hint = ""
+            if "not initialized" in str(error):
+                hint = ". A layer such as StringLookup has no vocabulary: call its adapt(data) first, or give it one"
+            raise DataError(f"the next batch cannot be made: {in_one_line(error)}{hint}") from error
         if batch is None:
             raise EndOfData("the data has no further batch in this pass")
         return self.session.step(*tf.nest.flatten(self.weighted(batch)))

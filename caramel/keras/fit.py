@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
-from inspect import signature
 from typing import Any
 
 import click
@@ -14,7 +12,6 @@ import keras
 
 from caramel.armodel import ARModel
 from caramel.compiler.options import CompileOptions
-from caramel.errors import InputError
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import check_monitors, may_look_at_values
 from caramel.keras.captured_steps import CapturedStep, build, captured_training, check_model
@@ -24,10 +21,11 @@ from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_o
 from caramel.keras.planning import one_line, traced_options
 from caramel.keras.train_step import as_data
 from caramel.keras.trainable import check_trainable, remember_trainable
-from caramel.keras.validation import Validation, validation_names
+from caramel.keras.validation import Validation, check_validation, validation_names
+from caramel.netmodel.file import as_network
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.clusters.in_process import InProcess
-from caramel.util.arguments import whole_number
+from caramel.runtime.clusters.in_process import cluster_or_default
+from caramel.util.arguments import unknown_argument, whole_number
 
 _METHOD = "train_step"
 """Method of a model that the workers run."""
@@ -118,7 +116,9 @@ def fit(
     check_model(model, "fit")
     _check(epochs, initial_epoch, steps_per_epoch, validation_freq)
     number = whole_number(workers, "workers")
-    place = InProcess() if cluster is None else cluster
+    place = cluster_or_default(cluster)
+    if options.get("network") is not None:  # before anything is traced for it
+        as_network(options["network"])
     callbacks = () if callbacks is None else callbacks
     data = given_data(
         x,
@@ -134,6 +134,7 @@ def fit(
         check_trainable(model)  # before Keras' optimizer meets a variable that it does not know
     kept_for = {**options, "step_timeout_s": step_timeout_s}
     validation_data = data.validation if validation_data is None else validation_data
+    check_validation(validation_data, validation_steps, data.element_spec)
     validation = Validation(validation_data, validation_batch_size or batch_size, validation_steps, validation_freq)
     with using(model) as use:
         use.kept = taken(model, _METHOD, purpose_of(model, data, number, place, kept_for), data)
@@ -150,6 +151,7 @@ def fit(
             use.kept = _opened(model, step, data, number, place, step_timeout_s, options, is_silent=verbose == 0)
         hooks = _hooks(model, callbacks, epochs, steps_per_epoch or data.length, verbose)
         model.stop_training = False
+        use.kept.passes.epoch_ends()  # Keras calls it once more, after its first look at the data
         hooks.on_train_begin()  # may load values, and say at which epoch they were
         first = getattr(model, "_initial_epoch", None) or initial_epoch
         training = EpochLoop(
@@ -240,12 +242,8 @@ _INSTEAD = {
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
     for name in options:
-        if name in _OPTIONS:
-            continue
-        known = [p.name for p in signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        near = get_close_matches(name, [*known, *_OPTIONS], 1)
-        hint = _INSTEAD.get(name) or (f"did you mean {near[0]!r}?" if near else "see help(caramel.fit)")
-        raise InputError(f"fit() has no argument {name!r}: {hint}")
+        if name not in _OPTIONS:
+            raise unknown_argument(fit, name, _OPTIONS, _INSTEAD.get(name))
 
 
 def _check(epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any) -> None:

@@ -101,11 +101,14 @@ def given_data(
     """
     if are_arrays(x):
         return _of_arrays(x, y, sample_weight, batch_size, shuffle, validation_split, class_weight, steps)
+    if isinstance(x, (list, tuple)):
+        kind = type(x).__name__
+        raise InputError(f"x is a {kind} of what is no array: give arrays; of numbers np.asarray(x) makes one")
     _refuse_for_batches(y=y, batch_size=batch_size, sample_weight=sample_weight, validation_split=validation_split)
     source = source_of(x, shuffle)
     if source is not None:
         _check_length(source.length, steps, type(x).__name__, isinstance(x, keras.utils.PyDataset), who)
-        return _fed(source, class_weight, f"a {type(x).__name__} is Python code")
+        return _fed(source, class_weight, f"a {type(x).__name__} is Python code", who)
     if not is_dataset(x) and not callable(x):
         raise InputError(
             f"{who} takes arrays, a tf.data.Dataset of batches, a PyDataset, a generator, or a function that makes "
@@ -117,7 +120,7 @@ def given_data(
         _check_length(None if is_endless else cardinality, steps, "dataset", is_endless, who)
         reason = why_not_on_workers(x)
         if reason is not None:
-            return _fed(DatasetBatches(x), class_weight, reason)
+            return _fed(DatasetBatches(x), class_weight, reason, who)
     return _on_workers(x, class_weight)
 
 
@@ -155,8 +158,9 @@ def _of_arrays(
     return _on_workers(arrays.dataset(size, shuffle), class_weight, validation=validation)
 
 
-def _fed(source: Source, class_weight: Mapping[int, float] | None, reason: str) -> GivenData:
-    warnings.warn(f"the batches are made in this process and sent to the workers: {reason}", stacklevel=4)
+def _fed(source: Source, class_weight: Mapping[int, float] | None, reason: str, who: str) -> GivenData:
+    level = 4 if who == "fit" else 5  # of whoever calls that
+    warnings.warn(f"the batches are made in this process and sent to the workers: {reason}", stacklevel=level)
     weighting = None if class_weight is None else class_weighting(class_weight)
     spec = source.spec
     if weighting is None:
@@ -186,4 +190,4 @@ def _refuse_for_batches(**given: Any) -> None:
     }
     for name, value in given.items():
         if value is not None and not (name == "validation_split" and value == 0):
-            raise InputError(f"{name} goes with arrays, and x is none: {instead[name]}")
+            raise InputError(f"{name} goes with arrays, and x is no array: {instead[name]}")

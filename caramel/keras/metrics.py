@@ -43,6 +43,11 @@ class DistributedMetrics:
             names[id(v.value)]: _SummedVariable(v, f"count_{n}", _is_total(step, names[id(v.value)]))
             for n, v in enumerate(record.variables)
         }
+        self._advice = (
+            "Give values of each example to a metric instead, or say loss_reduction= if it is reduced as the loss is"
+            if step.gradients
+            else "Give values of each example to a metric instead, or evaluate with model.evaluate, on one device"
+        )
         self._check()
         self._check_uses(step, names)
 
@@ -80,10 +85,10 @@ class DistributedMetrics:
         self,
         output: str,
         user: str,
-        advice: str = "Give values of each example to a metric instead, or say loss_reduction= if it is reduced as the "
-        "loss is",
+        advice: str | None = None,
     ) -> Combination:
         """The combination of the workers' values of a result."""
+        advice = advice or self._advice
         combination = self._combinations.get(output, self._reported) or self._declared  # as in `_of_workers`
         if combination is None:
             tensor = self._record.outputs[output]

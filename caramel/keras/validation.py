@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from caramel.data.components import arguments_of, is_dataset
+from caramel.errors import InputError
 from caramel.keras.arrays import are_arrays
 from caramel.keras.data_passes import note_evaluation
 from caramel.keras.metrics import names_of_logs
@@ -48,6 +49,30 @@ class Validation:
             x, y, self.batch_size, "auto", weights, steps=self.steps, callbacks=hooks, return_dict=True
         )
         return {f"val_{name}": value for name, value in values.items()}
+
+
+def check_validation(data: Any, steps: int | None, element_spec: Any) -> None:
+    """Refuse, before a training, a dataset on which it could not be validated.
+
+    Args:
+        data: ``validation_data`` as for the model's own ``fit``.
+        steps: number of steps of a validation.
+        element_spec: structure of tf.TensorSpec of a batch of the training.
+
+    Raises:
+        InputError: the dataset has no end, and nobody says how long a validation is; or it is not in batches.
+    """
+    if not is_dataset(data):
+        return
+    if steps is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise InputError("the dataset of validation_data has no end: say how long a validation is, validation_steps=")
+    own, trained = (tf.nest.flatten(spec)[0] for spec in (data.element_spec, element_spec))
+    own_rank, rank = (getattr(getattr(spec, "shape", None), "rank", None) for spec in (own, trained))
+    if own_rank is not None and rank is not None and own_rank == rank - 1:
+        raise InputError(
+            f"elements of validation_data are {own}, and batches of the training {trained}: elements are batches. Is "
+            "dataset.batch(size) missing?"
+        )
 
 
 def validation_names(model: Any, data: Any, names: Sequence[str], callbacks: Sequence[Any]) -> list[str] | None:

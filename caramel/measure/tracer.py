@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -230,9 +231,25 @@ def _as_in_training(
     """Function that opens sessions that run as in training, all on the same servers and until the end."""
     with ExitStack() as stack:
         stack.enter_context(cluster.held(workers))
-        sessions = stack.enter_context(ExitStack())
+        sessions = stack.enter_context(_closed_at_once())
         shared = stack.enter_context(cluster.shared())  # ends before the sessions: servers take long to forget each
-        yield lambda computation: sessions.enter_context(Session(computation, shared, step_timeout_s=timeout_s))
+
+        def opened(computation: DistributedModel) -> Session:
+            sessions.append(Session(computation, shared, step_timeout_s=timeout_s))
+            return sessions[-1]
+
+        yield opened
+
+
+@contextmanager
+def _closed_at_once() -> Iterator[list[Session]]:
+    """A list of sessions that are closed at the end, all at once: each may wait two seconds for its pipelines."""
+    sessions: list[Session] = []
+    try:
+        yield sessions
+    finally:
+        with ThreadPoolExecutor(max(len(sessions), 1)) as pool:
+            list(pool.map(Session.close, sessions))
 
 
 def _measured(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from inspect import signature
 from numbers import Real
 from typing import Any
 
@@ -166,3 +168,23 @@ def byte_count(value: Any, name: str, is_zero_allowed: bool = False) -> float:
         least = "at least 0" if is_zero_allowed else "more than 0"
         raise InputError(f"{name} must be a number of bytes, {least}, got {shown(value)}")
     return float(value)
+
+
+def unknown_argument(
+    function: Callable[..., Any], name: str, further: Iterable[str] = (), instead: str | None = None
+) -> InputError:
+    """The error for an argument that a function does not have.
+
+    >>> str(unknown_argument(whole_number, "leest"))
+    "whole_number() has no argument 'leest': did you mean 'least'?"
+
+    Args:
+        function: the function.
+        name: name of the argument.
+        further: names that it takes besides those of its signature.
+        instead: what to do instead, where that is known.
+    """
+    known = [p.name for p in signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    near = get_close_matches(name, [*known, *further], 1)
+    hint = instead or (f"did you mean {near[0]!r}?" if near else f"see help(caramel.{function.__name__})")
+    return InputError(f"{function.__name__}() has no argument {name!r}: {hint}")

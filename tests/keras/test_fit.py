@@ -144,7 +144,7 @@ def test_arguments_that_it_lacks(name, hint):
 
 @pytest.mark.parametrize("name", ["y", "batch_size", "validation_split", "sample_weight"])
 def test_what_goes_with_arrays(name):
-    refused([f"{name} goes with arrays, and x is none"], compiled(), dataset(), **{name: 1})
+    refused([f"{name} goes with arrays, and x is no array"], compiled(), dataset(), **{name: 1})
 
 
 def test_a_dataset_that_is_not_batched():

@@ -125,7 +125,7 @@ def test_a_validation_on_python_data():
 
 
 def test_hooks_of_a_dataset():
-    """Once each for every epoch, in turn, as in Keras; and all batches once, in another order."""
+    """For every epoch, in turn, as in Keras; and all batches once, in another order."""
     data = InBatches()
     seen = []
     data_getitem = InBatches.__getitem__
@@ -140,7 +140,7 @@ def test_hooks_of_a_dataset():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         caramel.fit(model, data, epochs=3, verbose=0, workers=2, cluster=AS_WRITTEN)
-    assert data.calls == ["begin", "end"] * 3
+    assert data.calls == ["end", *["begin", "end"] * 3]  # the first one after a look at the data
     epochs = np.reshape(seen[-15:], (3, 5))  # before them, some to see what batches are like
     assert all(sorted(epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
@@ -192,3 +192,39 @@ def test_code_that_raises():
     with pytest.raises(ZeroDivisionError, match="user's code"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         caramel.fit(compiled(), batches(), steps_per_epoch=5, workers=2, verbose=0)
+
+
+class Shuffling(keras.utils.PyDataset):
+    """Brings its own examples into another order after each epoch, as Keras' guides show it, and notes the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.y = arrays(59)
+        self.order, self.rng, self.calls = np.arange(59), np.random.default_rng(9), []
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        self.calls.append(number)
+        chosen = self.order[12 * number :][:12]
+        return self.x[chosen], self.y[chosen]
+
+    def on_epoch_begin(self):
+        self.calls.append("begins")
+
+    def on_epoch_end(self):
+        self.calls.append("ends")
+        self.rng.shuffle(self.order)
+
+
+@pytest.mark.filterwarnings("ignore:the batches are made")
+def test_a_dataset_is_told_of_epochs_as_by_keras():
+    plain, ours, data, mine = compiled(), compiled(), Shuffling(), Shuffling()
+    want = plain.fit(data, epochs=2, shuffle=False, verbose=0)
+    got = caramel.fit(ours, mine, epochs=2, shuffle=False, verbose=0, workers=2, cluster=AS_WRITTEN)
+    assert mine.calls == data.calls
+    np.testing.assert_allclose(got.history["loss"], want.history["loss"], rtol=1e-9)
+    evaluated, own = plain.evaluate(data, verbose=0), len(mine.calls)
+    np.testing.assert_allclose(caramel.evaluate(ours, mine, workers=2, verbose=0, cluster=AS_WRITTEN), evaluated)
+    assert mine.calls[own:] == data.calls[own:]

@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.lookup_ops import LookupInterface
 
+from caramel.errors import CaptureError, in_one_line
+
 _NAME = re.compile(r'ResourceHandle\(name="([^"]*)"')
 """The name of a handle in TensorFlow's text of it, the only place where Python can read it."""
 
@@ -47,8 +49,15 @@ def table_behind(handle: Any) -> TableContent | None:
             continue
         known = getattr(candidate, "resource_handle", None)
         if known is handle or (known is not None and name is not None and _name_of(known) == name):
-            with tf.init_scope():
-                keys, values = candidate.export()
+            try:
+                with tf.init_scope():
+                    keys, values = candidate.export()
+            except tf.errors.OpError as error:
+                raise CaptureError(
+                    f"a lookup table of the step has nothing in it ({in_one_line(error)}): a layer such as "
+                    "StringLookup or TextVectorization has no vocabulary. Call its adapt(data) first, or give it "
+                    "vocabulary="
+                ) from error
             if values.shape.rank != 1:
                 return None
             return TableContent(keys.dtype.name, values.dtype.name, keys.numpy(), values.numpy())

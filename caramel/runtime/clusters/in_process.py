@@ -13,6 +13,7 @@ from caramel.graph.devices import InProcessPlacement, in_process_mapping, task_n
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
 from caramel.runtime.host.run_options import RunOptions
+from caramel.util.arguments import shown
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,19 @@ class InProcessExecutor(SessionExecutor):
                 devices[node.device] = self._placement.place(node.device)
             node.device = devices[node.device]
         return placed
+
+
+def cluster_or_default(cluster: Any) -> Cluster:
+    """The cluster that a caller gave, or that of this process.
+
+    Raises:
+        InputError: it is none.
+    """
+    if cluster is None:
+        return InProcess()
+    if not isinstance(cluster, Cluster):
+        raise InputError(
+            "cluster is a caramel.Cluster, such as caramel.LocalProcesses() or caramel.Servers([...]), got "
+            f"{shown(cluster)}"
+        )
+    return cluster
