@@ -20,13 +20,13 @@ from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.checkpoint import readable
-from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.base import Cluster, check_cluster
 from caramel.runtime.executor import Executor, Run
 from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_batch
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
-from caramel.util.arguments import shown, timeout_s, whole_number
+from caramel.util.arguments import timeout_s, whole_number
 from caramel.util.progress import progress_over
 from caramel.util.tables import fitted, preformatted, wrapped
 from caramel.util.temporary import is_in_process
@@ -154,11 +154,7 @@ class Session:
     def __init__(
         self, distributed: DistributedModel, cluster: Cluster, *, step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     ) -> None:
-        if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
-            raise InputError(
-                "a session runs on a cluster such as caramel.InProcess() or caramel.Servers(['host0:2222', "
-                f"'host1:2222']), got {shown(cluster)}"
-            )
+        check_cluster(cluster)
         step_timeout_s = timeout_s(step_timeout_s, "step_timeout_s")
         if distributed.plan.deterministic:
             refuse_rounding_rewrites()

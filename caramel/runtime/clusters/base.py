@@ -12,6 +12,7 @@ from caramel.errors import InputError
 from caramel.graph.devices import Device
 from caramel.runtime.executor import Executor
 from caramel.runtime.host.run_options import RunOptions
+from caramel.util.arguments import shown
 
 
 class Cluster(ABC):
@@ -72,3 +73,16 @@ class Cluster(ABC):
             devices: device string of each worker.
         """
         return max(Counter(Device.parse(text).worker for text in devices).values())
+
+
+def check_cluster(cluster: Any) -> None:
+    """Refuse what is no cluster.
+
+    Raises:
+        InputError: it has no `Cluster.start`.
+    """
+    if isinstance(cluster, (str, type)) or not hasattr(cluster, "start"):
+        raise InputError(
+            "a session runs on a cluster such as caramel.InProcess(), caramel.LocalProcesses() or "
+            f"caramel.Servers(['host0:2222', 'host1:2222']), got {shown(cluster)}"
+        )

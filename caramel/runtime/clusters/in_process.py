@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from caramel.errors import InputError
 from caramel.graph.devices import InProcessPlacement, in_process_mapping, task_name
-from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.base import Cluster, check_cluster
 from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
 from caramel.runtime.host.run_options import RunOptions
-from caramel.util.arguments import shown
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,6 @@ def cluster_or_default(cluster: Any) -> Cluster:
     """
     if cluster is None:
         return InProcess()
-    if not isinstance(cluster, Cluster):
-        raise InputError(
-            "cluster is a caramel.Cluster, such as caramel.LocalProcesses() or caramel.Servers([...]), got "
-            f"{shown(cluster)}"
-        )
-    return cluster
+    check_cluster(cluster)
+    given: Cluster = cluster
+    return given
