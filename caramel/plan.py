@@ -441,7 +441,7 @@ class Plan:
     def _named(self) -> list[str]:
         """What the program calls gradients whose names have other numbers in the plan."""
         own = [f"{name} is {alias}" for alias, name in self.aliases.items() if name in self.pieces]
-        return ["", f"names that Keras numbers are counted anew; here {listed(own, _MOST_NAMES)}"] if own else []
+        return ["", f"names that Keras numbers are counted anew; here {listed(own, 2)}"] if own else []
 
     def _predicted(self) -> list[str]:
         if self.prediction is None:
