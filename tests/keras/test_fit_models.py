@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import AS_WRITTEN, CLASSES, FEATURES, arrays, both, compiled_as, dataset, dense, made, same
+from variants import in_soak
 
 import caramel
 
@@ -27,6 +28,26 @@ def test_a_dataset_in_which_all_batches_are_full():
     data = tf.data.Dataset.from_tensor_slices(arrays()).batch(12, drop_remainder=True)
     validation = {"validation_data": dataset(59, seed=8).repeat(), "validation_steps": 3}
     same(*both(data, made(dense, metrics=["accuracy"]), epochs=2, **validation))
+
+
+class Flat(keras.Model):
+    """A model that has the size of a batch in it as a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, series):
+        return self.dense(tf.reshape(series, [8, -1]))
+
+
+@pytest.mark.parametrize("workers", [4, *in_soak(1, 2)])
+def test_the_size_of_a_batch_as_a_number(workers):
+    """On a worker it is the number of its examples."""
+    series = np.random.default_rng(0).normal(size=(32, 5, 3))
+    data = tf.data.Dataset.from_tensor_slices((series, series.sum((1, 2))[:, None])).batch(8, drop_remainder=True)
+    mse = keras.losses.MeanSquaredError
+    same(*both(data, made(Flat, mse), workers=workers, epochs=2), rtol=1e-5)  # the layer is of float32
 
 
 def test_a_model_that_is_built_by_the_first_batch():

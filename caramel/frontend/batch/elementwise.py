@@ -311,14 +311,21 @@ def aligned(op: Op, positions: Sequence[int]) -> Examples | Unknown:
     if len(places) != 1:
         return op.unknown("brings different examples together")
     axis_from_end, (before, after, chosen) = places.pop()
+    counts = {_size(op.shape(p), axis_from_end) for p in positions if isinstance(op.inputs[p], Examples)}
     for position in positions:
-        if isinstance(op.inputs[position], (Total, Statistic)) and not _is_one(op.shape(position), axis_from_end):
+        value, size = op.inputs[position], _size(op.shape(position), axis_from_end)
+        if isinstance(value, (Total, Statistic)) and size != 1:
             return op.unknown("brings different examples together")
+        if isinstance(value, Independent) and size not in (None, 1, *counts):
+            return op.unknown("has the number of examples of a whole batch in it")
     return Examples((rank or 0) - axis_from_end, Fraction(0), before, after, repeated, mixed_by, normalised, chosen)
 
 
-def _is_one(shape: Shape | None, axis_from_end: int) -> bool:
-    return shape is not None and (len(shape) < axis_from_end or shape[-axis_from_end] == 1)
+def _size(shape: Shape | None, axis_from_end: int) -> int | None:
+    """The size of a tensor along an axis to which it is broadcast; None where that is not known."""
+    if shape is None:
+        return None
+    return 1 if len(shape) < axis_from_end else shape[-axis_from_end]
 
 
 def _ones_like(op: Op) -> Value:
