@@ -183,6 +183,7 @@ def forward_pass(context: Context, workers: int, sharding: str | None = None) ->
     """
     context = context.for_workers(workers, sharding)
     model = context.model_for(workers)
+    _refuse_synchronised(model, workers)
     devices = parse_devices(default_devices(workers), workers)
     pipeline = input_pipeline(context, model, workers, sharding)
     weighted = bool(model.forward_sums) and counts_differ(model, workers, pipeline)

@@ -300,3 +300,28 @@ def test_over_server_processes():
     np.testing.assert_allclose(got, quietly(model.evaluate, X, Y, batch_size=12), **CLOSE)
     got = quietly(caramel.predict, model, X, batch_size=12, workers=3, cluster=cluster)
     np.testing.assert_allclose(got, quietly(model.predict, X, batch_size=12), **CLOSE)
+
+
+class AsksAll(keras.Model):
+    """A test step that asks all replicas for a value."""
+
+    of_part = staticmethod(tf.reduce_sum)
+
+    def test_step(self, data):
+        scores = self(data[0], training=False)
+        whole = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, self.of_part(scores**2))
+        return {"root": tf.sqrt(whole)}
+
+
+def test_a_test_step_that_asks_all_replicas():
+    want = quietly(compiled_as(AsksAll).evaluate, X[:12], Y[:12], batch_size=12, return_dict=True)
+    options = {"batch_size": 12, "workers": 3, "return_dict": True, "cluster": AS_WRITTEN}
+    got = quietly(caramel.evaluate, compiled_as(AsksAll), X[:12], Y[:12], **options)
+    assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_what_a_test_step_cannot_ask_for(monkeypatch):
+    """The sum of the workers' largest is not what one device has."""
+    monkeypatch.setattr(AsksAll, "of_part", staticmethod(tf.reduce_max))
+    with pytest.raises(caramel.UnsupportedError, match="would not be what one device has"):
+        quietly(caramel.evaluate, compiled_as(AsksAll), X[:12], Y[:12], batch_size=12, workers=3, cluster=AS_WRITTEN)
