@@ -69,7 +69,7 @@ def own_step(model):
     return lambda x, y: model.train_step((x, y))
 
 
-def test_a_trace_of_the_captured_train_step(tmp_path):
+def test_a_trace_of_the_captured_train_step(tmp_path, capsys):
     plain = trained(dataset())
     model = compiled()
     model.optimizer.build(model.trainable_variables)
@@ -77,7 +77,9 @@ def test_a_trace_of_the_captured_train_step(tmp_path):
     trace = caramel.trace(caramel.capture(own_step(model), data=dataset()), workers=2, runs=2, steps=2)
     caramel.save_trace(trace, tmp_path / "trace.json")
     save_network(NETWORK, tmp_path / "net.json")
+    capsys.readouterr()
     planned = trained(dataset(), trace=tmp_path / "trace.json", network=tmp_path / "net.json")
+    assert capsys.readouterr().out == ""
     check_same_bits(plain, planned)
     assert planned[0].plan.prediction is not None
 
