@@ -29,7 +29,7 @@ docs: $(VENV)/.dev  ## the documentation as a site, in build/docs; a warning is 
 soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers; about an hour
 	$(BIN)/python -m pytest -m soak $(PARALLEL) --dist load
 
-matrix: $(VENV)/.dev  ## the built wheel with each version of TensorFlow and Keras that it allows; downloads 6 GB, an hour
+matrix: $(VENV)/.dev  ## the built wheel with each version of TensorFlow and Keras that it allows; downloads some GB, half an hour and more
 	$(BIN)/python -m benchmarks.versions
 
 bench-collectives: $(VENV)/.dev  ## all-reduces against TensorFlow's; as root also on hosts with shaped links

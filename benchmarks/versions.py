@@ -68,6 +68,7 @@ def main(only: str, python: str, path: str) -> None:
     chosen = [pair for pair in PAIRS if pair[0].startswith(only)]
     if not chosen:
         raise InputError(f"no version of TensorFlow begins with {only!r}; there are {', '.join(p for p, _ in PAIRS)}")
+    tried = []
     for number, (tensorflow, keras) in enumerate(chosen):
         key = f"TensorFlow {tensorflow}, {f'Keras {keras}' if keras else 'newest Keras'}"
         click.echo(f"[{number + 1} of {len(chosen)}] {key}")
@@ -75,8 +76,9 @@ def main(only: str, python: str, path: str) -> None:
         if known.get("wheel") != _digest(wheel) or known["failed"]:
             done[key] = {"wheel": _digest(wheel), **_tried(wheel, python, tensorflow, keras)}
             write_whole(Path(path), json.dumps(done, indent=1, sort_keys=True) + "\n")
+        tried.append(key)
         click.echo(f"    {done[key]['failed'] or 'right'}")
-    failed = [key for key, result in done.items() if result["failed"]]
+    failed = [key for key in tried if done[key]["failed"]]
     if failed:
         raise InputError(f"these failed: {'; '.join(failed)}")
 

@@ -36,6 +36,11 @@ class RawVariable:
     part: VariablePart | None = None
     renamed: str | None = None
 
+    @property
+    def plan_name(self) -> str:
+        """Its name in plans and traces."""
+        return self.name if self.renamed is None else self.renamed
+
 
 @dataclass(frozen=True)
 class RawTable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,9 +23,12 @@ def static_shape(graph: Graph, tensor: str) -> Shape | None:
 
 def static_size(graph: Graph, tensor: str) -> int | None:
     """The number of elements of a tensor; None where that is not known."""
-    shape = static_shape(graph, tensor)
-    known = None if shape is None else [size for size in shape if size is not None]
-    return math.prod(known) if shape is not None and known is not None and len(known) == len(shape) else None
+    product = 1
+    for size in static_shape(graph, tensor) or (None,):
+        if size is None:
+            return None
+        product *= size
+    return product
 
 
 def sizes(shape: Any) -> Shape | None:

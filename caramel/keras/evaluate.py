@@ -19,7 +19,7 @@ from caramel.keras.train_step import leaf_metrics
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session, StepResult
-from caramel.util.arguments import unknown_argument, whole_number
+from caramel.util.arguments import refuse_unknown, whole_number
 
 
 def evaluate(
@@ -74,8 +74,7 @@ def evaluate(
         >>> round(caramel.evaluate(model, np.eye(2), np.ones((2, 1)), workers=2, verbose=0), 4)
         1.0
     """
-    for name in unknown:
-        raise unknown_argument(evaluate, name)
+    refuse_unknown(evaluate, unknown)
     check_model(model, "evaluate")
     data = _data(x, y, sample_weight, batch_size, steps, "evaluate")
     place = _Place.of("test_step", workers, cluster, step_timeout_s, sharding)
@@ -146,8 +145,7 @@ def predict(
         >>> caramel.predict(model, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), workers=2, verbose=0).tolist()
         [[3.0], [7.0], [11.0]]
     """
-    for name in unknown:
-        raise unknown_argument(predict, name)
+    refuse_unknown(predict, unknown)
     check_model(model, "predict", must_be_compiled=False)
     data = _data(x, None, None, batch_size, steps, "predict")
     place = _Place.of("predict_step", workers, cluster, step_timeout_s, sharding)

@@ -25,7 +25,7 @@ from caramel.keras.validation import Validation, check_validation, validation_na
 from caramel.netmodel.file import as_network
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import cluster_or_default
-from caramel.util.arguments import unknown_argument, whole_number
+from caramel.util.arguments import refuse_unknown, whole_number
 
 _METHOD = "train_step"
 """Method of a model that the workers run."""
@@ -112,7 +112,7 @@ def fit(
         >>> [round(loss, 4) for loss in history.history["loss"]]
         [1.0, 0.9409]
     """
-    _refuse_unknown(options)
+    refuse_unknown(fit, options, _OPTIONS, _INSTEAD)
     check_model(model, "fit")
     _check(epochs, initial_epoch, steps_per_epoch, validation_freq)
     number = whole_number(workers, "workers")
@@ -238,12 +238,6 @@ _INSTEAD = {
     "number_of_workers": "the number of workers is workers=",
 }
 """What to do instead of an argument that a user may expect."""
-
-
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name not in _OPTIONS:
-            raise unknown_argument(fit, name, _OPTIONS, _INSTEAD.get(name))
 
 
 def _check(epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any) -> None:

@@ -104,13 +104,16 @@ class VariableState:
             reader: of it.
         """
         there = reader.get_variable_to_shape_map()
-        wanted = [v.checkpoint_place[0] for v in self._model.variables if v.saved]
+        wanted = {v.checkpoint_place[0] for v in self._model.variables if v.saved}
+        if wanted <= there.keys():
+            yield prefix
+            return
         names = [*wanted, *(key for _, _, key in separately_saved(self._model, self._plan))]
         then, now = (Renaming(counted_anew(parts_of(keys))) for keys in (there, names))
         own = {now.of(name): name for name in names}
         renamed = {key: own.get(then.of(key), key) for key in there}
-        if all(name in there for name in wanted) or not {*wanted} <= {*renamed.values()}:
-            yield prefix
+        if not wanted <= {*renamed.values()}:
+            yield prefix  # of another program, which is refused by name
             return
         with _temporary_prefix() as named:
             values = checkpoint.read_values(prefix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import signature
 from numbers import Real
@@ -170,21 +170,27 @@ def byte_count(value: Any, name: str, is_zero_allowed: bool = False) -> float:
     return float(value)
 
 
-def unknown_argument(
-    function: Callable[..., Any], name: str, further: Iterable[str] = (), instead: str | None = None
-) -> InputError:
-    """The error for an argument that a function does not have.
-
-    >>> str(unknown_argument(whole_number, "leest"))
-    "whole_number() has no argument 'leest': did you mean 'least'?"
+def refuse_unknown(
+    function: Callable[..., Any],
+    names: Iterable[str],
+    further: Collection[str] = (),
+    instead: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse an argument that a function does not have.
 
     Args:
-        function: the function.
-        name: name of the argument.
-        further: names that it takes besides those of its signature.
-        instead: what to do instead, where that is known.
+        function: the function, which takes arguments of any name.
+        names: names of the arguments that are none of its signature's.
+        further: names that it takes besides those.
+        instead: what to do instead of arguments that a user may expect, by name.
+
+    Raises:
+        InputError: there is such an argument.
     """
-    known = [p.name for p in signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    near = get_close_matches(name, [*known, *further], 1)
-    hint = instead or (f"did you mean {near[0]!r}?" if near else f"see help(caramel.{function.__name__})")
-    return InputError(f"{function.__name__}() has no argument {name!r}: {hint}")
+    for name in names:
+        if name in further:
+            continue
+        known = [p.name for p in signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        near = get_close_matches(name, [*known, *further], 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"see help(caramel.{function.__name__})"
+        raise InputError(f"{function.__name__}() has no argument {name!r}: {(instead or {}).get(name, hint)}")

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from caramel.frontend.batch.domain import Coordinates, Examples, Order, Value, is_invariant
 from caramel.frontend.batch.layout import sliced_axis
-from caramel.frontend.batch.op import MIXES_EXAMPLES, Op
+from caramel.frontend.batch.op import KEEPS_NUMBERS, MIXES_EXAMPLES, Op
 
 _COUNTS_ANEW = "numbers the examples: each worker would begin to count anew"
-
-_SAME = frozenset({"Identity", "Cast", "StopGradient", "EnsureShape", "Snapshot"})
 
 
 def of_numbers(op: Op) -> Value:
@@ -20,7 +18,7 @@ def of_numbers(op: Op) -> Value:
         return _beside(op)
     if not isinstance(first, Order):
         return op.unknown(_COUNTS_ANEW)
-    if op.node.op in _SAME and not op.casts_to_bool:
+    if op.node.op in KEEPS_NUMBERS and not op.casts_to_bool:
         return first
     return first if _is_made_a_column(op) else op.unknown(_COUNTS_ANEW)
 
@@ -29,7 +27,7 @@ def of_coordinates(op: Op) -> Value:
     """The value of an op that reads coordinates."""
     first = op.inputs[0]
     if isinstance(first, Coordinates):
-        return first if op.node.op in _SAME and not op.casts_to_bool else op.unknown(_COUNTS_ANEW)
+        return first if op.node.op in KEEPS_NUMBERS and not op.casts_to_bool else op.unknown(_COUNTS_ANEW)
     places = op.inputs[1] if len(op.inputs) > 1 else None
     if op.node.op != "GatherNd" or not isinstance(places, Coordinates) or not isinstance(first, Examples):
         return op.unknown(MIXES_EXAMPLES)

@@ -131,6 +131,9 @@ class Op:
 Rule = Callable[[Op], "Value | Sequence[Value]"]
 """Function from an op to the abstract values of its outputs: one value for all, or one for each."""
 
+KEEPS_NUMBERS = frozenset({"Identity", "Cast", "StopGradient", "EnsureShape", "Snapshot"})
+"""Ops that leave whole numbers, such as places, what they are; a Cast to bool does not."""
+
 MIXES_EXAMPLES = "takes some of the examples, or brings them into another order"
 """Predicate, for messages, of an op that takes some of the examples or reorders them."""
 

@@ -6,11 +6,8 @@ from dataclasses import replace
 
 from caramel.frontend.batch.domain import Examples, Positions, Total, Value
 from caramel.frontend.batch.layout import sliced_axis
-from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
+from caramel.frontend.batch.op import KEEPS_NUMBERS, MIXES_EXAMPLES, Op, Rule
 from caramel.frontend.batch.partitions import stitched
-
-_SAME = frozenset({"Identity", "Cast", "StopGradient", "EnsureShape", "Snapshot"})
-"""Ops that leave places what they are."""
 
 
 def _where(op: Op) -> Value:
@@ -32,7 +29,7 @@ def of_positions(op: Op) -> Value:
         return op.unknown(MIXES_EXAMPLES)
     if kind == "Size":
         return Total()
-    is_vector = kind in _SAME or (first.rank == 1 and _is_made_a_vector(op))
+    is_vector = kind in KEEPS_NUMBERS or (first.rank == 1 and _is_made_a_vector(op))
     return first if is_vector else op.unknown("reads places, which each worker counts anew")
 
 

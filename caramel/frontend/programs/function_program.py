@@ -282,7 +282,7 @@ def _handle_node(variable: RawVariable) -> Any:
     node = node_def_pb2.NodeDef(name=variable.node, op=ops.VARIABLE)
     node.attr["dtype"].type = ops.dtype_enum(variable.dtype)
     node.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
-    node.attr["shared_name"].s = (variable.renamed or variable.name).encode()
+    node.attr["shared_name"].s = variable.plan_name.encode()
     node.attr["container"].s = b""
     node.attr[SHAPES_ATTRIBUTE].list.shape.append(tf.TensorShape([]).as_proto())
     return node

@@ -140,7 +140,7 @@ class Naming:
         self, key: Any, name: str, dtype: str, shape: tuple[int, ...], trainable: bool, saved: bool = True
     ) -> RawVariable:
         unique = _unique(name, {v.name for v in self._by_handle.values()})
-        plan_name = _unique(self._renaming.of(unique), {v.renamed or v.name for v in self._by_handle.values()})
+        plan_name = _unique(self._renaming.of(unique), {v.plan_name for v in self._by_handle.values()})
         node = "caramel.variables/" + re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", plan_name)
         node = _unique(node, {v.node for v in self._by_handle.values()})  # "a b" and "a_b" are two names
         renamed = None if plan_name == unique else plan_name

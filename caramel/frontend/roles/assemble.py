@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from caramel.errors import CaptureError, UnsupportedError, listed
 from caramel.frontend.attributes import without_capture_attributes
@@ -13,7 +14,7 @@ from caramel.frontend.captured import RawGradient, RawProgram
 from caramel.frontend.roles import nested_gradients, variable_classes
 from caramel.frontend.roles.accumulation import Accumulation, accumulated
 from caramel.frontend.roles.asked_sums import is_settled, unmet_sums, with_asked_sums
-from caramel.frontend.roles.forward_search import GatherNeeded, Search, is_function_of_sums
+from caramel.frontend.roles.forward_search import GatherNeeded, Search, may_be_function_of_sums
 from caramel.frontend.roles.forward_sums import differing_entries, with_forward_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
@@ -205,12 +206,14 @@ def _reduced(
         refusal = error
     is_settled_now = told is not None and is_settled(seen, told[1], told[0].kind)
     summed: RawProgram | None = raw
-    is_told = raw.reduction is not None and raw.trains  # the caller has said how the loss of each worker counts
-    if (not is_settled_now or raw.forward_sums) and not inside and not is_told and raw.trains:
-        summed = with_forward_sums(raw, _analyse(used, inputs, kinds), _local(kinds), refusal)
-    elif is_settled_now and told is not None and not inside and not is_told and _has_open_results(raw, told[1]):
+    # Where the caller has said how each worker's loss counts, nothing is summed. What trains nothing has no loss.
+    may_sum = not inside and (raw.reduction is None or not raw.trains)
+    sum_of_all = partial(with_forward_sums, raw, _analyse(used, inputs, kinds), _local(kinds), refusal)
+    if may_sum and raw.trains and (not is_settled_now or raw.forward_sums):
+        summed = sum_of_all()
+    elif may_sum and is_settled_now and told is not None and _has_open_results(raw, told[1]):
         with suppress(GatherNeeded):  # a result may stay as it is
-            summed = with_forward_sums(raw, _analyse(used, inputs, kinds), _local(kinds), refusal) or raw
+            summed = sum_of_all() or raw
     if summed is not None and summed is not raw:
         return summed
     if told is None or summed is None or not is_settled_now:
@@ -220,7 +223,7 @@ def _reduced(
 
 def _has_open_results(raw: RawProgram, reductions: Reductions) -> bool:
     """Whether a result of the step may be a function of sums over the examples."""
-    return any(is_function_of_sums(reductions.value_of(tensor)) for _, tensor in raw.outputs)
+    return any(may_be_function_of_sums(reductions.value_of(tensor)) for _, tensor in raw.outputs)
 
 
 def _local(kinds: Mapping[str, VariableClass]) -> list[str]:
@@ -320,7 +323,6 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
         variable = by_node[gradient.variable]
         names[variable.name] = names.get(variable.name, 0) + 1
         suffix = "" if names[variable.name] == 1 else f"#{names[variable.name]}"
-        plan_name = variable.name if variable.renamed is None else variable.renamed
         dtype = _dtype(step, gradient.tensor)
         if None in variable.shape:
             raise UnsupportedError(
@@ -328,7 +330,7 @@ def _gradients(used: Sequence[RawGradient], raw: RawProgram, step: Graph) -> tup
             )
         gradients.append(
             Gradient(
-                plan_name + suffix,
+                variable.plan_name + suffix,
                 variable.name,
                 gradient.tensor,
                 tuple(c for c in gradient.consumers if c in step),
@@ -397,8 +399,8 @@ def _summed_notes(raw: RawProgram) -> list[str]:
         return []
     names = [node_of(raw.graph[s.node].input[0]) for s in raw.forward_sums]
     return [
-        f"the loss is no sum or mean of the workers' losses: {listed(names, 3)} {'is' if len(names) == 1 else 'are'} "
-        "summed over the workers in the forward pass, so that each worker has the loss of the whole batch"
+        f"values of the whole batch are needed in the forward pass: {listed(names, 3)} "
+        f"{'is' if len(names) == 1 else 'are'} summed over the workers there, so that each of them has these values"
     ]
 
 

@@ -271,7 +271,7 @@ class Search:
     def _for_results(self, reductions: Reductions) -> _Needs | None:
         """Sums of which a result of the step is a function, as a share of the entries that a mask leaves; or None."""
         for _, tensor in self.raw.outputs:
-            if tensor not in self._left and is_function_of_sums(reductions.value_of(tensor)):
+            if tensor not in self._left and may_be_function_of_sums(reductions.value_of(tensor)):
                 sums = self._sums_of_result(tensor, reductions)
                 if sums:
                     return _Needs(sums, result=tensor)
@@ -461,8 +461,8 @@ class Search:
         return node_of(tensor) in self.raw.graph.ancestors(sorted(targets), control=False)
 
 
-def is_function_of_sums(value: Value) -> bool:
-    """Whether a tensor may be a function of sums over the examples, but neither a sum nor a mean itself."""
+def may_be_function_of_sums(value: Value) -> bool:
+    """Whether a tensor may be a function of sums over the examples and is neither a sum nor a mean itself."""
     return isinstance(value, (Statistic, Unknown)) or (isinstance(value, Total) and _kind(value) is None)
 
 

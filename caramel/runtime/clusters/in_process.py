@@ -91,5 +91,4 @@ def cluster_or_default(cluster: Any) -> Cluster:
     if cluster is None:
         return InProcess()
     check_cluster(cluster)
-    given: Cluster = cluster
-    return given
+    return cluster  # type: ignore[no-any-return]
