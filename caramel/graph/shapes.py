@@ -23,8 +23,11 @@ def static_shape(graph: Graph, tensor: str) -> Shape | None:
 
 def static_size(graph: Graph, tensor: str) -> int | None:
     """The number of elements of a tensor; None where that is not known."""
-    product = 1
-    for size in static_shape(graph, tensor) or (None,):
+    shape = static_shape(graph, tensor)
+    if shape is None:
+        return None
+    product = 1  # of a scalar
+    for size in shape:
         if size is None:
             return None
         product *= size

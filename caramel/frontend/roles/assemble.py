@@ -399,8 +399,8 @@ def _summed_notes(raw: RawProgram) -> list[str]:
         return []
     names = [node_of(raw.graph[s.node].input[0]) for s in raw.forward_sums]
     return [
-        f"values of the whole batch are needed in the forward pass: {listed(names, 3)} "
-        f"{'is' if len(names) == 1 else 'are'} summed over the workers there, so that each of them has these values"
+        f"values of the whole batch are needed: {listed(names, 3)} {'is' if len(names) == 1 else 'are'} "
+        "summed over the workers in the forward pass, so that each of them has these values"
     ]
 
 
