@@ -14,6 +14,7 @@ from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.plan_checks import check_applies, check_plan
 from caramel.analyzers.registry import automatic_analyzers
 from caramel.analyzers.step.sparse_slices import with_added_slices
+from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import InputError, PlanError, listed
@@ -23,6 +24,7 @@ from caramel.graph.devices import default_devices
 from caramel.model import Model, VariableClass
 from caramel.modifiers.replicate import parse_devices
 from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan, Transfer, Transfers
 from caramel.util.arguments import shown
 from caramel.util.text_files import about_file
@@ -225,4 +227,20 @@ def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer],
         used = {(workers, t.algorithm, t.depth) for t in transfers}
         curves = [c for c in options.network.curves if (c.workers, c.algorithm, c.depth) in used]
         notes += [f"network: {c.warning}" for c in curves if c.warning is not None]
+        notes += _extrapolation_notes(options.network, transfers, workers)
     return notes
+
+
+def _extrapolation_notes(network: NetworkModel, transfers: Sequence[Transfer], workers: int) -> list[str]:
+    """Which transfers are predicted from measurements of other sizes or depths."""
+    beyond = []
+    for number, transfer in enumerate(transfers):
+        if transfer.predicted_s is None or transfer.elements is None:
+            continue
+        size_bytes = transfer.elements * ITEM_BYTES[transfer.wire or transfer.dtype]
+        if network.predict(transfer.algorithm, transfer.depth, workers, size_bytes).basis == "extrapolated":
+            beyond.append(f"{number} ({transfer.algorithm} at depth {transfer.depth}, {size_bytes:,} bytes)")
+    if not beyond:
+        return []
+    which = "transfer" if len(beyond) == 1 else f"{len(beyond)} transfers:"
+    return [f"network: extrapolated beyond what was measured: {which} {listed(beyond, 3)}"]
