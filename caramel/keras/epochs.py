@@ -110,7 +110,9 @@ class EpochLoop:
             done, logs = self._between_calls(number, logs)
             if not done:
                 self._in_pass = self._batches_taken == self.length  # Keras notices the end of the others by an error
-                if steps is not None:
+                if number == 0:
+                    self._end_training()
+                elif steps is not None:
                     warnings.warn(
                         f"the data ended before the {steps} steps of an epoch: the epoch ends there, and the next one "
                         "begins the data again. Repeat the dataset (dataset.repeat()) if it should go on",
@@ -126,6 +128,15 @@ class EpochLoop:
             self.passes.epoch_ends()
         self.values.copy_to_model()
         return self.counts.logs(logs)
+
+    def _end_training(self) -> None:
+        """End a training whose data is used up; an epoch without a step would have no loss to report."""
+        warnings.warn(
+            "the data has ended, so the training does: a generator gives its batches once. Say how many steps of it "
+            "are an epoch (steps_per_epoch=), or give a keras.utils.PyDataset, which begins anew in each epoch",
+            stacklevel=5,  # whoever calls `fit`
+        )
+        self.model.stop_training = True
 
     def _begin_pass(self) -> None:
         self.passes.begin()

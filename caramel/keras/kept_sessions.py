@@ -27,6 +27,7 @@ from caramel.keras.captured_steps import CapturedStep
 from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import FedBatches
 from caramel.keras.given_data import GivenData
+from caramel.netmodel.model import NetworkModel
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.session import Session
 
@@ -306,4 +307,4 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, Mapping):
         return all(map(_is_plain, value.values()))
-    return value is None or isinstance(value, (str, int, float, os.PathLike, Cluster, tf.TypeSpec))
+    return value is None or isinstance(value, (str, int, float, os.PathLike, Cluster, NetworkModel, tf.TypeSpec))

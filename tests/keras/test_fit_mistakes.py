@@ -71,3 +71,34 @@ def test_a_layer_without_a_vocabulary_in_the_pipeline():
     data = tf.data.Dataset.from_tensor_slices((["a"] * len(X), X)).map(numbered).batch(8)
     with pytest.raises(caramel.DataError, match="no vocabulary: call its adapt"):
         caramel.fit(compiled(), data, workers=2, verbose=0)
+
+
+def test_a_generator_that_is_used_up_ends_the_training():
+    batches = [(X[n : n + 8], Y[n : n + 8]) for n in (0, 8, 16)]
+    epochs = Epochs()
+    with pytest.warns(UserWarning, match="the data has ended.*steps_per_epoch=.*PyDataset"):
+        history = caramel.fit(
+            compiled(), (batch for batch in batches), workers=2, epochs=5, verbose=0, callbacks=[epochs]
+        )
+    assert len(history.history["loss"]) == 1
+    assert epochs.seen == ["begin 0", "end 0", "begin 1", "end 1"]
+
+
+class Epochs(keras.callbacks.Callback):
+    """What a callback is told of epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(f"begin {epoch}")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(f"end {epoch}")
+
+
+def test_batches_of_another_shape_than_the_first():
+    batches = [(X[:8], Y[:8]), (X[:8], Y[:8]), (X[:8, :2], Y[:8])]
+    with pytest.raises(caramel.InputError, match=r"takes arrays of shape \['batch', 5\], got \[8, 2\]"):
+        caramel.fit(compiled(), (batch for batch in batches), workers=2, verbose=0)

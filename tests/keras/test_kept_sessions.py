@@ -136,6 +136,13 @@ def test_a_network_in_a_file_that_changes(opened, tmp_path):
     assert len(opened) == 2 and history.plan is not None
 
 
+def test_networks_are_the_same_where_they_are_equal(opened):
+    model = compiled()
+    for rate in (1e8, 1e8, 2e8):
+        fitted(model, X, Y, network=caramel.NetworkModel.from_link_rate(rate), scheduling=False)
+    assert len(opened) == 2
+
+
 def test_a_failure_closes_the_session(opened):
     class Fails(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
