@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from caramel.errors import CaramelError, ClusterError, InputError, StepError, listed
 from caramel.graph.devices import Device
+from caramel.util.daemon_threads import DaemonThreads
 
 v1 = tf.compat.v1
 
@@ -78,7 +78,7 @@ class SessionExecutor:
         except tf.errors.OpError as error:
             raise caramel_error(error, "while opening the session") from error
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], Any] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads: DaemonThreads | None = None
         _open_executors.add(self)
 
     @classmethod
@@ -156,9 +156,13 @@ class SessionExecutor:
 
         for run in runs:
             self._callable(*run)  # making one changes the graph, which two threads must not do
-        if self._pool is None and len(runs) > 1:
-            self._pool = ThreadPoolExecutor(len(runs))
-        results = [run_one(runs[0])] if self._pool is None else list(self._pool.map(run_one, runs))
+        if self._threads is None and len(runs) > 1:
+            self._threads = DaemonThreads(len(runs), "worker data")
+        if self._threads is None:
+            results = [run_one(runs[0])]
+        else:
+            running = [self._threads.submit(run_one, run) for run in runs]
+            results = [each.result() for each in running]
         values_or_errors: list[list[np.ndarray] | StepError] = []
         for result in results:
             if isinstance(result, ClusterError):
@@ -223,17 +227,15 @@ class SessionExecutor:
         return (os.getpid(),)
 
     def leave(self) -> None:
-        """Leave the session to the process of which this one is a fork.
+        """Give the session up without closing it, which TensorFlow would do when this object or the process ends.
 
-        Otherwise TensorFlow would close it when this process ends, on the servers, too.
+        It belongs to the process of which this one is a fork, or a server is lost, for which closing would wait.
         """
         self._session._closed = True
         self._session._session = None
 
     def close(self) -> None:
         """Close the session; its variables are gone."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
         self._session.close()
 
 

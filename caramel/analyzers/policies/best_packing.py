@@ -24,7 +24,7 @@ INDIFFERENCE = 0.005
 _EQUAL_MEANS = 0.001
 """Fraction of a mean below which two means count as equal, so that the simpler plan is taken (our choice)."""
 
-_LEAST_EVALUATIONS, _MOST_EVALUATIONS, _ALL_EVALUATIONS = 4_000, 24_000, 1_600_000
+_LEAST_EVALUATIONS, _MOST_EVALUATIONS, _ALL_EVALUATIONS = 3_000, 24_000, 1_200_000
 """Number of steps that the local search simulates: the last number over that of gradients, within the first two (our
 choice: about a second for any number of gradients)."""
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from caramel.errors import ClusterError
-from caramel.runtime.executor import Executor
 from caramel.runtime.host.environment import server_environment
 from caramel.runtime.host.server import READY_LINE
 from caramel.util.temporary import is_in_process, no_room
@@ -120,26 +119,3 @@ def _stop(process: subprocess.Popen[bytes], log: IO[bytes], owner_pid: int) -> N
     process.kill()  # nothing there needs an orderly end
     process.wait()
     log.close()
-
-
-class OwnServerExecutor:
-    """An Executor that stops the driver's own server when it is closed."""
-
-    def __init__(self, inner: Executor, server: OwnServer) -> None:
-        self.run = inner.run
-        self.run_traced = inner.run_traced
-        self.run_each = inner.run_each
-        self.extend = inner.extend
-        self._inner = inner
-        self._server = server
-
-    def pids(self) -> tuple[int, ...]:
-        """The driver's process and its own server's; the other servers are elsewhere."""
-        return (*self._inner.pids(), self._server.pid)
-
-    def close(self) -> None:
-        """Close the session, so that the other servers free what it has there; then stop the server."""
-        try:
-            self._inner.close()
-        finally:
-            self._server.stop()

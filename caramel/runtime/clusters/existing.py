@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from caramel.errors import ClusterError, InputError, listed
-from caramel.graph.devices import Device, cpu_count, default_devices
+from caramel.graph.devices import Device, cpu_count, default_devices, task_name
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.clusters.driver_server import OwnServer, OwnServerExecutor, is_listening
+from caramel.runtime.clusters.driver_server import START_TIMEOUT_S, OwnServer, is_listening
+from caramel.runtime.clusters.heartbeat import Heartbeats, Member
+from caramel.runtime.clusters.servers_executor import ServersExecutor
 from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
 from caramel.runtime.host.membership import WORKER_JOB, Membership, checked_addresses, from_resolver, from_tf_config
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import GROUP_LEADER, serve_forever
 from caramel.util.arguments import whole_number
+
+_START = "Start each of them on its machine (caramel worker), and check that this machine reaches it"
 
 
 @dataclass(frozen=True)
@@ -153,19 +159,48 @@ class Servers(Cluster):
                 f"give an address for each, and use devices /job:{WORKER_JOB}/task:0 and so on"
             )
         own = self.own_server(devices)
+        heartbeats = Heartbeats(self._members())
         try:
-            session = self._session(graph_def, devices, timeout_s)
+            self._await(heartbeats, timeout_s)
+            return ServersExecutor(
+                lambda: self._session(graph_def, devices, timeout_s), heartbeats, partial(self._named, heartbeats), own
+            )
         except BaseException:
+            heartbeats.stop()
             if own is not None:
                 own.stop()
             raise
-        return session if own is None else OwnServerExecutor(session, own)
+
+    def _members(self) -> list[Member]:
+        return [
+            Member(f"worker {task} at {address}", f"grpc://{address}", task_name(WORKER_JOB, task))
+            for task, address in enumerate(self.addresses)
+        ]
+
+    def _await(self, heartbeats: Heartbeats, timeout_s: float) -> None:
+        """Wait until all servers answer, which may have to start yet.
+
+        Raises:
+            ClusterError: one does not.
+        """
+        try:
+            heartbeats.await_all(min(timeout_s, START_TIMEOUT_S))
+        except ClusterError as error:
+            raise ClusterError(
+                f"{error}: {self._named(heartbeats) or 'something else listens there'}. {_START}"
+            ) from None
+
+    def _named(self, heartbeats: Heartbeats) -> str:
+        """The servers that cannot be reached, as a clause."""
+        with ThreadPoolExecutor(len(self.addresses)) as pool:
+            listening = list(pool.map(is_listening, self.addresses))
+        silent = [
+            f"worker {task} at {address}"
+            for task, (address, listens) in enumerate(zip(self.addresses, listening))
+            if not listens
+        ]
+        return f"nothing listens at {listed(silent)}" if silent else heartbeats.doubtful()
 
     def _session(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> SessionExecutor:
         config = self.options.config(group_leader=GROUP_LEADER if has_native_collectives(graph_def) else "")
-        try:
-            return SessionExecutor.on_servers(graph_def, f"grpc://{self.addresses[0]}", config, devices, timeout_s)
-        except ClusterError as error:
-            silent = [address for address in self.addresses if not is_listening(address)]
-            where = f". From here nothing listens at {listed(silent)}" if silent else ""
-            raise ClusterError(f"{error}{where}") from error
+        return SessionExecutor.on_servers(graph_def, f"grpc://{self.addresses[0]}", config, devices, timeout_s)

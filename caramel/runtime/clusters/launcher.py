@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from caramel.errors import CaramelError, ClusterError
+from caramel.graph.devices import task_name
 from caramel.runtime.host.environment import load_tensorflow
 from caramel.runtime.host.namespaces import (
     enter_network_namespace,
@@ -32,6 +32,9 @@ from caramel.util.temporary import has_room, no_room
 
 _POLL_S = 0.2
 """Seconds between two looks at the servers."""
+
+_UNLOAD_S = 100.0
+"""Seconds that closing a large session may take: more than ten were seen."""
 
 _GRACE_S = 2.0
 """Seconds that TensorFlow may take to report by itself what a dead server did to a step."""
@@ -49,7 +52,8 @@ class Launcher:
         self._settings: dict[str, Any] = {}
         self._target = ""
         self.directory = directory
-        self._runner = ThreadPoolExecutor(1)  # its thread starts with the first run, after the servers were forked
+        self._heartbeats: Any = None  # its threads start after the servers were forked, as those of the supervisor do
+        self._supervisor: Any = None
 
     def start(self, settings: dict[str, Any]) -> None:
         """Start one server for each task and wait until all listen.
@@ -74,6 +78,31 @@ class Launcher:
             self._await(number, name, process, deadline)
         first_job, first_task = settings["tasks"][0]
         self._target = "grpc://" + jobs[first_job][first_task]
+        self._supervise([(job, task, f"grpc://{jobs[job][task]}") for job, task in settings["tasks"]])
+
+    def _supervise(self, tasks: Sequence[tuple[str, int, str]]) -> None:
+        """Begin to ask the servers whether they answer."""
+        from caramel.runtime.clusters.heartbeat import Heartbeats, Member
+        from caramel.runtime.clusters.supervision import Supervisor
+
+        members = [
+            Member(f"{name}, process {process.pid},", target, task_name(job, task))
+            for (name, process), (job, task, target) in zip(self._servers, tasks)
+        ]
+        self._heartbeats = Heartbeats(members)
+        self._supervisor = Supervisor(self._lost, self._named, _GRACE_S)
+
+    def _lost(self) -> str:
+        """The servers that ended, or do not answer, as a clause; empty if all are well."""
+        if dead := self._failures(dead_only=True):
+            return dead
+        silent: str = self._heartbeats.lost()
+        return silent and (self._failures() or silent)
+
+    def _named(self) -> str:
+        """The same after an error that TensorFlow has reported."""
+        time.sleep(_POLL_S)  # a process that was killed is reaped a moment after its socket closed
+        return self._failures() or self._heartbeats.doubtful()
 
     @staticmethod
     def _isolate(settings: dict[str, Any]) -> None:
@@ -147,7 +176,8 @@ class Launcher:
 
         from caramel.runtime.executor import SessionExecutor
 
-        executor = SessionExecutor.on_servers(
+        executor = self._supervisor.call(
+            SessionExecutor.on_servers,
             tf.compat.v1.GraphDef.FromString(graph_def),
             self._target,
             tf.compat.v1.ConfigProto.FromString(config),
@@ -160,35 +190,20 @@ class Launcher:
 
     def unload(self, session: int) -> None:
         """Close a session."""
-        self._executors.pop(session).close()
+        executor = self._executors.pop(session)
+        self._supervisor.close(executor.close, executor.leave, _UNLOAD_S)
 
     def run(self, session: int, payload: Any) -> Any:
         """One run of a session; a failure also says which server died."""
-        return self._supervised(self._executors[session].run, payload)
+        return self._supervisor.call(self._executors[session].run, *payload)
 
     def run_traced(self, session: int, payload: Any) -> Any:
         """One run of a session with full tracing."""
-        return self._supervised(self._executors[session].run_traced, payload)
+        return self._supervisor.call(self._executors[session].run_traced, *payload)
 
     def run_each(self, session: int, payload: Any) -> Any:
         """Several runs at once."""
-        return self._supervised(self._executors[session].run_each, payload)
-
-    def _supervised(self, function: Any, payload: Any) -> Any:
-        running = self._runner.submit(function, *payload)
-        while not wait([running], _POLL_S).done:
-            # TensorFlow notices in its own time, or not at all, that the server died that coordinates a step.
-            if self._failures(dead_only=True):
-                wait([running], _GRACE_S)
-                if not running.done():
-                    raise ClusterError(
-                        f"a worker is lost{self._failures()}. Start a new session and restore a checkpoint"
-                    )
-        try:
-            return running.result()
-        except ClusterError as error:
-            time.sleep(_POLL_S)  # a process that was killed is reaped a moment after its socket closed
-            raise ClusterError(f"{error}{self._failures()}") from error
+        return self._supervisor.call(self._executors[session].run_each, *payload)
 
     def extend(self, session: int, graph_def: bytes) -> None:
         """Add nodes to a session's graph."""
@@ -204,7 +219,7 @@ class Launcher:
                 failures.append(f"{name}, process {process.pid}, {how}")
             elif not dead_only and _is_stopped(process.pid):
                 failures.append(f"{name}, process {process.pid}, is stopped by a signal")
-        return "; " + "; ".join(failures) if failures else ""
+        return "; ".join(failures)
 
     def pids(self) -> list[int]:
         """Process ids of the servers."""

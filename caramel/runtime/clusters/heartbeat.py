@@ -1,0 +1,158 @@
+"""Whether servers answer: beside the training, each of them is asked every two seconds.
+
+TensorFlow tells of a server that was killed only where a connection is reset, and of one that is stopped, or behind a
+dead link, not at all. A busy server answers within some milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.errors import ClusterError, listed
+
+v1 = tf.compat.v1
+
+INTERVAL_S = 2.0
+"""Seconds from one question to the next."""
+
+TIMEOUT_S = 2.0
+"""Seconds that an answer may take."""
+
+MOST_UNANSWERED = 3
+"""Unanswered questions, one after the other, with which a server counts as lost: at most 8 s after its last answer."""
+
+_RESTARTED = (tf.errors.ABORTED, tf.errors.NOT_FOUND, tf.errors.INVALID_ARGUMENT)
+"""Error codes of a server that answers, but was started anew since the last question."""
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Member:
+    """A server.
+
+    Attributes:
+        name: how messages call it.
+        target: address ``grpc://host:port``.
+        task: name of its task, which TensorFlow's devices begin with.
+    """
+
+    name: str
+    target: str
+    task: str
+
+
+@dataclass
+class _State:
+    """What is known about a server.
+
+    Attributes:
+        answered_s: time of its last answer, on the monotonic clock; None before the first.
+        unanswered: number of questions since then that it has not answered.
+    """
+
+    answered_s: float | None = None
+    unanswered: int = 0
+
+
+@dataclass
+class Heartbeats:
+    """Asks servers until it is stopped.
+
+    Attributes:
+        members: servers to ask.
+    """
+
+    members: Sequence[Member]
+    _states: list[_State] = field(init=False)
+    _stopped: threading.Event = field(init=False, default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._states = [_State() for _ in self.members]
+        for member, state in zip(self.members, self._states):
+            arguments = (member, state, self._stopped)
+            threading.Thread(target=_ask, args=arguments, name=f"heartbeat of {member.name}", daemon=True).start()
+
+    def lost(self) -> str:
+        """The servers that answer no more, as a clause; empty while all do. One that never has is not among them."""
+        return self._silent(MOST_UNANSWERED)
+
+    def doubtful(self) -> str:
+        """The servers that have not answered the last question, as a clause; empty if there are none."""
+        return self._silent(1)
+
+    def _silent(self, unanswered: int) -> str:
+        now_s = time.monotonic()
+        names = [
+            f"{member.name} has not answered for {now_s - state.answered_s:.0f} s"
+            for member, state in zip(self.members, self._states)
+            if state.answered_s is not None and state.unanswered >= unanswered
+        ]
+        return "; ".join(names)
+
+    def await_all(self, timeout_s: float, on_wait: Callable[[str], None] = lambda names: None) -> None:
+        """Wait until every server has answered once.
+
+        Args:
+            timeout_s: seconds to wait.
+            on_wait: function that is called now and then with the names of those that have not.
+
+        Raises:
+            ClusterError: some have not.
+        """
+        began_s = time.monotonic()
+        while missing := [m.name for m, state in zip(self.members, self._states) if state.answered_s is None]:
+            if time.monotonic() - began_s > timeout_s:
+                raise ClusterError(f"{listed(missing)} did not answer within {timeout_s:g} s")
+            on_wait(listed(missing))
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stopped.set()
+
+
+def _ask(member: Member, state: _State, stopped: threading.Event) -> None:
+    """Ask one server, over and over."""
+    graph = tf.Graph()
+    with graph.as_default():
+        nothing = tf.no_op("heartbeat")
+    config = v1.ConfigProto(device_filters=[member.task], operation_timeout_in_ms=int(TIMEOUT_S * 1000))
+    options = v1.RunOptions(timeout_in_ms=int(TIMEOUT_S * 1000))
+    session: Any = None
+    pause_s = 0.0
+    while not stopped.wait(pause_s):
+        began_s = time.monotonic()
+        try:
+            if session is None:
+                session = v1.Session(member.target, graph=graph, config=config)
+            session.run(nothing, options=options)
+            is_answered = True
+        except tf.errors.OpError as error:
+            is_answered = session is not None and error.error_code in _RESTARTED
+            if is_answered or state.answered_s is None:
+                _leave(session)
+                session = None
+        if is_answered:
+            state.answered_s, state.unanswered = time.monotonic(), 0
+        else:
+            state.unanswered += 1
+        pause_s = max(INTERVAL_S - (time.monotonic() - began_s), 0.0)
+        if state.answered_s is None:
+            pause_s = min(pause_s, TIMEOUT_S / 4)
+    if session is not None and state.unanswered == 0:
+        session.close()
+    else:
+        _leave(session)
+
+
+def _leave(session: Any) -> None:
+    """Give a session up: closing it would wait for the server."""
+    if session is not None:
+        session._closed, session._session = True, None
