@@ -129,12 +129,12 @@ class Network:
         subprocess.run([*self.prefix, sys.executable, "-c", loopback], check=True)
         self._started = []
 
-    def start(self, *arguments, environment=None, **options):
+    def start(self, *arguments, environment=None, stdin=subprocess.DEVNULL, **options):
         """Start Python in the namespace; its output is text. It ends with the test at the latest."""
         process = subprocess.Popen(
             [*self.prefix, sys.executable, *map(str, arguments)],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

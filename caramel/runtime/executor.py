@@ -235,8 +235,15 @@ class SessionExecutor:
         self._session._session = None
 
     def close(self) -> None:
-        """Close the session; its variables are gone."""
-        self._session.close()
+        """Close the session; its variables are gone.
+
+        Raises:
+            ClusterError: a server cannot be told.
+        """
+        try:
+            self._session.close()
+        except tf.errors.OpError as error:
+            raise caramel_error(error, "while the session was closed") from error
 
 
 _open_executors: WeakSet[SessionExecutor] = WeakSet()

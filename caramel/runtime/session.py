@@ -15,7 +15,7 @@ import numpy as np
 
 from caramel.compiler.distributed_model import DistributedModel
 from caramel.data.pipeline import Pipeline
-from caramel.errors import CheckpointError, ClusterError, EndOfData, InputError, StepError, listed
+from caramel.errors import CaramelError, CheckpointError, ClusterError, EndOfData, InputError, StepError, listed
 from caramel.graph.graph import Graph
 from caramel.modifiers.evaluate import evaluation_graph
 from caramel.modifiers.signatures import evaluation_signature
@@ -184,7 +184,11 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except CaramelError:
+            if error is None:  # else that one is what the user has to know
+                raise
 
     def close(self) -> None:
         """Stop the cluster; what was not saved is gone. Safe to call twice.

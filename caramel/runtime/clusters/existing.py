@@ -9,14 +9,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
+import tensorflow as tf
+
 from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import Device, cpu_count, default_devices, task_name
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.driver_server import START_TIMEOUT_S, OwnServer, is_listening
 from caramel.runtime.clusters.heartbeat import Heartbeats, Member
 from caramel.runtime.clusters.servers_executor import ServersExecutor
-from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
+from caramel.runtime.executor import Executor, SessionExecutor, caramel_error, has_native_collectives
 from caramel.runtime.host.membership import WORKER_JOB, Membership, checked_addresses, from_resolver, from_tf_config
+from caramel.runtime.host.presence import new_name, others_at
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import GROUP_LEADER, serve_forever
 from caramel.util.arguments import whole_number
@@ -159,9 +162,11 @@ class Servers(Cluster):
                 f"give an address for each, and use devices /job:{WORKER_JOB}/task:0 and so on"
             )
         own = self.own_server(devices)
-        heartbeats = Heartbeats(self._members())
+        members = self._members()
+        heartbeats = Heartbeats(members, new_name())
         try:
             self._await(heartbeats, timeout_s)
+            self._check_free(members[0])
             return ServersExecutor(
                 lambda: self._session(graph_def, devices, timeout_s), heartbeats, partial(self._named, heartbeats), own
             )
@@ -189,6 +194,23 @@ class Servers(Cluster):
             raise ClusterError(
                 f"{error}: {self._named(heartbeats) or 'something else listens there'}. {_START}"
             ) from None
+
+    @staticmethod
+    def _check_free(first: Member) -> None:
+        """Refuse servers that another process uses.
+
+        Raises:
+            ClusterError: one does.
+        """
+        try:
+            others = others_at(first.target, first.task)
+        except tf.errors.OpError as error:
+            raise caramel_error(error, "while opening the session") from error
+        if others:
+            raise ClusterError(
+                f"another driver uses these servers: {listed(sorted(others))}. Wait until it has ended, or end it: two "
+                "at once are in each other's way"
+            )
 
     def _named(self, heartbeats: Heartbeats) -> str:
         """The servers that cannot be reached, as a clause."""

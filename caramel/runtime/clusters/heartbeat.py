@@ -9,20 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from caramel.errors import ClusterError, listed
-
-v1 = tf.compat.v1
+from caramel.runtime.host.presence import Presence
 
 INTERVAL_S = 2.0
-"""Seconds from one question to the next."""
-
-TIMEOUT_S = 2.0
-"""Seconds that an answer may take."""
+"""Seconds from one question to the next; an answer may take as long."""
 
 MOST_UNANSWERED = 3
 """Unanswered questions, one after the other, with which a server counts as lost: at most 8 s after its last answer."""
@@ -30,7 +27,8 @@ MOST_UNANSWERED = 3
 _RESTARTED = (tf.errors.ABORTED, tf.errors.NOT_FOUND, tf.errors.INVALID_ARGUMENT)
 """Error codes of a server that answers, but was started anew since the last question."""
 
-_POLL_S = 0.05
+_POLL_S = 0.1
+"""Seconds between two looks at whether a pause is over."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +60,38 @@ class _State:
 
 
 @dataclass
+class _Stopped:
+    """Whether no more is to be asked.
+
+    Attributes:
+        event: set once it is so.
+        is_closed: whether the session was closed, so that nothing of it is left on the servers.
+    """
+
+    event: threading.Event = field(default_factory=threading.Event)
+    is_closed: bool = False
+
+
+@dataclass(eq=False)
 class Heartbeats:
     """Asks servers until it is stopped.
 
     Attributes:
         members: servers to ask.
+        driver: name of the driver's session, which is made known to the servers; "" for servers that end with it.
     """
 
     members: Sequence[Member]
+    driver: str = ""
     _states: list[_State] = field(init=False)
-    _stopped: threading.Event = field(init=False, default_factory=threading.Event)
+    _stopped: _Stopped = field(init=False, default_factory=_Stopped)
 
     def __post_init__(self) -> None:
         self._states = [_State() for _ in self.members]
         for member, state in zip(self.members, self._states):
-            arguments = (member, state, self._stopped)
-            threading.Thread(target=_ask, args=arguments, name=f"heartbeat of {member.name}", daemon=True).start()
+            # The interpreter waits for these threads: one that came back from TensorFlow while it ends would abort it.
+            arguments = (member, state, self.driver, self._stopped)
+            threading.Thread(target=_ask, args=arguments, name=f"heartbeat of {member.name}").start()
 
     def lost(self) -> str:
         """The servers that answer no more, as a clause; empty while all do. One that never has is not among them."""
@@ -113,26 +127,30 @@ class Heartbeats:
             on_wait(listed(missing))
             time.sleep(_POLL_S)
 
-    def stop(self) -> None:
-        """Ask no more."""
-        self._stopped.set()
+    def stop(self, is_closed: bool = False) -> None:
+        """Ask no more.
+
+        Args:
+            is_closed: whether the session was closed, so that nothing of it is left on the servers.
+        """
+        self._stopped.is_closed = is_closed
+        self._stopped.event.set()
 
 
-def _ask(member: Member, state: _State, stopped: threading.Event) -> None:
+def _ask(member: Member, state: _State, driver: str, stopped: _Stopped) -> None:
     """Ask one server, over and over."""
-    graph = tf.Graph()
-    with graph.as_default():
-        nothing = tf.no_op("heartbeat")
-    config = v1.ConfigProto(device_filters=[member.task], operation_timeout_in_ms=int(TIMEOUT_S * 1000))
-    options = v1.RunOptions(timeout_in_ms=int(TIMEOUT_S * 1000))
+    presence = Presence(member.task, driver)
     session: Any = None
     pause_s = 0.0
-    while not stopped.wait(pause_s):
+    while not _is_over(stopped.event, pause_s):
         began_s = time.monotonic()
         try:
             if session is None:
-                session = v1.Session(member.target, graph=graph, config=config)
-            session.run(nothing, options=options)
+                session = presence.open(member.target)
+                presence.ask(session)
+                if driver:
+                    presence.stay(session)
+            presence.ask(session)
             is_answered = True
         except tf.errors.OpError as error:
             is_answered = session is not None and error.error_code in _RESTARTED
@@ -145,11 +163,25 @@ def _ask(member: Member, state: _State, stopped: threading.Event) -> None:
             state.unanswered += 1
         pause_s = max(INTERVAL_S - (time.monotonic() - began_s), 0.0)
         if state.answered_s is None:
-            pause_s = min(pause_s, TIMEOUT_S / 4)
-    if session is not None and state.unanswered == 0:
-        session.close()
-    else:
+            pause_s = min(pause_s, INTERVAL_S / 4)
+    if session is None or state.unanswered:
         _leave(session)
+        return
+    with suppress(tf.errors.OpError):
+        if driver and stopped.is_closed:
+            presence.leave(session)
+        session.close()
+
+
+def _is_over(stopped: threading.Event, pause_s: float) -> bool:
+    """Pause; whether to ask no more: because of the event, or as the main thread has ended and waits for this one."""
+    until_s = time.monotonic() + pause_s
+    while threading.main_thread().is_alive():
+        if stopped.wait(min(max(until_s - time.monotonic(), 0.0), _POLL_S)):
+            return True
+        if time.monotonic() >= until_s:
+            return False
+    return True
 
 
 def _leave(session: Any) -> None:

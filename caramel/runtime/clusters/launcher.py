@@ -27,6 +27,7 @@ from caramel.runtime.host.namespaces import (
     network_namespace,
     why_no_network_namespace,
 )
+from caramel.runtime.host.processes import is_stopped
 from caramel.runtime.host.server import READY_LINE, serve_worker
 from caramel.util.temporary import has_room, no_room
 
@@ -217,7 +218,7 @@ class Launcher:
             if code is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 failures.append(f"{name}, process {process.pid}, {how}")
-            elif not dead_only and _is_stopped(process.pid):
+            elif not dead_only and is_stopped(process.pid):
                 failures.append(f"{name}, process {process.pid}, is stopped by a signal")
         return "; ".join(failures)
 
@@ -259,14 +260,6 @@ def _listener(number: int, ip: str, port: int) -> socket.socket:
             "choose another base_port, or leave it out to take free ports"
         ) from error
     return listener
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False  # it is gone, or this is not Linux
-    return status.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def _process_context() -> Any:

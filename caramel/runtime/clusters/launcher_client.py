@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ import numpy as np
 
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
+from caramel.runtime.clusters.supervision import WHAT_TO_DO
 from caramel.runtime.executor import Run
 from caramel.runtime.host.environment import server_environment
+from caramel.runtime.host.processes import is_stopped
 from caramel.util.temporary import is_in_process, new_directory, no_room
 
 _CLOSE_TIMEOUT_S = 10.0
@@ -30,6 +33,12 @@ _UNLOAD_TIMEOUT_S = 120.0
 
 _GRACE_S = 30.0
 """Seconds that an answer of the driver process may take beyond its own timeout."""
+
+_POLL_S = 0.5
+"""Seconds between two looks at the launcher while it is to answer."""
+
+_MOST_STOPPED_S = 7.0
+"""Seconds for which it may be stopped by a signal."""
 
 _PROXY_VARIABLES = [
     case(name) for name in ("grpc_proxy", "https_proxy", "http_proxy") for case in (str.lower, str.upper)
@@ -123,10 +132,7 @@ class LauncherClient:
                 raise ClusterError("the cluster is closed: start a new session")
             try:
                 self._connection.send((kind, arguments))
-                if not self._connection.poll(timeout_s):
-                    raise ClusterError(
-                        f"the local cluster did not answer {kind!r} within {timeout_s:g} s; it was stopped"
-                    )
+                self._await_answer(kind, timeout_s)
                 status, answer = self._connection.recv()
             except (EOFError, OSError, ClusterError) as error:
                 self.close()
@@ -145,6 +151,24 @@ class LauncherClient:
             return answer
         name, message = answer
         raise getattr(errors, name, CaramelError)(message)
+
+    def _await_answer(self, kind: str, timeout_s: float) -> None:
+        """Wait until there is an answer to read.
+
+        Raises:
+            ClusterError: there is none in time, or the launcher is stopped.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        stopped_s = None  # since when
+        while not self._connection.poll(min(_POLL_S, max(deadline_s - time.monotonic(), 0.0))):
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                raise ClusterError(f"the local cluster did not answer {kind!r} within {timeout_s:g} s; it was stopped")
+            stopped_s = (stopped_s or now_s) if is_stopped(self.pid) else None
+            if stopped_s is not None and now_s - stopped_s > _MOST_STOPPED_S:
+                raise ClusterError(
+                    f"the local cluster's driver, process {self.pid}, is stopped by a signal. {WHAT_TO_DO}"
+                )
 
     def _log_tail(self) -> str:
         try:

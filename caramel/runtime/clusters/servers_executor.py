@@ -79,11 +79,12 @@ class ServersExecutor:
 
         Where a server is lost, nothing waits for it: what the session has on the others stays there.
         """
+        is_closed = False
         try:
             if self._inner is not None:
                 patience_s = _CLOSE_AFTER_FAILURE_S if self._supervisor.has_failed else _CLOSE_S
-                self._supervisor.close(self._inner.close, self._inner.leave, patience_s)
+                is_closed = self._supervisor.close(self._inner.close, self._inner.leave, patience_s)
         finally:
-            self._heartbeats.stop()
+            self._heartbeats.stop(is_closed)
             if self._own is not None:
                 self._own.stop()

@@ -71,22 +71,26 @@ class Supervisor:
             self._failure = f"{error}; {names}" if names else str(error)
             raise ClusterError(self._failure) from error
 
-    def close(self, function: Callable[[], None], leave: Callable[[], None], patience_s: float) -> None:
+    def close(self, function: Callable[[], None], leave: Callable[[], None], patience_s: float) -> bool:
         """Call a function last; where it cannot end soon, leave everything as it is.
 
         Args:
             function: function that closes the session.
             leave: function that gives the session up without it.
             patience_s: seconds that closing may take.
+
+        Returns:
+            Whether it was closed.
         """
         if self.is_stuck or self._lost():
             leave()
-            return
+            return False
         closing = self._threads.submit(function)
         waited_s = 0.0
         while waited_s < patience_s and not self._lost():
             if wait([closing], POLL_S).done:
                 closing.result()
-                return
+                return True
             waited_s += POLL_S
         leave()
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -17,6 +18,9 @@ from caramel.runtime.host.namespaces import die_with_parent, join_network_namesp
 
 READY_LINE = "caramel server ready"
 """Beginning of the line that a server writes when it listens."""
+
+_LOOK_S = 2.0
+"""Seconds from one look for drivers that are gone to the next."""
 
 GROUP_LEADER = task_name(WORKER_JOB, 0)
 """The task that coordinates TensorFlow's own collective ops; servers know it even if no graph has any yet."""
@@ -35,17 +39,17 @@ def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoRe
     """
     prepare_server()
     load_tensorflow()
+    from caramel.runtime.host.presence import Watch
     from caramel.runtime.host.run_options import RunOptions
 
-    _start(
-        {WORKER_JOB: dict(enumerate(addresses))}, WORKER_JOB, task, RunOptions().server_config(devices, GROUP_LEADER)
-    )
-    while True:
-        time.sleep(3600)
+    config = RunOptions().server_config(devices, GROUP_LEADER)
+    target = _start({WORKER_JOB: dict(enumerate(addresses))}, WORKER_JOB, task, config)
+    Watch(target, task_name(WORKER_JOB, task)).run(_LOOK_S, threading.Event())
+    raise AssertionError("nobody sets that event")
 
 
-def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: Any) -> None:
-    """Start a server and say so; it lives as long as the process.
+def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: Any) -> str:
+    """Start a server and say so; it lives as long as the process. Its address ``grpc://host:port`` on this machine.
 
     Raises:
         ClusterError: the port cannot be used.
@@ -64,6 +68,8 @@ def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: A
         raise ClusterError(f"the server cannot listen at {jobs[job][task]}: {error.message}") from error
     sys.stdout.write(f"{READY_LINE} at {server.target}\n")
     sys.stdout.flush()
+    target: str = server.target
+    return target
 
 
 def _serve_until_left(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: bytes, parent: int) -> None:

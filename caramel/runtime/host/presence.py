@@ -1,0 +1,238 @@
+"""Which drivers use a server, as the server itself can tell.
+
+A driver leaves a run on each server that puts the driver's name into a queue of one place, over and over, and so waits
+until somebody takes the name out. Where the driver's process ends, in whatever way, its kernel closes the connection
+and TensorFlow cancels the run: names of drivers that are gone run out. No code of the driver takes part, so one that is
+busy, or stopped, is still there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from itertools import count
+from typing import Any
+
+import tensorflow as tf
+
+from caramel.util.daemon_threads import DaemonThreads
+
+v1 = tf.compat.v1
+
+_CONTAINER = "caramel"
+"""Container of the queues, which clearing the default one leaves alone."""
+
+_MOST_NAMES = 8
+"""Number of names that are taken from a queue at once; drivers take turns in it."""
+
+_PAUSE_S = 0.02
+"""Seconds in which a driver's run puts its name into the queue again where the machine is not busy."""
+
+_PATIENCE_S = 0.5
+"""Seconds in which it does so on a busy machine."""
+
+_MOST_MISSING = 5
+"""Number of looks at which a driver's name is not there, one after the other, with which it is gone."""
+
+_TIMEOUT_MS = 2000
+
+_FOR_EVER_MS = 10 * 365 * 24 * 3600 * 1000
+
+_TRIMS = 3
+"""Number of looks after the end of a driver with which memory goes back to the system."""
+
+_numbers = count()
+
+
+def new_name() -> str:
+    """A name for one session of this process."""
+    return f"{process_name()}, session {next(_numbers)}"
+
+
+def process_name() -> str:
+    """What all names of this process begin with."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def process_of(name: str) -> str:
+    """The process of a name."""
+    return name.partition(", ")[0]
+
+
+class Presence:
+    """The graph about one server's drivers.
+
+    Args:
+        task: name of the server's task.
+        name: name of the driver's session; "" for whoever only looks.
+
+    Attributes:
+        graph: tf.Graph of the runs.
+        config: ConfigProto of sessions that run it; they see this server only.
+    """
+
+    def __init__(self, task: str, name: str = "") -> None:
+        self.graph = tf.Graph()
+        self.config = v1.ConfigProto(device_filters=[task], operation_timeout_in_ms=_TIMEOUT_MS)
+        self._options = v1.RunOptions(timeout_in_ms=_TIMEOUT_MS)
+        self._threads = DaemonThreads(1, "presence")  # its run may never return
+        with self.graph.as_default(), self.graph.device(task):
+            present, left = (
+                tf.raw_ops.FIFOQueueV2(
+                    component_types=[tf.string], capacity=capacity, shared_name=shared_name, container=_CONTAINER
+                )
+                for shared_name, capacity in (("drivers", 1), ("drivers that have left", 1 << 20))
+            )
+
+            def put(number: Any) -> Any:
+                with tf.control_dependencies([tf.raw_ops.QueueEnqueueV2(handle=present, components=[name])]):
+                    return number + 1
+
+            self._nothing = tf.no_op("heartbeat")
+            self._stay = v1.while_loop(
+                lambda number: number >= 0, put, [tf.constant(0, tf.int64)], parallel_iterations=1, back_prop=False
+            )
+            self._leave = tf.raw_ops.QueueEnqueueV2(handle=left, components=[name])
+            self._queues = [
+                (tf.raw_ops.QueueSizeV2(handle=q), tf.raw_ops.QueueDequeueV2(handle=q, component_types=[tf.string])[0])
+                for q in (present, left)
+            ]
+
+    def open(self, target: str) -> Any:
+        """A session on the server.
+
+        Args:
+            target: address ``grpc://host:port``.
+        """
+        return v1.Session(target, graph=self.graph, config=self.config)
+
+    def ask(self, session: Any) -> None:
+        """Let the server do nothing.
+
+        Raises:
+            tf.errors.OpError: it does not answer.
+        """
+        session.run(self._nothing, options=self._options)
+
+    def stay(self, session: Any) -> None:
+        """Be there from now on, until the session is closed or this process ends."""
+        options = v1.RunOptions(timeout_in_ms=_FOR_EVER_MS)  # without a number it would be that of the session
+        self._threads.submit(lambda: session.run(self._stay, options=options))
+
+    def leave(self, session: Any) -> None:
+        """Say that what the driver had there is gone."""
+        session.run(self._leave, options=self._options)
+
+    def present(self, session: Any) -> set[str]:
+        """Names of drivers that are there; one that has gone since the last time may be among them, and one missing."""
+        names: set[str] = set()
+        for _ in range(_MOST_NAMES):
+            name = self._next(session, 0)
+            if name is None:
+                break
+            names.add(name)
+            time.sleep(_PAUSE_S)
+        return names
+
+    def left(self, session: Any) -> set[str]:
+        """Names of the drivers that have left since the last time."""
+        names = set()
+        while (name := self._next(session, 1)) is not None:
+            names.add(name)
+        return names
+
+    def _next(self, session: Any, number: int) -> str | None:
+        size, name = self._queues[number]
+        if session.run(size, options=self._options) == 0:
+            return None
+        taken: bytes = session.run(name, options=self._options)
+        return taken.decode()
+
+
+def others_at(target: str, task: str) -> set[str]:
+    """The processes that use a server, besides this one.
+
+    Args:
+        target: address ``grpc://host:port`` of the server.
+        task: name of its task.
+    """
+    presence, others = Presence(task), set[str]()
+    with presence.open(target) as session:
+        presence.present(session)  # may be names of drivers that have gone
+        until_s = time.monotonic() + _PATIENCE_S
+        while not others and time.monotonic() < until_s:
+            others = {process_of(name) for name in presence.present(session)} - {process_name()}
+            time.sleep(_PAUSE_S)
+    return others
+
+
+class Watch:
+    """Frees what drivers have left on a server that are gone without closing their sessions.
+
+    Args:
+        target: address ``grpc://host:port`` of the server of this process.
+        task: name of its task.
+    """
+
+    def __init__(self, target: str, task: str) -> None:
+        self._target, self._presence = target, Presence(task)
+        self._session: Any = None
+        self._missing: dict[str, int] = {}  # by the name of a driver: the looks since its name was last there
+        self._gone: set[str] = set()  # have left something
+        self._trims_left = 0
+
+    def look(self) -> set[str]:
+        """Look once; names of the drivers after which it was cleaned up."""
+        if self._session is None:
+            self._session = self._presence.open(self._target)
+        present = self._presence.present(self._session)
+        left = self._presence.left(self._session)
+        self._missing = {
+            **{name: looks + 1 for name, looks in self._missing.items() if name not in left},
+            **dict.fromkeys(present - left, 0),
+        }
+        gone = {name for name, looks in self._missing.items() if looks >= _MOST_MISSING}
+        for name in gone:
+            del self._missing[name]
+        self._gone |= gone
+        self._trims_left = _TRIMS if gone or left else max(self._trims_left - 1, 0)
+        if self._trims_left:
+            _return_memory()  # sessions are closed in the background
+        if self._missing or not self._gone:
+            return set()
+        freed, self._gone = self._gone, set()
+        self._session.close()
+        self._session = None
+        v1.Session.reset(self._target)
+        return freed
+
+    def run(self, interval_s: float, stopped: threading.Event) -> None:
+        """Look every some seconds, and say what was done.
+
+        Args:
+            interval_s: seconds from one look to the next.
+            stopped: event that ends it.
+        """
+        while not stopped.wait(interval_s):
+            try:
+                freed = self.look()
+            except tf.errors.OpError:  # this server is too busy
+                continue
+            for process in sorted({process_of(name) for name in freed}):
+                text = f"the driver, {process}, has ended without closing its session: what it left was freed"
+                sys.stdout.write(text + "\n")
+                sys.stdout.flush()
+
+
+def _return_memory() -> None:
+    """Give memory that is not used back to the system, where the C library can do so."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
