@@ -167,7 +167,7 @@ class Plan:
     Attributes:
         model_digest: digest of the Model for which the plan was made.
         workers: number of workers.
-        devices: device string of each rank, as `caramel.modifiers.replicate.parse_devices` writes them.
+        devices: device string of each rank, as `caramel.graph.devices.parse_devices` writes them.
         reduction: ``"mean"`` or ``"sum"`` over the workers.
         reduction_reason: observation from which the reduction was concluded.
         weighted: whether gradients are weighted by each worker's share of the examples.

@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from caramel.cli.options import compiled, reporting_errors, with_collectives, with_devices, with_plan, with_policies
+from caramel.cli.options import (
+    check_decisions,
+    compiled,
+    reporting_errors,
+    with_collectives,
+    with_devices,
+    with_plan,
+    with_policies,
+)
 
 
 @click.command()
@@ -20,6 +28,7 @@ from caramel.cli.options import compiled, reporting_errors, with_collectives, wi
 @reporting_errors
 def export(program: str, workers: int, out: str, devices: tuple[str, ...], **decisions: Any) -> None:
     """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
+    check_decisions(workers, devices, decisions)
     _, armodel = compiled(program, workers, devices, decisions)
     armodel.export(out)
     click.echo(f"\nexported to {out}: see README.md there")

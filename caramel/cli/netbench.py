@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caramel.cli.options import check_writable, chosen_cluster, reporting_errors, with_cluster
+from caramel.cli.options import check_cluster_options, check_writable, chosen_cluster, reporting_errors, with_cluster
 from caramel.util.units import parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def netbench(
     elif not numbers:
         raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
     else:
+        check_cluster_options(cluster, base_port, max(numbers))
         where = description or f"{cluster} cluster on {platform.node()}"
         network = _measured_network(
             chosen_cluster(cluster, base_port, allow_open_ports), numbers, where, out, quick, **options

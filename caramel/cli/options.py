@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from caramel.errors import CaramelError, InputError
+from caramel.runtime.host.membership import LAST_PORT
+from caramel.util.arguments import whole_number, worker_count
 from caramel.util.whole_files import file_to_replace
 
 if TYPE_CHECKING:
@@ -154,6 +156,55 @@ with_plan = click.option(
 """A finished plan."""
 
 
+def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str, Any]) -> None:
+    """Refuse options about the plan that are wrong whatever the program is, before TensorFlow is loaded.
+
+    Args:
+        workers: number of workers.
+        devices: device of each worker; empty for the default.
+        decisions: further options of `ARModel`, by name.
+
+    Raises:
+        CaramelError: an option does not fit, or a file of one cannot be read.
+    """
+    worker_count(workers, "--workers")
+    from caramel.compiler.options import CompileOptions
+    from caramel.graph.devices import parse_devices
+    from caramel.measure.trace_file import load_trace
+    from caramel.plan import Plan
+
+    options = CompileOptions(workers=workers, device_list=devices or None, **decisions)
+    if devices:
+        parse_devices(devices, workers)
+    if options.trace is not None:
+        load_trace(decisions["trace"])
+    if options.plan is not None:
+        Plan.load(decisions["plan"])
+
+
+def check_cluster_options(kind: str, base_port: int | None, workers: int) -> None:
+    """Refuse options about the cluster that are wrong whatever the program is.
+
+    Args:
+        kind: value of ``--cluster``.
+        base_port: value of ``--base-port``.
+        workers: number of workers.
+
+    Raises:
+        InputError: there are no such ports.
+    """
+    if ":" not in kind and kind not in ("in-process", "processes", TF_CONFIG):
+        raise click.UsageError(
+            f"--cluster takes in-process, processes, {TF_CONFIG} or HOST:PORT,HOST:PORT,..., got {kind!r}"
+        )
+    if base_port is None:
+        return
+    if kind != "processes":
+        raise click.UsageError(f"--base-port belongs to --cluster processes, and --cluster is {kind}")
+    last = LAST_PORT + 1 - workers
+    whole_number(base_port, "--base-port", most=last, reason=f"each of {workers} workers has a port, up to {LAST_PORT}")
+
+
 def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluster:
     """The cluster of ``--cluster``, and TensorFlow loaded.
 
@@ -165,10 +216,6 @@ def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> 
     Raises:
         InputError: TF_CONFIG describes no cluster, or this process is not the one that drives it.
     """
-    if ":" not in kind and kind not in ("in-process", "processes", TF_CONFIG):
-        raise click.UsageError(
-            f"--cluster takes in-process, processes, {TF_CONFIG} or HOST:PORT,HOST:PORT,..., got {kind!r}"
-        )
     # Before TensorFlow is loaded, because the description may be wrong.
     membership = cluster_of_tf_config() if kind == TF_CONFIG else None
     from caramel.runtime.host.environment import load_tensorflow

@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from caramel.cli.options import check_writable, reporting_errors, with_collectives, with_devices, with_policies
+from caramel.cli.options import (
+    check_decisions,
+    check_writable,
+    reporting_errors,
+    with_collectives,
+    with_devices,
+    with_policies,
+)
 from caramel.errors import InputError
 
 
@@ -61,6 +68,7 @@ def plan(
     """
     if out is not None:
         check_writable(out)
+    check_decisions(workers, devices, decisions)
     from caramel.runtime.host.environment import load_tensorflow
 
     load_tensorflow()  # the program imports Keras if it needs it

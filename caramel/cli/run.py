@@ -10,6 +10,8 @@ import click
 
 from caramel.cli.options import (
     arguments_of,
+    check_cluster_options,
+    check_decisions,
     chosen_cluster,
     compiled,
     reporting_errors,
@@ -19,6 +21,8 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
+from caramel.runtime.held_directory import held_directory
+from caramel.util.arguments import timeout_s
 
 if TYPE_CHECKING:
     from caramel.frontend.program_file import Program
@@ -71,14 +75,19 @@ def run(
     """Train a program on N workers."""
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
-    chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+    check_cluster_options(cluster, base_port, workers)
+    timeout_s(step_timeout, "--step-timeout")
+    check_decisions(workers, devices, decisions)
     with ExitStack() as stack:
+        if checkpoint is not None:
+            stack.enter_context(held_directory(checkpoint))
+        chosen = chosen_cluster(cluster, base_port, allow_open_ports)
         directory = None
         if checkpoint is not None:
             from caramel.runtime.checkpoint_directory import CheckpointDirectory
 
             directory = CheckpointDirectory(checkpoint)
-            stack.enter_context(directory.held())
+            directory.tidy()
         loaded, armodel = compiled(program, workers, devices, decisions)
         session = stack.enter_context(armodel.session(chosen, step_timeout_s=step_timeout))
         _train(session, loaded, steps, directory, save_every)

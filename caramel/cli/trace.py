@@ -8,6 +8,7 @@ import click
 
 from caramel.cli.options import (
     arguments_of,
+    check_cluster_options,
     check_writable,
     chosen_cluster,
     reporting_errors,
@@ -57,6 +58,7 @@ def trace(
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     check_writable(out)
+    check_cluster_options(cluster, base_port, options["workers"])
     chosen = chosen_cluster(cluster, base_port, allow_open_ports)
     from caramel.frontend.program_file import load_program
     from caramel.measure.trace_file import as_text, save_trace

@@ -20,9 +20,8 @@ from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import ControlEdges, Trace, UpdateOrder
 from caramel.frontend.context import Context
-from caramel.graph.devices import default_devices
+from caramel.graph.devices import default_devices, parse_devices
 from caramel.model import Model, VariableClass
-from caramel.modifiers.replicate import parse_devices
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan, Transfer, Transfers

@@ -13,12 +13,11 @@ from caramel.data.pipeline import Pipeline
 from caramel.errors import InputError, InvariantError, PlanError, UnsupportedError, listed
 from caramel.facts import Trace
 from caramel.frontend.context import Context
-from caramel.graph.devices import default_devices
+from caramel.graph.devices import default_devices, parse_devices
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Emission, Role
 from caramel.modifiers.passes import ALL_REDUCE, COMPUTATION_ALONE, FORWARD_PASS, Target, emit
 from caramel.modifiers.proof import prove
-from caramel.modifiers.replicate import parse_devices
 from caramel.modifiers.signatures import make_signature
 from caramel.plan import Plan
 from caramel.signature import NONE, Signature

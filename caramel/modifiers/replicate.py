@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from caramel.errors import InputError
 from caramel.graph import ops
 from caramel.graph.devices import Device, merge
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
@@ -13,7 +11,6 @@ from caramel.graph.nodes import colocate, group, variable
 from caramel.model import Model
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.seeds import DrawingFunctions, offset_seed
-from caramel.util.arguments import shown
 
 
 def replicate(emission: Emission) -> Emission:
@@ -94,51 +91,3 @@ def _missing_handles(model: Model, rank: int, device: Device) -> list[NodeDef]:
         for v in model.variables
         if v.node not in model.graph
     ]
-
-
-def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[str, ...]:
-    """Check a list of device strings.
-
-    Raises:
-        InputError: wrong length, two ranks on one device, or not a device string.
-
-    Several ranks may be on one task, if each names a device of its own there.
-    """
-    if (
-        isinstance(device_list, str)
-        or not isinstance(device_list, Sequence)
-        or not all(isinstance(text, str) for text in device_list)
-    ):
-        raise InputError(f"device_list must be a list of device strings, one for each worker, got {shown(device_list)}")
-    if len(device_list) != number_of_workers:
-        raise InputError(
-            f"device_list has {len(device_list)} entries for {number_of_workers} workers: "
-            "give one device for each worker"
-        )
-    canonical = [str(Device.parse(text)) for text in device_list]
-    for rank, text in enumerate(canonical):
-        if text in canonical[:rank]:
-            raise InputError(
-                f"device_list names {device_list[rank]!r} for workers {canonical.index(text)} and {rank}: "
-                "give each worker its own"
-            )
-    _check_shared_tasks(canonical)
-    return tuple(canonical)
-
-
-def _check_shared_tasks(devices: Sequence[str]) -> None:
-    """Refuse a worker on "any" device of a process where another worker is, or two on the same one."""
-    seen: dict[Device, dict[Device, int]] = {}
-    for rank, text in enumerate(devices):
-        device = replace(Device.parse(text), replica=Device.parse(text).replica or 0)
-        others = seen.setdefault(replace(device, type=None, index=None), {})
-        first = next(iter(others), device)
-        is_any = others and (device.index is None or first.index is None)
-        clash = others.get(first if is_any else device)
-        if clash is not None:
-            examples = (str(replace(device, replica=None, type="CPU", index=n)) for n in range(2))
-            raise InputError(
-                f"device_list has workers {clash} and {rank} in one process, {devices[clash]!r} and {text!r}: "
-                f"give each a device of its own there, such as {' and '.join(examples)}"
-            )
-        others[device] = rank

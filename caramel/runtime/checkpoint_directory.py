@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import glob
 import os
-import platform
 import re
 import stat
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
-from caramel.errors import CheckpointError, InputError, listed
+from caramel.errors import CheckpointError, listed
 from caramel.runtime.checkpoint import (
     check_whole,
     finish_interrupted_save,
@@ -24,18 +22,15 @@ from caramel.runtime.checkpoint import (
     local_state_prefix,
     readable,
 )
+from caramel.runtime.held_directory import checked_directory, held_directory
 from caramel.runtime.session import Session
-from caramel.util.file_locks import LockFile
-from caramel.util.whole_files import refuse_remote, sync
+from caramel.util.whole_files import sync
 
 _LIST = "checkpoint"
 """Name of the list of checkpoints, as tf.train.Saver has it."""
 
 _LIST_WRITING = "checkpoint.writing"
 """Name under which the list is written; what a killed process left there is replaced by the next list."""
-
-_LOCK = ".caramel-lock"
-"""Name of the file that the run holds which trains into the directory."""
 
 _BYTES_OF_A_LIST = 10_000_000
 """More is no list of checkpoints."""
@@ -66,11 +61,7 @@ class CheckpointDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str], keep: int = 5) -> None:
-        try:
-            refuse_remote(path)
-        except OSError as error:
-            raise InputError(f"there can be no checkpoints in {os.fspath(path)!r}: {error.strerror}") from error
-        self.path = Path(path)
+        self.path = checked_directory(path)
         self.keep = keep
 
     @property
@@ -84,28 +75,20 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: it cannot be written, or another run holds it.
         """
-        is_new = not self.path.exists()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            held = LockFile(self.path / _LOCK, _this_process())
-        except BlockingIOError as error:
-            raise CheckpointError(
-                f"another run trains into {str(self.path)!r}: {error.strerror}. Wait until it has ended, or give this "
-                "run another directory"
-            ) from error
-        except OSError as error:
-            raise CheckpointError(f"no checkpoint can be written to {str(self.path)!r}: {error}") from error
-        try:
-            if self._list.is_dir():
-                raise CheckpointError(f"{str(self._list)!r} is a directory, and the list goes there: move it away")
-            for prefix in interrupted_saves(self.path):
-                finish_interrupted_save(prefix)
+        with held_directory(self.path):
+            self.tidy()
             yield
-        finally:
-            held.release()
-            if is_new:
-                with contextlib.suppress(OSError):
-                    self.path.rmdir()  # only if nothing was saved
+
+    def tidy(self) -> None:
+        """Finish or remove what killed runs left half done; for whoever holds the directory.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        if self._list.is_dir():
+            raise CheckpointError(f"{str(self._list)!r} is a directory, and the list goes there: move it away")
+        for prefix in interrupted_saves(self.path):
+            finish_interrupted_save(prefix)
 
     def check(self, session: Session) -> None:
         """Check before a training that it can be saved here: worker 0 may be on another machine.
@@ -266,8 +249,3 @@ def _step_in(name: str) -> int:
     """The number at the end of a checkpoint's name; -1 if there is none."""
     found = re.search(r"-(\d{1,18})$", name)
     return int(found.group(1)) if found else -1
-
-
-def _this_process() -> str:
-    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    return f"process {os.getpid()} on {platform.node()}, which began at {now}"

@@ -166,7 +166,7 @@ def end_the_driver(network, arguments, cluster, number):
 def test_a_worker_that_is_not_there_is_named(network, program):
     result = caramel(network, *run(program, "--step-timeout", 8))
     assert result.returncode == 1
-    assert "From here nothing listens at 127.0.0.1:2223" in result.stderr
+    assert "from here nothing listens at 127.0.0.1:2223 (worker 1)" in result.stderr
     assert 2222 not in listeners(network)
 
 

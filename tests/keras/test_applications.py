@@ -23,9 +23,12 @@ WORKERS, BATCH, STEPS, CLASSES = 4, 16, 3, 5
 """With two examples of 32 pixels for each worker, the last layers would normalise two numbers, which are -1 and 1 after it
 but for their rounding: one device alone would then get other weights for another order of additions."""
 
-LEARNING_RATE = 1e-4
-"""Rounding grows by a factor of up to a million on its way through a hundred normalised layers, as one device shows by
-itself where images are changed in their last bits. Weights change so little that this stays below the tolerance."""
+TOLERANCE = 1e-8
+"""Largest difference, as a fraction of the largest value of an array."""
+
+ROUNDING = 10
+"""Largest difference as a multiple of what one device shows by itself if its images differ in their last bits. In some
+of the deep networks, in which four numbers are normalised a hundred times, rounding grows beyond `TOLERANCE`."""
 
 LARGEST = 100e6  # parameters
 
@@ -51,7 +54,7 @@ def built(name):
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(LEARNING_RATE), loss)
+    model.compile(keras.optimizers.SGD(1e-3), loss)
     return model
 
 
@@ -100,7 +103,7 @@ def test_it_trains_as_one_device_does(name):
         check_that_it_compiles(model, x, y)
         return
     wanted_losses = in_parts(model, x, y)
-    wanted = {v.path: v.numpy() for v in model.variables}
+    wanted = values_of(model)
     del model
     keras.backend.clear_session()
     ours = built(name)
@@ -108,12 +111,33 @@ def test_it_trains_as_one_device_does(name):
     caramel.fit(
         ours, x, y, workers=WORKERS, batch_size=BATCH, shuffle=False, verbose=0, cluster=AS_WRITTEN, callbacks=[losses]
     )
-    np.testing.assert_allclose(losses.found, np.cumsum(wanted_losses) / np.arange(1, STEPS + 1), rtol=1e-8)
-    for variable in ours.variables:
-        value = wanted[variable.path]  # less than 1e-6 of nothing but rounding: biases before a normalisation
-        np.testing.assert_allclose(
-            variable.numpy(), value, rtol=0, atol=1e-8 * np.max(np.abs(value), initial=1e-6), err_msg=variable.path
-        )
+    found = values_of(ours)
+    np.testing.assert_allclose(losses.found, np.cumsum(wanted_losses) / np.arange(1, STEPS + 1), rtol=TOLERANCE)
+    far = [path for path, value in wanted.items() if not np.all(np.abs(found[path] - value) <= allowed(value))]
+    if far:
+        again = rounded_otherwise(name, x, y)
+        for path in far:
+            rounding = np.max(np.abs(again[path] - wanted[path]))
+            largest = np.max(np.abs(found[path] - wanted[path]))
+            assert largest <= ROUNDING * rounding, f"{path}: {largest:.3g} where rounding makes {rounding:.3g}"
+
+
+def values_of(model):
+    return {variable.path: variable.numpy() for variable in model.variables}
+
+
+def allowed(value):
+    """Largest difference of an array's values. Less than 1e-6 is nothing but rounding: biases before a normalisation."""
+    return TOLERANCE * np.max(np.abs(value), initial=1e-6)
+
+
+def rounded_otherwise(name, x, y):
+    """The values after a training on one device whose images differ in their last bits."""
+    keras.backend.clear_session()
+    model = built(name)
+    last_bits = np.random.default_rng(5).choice([-1, 1], x.shape) * np.finfo(x.dtype).eps
+    in_parts(model, x * (1 + last_bits), y)
+    return values_of(model)
 
 
 class Losses(keras.callbacks.Callback):

@@ -164,14 +164,16 @@ class Servers(Cluster):
         own = self.own_server(devices)
         members = self._members()
         heartbeats = Heartbeats(members, new_name())
+        is_free = False
         try:
             self._await(heartbeats, timeout_s)
             self._check_free(members[0])
+            is_free = True
             return ServersExecutor(
                 lambda: self._session(graph_def, devices, timeout_s), heartbeats, partial(self._named, heartbeats), own
             )
         except BaseException:
-            heartbeats.stop()
+            heartbeats.stop(is_closed=not is_free)  # without a session nothing is left
             if own is not None:
                 own.stop()
             raise
@@ -217,11 +219,11 @@ class Servers(Cluster):
         with ThreadPoolExecutor(len(self.addresses)) as pool:
             listening = list(pool.map(is_listening, self.addresses))
         silent = [
-            f"worker {task} at {address}"
+            f"{address} (worker {task})"
             for task, (address, listens) in enumerate(zip(self.addresses, listening))
             if not listens
         ]
-        return f"nothing listens at {listed(silent)}" if silent else heartbeats.doubtful()
+        return f"from here nothing listens at {listed(silent)}" if silent else heartbeats.doubtful()
 
     def _session(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> SessionExecutor:
         config = self.options.config(group_leader=GROUP_LEADER if has_native_collectives(graph_def) else "")

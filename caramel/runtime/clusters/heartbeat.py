@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from caramel.errors import ClusterError, listed
 from caramel.runtime.host.presence import Presence
+from caramel.util.daemon_threads import DaemonThreads
 
 INTERVAL_S = 2.0
 """Seconds from one question to the next; an answer may take as long."""
@@ -26,6 +28,9 @@ MOST_UNANSWERED = 3
 
 _RESTARTED = (tf.errors.ABORTED, tf.errors.NOT_FOUND, tf.errors.INVALID_ARGUMENT)
 """Error codes of a server that answers, but was started anew since the last question."""
+
+_STOP_S = 1.0
+"""Seconds that a server may take at the end to learn that its driver leaves."""
 
 _POLL_S = 0.1
 """Seconds between two looks at whether a pause is over."""
@@ -85,13 +90,16 @@ class Heartbeats:
     driver: str = ""
     _states: list[_State] = field(init=False)
     _stopped: _Stopped = field(init=False, default_factory=_Stopped)
+    _threads: list[threading.Thread] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._states = [_State() for _ in self.members]
         for member, state in zip(self.members, self._states):
             # The interpreter waits for these threads: one that came back from TensorFlow while it ends would abort it.
             arguments = (member, state, self.driver, self._stopped)
-            threading.Thread(target=_ask, args=arguments, name=f"heartbeat of {member.name}").start()
+            thread = threading.Thread(target=_ask, args=arguments, name=f"heartbeat of {member.name}")
+            thread.start()
+            self._threads.append(thread)
 
     def lost(self) -> str:
         """The servers that answer no more, as a clause; empty while all do. One that never has is not among them."""
@@ -135,6 +143,8 @@ class Heartbeats:
         """
         self._stopped.is_closed = is_closed
         self._stopped.event.set()
+        for thread in self._threads:
+            thread.join(_STOP_S)
 
 
 def _ask(member: Member, state: _State, driver: str, stopped: _Stopped) -> None:
@@ -170,7 +180,9 @@ def _ask(member: Member, state: _State, driver: str, stopped: _Stopped) -> None:
     with suppress(tf.errors.OpError):
         if driver and stopped.is_closed:
             presence.leave(session)
-        session.close()
+    closing = DaemonThreads(1, "closing").submit(session.close)  # its server may go at this very moment
+    if not wait([closing], INTERVAL_S).done:
+        _leave(session)
 
 
 def _is_over(stopped: threading.Event, pause_s: float) -> bool:

@@ -1,0 +1,74 @@
+"""Options that are wrong whatever the program is: found before TensorFlow is loaded, and before the program is."""
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None; from caramel.cli.main import main; main()"
+"""Importing TensorFlow, or a program that does not exist, ends it with another message."""
+
+NEEDS = {
+    "--workers 0": "--workers must be a whole number of at least 1, got 0",
+    "--workers 2 --depth 0": "depth of a collective must be a whole number of at least 1, got 0",
+    "--workers 2 --algorithm nonsense": "nonsense",
+    "--workers 2 --wire int8": "the wire can have bfloat16 or float16, got 'int8'",
+    "--workers 2 --wire bfloat16 --deterministic": "deterministic=True and wire= exclude each other",
+    "--workers 2 --network FOLDER/missing.json": "missing.json' cannot be read",
+    "--workers 2 --plan FOLDER/missing.json": "missing.json' cannot be read",
+    "--workers 2 --trace FOLDER/missing.json": "missing.json' cannot be read",
+    "--workers 2 --plan FOLDER/damaged.json": "damaged.json",
+    "--workers 2 --plan FOLDER/missing.json --policy paper": "with plan= leave out policy=",
+    "--workers 2 --step-timeout -1": "--step-timeout",
+    "--workers 2 --device /job:worker/task:0": "device_list has 1 entries for 2 workers",
+    "--workers 2 --device /job:worker/task:0 --device /job:worker/task:0": "for workers 0 and 1",
+    "--workers 2 --cluster processes --base-port 99999999": "--base-port must be",
+    "--workers 4 --cluster processes --base-port 65533": "--base-port must be",
+    "--workers 2 --base-port 2222": "--base-port belongs to --cluster processes",
+    "--workers 2 --cluster elsewhere": "--cluster takes in-process, processes, tf-config or HOST:PORT",
+    "--workers 2 --checkpoint /proc/checkpoints": "no checkpoint can be written to '/proc/checkpoints'",
+    "--workers 2 --checkpoint gs://bucket/run": "there can be no checkpoints in 'gs://bucket/run'",
+    "--workers 2 --save-every 3": "--save-every needs --checkpoint DIR",
+}
+
+
+def run(*arguments):
+    command = [sys.executable, "-c", WITHOUT_TENSORFLOW, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("options", NEEDS)
+def test_run(options, tmp_path):
+    (tmp_path / "damaged.json").write_text("{")
+    done = run("run", "nowhere.py:build", *options.replace("FOLDER", str(tmp_path)).split())
+    assert done.returncode in (1, 2) and NEEDS[options] in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and sorted(path.name for path in tmp_path.iterdir()) == ["damaged.json"]
+
+
+@pytest.mark.parametrize("command", ["export --out FOLDER/exported", "plan"])
+@pytest.mark.parametrize(
+    "options", ["--workers 0", "--workers 2 --algorithm nonsense", "--workers 2 --trace gone.json"]
+)
+def test_other_commands(command, options, tmp_path):
+    verb, *rest = command.replace("FOLDER", str(tmp_path)).split()
+    done = run(verb, "nowhere.py:build", *rest, *options.split())
+    wanted = {"0": "--workers must be", "nonsense": "nonsense", "gone.json": "gone.json"}[options.split()[-1]]
+    assert done.returncode == 1 and wanted in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command, wanted",
+    [
+        ("trace nowhere.py:build --out FOLDER/t.json --base-port 2222", "--base-port belongs to --cluster processes"),
+        ("netbench --workers 2 --workers 4 --out FOLDER/n.json --base-port 65533", "--base-port must be"),
+    ],
+    ids=["trace", "netbench"],
+)
+def test_ports_of_what_measures(command, wanted, tmp_path):
+    done = run(*command.replace("FOLDER", str(tmp_path)).split())
+    assert done.returncode in (1, 2) and wanted in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_right_options_reach_tensorflow():
+    assert "tensorflow" in run("run", "nowhere.py:build", "--workers", "2").stderr
