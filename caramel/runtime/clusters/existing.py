@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -191,7 +192,7 @@ class Servers(Cluster):
             ClusterError: one does not.
         """
         try:
-            heartbeats.await_all(min(timeout_s, START_TIMEOUT_S))
+            heartbeats.await_all(min(timeout_s, START_TIMEOUT_S), _say_for_whom)
         except ClusterError as error:
             raise ClusterError(
                 f"{error}: {self._named(heartbeats) or 'something else listens there'}. {_START}"
@@ -228,3 +229,8 @@ class Servers(Cluster):
     def _session(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> SessionExecutor:
         config = self.options.config(group_leader=GROUP_LEADER if has_native_collectives(graph_def) else "")
         return SessionExecutor.on_servers(graph_def, f"grpc://{self.addresses[0]}", config, devices, timeout_s)
+
+
+def _say_for_whom(names: str) -> None:
+    sys.stderr.write(f"waiting for {names}, at most {START_TIMEOUT_S:g} s\n")
+    sys.stderr.flush()

@@ -29,6 +29,9 @@ MOST_UNANSWERED = 3
 _RESTARTED = (tf.errors.ABORTED, tf.errors.NOT_FOUND, tf.errors.INVALID_ARGUMENT)
 """Error codes of a server that answers, but was started anew since the last question."""
 
+_SILENT_S = 5.0
+"""Seconds of waiting for servers after which something is said."""
+
 _STOP_S = 1.0
 """Seconds that a server may take at the end to learn that its driver leaves."""
 
@@ -118,21 +121,24 @@ class Heartbeats:
         ]
         return "; ".join(names)
 
-    def await_all(self, timeout_s: float, on_wait: Callable[[str], None] = lambda names: None) -> None:
+    def await_all(self, timeout_s: float, on_wait: Callable[[str], None]) -> None:
         """Wait until every server has answered once.
 
         Args:
             timeout_s: seconds to wait.
-            on_wait: function that is called now and then with the names of those that have not.
+            on_wait: function that is called once, after some seconds, with the names of those that have not.
 
         Raises:
             ClusterError: some have not.
         """
-        began_s = time.monotonic()
+        began_s, is_said = time.monotonic(), False
         while missing := [m.name for m, state in zip(self.members, self._states) if state.answered_s is None]:
-            if time.monotonic() - began_s > timeout_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s > timeout_s:
                 raise ClusterError(f"{listed(missing)} did not answer within {timeout_s:g} s")
-            on_wait(listed(missing))
+            if waited_s > _SILENT_S and not is_said:
+                on_wait(listed(missing))
+                is_said = True
             time.sleep(_POLL_S)
 
     def stop(self, is_closed: bool = False) -> None:
