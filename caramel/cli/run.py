@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from caramel.cli.interrupts import Interrupts
 from caramel.cli.options import (
     arguments_of,
     check_cluster_options,
@@ -22,6 +25,7 @@ from caramel.cli.options import (
     with_policies,
 )
 from caramel.runtime.held_directory import held_directory
+from caramel.runtime.step_rate import StepRate
 from caramel.util.arguments import timeout_s
 
 if TYPE_CHECKING:
@@ -44,6 +48,12 @@ if TYPE_CHECKING:
     help="Steps of this run, also where it goes on from a checkpoint; default: one pass over the data.",
 )
 @click.option(
+    "--until-step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Train until step N, those before a checkpoint counted, too: a job that is started again makes no more.",
+)
+@click.option(
     "--checkpoint",
     metavar="DIR",
     type=click.Path(file_okay=False),
@@ -64,6 +74,7 @@ def run(
     workers: int,
     cluster: str,
     steps: int | None,
+    until_step: int | None,
     checkpoint: str | None,
     save_every: int | None,
     step_timeout: float,
@@ -73,6 +84,8 @@ def run(
     **decisions: Any,
 ) -> None:
     """Train a program on N workers."""
+    if steps is not None and until_step is not None:
+        raise click.UsageError("--steps and --until-step exclude each other")
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
     check_cluster_options(cluster, base_port, workers)
@@ -90,39 +103,81 @@ def run(
             directory.tidy()
         loaded, armodel = compiled(program, workers, devices, decisions)
         session = stack.enter_context(armodel.session(chosen, step_timeout_s=step_timeout))
+        if directory is not None:
+            _go_on(session, loaded, directory)
+        if until_step is not None:
+            steps = max(until_step - session.step_count, 0)
         _train(session, loaded, steps, directory, save_every)
+
+
+class _Ended(Exception):
+    """No further step is to be made."""
 
 
 def _train(
     session: Session, program: Program, steps: int | None, directory: CheckpointDirectory | None, save_every: int | None
 ) -> None:
-    if directory is not None:
-        _go_on(session, program, directory)
-
+    """Train and save; a signal ends it after the step that runs, with the exit status of the signal."""
     saved: dict[int, str] = {}  # prefix of the checkpoint after a step
+    losses: list[float] = []
+    rate = StepRate()
+    first = session.step_count
 
     def on_step(result: StepResult) -> None:
+        rate.note(result.examples)
+        losses[1:] = [result.loss]
         if directory is not None and save_every is not None and result.step % save_every == 0:
             saved[result.step] = directory.save(session)
+        if interrupts.number is not None:
+            raise _Ended
 
-    started = time.perf_counter()
     if program.why_here is not None:
         click.echo(f"the data goes through this process: {program.why_here}", err=True)
     batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
-    results = session.run(batches, steps, on_step=on_step)
-    elapsed = time.perf_counter() - started
-    if results:
-        click.echo(
-            f"\n{len(results)} steps in {elapsed:.1f} s ({elapsed / len(results) * 1e3:.1f} ms each): "
-            f"loss {results[0].loss:.6g} -> {results[-1].loss:.6g}"
-        )
+    with Interrupts() as interrupts, suppress(_Ended):
+        session.run(batches, steps, on_step=on_step)
+    if losses:
+        click.echo(f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}")
     if directory is not None:  # before the evaluation, which may fail
         click.echo(f"saved {saved.get(session.step_count) or directory.save(session)}")
+    if interrupts.number is not None:
+        _say_how_to_go_on(directory, None if steps is None else first + steps)
+        click.get_current_context().exit(interrupts.exit_status)
     if program.evaluation_data is not None:
         data = program.evaluation_data
         values = session.evaluate(*arguments_of(data))
         for name, value in _named(values):
             click.echo(f"evaluation {name}: {value}")
+
+
+def _say_how_to_go_on(directory: CheckpointDirectory | None, last: int | None) -> None:
+    """Print the command that goes on after an interrupted run.
+
+    Args:
+        directory: directory with the checkpoints; None if nothing was saved.
+        last: number of the last step that was to be made; None if the data would have ended it.
+    """
+    if directory is None:
+        click.echo("nothing was saved: with --checkpoint DIR a run can go on where it was ended", err=True)
+        return
+    options = _without(sys.argv[1:], "--steps", "--until-step")
+    until = [] if last is None else ["--until-step", str(last)]
+    click.echo(f"go on with: {shlex.join(['caramel', *options, *until])}")
+
+
+def _without(arguments: Sequence[str], *options: str) -> list[str]:
+    """Arguments of a command without some options and their values."""
+    left: list[str] = []
+    skips = False
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if skips:
+            skips = False
+        elif name in options:
+            skips = not value
+        else:
+            left.append(argument)
+    return left
 
 
 def _go_on(session: Session, program: Program, directory: CheckpointDirectory) -> None:

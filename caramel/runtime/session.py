@@ -24,6 +24,7 @@ from caramel.runtime.clusters.base import Cluster, check_cluster
 from caramel.runtime.executor import Executor, Run
 from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_batch
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
+from caramel.runtime.step_rate import StepRate
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import timeout_s, whole_number
@@ -346,10 +347,13 @@ class Session:
         steps = None if steps is None else whole_number(steps, "steps", 0, _MOST_STEPS, "steps are counted in 64 bits")
         step_results = self._steps(batches, steps)
         results: list[StepResult] = []
-        with progress_over(steps, progress) as report:
+        rate = StepRate()
+        with progress_over(steps, progress, "steps", "until the data ends; --steps (steps=) ends it") as report:
             for result in step_results:
                 results.append(result)
-                report(len(results), f"loss {result.loss:.4g}")
+                rate.note(result.examples)
+                examples = "" if rate.examples_per_s is None else f", {rate.examples_per_s:.4g} examples/s"
+                report(len(results), f"loss {result.loss:.4g}{examples}")
                 if on_step is not None:
                     on_step(result)
         return results

@@ -12,12 +12,16 @@ _LINE_INTERVAL_S = 10.0
 
 
 @contextmanager
-def progress_over(total: int | None, enabled: bool = True) -> Iterator[Callable[[int, str], None]]:
+def progress_over(
+    total: int | None, enabled: bool = True, unit: str = "", end: str = ""
+) -> Iterator[Callable[[int, str], None]]:
     """Show how far a loop is.
 
     Args:
         total: number of rounds; None if it is not known.
         enabled: whether to show anything at all.
+        unit: noun for the rounds, in lines; "" for none.
+        end: when a loop of unknown length ends, in lines; "" to leave it out.
 
     Yields:
         A function to call with (rounds done, text to show).
@@ -26,7 +30,7 @@ def progress_over(total: int | None, enabled: bool = True) -> Iterator[Callable[
         yield lambda done, text: None
         return
     if not sys.stderr.isatty():
-        yield _Lines(total).show
+        yield _Lines(total, unit, end).show
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -42,10 +46,12 @@ class _Lines:
 
     Args:
         total: number of rounds; None if it is not known.
+        unit: noun for the rounds; "" for none.
+        end: when a loop of unknown length ends; "" to leave it out.
     """
 
-    def __init__(self, total: int | None) -> None:
-        self._total = total
+    def __init__(self, total: int | None, unit: str, end: str) -> None:
+        self._total, self._unit, self._end = total, unit and f" {unit}", end and f", {end}"
         self._start_s = self._last_s = time.monotonic()
 
     def show(self, done: int, text: str) -> None:
@@ -55,9 +61,9 @@ class _Lines:
             return
         self._last_s = now_s
         passed_s = now_s - self._start_s
-        rounds, rest = f"{done}", ""
+        rounds, rest = f"{done}{self._unit}{self._end}", ""
         if self._total is not None:
-            rounds = f"{done} of {self._total}"
+            rounds = f"{done} of {self._total}{self._unit}"
             if 0 < done < self._total:
                 rest = f", about {passed_s / done * (self._total - done):.0f} s to go"
         sys.stderr.write(f"{rounds}: {text} ({passed_s:.0f} s{rest})\n")

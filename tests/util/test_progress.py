@@ -45,6 +45,18 @@ def test_lines_about_work_of_unknown_length(capfd, monkeypatch):
     assert capfd.readouterr().err == "7: loss 1 (10 s)\n"
 
 
+def test_lines_that_say_what_is_counted_and_when_it_ends(capfd, monkeypatch):
+    clock = iter([100.0, 110.0, 100.0, 110.0])
+    monkeypatch.setattr("caramel.util.progress.time.monotonic", lambda: next(clock))
+    for total in (None, 70):
+        with progress_over(total, unit="steps", end="until the data ends") as report:
+            report(7, "loss 1")
+    assert capfd.readouterr().err.splitlines() == [
+        "7 steps, until the data ends: loss 1 (10 s)",
+        "7 of 70 steps: loss 1 (10 s, about 90 s to go)",
+    ]
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_bar_on_a_terminal_if_wanted(enabled):
     ours, theirs = pty.openpty()

@@ -1,0 +1,38 @@
+"""The rate of steps, without the first ones."""
+
+import pytest
+
+from caramel.runtime.step_rate import StepRate
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Function that sets the clock."""
+    now = {"s": 0.0}
+    monkeypatch.setattr("caramel.runtime.step_rate.time.perf_counter", lambda: now["s"])
+    return lambda seconds: now.update(s=seconds)
+
+
+def test_the_first_steps_do_not_count(at):
+    rate = StepRate()
+    for seconds in (5.0, 5.5, 6.0, 6.2, 6.4):
+        assert rate.step_s is None or seconds == 6.4
+        at(seconds)
+        rate.note(32)
+    assert rate.step_s == pytest.approx(0.2) and rate.examples_per_s == pytest.approx(160)
+    assert str(rate) == "5 steps in 6.4 s (200.0 ms each after the first 3, 160 examples/s)"
+
+
+def test_few_steps_have_no_rate(at):
+    rate = StepRate()
+    at(2.0)
+    rate.note(8)
+    assert str(rate) == "1 step in 2.0 s" and rate.examples_per_s is None
+
+
+def test_examples_that_are_not_known(at):
+    rate = StepRate()
+    for seconds in range(1, 6):
+        at(float(seconds))
+        rate.note(0)
+    assert str(rate) == "5 steps in 5.0 s (1000.0 ms each after the first 3)"
