@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from caramel import __version__
@@ -29,7 +27,6 @@ def main(context: click.Context, debug: bool) -> None:
     {'step': function, 'inputs': [tf.TensorSpec, ...], 'data': batches, ...}.
     """
     context.obj = {"debug": debug}
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up messages are of no use here
 
 
 for command in COMMANDS:

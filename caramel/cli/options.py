@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caramel.cli.quiet import load_quietly
 from caramel.errors import CaramelError, InputError
 from caramel.runtime.host.membership import LAST_PORT
 from caramel.util.arguments import whole_number, worker_count
@@ -218,9 +219,7 @@ def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> 
     """
     # Before TensorFlow is loaded, because the description may be wrong.
     membership = cluster_of_tf_config() if kind == TF_CONFIG else None
-    from caramel.runtime.host.environment import load_tensorflow
-
-    load_tensorflow()  # the program imports Keras if it needs it
+    load_quietly()  # the program imports Keras if it needs it
     from caramel.runtime.clusters.existing import Servers
     from caramel.runtime.clusters.in_process import InProcess
     from caramel.runtime.clusters.local_processes import LocalProcesses
@@ -271,6 +270,7 @@ def compiled(
     program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any]
 ) -> tuple[Program, ARModel]:
     """Capture and compile a program file, and print the plan."""
+    load_quietly()
     from caramel.frontend.program_file import load_program
 
     loaded = load_program(program)

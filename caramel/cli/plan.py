@@ -15,6 +15,7 @@ from caramel.cli.options import (
     with_devices,
     with_policies,
 )
+from caramel.cli.quiet import load_quietly
 from caramel.errors import InputError
 
 
@@ -69,9 +70,7 @@ def plan(
     if out is not None:
         check_writable(out)
     check_decisions(workers, devices, decisions)
-    from caramel.runtime.host.environment import load_tensorflow
-
-    load_tensorflow()  # the program imports Keras if it needs it
+    load_quietly()  # the program imports Keras if it needs it
     from caramel.cli.workflows import planned
 
     armodel = planned(program, workers, devices, analyzers, workers_on_host, decisions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from caramel.cli.options import TF_CONFIG, cluster_of_tf_config, reporting_errors
+from caramel.cli.quiet import load_quietly
 
 
 @click.command()
@@ -45,7 +46,10 @@ def worker(cluster: str, task: int | None, devices: int) -> None:
         )
     if not 0 <= membership.task <= last:
         raise click.UsageError(f"--task must be between 0 and {last}, got {membership.task}")
+    from caramel.runtime.host.environment import prepare_server
     from caramel.runtime.host.server import serve_forever
 
+    prepare_server()
+    load_quietly()
     click.echo(f"anyone who reaches {membership.addresses[membership.task]} can run any graph here", err=True)
     serve_forever(membership.addresses, membership.task, devices)
