@@ -59,7 +59,7 @@ def check(result, *words, code=1):
 def test_a_good_run(call, write):
     result = call("run", f"{write(STEP)}:build", "--workers", 2)
     assert result.exit_code == 0, result.output
-    assert "1 steps" in result.stdout
+    assert "1 step in" in result.stdout
 
 
 def test_a_good_run_warns_of_nothing(call, write, tmp_path, caplog, monkeypatch):
