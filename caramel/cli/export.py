@@ -15,6 +15,7 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
+from caramel.cli.quiet import load_quietly
 
 
 @click.command()
@@ -29,6 +30,7 @@ from caramel.cli.options import (
 def export(program: str, workers: int, out: str, devices: tuple[str, ...], **decisions: Any) -> None:
     """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
     check_decisions(workers, devices, decisions)
+    load_quietly()
     _, armodel = compiled(program, workers, devices, decisions)
     armodel.export(out)
     click.echo(f"\nexported to {out}: see README.md there")

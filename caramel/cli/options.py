@@ -270,7 +270,6 @@ def compiled(
     program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any]
 ) -> tuple[Program, ARModel]:
     """Capture and compile a program file, and print the plan."""
-    load_quietly()
     from caramel.frontend.program_file import load_program
 
     loaded = load_program(program)

@@ -231,8 +231,7 @@ class SessionExecutor:
 
         It belongs to the process of which this one is a fork, or a server is lost, for which closing would wait.
         """
-        self._session._closed = True
-        self._session._session = None
+        leave_session(self._session)
 
     def close(self) -> None:
         """Close the session; its variables are gone.
@@ -244,6 +243,11 @@ class SessionExecutor:
             self._session.close()
         except tf.errors.OpError as error:
             raise caramel_error(error, "while the session was closed") from error
+
+
+def leave_session(session: Any) -> None:
+    """Give a tf.compat.v1.Session up without closing it; see `SessionExecutor.leave`."""
+    session._closed, session._session = True, None
 
 
 _open_executors: WeakSet[SessionExecutor] = WeakSet()

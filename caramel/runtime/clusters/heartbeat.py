@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from caramel.errors import ClusterError, listed
+from caramel.runtime.executor import leave_session
 from caramel.runtime.host.presence import Presence
 from caramel.util.daemon_threads import DaemonThreads
 
@@ -33,7 +34,7 @@ _SILENT_S = 5.0
 """Seconds of waiting for servers after which something is said."""
 
 _STOP_S = 1.0
-"""Seconds that a server may take at the end to learn that its driver leaves."""
+"""Seconds that servers may take at the end to learn that their driver leaves."""
 
 _POLL_S = 0.1
 """Seconds between two looks at whether a pause is over."""
@@ -149,8 +150,9 @@ class Heartbeats:
         """
         self._stopped.is_closed = is_closed
         self._stopped.event.set()
+        deadline_s = time.monotonic() + _STOP_S
         for thread in self._threads:
-            thread.join(_STOP_S)
+            thread.join(max(deadline_s - time.monotonic(), 0.0))
 
 
 def _ask(member: Member, state: _State, driver: str, stopped: _Stopped) -> None:
@@ -161,17 +163,17 @@ def _ask(member: Member, state: _State, driver: str, stopped: _Stopped) -> None:
     while not _is_over(stopped.event, pause_s):
         began_s = time.monotonic()
         try:
-            if session is None:
+            is_new = session is None
+            if is_new:
                 session = presence.open(member.target)
-                presence.ask(session)
-                if driver:
-                    presence.stay(session)
             presence.ask(session)
+            if is_new and driver:
+                presence.stay(session)
             is_answered = True
         except tf.errors.OpError as error:
             is_answered = session is not None and error.error_code in _RESTARTED
-            if is_answered or state.answered_s is None:
-                _leave(session)
+            if session is not None and (is_answered or state.answered_s is None):
+                leave_session(session)
                 session = None
         if is_answered:
             state.answered_s, state.unanswered = time.monotonic(), 0
@@ -180,15 +182,17 @@ def _ask(member: Member, state: _State, driver: str, stopped: _Stopped) -> None:
         pause_s = max(INTERVAL_S - (time.monotonic() - began_s), 0.0)
         if state.answered_s is None:
             pause_s = min(pause_s, INTERVAL_S / 4)
-    if session is None or state.unanswered:
-        _leave(session)
+    if session is None:
+        return
+    if state.unanswered:
+        leave_session(session)  # closing it would wait for the server
         return
     with suppress(tf.errors.OpError):
         if driver and stopped.is_closed:
             presence.leave(session)
     closing = DaemonThreads(1, "closing").submit(session.close)  # its server may go at this very moment
     if not wait([closing], INTERVAL_S).done:
-        _leave(session)
+        leave_session(session)
 
 
 def _is_over(stopped: threading.Event, pause_s: float) -> bool:
@@ -200,9 +204,3 @@ def _is_over(stopped: threading.Event, pause_s: float) -> bool:
         if time.monotonic() >= until_s:
             return False
     return True
-
-
-def _leave(session: Any) -> None:
-    """Give a session up: closing it would wait for the server."""
-    if session is not None:
-        session._closed, session._session = True, None

@@ -16,6 +16,9 @@ from caramel.runtime.executor import Run, SessionExecutor
 _CLOSE_S = 60.0
 """Seconds that closing a session may take while all servers answer: large ones took more than ten."""
 
+_CLOSE_RUNNING_S = 10.0
+"""Seconds that it may take where a run is under way: one that was interrupted, or of another thread."""
+
 _CLOSE_AFTER_FAILURE_S = 2.0
 """Seconds that it may take once a worker was lost."""
 
@@ -82,9 +85,14 @@ class ServersExecutor:
         is_closed = False
         try:
             if self._inner is not None:
-                patience_s = _CLOSE_AFTER_FAILURE_S if self._supervisor.has_failed else _CLOSE_S
-                is_closed = self._supervisor.close(self._inner.close, self._inner.leave, patience_s)
+                is_closed = self._supervisor.close(self._inner.close, self._inner.leave, self._patience_s)
         finally:
             self._heartbeats.stop(is_closed)
             if self._own is not None:
                 self._own.stop()
+
+    @property
+    def _patience_s(self) -> float:
+        if self._supervisor.has_failed:
+            return _CLOSE_AFTER_FAILURE_S
+        return _CLOSE_RUNNING_S if self._supervisor.is_stuck else _CLOSE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from caramel.errors import ClusterError
 from caramel.util.daemon_threads import DaemonThreads
 
-POLL_S = 0.2
+_POLL_S = 0.2
 """Seconds between two looks at the workers."""
 
 WHAT_TO_DO = "Start a new session and restore the last checkpoint"
@@ -17,7 +18,7 @@ WHAT_TO_DO = "Start a new session and restore the last checkpoint"
 
 
 class Supervisor:
-    """Makes the calls of one session, of which neither a run nor the closing can be aborted.
+    """Makes calls on the servers of a cluster, of which neither a run nor the closing of a session can be aborted.
 
     A call runs in a thread. If a worker is lost meanwhile, the thread is left alone, and nothing else can be called.
 
@@ -60,7 +61,7 @@ class Supervisor:
         if self.is_stuck:
             raise ClusterError(self._failure or f"a step was interrupted, and has not ended. {WHAT_TO_DO}")
         self._running = running = self._threads.submit(function, *arguments)
-        while not wait([running], POLL_S).done:
+        while not wait([running], _POLL_S).done:
             if self._lost() and not wait([running], self._grace_s).done and (lost := self._lost()):
                 self._failure = f"a worker is lost: {lost}. {WHAT_TO_DO}"
                 raise ClusterError(self._failure)
@@ -72,7 +73,9 @@ class Supervisor:
             raise ClusterError(self._failure) from error
 
     def close(self, function: Callable[[], None], leave: Callable[[], None], patience_s: float) -> bool:
-        """Call a function last; where it cannot end soon, leave everything as it is.
+        """Call a function that closes a session; where it cannot end soon, leave everything as it is.
+
+        Closing ends a run that is under way.
 
         Args:
             function: function that closes the session.
@@ -82,15 +85,11 @@ class Supervisor:
         Returns:
             Whether it was closed.
         """
-        if self.is_stuck or self._lost():
-            leave()
-            return False
-        closing = self._threads.submit(function)
-        waited_s = 0.0
-        while waited_s < patience_s and not self._lost():
-            if wait([closing], POLL_S).done:
+        closing = None if self._lost() else DaemonThreads(1, "closing").submit(function)
+        deadline_s = time.monotonic() + patience_s
+        while closing is not None and time.monotonic() < deadline_s and not self._lost():
+            if wait([closing], _POLL_S).done:
                 closing.result()
                 return True
-            waited_s += POLL_S
         leave()
         return False

@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import time
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -209,14 +208,14 @@ class Watch:
         v1.Session.reset(self._target)
         return freed
 
-    def run(self, interval_s: float, stopped: threading.Event) -> None:
-        """Look every some seconds, and say what was done.
+    def run(self, interval_s: float) -> NoReturn:
+        """Look for as long as the process lives, and say what was done.
 
         Args:
             interval_s: seconds from one look to the next.
-            stopped: event that ends it.
         """
-        while not stopped.wait(interval_s):
+        while True:
+            time.sleep(interval_s)
             try:
                 freed = self.look()
             except tf.errors.OpError:  # this server is too busy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -44,8 +43,7 @@ def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoRe
 
     config = RunOptions().server_config(devices, GROUP_LEADER)
     target = _start({WORKER_JOB: dict(enumerate(addresses))}, WORKER_JOB, task, config)
-    Watch(target, task_name(WORKER_JOB, task)).run(_LOOK_S, threading.Event())
-    raise AssertionError("nobody sets that event")
+    Watch(target, task_name(WORKER_JOB, task)).run(_LOOK_S)
 
 
 def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: Any) -> str:

@@ -75,6 +75,38 @@ except caramel.ClusterError as error:
 """
 
 
+CLOSES = """
+import sys, threading, time
+import numpy as np
+import tensorflow as tf
+import caramel
+
+v1 = tf.compat.v1
+with caramel.capture(loss_reduction="mean") as context:
+    x = v1.placeholder(tf.float32, [None, 2], name="x")
+    rounds = v1.placeholder_with_default(tf.constant(1, tf.int64), [], "rounds")
+    z = tf.while_loop(lambda i, z: i < rounds, lambda i, z: (i + 1, z + 0.0), [tf.constant(0, tf.int64), x])[1]
+    w = v1.get_variable("w", [2, 1], initializer=v1.ones_initializer())
+    v1.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_mean(tf.square(tf.matmul(z, w))))
+cluster = caramel.Servers(sys.argv[1].split(","))
+session = caramel.ARModel(context, len(cluster.addresses)).session(cluster)
+session.step({"x": np.ones([6, 2])})
+
+def step():
+    try:
+        session.step({"x": np.ones([6, 2]), "rounds": np.int64(10**12)})  # for hours
+    except caramel.ClusterError as error:
+        print("lost:", error, flush=True)
+
+stepping = threading.Thread(target=step)
+stepping.start()
+time.sleep(1)
+print("runs", flush=True)
+session.close()
+stepping.join()
+"""
+
+
 class Job:
     """Servers and a driver, each started by a function like `subprocess.Popen` of its host.
 
@@ -242,4 +274,13 @@ def test_a_driver_that_closes_its_session_is_no_matter(job):
     job = job(mode="ends")
     job.await_line("runs")
     assert job.driver.wait(timeout=30) == 0
+    assert not any(line_of(server, 6) for server in job.servers)
+
+
+@pytest.mark.soak  # as test_closing_ends_a_call_of_another_thread
+def test_closing_ends_a_step_that_takes_hours(job):
+    """Where all servers are there, what it has on them is freed as well."""
+    job = job(CLOSES)
+    job.await_line("runs")
+    assert "session was closed" in job.error(within_s=25)
     assert not any(line_of(server, 6) for server in job.servers)
