@@ -180,6 +180,7 @@ class Watch:
         self._target, self._presence = target, Presence(task)
         self._session: Any = None
         self._missing: dict[str, int] = {}  # by the name of a driver: the looks since its name was last there
+        self._left: set[str] = set()  # those of them that have left; their names stay a while
         self._gone: set[str] = set()  # have left something
         self._trims_left = 0
 
@@ -189,18 +190,18 @@ class Watch:
             self._session = self._presence.open(self._target)
         present = self._presence.present(self._session)
         left = self._presence.left(self._session)
-        self._missing = {
-            **{name: looks + 1 for name, looks in self._missing.items() if name not in left},
-            **dict.fromkeys(present - left, 0),
-        }
-        gone = {name for name, looks in self._missing.items() if looks >= _MOST_MISSING}
-        for name in gone:
+        self._missing = {name: looks + 1 for name, looks in self._missing.items()} | dict.fromkeys(present | left, 0)
+        self._left |= left
+        ended = {name for name, looks in self._missing.items() if looks >= _MOST_MISSING}
+        for name in ended:
             del self._missing[name]
+        gone = ended - self._left
+        self._left -= ended
         self._gone |= gone
         self._trims_left = _TRIMS if gone or left else max(self._trims_left - 1, 0)
         if self._trims_left:
             _return_memory()  # sessions are closed in the background
-        if self._missing or not self._gone:
+        if self._missing.keys() - self._left or not self._gone:
             return set()
         freed, self._gone = self._gone, set()
         self._session.close()

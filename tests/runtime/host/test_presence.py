@@ -1,0 +1,94 @@
+"""Which drivers a server takes for gone: a server, drivers of its own process, and each look at them by hand."""
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+START = """
+import time
+import tensorflow as tf
+from caramel.runtime.host import presence
+
+task = "/job:worker/replica:0/task:0"
+server = tf.distribute.Server({"worker": ["127.0.0.1:2222"]}, job_name="worker", task_index=0)
+watch = presence.Watch(server.target, task)
+
+class Driver:
+    def __init__(self, name):
+        self.presence = presence.Presence(task, name)
+        self.session = self.presence.open(server.target)
+        self.presence.stay(self.session)
+
+    def leave(self):
+        self.presence.leave(self.session)
+
+    def end(self):
+        self.session.close()
+
+def looks(count):
+    freed = set()
+    for _ in range(count):
+        time.sleep(0.1)
+        freed |= watch.look()
+    return sorted(freed)
+"""
+
+
+@pytest.fixture
+def said(network):
+    """Function that runs what drivers do at a server; the lines that it prints."""
+
+    def run(text):
+        ended = network.run("-c", START + text)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.splitlines()
+
+    return run
+
+
+def test_a_driver_that_ends_without_a_word_is_gone(said):
+    text = """
+a = Driver("process 1 on here, session 0")
+print(looks(8))
+a.end()
+print(looks(8))
+"""
+    assert said(text) == ["[]", "['process 1 on here, session 0']"]
+
+
+def test_a_driver_that_has_left_is_not_gone_though_its_name_stays_a_while(said):
+    """Its run ends only after it has said so, and may put the name into the queue once more."""
+    text = """
+a = Driver("process 1 on here, session 0")
+print(looks(3))
+a.leave()
+print(looks(3))
+a.end()
+print(looks(10))
+"""
+    assert said(text) == ["[]", "[]", "[]"]
+
+
+def test_nothing_is_freed_while_another_driver_is_there(said):
+    text = """
+a = Driver("process 1 on here, session 0")
+b = Driver("process 2 on here, session 0")
+print(looks(3))
+a.end()
+print(looks(8))
+b.end()
+print(looks(8))
+"""
+    assert said(text) == ["[]", "[]", "['process 1 on here, session 0', 'process 2 on here, session 0']"]
+
+
+def test_one_that_has_left_keeps_nobody_from_being_freed(said):
+    text = """
+a = Driver("process 1 on here, session 0")
+b = Driver("process 2 on here, session 0")
+print(looks(3))
+b.leave()
+a.end()
+print(looks(8))
+"""
+    assert said(text) == ["[]", "['process 1 on here, session 0']"]
