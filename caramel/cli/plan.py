@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from caramel.cli.options import (
+    check_cluster_options,
     check_decisions,
     check_writable,
+    chosen_cluster,
     reporting_errors,
+    with_cluster,
     with_collectives,
     with_devices,
     with_policies,
 )
 from caramel.cli.quiet import load_quietly
+from caramel.cli.scripts import loaded_program
 from caramel.errors import InputError
+
+if TYPE_CHECKING:
+    from caramel.netmodel.model import NetworkModel
 
 
 @click.command()
-@click.argument("program", metavar="FILE.py:ENTRY")
+@click.argument("program", metavar="FILE.py[:ENTRY]")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option("--workers", type=int, required=True, help="Number of workers.")
+@click.option(
+    "--measure",
+    "is_measured",
+    is_flag=True,
+    help="Measure the network (in less than a minute) and the program on --cluster, plan, and try the plan there.",
+)
+@with_cluster("processes")
 @with_collectives
 @with_policies
 @click.option(
@@ -32,10 +49,9 @@ from caramel.errors import InputError
 @click.option(
     "--workers-on-host",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
     metavar="K",
-    help="Without --trace, the program is traced here, with so many workers that compute at once.",
+    help="Without --trace and --measure, the program is traced here, with so many workers that compute at once; "
+    "default: 1.",
 )
 @with_devices
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write the plan to.")
@@ -51,9 +67,14 @@ from caramel.errors import InputError
 @reporting_errors
 def plan(
     program: str,
+    arguments: tuple[str, ...],
     workers: int,
+    is_measured: bool,
+    cluster: str,
+    base_port: int | None,
+    allow_open_ports: bool,
     analyzers: str | None,
-    workers_on_host: int,
+    workers_on_host: int | None,
     devices: tuple[str, ...],
     out: str | None,
     as_json: bool,
@@ -64,16 +85,36 @@ def plan(
 ) -> None:
     """Decide how a program's gradients travel, and predict what a step will take.
 
+    FILE.py alone is a script that trains a Keras model: it runs as far as its first fit, which is planned.
+
     The program is traced on this machine (unless --trace has its times); nothing of it changes. A prediction needs a
-    model of the network: --network.
+    model of the network: --network, or --measure, which does everything on the cluster that will train.
     """
     if out is not None:
         check_writable(out)
     check_decisions(workers, devices, decisions)
-    load_quietly()  # the program imports Keras if it needs it
-    from caramel.cli.workflows import planned
+    check_cluster_options(cluster, base_port, workers)
+    if is_measured:
+        _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host)
+    elif click.get_current_context().get_parameter_source("cluster") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--cluster belongs to --measure")
+    written = [] if out is None else [out]
+    if is_measured:
+        chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+        from caramel.cli.measured_plan import measured_plan
 
-    armodel = planned(program, workers, devices, analyzers, workers_on_host, decisions)
+        loaded = loaded_program(program, arguments, workers)
+        tried = measured_plan(loaded, workers, chosen, devices, decisions, lambda text: click.echo(text, err=True))
+        armodel = tried.armodel
+        if out is not None and tried.network is not None:
+            written.append(_save_network(tried.network, out))
+    else:
+        load_quietly()  # the program imports Keras if it needs it
+        from caramel.cli.workflows import planned
+
+        tried = None
+        loaded = loaded_program(program, arguments, workers)
+        armodel = planned(loaded, workers, devices, analyzers, workers_on_host or 1, decisions)
     finished = armodel.plan
     if is_checked:
         from caramel.analyzers.plan_checks import verify_plan
@@ -84,9 +125,12 @@ def plan(
     if as_json:
         if finished.prediction is None:
             raise InputError("nothing can be predicted without a network model: give --network FILE.json")
-        click.echo(json.dumps(finished.prediction.as_dict(), indent=1))
+        measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
+        click.echo(json.dumps({**finished.prediction.as_dict(), **measured}, indent=1))
         return
     click.echo(finished.table())
+    if tried is not None:
+        click.echo(f"\n{tried}")
     if is_checked:
         click.echo("\n" + "\n".join(f"checked: {statement}" for statement in checked))
     for name in explained:
@@ -95,5 +139,21 @@ def plan(
         from caramel.plan import Plan
 
         click.echo("\n" + (Plan.load(other).diff(finished) or f"no difference from {other}"))
-    if out is not None:
-        click.echo(f"\nwritten: {out}")
+    if written:
+        click.echo(f"\nwritten: {', '.join(written)}")
+
+
+def _refuse_with_measure(**values: Any) -> None:
+    for name, value in values.items():
+        if value is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with --measure")
+
+
+def _save_network(network: NetworkModel, out: str) -> str:
+    """Save a measured network beside the plan; its file."""
+    from caramel.netmodel.file import save
+
+    file = str(Path(out).with_suffix(".network.json"))
+    check_writable(file)
+    save(network, file)
+    return file

@@ -6,11 +6,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from caramel.cli.interrupts import Interrupts
 from caramel.cli.options import (
     arguments_of,
     check_cluster_options,
@@ -24,18 +24,24 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
+from caramel.cli.scripts import run_script_on_workers
+from caramel.errors import InputError
+from caramel.frontend.script_file import is_script
 from caramel.runtime.held_directory import held_directory
 from caramel.runtime.step_rate import StepRate
 from caramel.util.arguments import timeout_s
+from caramel.util.interrupts import Interrupts
 
 if TYPE_CHECKING:
+    from caramel.armodel import ARModel
     from caramel.frontend.program_file import Program
     from caramel.runtime.checkpoint_directory import CheckpointDirectory
     from caramel.runtime.session import Session, StepResult
 
 
 @click.command()
-@click.argument("program", metavar="FILE.py:ENTRY")
+@click.argument("program", metavar="FILE.py[:ENTRY]")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option("--workers", type=int, required=True, help="Number of workers.")
 @with_plan
 @with_collectives
@@ -71,6 +77,7 @@ if TYPE_CHECKING:
 @reporting_errors
 def run(
     program: str,
+    arguments: tuple[str, ...],
     workers: int,
     cluster: str,
     steps: int | None,
@@ -83,7 +90,15 @@ def run(
     devices: tuple[str, ...],
     **decisions: Any,
 ) -> None:
-    """Train a program on N workers."""
+    """Train a program on N workers.
+
+    FILE.py:ENTRY is a program file. FILE.py alone is a script that trains Keras models by their own fit: it runs as it
+    is, with its ARGUMENTS, and fit, evaluate and predict run on the workers.
+    """
+    if is_script(program):
+        _refuse_for_scripts(steps=steps, until_step=until_step, checkpoint=checkpoint)
+    elif arguments:
+        raise click.UsageError(f"{program} is a program file, which has no arguments: {shlex.join(arguments)}")
     if steps is not None and until_step is not None:
         raise click.UsageError("--steps and --until-step exclude each other")
     if save_every is not None and checkpoint is None:
@@ -91,6 +106,10 @@ def run(
     check_cluster_options(cluster, base_port, workers)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
+    if is_script(program):
+        chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+        run_script_on_workers(program, arguments, workers, chosen, step_timeout, devices, decisions)
+        return
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
@@ -102,12 +121,29 @@ def run(
             directory = CheckpointDirectory(checkpoint)
             directory.tidy()
         loaded, armodel = compiled(program, workers, devices, decisions)
+        if steps is None and until_step is None and _is_endless(loaded, armodel):
+            raise InputError("the dataset has no end: say how many steps, --steps N or --until-step N")
         session = stack.enter_context(armodel.session(chosen, step_timeout_s=step_timeout))
         if directory is not None:
             _go_on(session, loaded, directory)
         if until_step is not None:
             steps = max(until_step - session.step_count, 0)
         _train(session, loaded, steps, directory, save_every)
+
+
+def _refuse_for_scripts(**values: Any) -> None:
+    """Refuse options for which a script has its own ways.
+
+    Raises:
+        click.UsageError: one is given.
+    """
+    for name, value in values.items():
+        if value is not None:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(
+                f"{option} belongs to FILE.py:ENTRY: a script says itself how long it trains (fit's epochs= and "
+                "steps_per_epoch=), and saves by callbacks (keras.callbacks.BackupAndRestore goes on after an end)"
+            )
 
 
 class _Ended(Exception):
@@ -134,7 +170,7 @@ def _train(
     if program.why_here is not None:
         click.echo(f"the data goes through this process: {program.why_here}", err=True)
     batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
-    with Interrupts() as interrupts, suppress(_Ended):
+    with Interrupts(partial(click.echo, err=True), ends_at_once=True) as interrupts, suppress(_Ended):
         session.run(batches, steps, on_step=on_step)
     if losses:
         click.echo(f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}")
@@ -178,6 +214,16 @@ def _without(arguments: Sequence[str], *options: str) -> list[str]:
         else:
             left.append(argument)
     return left
+
+
+def _is_endless(program: Program, armodel: ARModel) -> bool:
+    """Whether the data is a dataset that is known to have no end."""
+    from caramel.data.components import is_dataset
+
+    on_workers, data = armodel.distributed.signature.data, program.data
+    if on_workers is not None:
+        return on_workers.infinite
+    return is_dataset(data) and int(data.cardinality()) == -1  # type: ignore[union-attr]  # tf.data.INFINITE_CARDINALITY
 
 
 def _go_on(session: Session, program: Program, directory: CheckpointDirectory) -> None:

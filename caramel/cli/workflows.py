@@ -1,4 +1,4 @@
-"""The work of ``caramel plan``: capture, trace, compile."""
+"""The work of ``caramel plan``: trace, compile."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from caramel.analyzers.registry import listed_analyzers
 from caramel.armodel import ARModel
 from caramel.facts import Trace
-from caramel.frontend.program_file import Program, load_program
+from caramel.frontend.program_file import Program
 from caramel.measure.trace_file import as_trace
 
 
 def planned(
-    program: str,
+    loaded: Program,
     workers: int,
     devices: Sequence[str],
     analyzers: str | None,
     workers_on_host: int,
     decisions: Mapping[str, Any],
 ) -> ARModel:
-    """Compile a program file with a plan from measured times.
+    """Compile a program with a plan from measured times.
 
     Args:
-        program: program file and entry, as FILE.py:ENTRY.
+        loaded: the program.
         workers: number of workers.
         devices: device of each worker; empty for the default.
         analyzers: names of analyzers, with commas; None for the automatic ones.
@@ -33,7 +33,6 @@ def planned(
     Raises:
         CaramelError: a step fails; see `ARModel`.
     """
-    loaded = load_program(program)
     options = dict(decisions)
     trace = as_trace(options.pop("trace"), loaded.context.for_workers(workers).model_for(workers))
     if trace is None:

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caramel.errors import CaramelError, InputError, ProgramError, in_one_line
+from caramel.errors import InputError, ProgramError
+from caramel.frontend.user_code import guarded
 
 if TYPE_CHECKING:
     from caramel.frontend.context import Context
@@ -95,15 +95,15 @@ class Program:
 
 def _guarded_batches(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[Any]:
     """One pass over the data; what the user's code raises becomes a ProgramError."""
-    batches = _guarded(data, "the program's data") if callable(data) else data
+    batches = guarded(data, "the program's data") if callable(data) else data
     if not isinstance(batches, Iterable):
         raise ProgramError(
             f"the program's data is {type(batches).__name__}, not batches: return a list of them, or a function that "
             "makes an iterator"
         )
-    iterator = _guarded(lambda: iter(batches), "the program's data")
+    iterator = guarded(lambda: iter(batches), "the program's data")
     while True:
-        batch = _guarded(lambda: next(iterator, iterator), "the program's data")
+        batch = guarded(lambda: next(iterator, iterator), "the program's data")
         if batch is iterator:
             return
         yield batch
@@ -138,7 +138,7 @@ def _module(path: Path) -> Any:
         raise ProgramError(f"{str(path)!r} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[path.stem] = module
-    _guarded(lambda: module_spec.loader.exec_module(module), f"program file {str(path)!r}")  # type: ignore[union-attr]
+    guarded(lambda: module_spec.loader.exec_module(module), f"program file {str(path)!r}")  # type: ignore[union-attr]
     return module
 
 
@@ -152,28 +152,6 @@ def _entry(module: Any, name: str, path: Path) -> Callable[[], Any]:
     return entry  # type: ignore[no-any-return]
 
 
-def _guarded(call: Callable[[], Any], what: str) -> Any:
-    """Call the user's code; what it raises becomes a ProgramError that names the line."""
-    try:
-        return call()
-    except CaramelError:
-        raise
-    except SystemExit as error:
-        raise ProgramError(f"{what} exits: put the part that runs under if __name__ == '__main__':") from error
-    except Exception as error:
-        raise _program_error(what, error) from error
-
-
-def _program_error(what: str, error: Exception) -> ProgramError:
-    """The error for a failure in the user's code; it names the innermost line that is the user's own."""
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and "<frozen" not in f.filename
-    ]
-    own = [f for f in frames if "site-packages" not in f.filename] or frames
-    where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-    return ProgramError(f"{what} raises {type(error).__name__}{where}: {in_one_line(error)}")
-
-
 def _program(entry: Callable[[], Any], what: str) -> Program:
     import tensorflow as tf
 
@@ -183,7 +161,7 @@ def _program(entry: Callable[[], Any], what: str) -> Program:
     if tf.executing_eagerly():
         try:
             with context.watching():
-                returned = _guarded(entry, what)
+                returned = guarded(entry, what)
         except ProgramError as error:
             if not (isinstance(error.__cause__, RuntimeError) and "eager" in str(error.__cause__)):
                 raise
@@ -192,7 +170,7 @@ def _program(entry: Callable[[], Any], what: str) -> Program:
             is_step = isinstance(returned, Mapping) and "step" in returned
             return _step_program(returned, what) if is_step else _graph_program(context, returned, what)
     with context:
-        returned = _guarded(entry, what)
+        returned = guarded(entry, what)
     return _graph_program(context, returned, what)
 
 

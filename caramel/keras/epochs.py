@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -87,12 +87,14 @@ class EpochLoop:
     _in_pass: bool = field(init=False, default=False)
     _ended: bool = field(init=False, default=False)
 
-    def run(self, epoch: int, steps: int | None) -> dict[str, Any]:
+    def run(self, epoch: int, steps: int | None, is_interrupted: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Train for an epoch, without its validation.
 
         Args:
             epoch: number of the epoch.
             steps: number of steps; None for a pass over the dataset.
+            is_interrupted: function that tells after a step whether it is to be the last one; the model then has its
+                values.
 
         Returns:
             The logs of the epoch.
@@ -119,6 +121,9 @@ class EpochLoop:
                         stacklevel=4,  # whoever calls `fit`
                     )
                 break
+            if is_interrupted():
+                self.values.copy_to_model()
+                return self.counts.logs(logs)
             if self.model.stop_training:
                 break
             number += self.model.steps_per_execution

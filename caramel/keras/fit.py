@@ -26,6 +26,7 @@ from caramel.netmodel.file import as_network
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.util.arguments import refuse_unknown, whole_number
+from caramel.util.interrupts import Interrupts
 
 _METHOD = "train_step"
 """Method of a model that the workers run."""
@@ -99,6 +100,9 @@ def fit(
         InputError: the model is not compiled or not as said, an argument does not fit, or the dataset is empty.
         CaptureError: the model's training step cannot be captured or replicated.
         DataError: the dataset fails.
+        KeyboardInterrupt: SIGINT came. The step that ran then was the last one, and the model has its values; a second
+            one ends it at once, and the model has those of the last epoch.
+        SystemExit: SIGTERM came; the same.
 
     Examples:
         >>> import keras
@@ -164,7 +168,7 @@ def fit(
             data.length,
             use.kept.passes,
         )
-        logs = _trained(training, validation, range(first, epochs), steps_per_epoch)
+        logs = _trained(training, validation, range(first, epochs), steps_per_epoch, is_silent=verbose == 0)
         if epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         hooks.on_train_end(logs)
@@ -215,13 +219,27 @@ def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None,
 
 
 def _trained(
-    training: EpochLoop, validation: Validation, epochs: Iterable[int], steps: int | None
+    training: EpochLoop, validation: Validation, epochs: Iterable[int], steps: int | None, is_silent: bool
 ) -> dict[str, Any] | None:
-    """Train and validate epoch by epoch, until a callback ends the training; the logs of the last epoch."""
+    """Train and validate epoch by epoch, until a callback ends the training; the logs of the last epoch.
+
+    Raises:
+        KeyboardInterrupt: SIGINT came; the model has the values of the step that ran then.
+        SystemExit: SIGTERM came; the same.
+    """
     model, hooks = training.model, training.hooks
     logs = None
+
+    def say(text: str) -> None:
+        if not is_silent:
+            click.echo(text, err=True)
+
     for epoch in epochs:
-        logs = training.run(epoch, steps)
+        with Interrupts(say) as signals:
+            logs = training.run(epoch, steps, lambda: signals.number is not None)
+        if signals.number is not None:
+            say(f"ended in epoch {epoch + 1}: the model has the weights of its last step")
+        signals.raise_ended()
         if validation.is_due(epoch):
             logs.update(validation.logs(model, hooks))
         hooks.on_epoch_end(epoch, logs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -61,6 +63,8 @@ class Settings:
             are measured in any case.
         sizes_beside: largest number of sizes that are measured beside computation, 2 or 3.
         candidates: largest number of all-reduces of a size that are measured beside computation, the fastest first.
+        budget_s: seconds from the start within which larger sizes are begun that will end by then, as it seems; what
+            runs beside computation comes after them.
     """
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
@@ -73,6 +77,7 @@ class Settings:
     longest_s: float = 5.0
     sizes_beside: int = 3
     candidates: int = 6
+    budget_s: float = math.inf
 
     def __post_init__(self) -> None:
         reason = "TensorFlow sends a tensor in one message, which has at most 2 GiB"
@@ -82,6 +87,8 @@ class Settings:
         object.__setattr__(self, "rounds", whole_number(self.rounds, "rounds"))
         object.__setattr__(self, "sizes_beside", whole_number(self.sizes_beside, "sizes_beside", 2, 3))
         object.__setattr__(self, "candidates", whole_number(self.candidates, "candidates"))
+        if not self.budget_s > 0.0:
+            raise InputError(f"budget_s must be positive, got {self.budget_s!r}")
         for name in ("timeout_s", "longest_s"):
             object.__setattr__(self, name, timeout_s(getattr(self, name), name))
         if not self.algorithms:
@@ -104,15 +111,29 @@ class Settings:
 
 
 QUICK = Settings(
-    sizes=(SMALLEST_SIZE, 2**14, 2**18, 2**20, 2**22),
+    sizes=(SMALLEST_SIZE, *(2**k for k in (14, 18, 20, 22, 24, 26, 28))),
     algorithms=tuple(name for name in ALL_REDUCE_NAMES if name != NATIVE),
     depths=(1, 4),
     rounds=2,
     longest_s=1.0,
     sizes_beside=2,
     candidates=1,
+    budget_s=35.0,
 )
-"""A first look, in about a minute."""
+"""A first look, in less than a minute: up to the size whose all-reduce takes a second."""
+
+_LEAST_SIZES = 3
+"""Number of sizes that `quick_up_to` measures in any case."""
+
+
+def quick_up_to(largest_bytes: int) -> Settings:
+    """A first look for transfers up to a size: `QUICK` without sizes that are larger than need be.
+
+    Args:
+        largest_bytes: bytes of the largest transfer.
+    """
+    needed = sum(size < largest_bytes for size in QUICK.sizes) + 1
+    return replace(QUICK, sizes=QUICK.sizes[: max(needed, _LEAST_SIZES)])
 
 
 def measure_network(
@@ -177,10 +198,15 @@ def _measure(
     slowness: dict[tuple[str, int], list[float]] = {choice: [] for choice in settings.choices()}
     schedules = Schedules()
     fastest: list[Sample] = []
+    began_s = ended_s = time.monotonic()
+    taken_s = 0.0  # by the last size
     with AllReduceBench(cluster, workers, settings.timeout_s, NATIVE in settings.algorithms) as bench:
         for position, size in enumerate(sorted(set(settings.sizes))):
             expected_s = _expected_s(fastest, size)
             if expected_s > settings.longest_s:
+                break
+            growth = expected_s / fastest[-1].time_s if expected_s > 0.0 else 1.0
+            if position >= 2 and ended_s - began_s + taken_s * growth > settings.budget_s:
                 break
             choices = [c for c, ratios in slowness.items() if not (settings.prune and _falls_behind(ratios))]
             builds = {f"{a}_{d}": build_for(schedules, bench, a, d, size) for a, d in choices}
@@ -199,6 +225,8 @@ def _measure(
                 if size >= _PRUNE_FROM_BYTES:
                     slowness[choice].append(times[choice] / min(times.values()))
             bench.unload()
+            now_s = time.monotonic()
+            taken_s, ended_s = now_s - ended_s, now_s
         gamma = bench.additions_s_per_byte()
         curves = [Curve.fitted(workers, a, d, samples_of_choice) for (a, d), samples_of_choice in samples.items()]
         measured = replace(settings, sizes=tuple(sample.size_bytes for sample in fastest))

@@ -14,8 +14,8 @@ import tensorflow as tf
 from click.testing import CliRunner
 from variants import in_soak
 
-from caramel.cli.interrupts import Interrupts
 from caramel.cli.main import main
+from caramel.util.interrupts import Interrupts
 
 PROGRAM = """
     import numpy as np
@@ -109,7 +109,7 @@ def test_without_checkpoints_nothing_is_kept(write):
 
 
 def test_the_second_signal_is_not_waited_with():
-    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+    with pytest.raises(KeyboardInterrupt), Interrupts(print) as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         assert interrupts.number == signal.SIGINT and interrupts.exit_status == 130
@@ -119,7 +119,7 @@ def test_the_second_signal_is_not_waited_with():
 
 def test_signals_are_as_before_afterwards():
     before = signal.getsignal(signal.SIGTERM)
-    with Interrupts():
+    with Interrupts(print):
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
 

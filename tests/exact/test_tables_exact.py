@@ -211,9 +211,11 @@ def test_losses_with_candidates(criterion, hits):
 
 @pytest.mark.parametrize("criterion", ["nce_loss", "sampled_softmax_loss"])
 def test_workers_draw_candidates_of_their_own(criterion):
+    """They learn a batch by heart; with batches of random pairs there would be nothing to learn."""
     context = captured(lambda: vectors(getattr(v1.nn, criterion), num_sampled=5))
     model = caramel.ARModel(context, 3)
     assert any("candidates" in note for note in model.plan.notes)
     with model.session(cluster=in_process()) as session:
-        losses = [session.step(feed).loss for feed in sampled(12, 20)]
-    assert np.all(np.isfinite(losses)) and np.mean(losses[-5:]) < np.mean(losses[:5])
+        losses = [session.step(sampled(12)[0]).loss for _ in range(60)]
+    assert np.all(np.isfinite(losses))
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])  # in twelve runs 0.12 to 0.29 times

@@ -229,3 +229,15 @@ def test_on_processes(algorithms):
     network = measure_network(caramel.LocalProcesses(), [2], settings)
     assert {c.algorithm for c in network.curves} == {*algorithms}
     assert {c.algorithm for c in network.contentions} >= {"shuffle"}
+
+
+def test_sizes_for_which_there_is_no_time_are_left_out():
+    settings = Settings((64, 2**12, 2**14, 2**16), ("star",), (1,), rounds=1, contention=False, budget_s=1e-6)
+    (curve,) = measure_network(caramel.InProcess(), [2], settings).curves
+    assert [sample.size_bytes for sample in curve.samples] == [64, 2**12]
+
+
+@pytest.mark.parametrize("budget_s", [0.0, -1.0, float("nan")])
+def test_a_budget_that_is_none(budget_s):
+    with pytest.raises(caramel.InputError, match="budget_s must be positive"):
+        Settings(budget_s=budget_s)

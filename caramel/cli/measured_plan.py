@@ -1,0 +1,145 @@
+"""The work of ``caramel plan --measure``: everything from a program to a plan that was tried, in one go."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caramel.armodel import ARModel
+from caramel.errors import InputError
+from caramel.frontend.program_file import Program
+from caramel.measure.netbench import measure_network, quick_up_to
+from caramel.measure.tracer import trace
+from caramel.netmodel.model import NetworkModel
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.session import Session, StepResult
+
+_WARM_UP_STEPS = 3
+"""Number of steps before any counts: the first ones prune and place the graph, and make connections."""
+
+_LEAST_STEPS, _MOST_STEPS, _BUDGET_S = 5, 30, 20.0
+"""Numbers of steps that are timed: between these, as many as fit into so many seconds."""
+
+
+@dataclass(frozen=True)
+class TriedPlan:
+    """A plan, and what it took to run it.
+
+    Attributes:
+        armodel: the compiled program, with the plan.
+        network: model of the network; None where it was given.
+        steps_s: measured seconds of steps.
+    """
+
+    armodel: ARModel
+    network: NetworkModel | None
+    steps_s: tuple[float, ...]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step: the median."""
+        return statistics.median(self.steps_s)
+
+    def __str__(self) -> str:
+        """Predicted beside measured, for people."""
+        text = f"measured: {self.step_s * 1e3:.4g} ms (median of {len(self.steps_s)} steps)"
+        prediction = self.armodel.plan.prediction
+        if prediction is None:
+            return text
+        predicted_s = prediction.timeline.iteration_s
+        where = ""
+        if prediction.interval is not None:
+            is_within = prediction.interval.low_s <= self.step_s <= prediction.interval.high_s
+            where = ", within the interval" if is_within else ", outside the interval"
+        return f"{text}; predicted {predicted_s * 1e3:.4g} ms ({predicted_s / self.step_s - 1:+.1%}{where})"
+
+
+def measured_plan(
+    program: Program,
+    workers: int,
+    cluster: Cluster,
+    devices: Sequence[str],
+    decisions: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> TriedPlan:
+    """Measure the network and the program on a cluster, plan, and try the plan.
+
+    What is trained meanwhile is thrown away.
+
+    Args:
+        program: the program.
+        workers: number of workers.
+        cluster: where they run.
+        devices: device of each worker; empty for the default.
+        decisions: options of `ARModel`; a ``network`` or ``trace`` that is given is not measured.
+        say: function that is called with what begins.
+
+    Raises:
+        InputError: there is one worker, so no network.
+        CaramelError: a part fails; see `measure_network`, `trace` and `ARModel`.
+    """
+    options = dict(decisions)
+    network = None
+    model = program.context.for_workers(workers).model_for(workers)
+    if options.get("network") is None:
+        if workers < 2:
+            raise InputError("one worker sends nothing, so there is no network to measure: plan for 2 workers or more")
+        total_bytes = sum(gradient.size_bytes for gradient in model.gradients)
+        say("1 of 4: measuring the network, which takes less than a minute")
+        network = measure_network(cluster, [workers], quick_up_to(total_bytes), _where(cluster))
+        options["network"] = network
+    batch = () if program.on_workers else _arguments(next(program.batches(1)))
+    device_list = list(devices) or None
+    if options.get("trace") is None:
+        say("2 of 4: tracing the program's step")
+        options["trace"] = trace(
+            program.context,
+            *batch,
+            workers=workers,
+            cluster=cluster,
+            device_list=device_list,
+            description=_where(cluster),
+        )
+    say("3 of 4: planning")
+    armodel = ARModel(program.context, workers, device_list=device_list, **options)
+    say("4 of 4: trying the plan")
+    with armodel.session(cluster) as session:
+        steps_s = _times(session, program)
+    return TriedPlan(armodel, network, tuple(steps_s))
+
+
+def _where(cluster: Cluster) -> str:
+    return f"{type(cluster).__name__}, planned from {platform.node()}"
+
+
+def _arguments(batch: Any) -> tuple[Any, ...]:
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _times(session: Session, program: Program) -> list[float]:
+    """Seconds of some steps."""
+    steps_s: list[float] = []
+    last_s = 0.0
+
+    def note(result: StepResult) -> None:
+        nonlocal last_s
+        now_s = time.perf_counter()
+        steps_s.append(now_s - last_s)
+        last_s = now_s
+
+    def run(steps: int) -> None:
+        nonlocal last_s
+        batches = None if program.on_workers else program.batches(steps)
+        last_s = time.perf_counter()
+        session.run(batches, steps, on_step=note, progress=False)
+
+    run(_WARM_UP_STEPS)
+    steps_s.clear()
+    run(_LEAST_STEPS)
+    more = int(_BUDGET_S / statistics.median(steps_s)) - _LEAST_STEPS
+    run(max(0, min(more, _MOST_STEPS - _LEAST_STEPS)))
+    return steps_s

@@ -1,0 +1,90 @@
+"""Scripts as the commands take them."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caramel.frontend.script_file import is_script
+
+if TYPE_CHECKING:
+    from caramel.frontend.program_file import Program
+    from caramel.runtime.clusters.base import Cluster
+
+
+def run_script_on_workers(
+    file: str,
+    arguments: Sequence[str],
+    workers: int,
+    cluster: Cluster,
+    step_timeout_s: float,
+    devices: Sequence[str],
+    decisions: Mapping[str, Any],
+) -> None:
+    """Run a script whose models train on workers.
+
+    Args:
+        file: path of the script.
+        arguments: its arguments.
+        workers: number of workers.
+        cluster: where they run.
+        step_timeout_s: seconds that a step may take.
+        devices: device of each worker; empty for the default.
+        decisions: further options of `ARModel`.
+
+    Raises:
+        CaramelError: see `caramel.keras.scripts.ScriptRun.run`.
+    """
+    from caramel.keras.scripts import ScriptRun
+
+    try:
+        ScriptRun(workers, cluster, step_timeout_s, options_of_fit(devices, decisions)).run(file, arguments)
+    except KeyboardInterrupt:
+        click.echo(
+            "the script was interrupted: with the callback keras.callbacks.BackupAndRestore(DIR) of fit, the same "
+            "command would go on after the last epoch",
+            err=True,
+        )
+        click.get_current_context().exit(128 + signal.SIGINT)
+
+
+def loaded_program(program: str, arguments: Sequence[str], workers: int) -> Program:
+    """The program that a command's argument names.
+
+    Args:
+        program: ``FILE.py:ENTRY``, or ``FILE.py`` for the first fit of a script.
+        arguments: arguments of a script.
+        workers: number of workers.
+
+    Raises:
+        click.UsageError: there are arguments for a program file.
+        CaramelError: it cannot be captured.
+    """
+    if is_script(program):
+        from caramel.keras.scripts import program_of_script
+
+        return program_of_script(program, arguments, workers, {})
+    if arguments:
+        raise click.UsageError(f"{program} is a program file, which has no arguments: {shlex.join(arguments)}")
+    from caramel.frontend.program_file import load_program
+
+    return load_program(program)
+
+
+def options_of_fit(devices: Sequence[str], decisions: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `caramel.fit` for what was decided by hand; it decides the rest by itself.
+
+    Args:
+        devices: device of each worker; empty for the default.
+        decisions: options of `ARModel`, of which most have the values that they have by default.
+    """
+    from caramel.compiler.options import CompileOptions
+
+    defaults = {field.name: field.default for field in fields(CompileOptions)}
+    chosen = {name: value for name, value in decisions.items() if value != defaults[name]}
+    return {**chosen, **({"device_list": list(devices)} if devices else {})}

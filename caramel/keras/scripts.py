@@ -1,0 +1,155 @@
+"""Scripts that train Keras models: `fit`, `evaluate` and `predict` of the models in them run on workers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import keras
+
+from caramel.errors import CaptureError, ProgramError
+from caramel.frontend.program_file import Program
+from caramel.frontend.script_file import run_script
+from caramel.keras.captured_steps import build, captured_training, check_model
+from caramel.keras.evaluate import evaluate, predict
+from caramel.keras.fit import fit
+from caramel.keras.given_data import GivenData, given_data
+from caramel.keras.wrapped_methods import check_runs_on_workers, wrapped_methods
+from caramel.runtime.clusters.base import Cluster
+
+_HOW_TO = """change it in one of two ways:
+  history = model.fit(...)                    a compiled Keras model, trained by its own fit; or, in a program file,
+  def program():                              an entry for `caramel run FILE.py:program`
+      return {"step": step, "inputs": specs, "data": batches}
+docs/how-to/program-files.md has examples"""
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """A script whose models train on workers.
+
+    Attributes:
+        workers: number of workers.
+        cluster: where they run.
+        step_timeout_s: seconds that a step may take.
+        options: further options of `caramel.fit`.
+    """
+
+    workers: int
+    cluster: Cluster
+    step_timeout_s: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, file: str, arguments: Sequence[str]) -> None:
+        """Run a script.
+
+        Args:
+            file: path of the script.
+            arguments: its arguments.
+
+        Raises:
+            ProgramError: it raises an exception, trains in a way that workers cannot, or calls no method of a model.
+            CaramelError: see `caramel.fit`.
+            SystemExit: it exits.
+        """
+        place: dict[str, Any] = {
+            "workers": self.workers,
+            "cluster": self.cluster,
+            "step_timeout_s": self.step_timeout_s,
+        }
+        fit_there: Callable[..., Any] = partial(fit, **place, **self.options)
+        calls = 0
+
+        def train(model: Any, *given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            check_runs_on_workers(model)
+            return fit_there(model, *given, **named)
+
+        def here_if_need_be(method: Any, original: Any) -> Any:
+            def call(model: Any, *given: Any, **named: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                try:
+                    return method(model, *given, **named, **place)
+                except CaptureError as error:  # what it gives is the same here
+                    warnings.warn(f"{method.__name__} runs in this process: {error}", stacklevel=3)
+                    return original(model, *given, **named)
+
+            return call
+
+        instead = {
+            "fit": train,
+            "evaluate": here_if_need_be(evaluate, keras.Model.evaluate),
+            "predict": here_if_need_be(predict, keras.Model.predict),
+        }
+        with wrapped_methods(instead):
+            run_script(file, arguments)
+        if calls == 0:
+            raise ProgramError(f"{file!r} has ended, and no Keras model was trained: {_HOW_TO}")
+
+
+class _FirstFit(BaseException):
+    """The script has come to its first ``fit``; no ``except Exception`` of a script is to take it."""
+
+
+def program_of_script(file: str, arguments: Sequence[str], workers: int, options: Mapping[str, Any]) -> Program:
+    """The training of a script's first ``fit``, which is not trained: the script ends there.
+
+    Args:
+        file: path of the script.
+        arguments: its arguments.
+        workers: number of workers.
+        options: ``loss_reduction`` and ``sharding`` of `caramel.fit`.
+
+    Returns:
+        The captured step, with its data.
+
+    Raises:
+        ProgramError: the script raises an exception, or calls no ``fit``.
+        CaptureError: the step cannot be captured.
+    """
+    found: list[Program] = []
+
+    def capture_it(model: Any, *given: Any, **named: Any) -> Any:
+        check_runs_on_workers(model)
+        check_model(model, "fit")
+        data = _data_of_fit(model, given, named)
+        build(model, data.element_spec, "train_step")
+        step = captured_training(model, data, workers, options)
+        batch = data.a_batch()
+        found.append(Program(step.context, [tuple(batch)] if batch else None, None))
+        raise _FirstFit
+
+    with wrapped_methods({"fit": capture_it}):
+        try:
+            run_script(file, arguments)
+        except _FirstFit:
+            pass
+        except SystemExit:
+            if not found:
+                raise
+    if not found:
+        raise ProgramError(f"{file!r} has ended without a call of fit: {_HOW_TO}")
+    return found[0]
+
+
+def _data_of_fit(model: Any, given: Sequence[Any], named: Mapping[str, Any]) -> GivenData:
+    """The data in the arguments of a ``fit``."""
+    bound = signature(fit).bind(model, *given, **named, workers=1)
+    bound.apply_defaults()
+    values = bound.arguments
+    return given_data(
+        values["x"],
+        values["y"],
+        values["sample_weight"],
+        batch_size=values["batch_size"],
+        shuffle=values["shuffle"],
+        validation_split=0.0 if values["validation_data"] is not None else values["validation_split"],
+        class_weight=values["class_weight"],
+        steps=values["steps_per_epoch"],
+    )

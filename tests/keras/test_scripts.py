@@ -1,0 +1,188 @@
+"""Plain Keras scripts whose models train on workers, compared with the same scripts on one device."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+from caramel.frontend.script_file import run_script
+from caramel.keras.scripts import ScriptRun, program_of_script
+
+SCRIPTS = sorted((Path(__file__).parent / "scripts_of_users").glob("*.py"))
+
+
+def on_workers(file, *arguments, workers=2, **options):
+    ScriptRun(workers, caramel.InProcess(), 600.0, options).run(str(file), list(map(str, arguments)))
+
+
+def results(run, file, *arguments):
+    """The arrays that a script writes."""
+    try:
+        run(file, *arguments)
+    except SystemExit as error:
+        assert not error.code
+    with np.load(f"{arguments[0]}.npz") as arrays:
+        return [arrays[name] for name in arrays.files]
+
+
+@pytest.fixture(autouse=True)
+def search_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.stem)
+def test_a_script_gives_what_it_gives_on_one_device(file, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("caramel.keras.scripts.fit", lambda *a, **k: calls.append(k["workers"]) or caramel.fit(*a, **k))
+    expected = results(lambda *a: run_script(a[0], list(map(str, a[1:]))), file, tmp_path / "one_device")
+    got = results(on_workers, file, tmp_path / "workers")
+    assert calls and set(calls) == {2}
+    assert len(got) == len(expected) > 1
+    for number, (mine, theirs) in enumerate(zip(got, expected)):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5, err_msg=f"result {number}")
+
+
+def test_there_are_ten_kinds():
+    assert len(SCRIPTS) == 10
+
+
+def test_arguments_reach_the_script(write, tmp_path):
+    before = list(sys.argv)
+    script = write(
+        """
+        import sys, keras, numpy as np
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(np.ones([4, 1]), np.ones([4, 1]), verbose=0)
+        open(sys.argv[1], "w").write(" ".join([__name__, *sys.argv]))
+        """
+    )
+    on_workers(script, tmp_path / "said", "--x", "a b")
+    assert (tmp_path / "said").read_text() == f"__main__ {script} {tmp_path / 'said'} --x a b"
+    assert sys.argv == before
+
+
+MODEL = """
+import keras, numpy as np, tensorflow as tf, os
+keras.utils.set_random_seed(1); x, y = np.ones([8, 1]), np.ones([8, 1])
+def made(kind=keras.Sequential, **options):
+    model = kind([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **options)
+    return model
+"""
+
+REFUSED = {
+    "overridden fit": (
+        "class Mine(keras.Sequential):\n    def fit(self, *args):\n        return self.train_on_batch(*args)\n"
+        "made(Mine).fit(x, y)",
+        ["Mine.fit", "train_step"],
+    ),
+    "overridden fit that calls it": (
+        "class Mine(keras.Sequential):\n    def fit(self, *args):\n        return super().fit(*args)\nmade(Mine).fit(x, y)",
+        ["Mine.fit"],
+    ),
+    "train_on_batch": ("made().train_on_batch(x, y)", ["train_on_batch", "sequential"]),
+    "eager": ("made(run_eagerly=True).fit(x, y)", ["run_eagerly", "sequential"]),
+    "scope": ("with tf.distribute.MirroredStrategy(['CPU:0']).scope():\n    made()", ["MirroredStrategy", "scope"]),
+    "fit in a scope": (
+        "with tf.distribute.OneDeviceStrategy('CPU:0').scope():\n    made().fit(x, y)",
+        ["OneDeviceStrategy"],
+    ),
+    "nothing is trained": ("made()", ["no Keras model was trained", r"def program\(\):", "model.fit"]),
+    "an error of its own": ("made().fit(x, y[:3])", ["InputError|ValueError|y has", "3"]),
+    "an unknown argument": ("made().fit(x, y, workers=3)", ["TypeError", r"fit\(\)", "workers", r"\.py:8"]),
+    "it raises": ("{}['key']", ["KeyError", r"\.py:8", "key"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_the_first_step(name, write, monkeypatch):
+    text, said = REFUSED[name]
+    monkeypatch.setattr(caramel.Session, "step", lambda *args: pytest.fail("a step was made"))
+    with pytest.raises(caramel.CaramelError) as caught:
+        on_workers(write(MODEL + text))
+    for each in said:
+        assert re.search(each, str(caught.value)), str(caught.value)
+
+
+def test_methods_are_keras_own_afterwards(write):
+    names = ("fit", "evaluate", "predict", "train_on_batch", "__init_subclass__")
+    before = [getattr(keras.Model, name) for name in names], tf.distribute.Strategy.scope
+    script = write(
+        MODEL
+        + "class Mine(keras.Sequential):\n    def fit(self, *args):\n        return 'mine'\n"
+        + "keep = Mine\nkeras.Kept = Mine\nmade().fit(x, y, verbose=0)\n"
+    )
+    try:
+        on_workers(script)
+        assert keras.Kept([keras.Input([1])]).fit() == "mine"
+    finally:
+        del keras.Kept
+    after = [getattr(keras.Model, name) for name in names], tf.distribute.Strategy.scope
+    assert before[0][:-1] == after[0][:-1] and before[1] is after[1]
+    assert "fit" not in vars(keras.Model)
+
+
+def test_in_a_forked_process_methods_are_keras_own(write, tmp_path):
+    """Only the driver distributes: a process of a data loader, for one, does what it always did."""
+    script = write(
+        MODEL
+        + "model = made()\nmodel.fit(x, y, verbose=0)\n"
+        + "child = os.fork()\n"
+        + f"if child == 0:\n    try:\n        model.train_on_batch\n        os.write(os.open({str(tmp_path / 'said')!r}, "
+        + "os.O_CREAT | os.O_WRONLY), str(model.stop_training).encode())\n"
+        + "        keras.Model.fit(model)\n    except Exception as error:\n        os._exit(7)\n    os._exit(8)\n"
+        + "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+    )
+    on_workers(script)
+
+
+def test_an_evaluation_that_workers_cannot_do_is_done_here(write, tmp_path):
+    script = write(
+        MODEL
+        + "class Mine(keras.Sequential):\n    def test_step(self, data):\n        x, y = data\n"
+        + "        return {'odd': tf.py_function(lambda value: value, [tf.reduce_mean(self(x))], tf.float32)}\n"
+        + "model = made(Mine)\nvalue = model.evaluate(x, y, verbose=0)\n"
+        + f"np.save({str(tmp_path / 'got')!r}, np.asarray(list(value.values()) if isinstance(value, dict) else value))\n"
+    )
+    with pytest.warns(UserWarning, match="evaluate runs in this process"):
+        on_workers(script)
+    expected = tmp_path / "got.npy"
+    got = np.load(expected)
+    run_script(str(script))
+    np.testing.assert_allclose(got, np.load(expected))
+
+
+def test_the_first_fit_is_what_is_planned(write):
+    """The script ends there, whatever it would catch; the model is captured for so many workers."""
+    script = write(
+        MODEL + "model = made()\nmodel.evaluate(x, y, verbose=0)\n"
+        "try:\n    model.fit(x, y)\nexcept Exception:\n    pass\nraise SystemError('not here')\n"
+    )
+    program = program_of_script(str(script), [], 2, {})
+    assert program.on_workers and [g.size_bytes for g in program.context.model_for(2).gradients] == [4, 4]
+    with pytest.raises(caramel.ProgramError, match="without a call of fit"):
+        program_of_script(str(write(MODEL, "other.py")), [], 2, {})
+
+
+def test_a_plan_of_a_script_serves_its_run(write, tmp_path):
+    script = write(MODEL + "model = made()\nhistory = model.fit(x, y, verbose=0)\nkeras.seen = history.plan.digest\n")
+    program = program_of_script(str(script), [], 2, {})
+    plan = caramel.ARModel(program.context, 2, algorithm="star").plan
+    plan.save(tmp_path / "plan.json")
+    try:
+        on_workers(script, plan=str(tmp_path / "plan.json"))
+        assert keras.seen == plan.digest
+    finally:
+        del keras.seen
+
+
+def test_a_script_that_is_not_there():
+    with pytest.raises(caramel.ProgramError, match=r"no script 'nowhere\.py'"):
+        on_workers("nowhere.py")
