@@ -1,6 +1,5 @@
 """Plain Keras scripts whose models train on workers, compared with the same scripts on one device."""
 
-import os
 import re
 import sys
 from pathlib import Path
