@@ -270,9 +270,7 @@ def outcome(context: Any, workers: int, options: dict[str, Any], export: bool) -
 
 def computation(context: Any, workers: int, sharding: str | None) -> dict[str, str]:
     """Digests of a host's computation alone."""
-    alone = defined("computation_alone", "make_computation")(
-        context, workers, sharding=sharding, job_workers=2 * workers
-    )
+    alone = defined("computation_alone", "make_computation")(context, workers, None, sharding, 2 * workers)
     return {
         "signature": sha(alone.signature.to_json()),
         "graph": sha(alone.graph_def.SerializeToString(deterministic=True)),

@@ -15,12 +15,14 @@ from caramel.cli.options import (
     with_cluster,
     with_devices,
 )
+from caramel.cli.scripts import loaded_program
 
 
 @click.command()
-@click.argument("program", metavar="FILE.py:ENTRY")
-@click.option("--workers-on-host", "workers", type=int, default=1, show_default=True, metavar="K", help="Of one host.")
-@click.option("--workers", "job_workers", type=int, metavar="N", help="Of the whole job; default: K.")
+@click.argument("program", metavar="FILE.py[:ENTRY]")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
+@click.option("--workers-on-host", type=int, default=1, show_default=True, metavar="K", help="Of one host.")
+@click.option("--workers", type=int, metavar="N", help="Of the whole job; default: K.")
 @with_cluster("in-process")
 @with_devices
 @click.option("--runs", type=int, default=10, show_default=True, help="Number of traced steps.")
@@ -43,6 +45,7 @@ from caramel.cli.options import (
 @reporting_errors
 def trace(
     program: str,
+    arguments: tuple[str, ...],
     cluster: str,
     base_port: int | None,
     allow_open_ports: bool,
@@ -53,17 +56,17 @@ def trace(
     """Measure the ops of a program's step on one host, without communication.
 
     Trace on a host of the cluster that will train, with as many workers as will share it: they compute all at
-    once. The first batch of the program's data is taken, as a job of N workers takes it.
+    once. The first batch of the program's data is taken, as a job of N workers takes it. FILE.py alone is a script
+    that trains a Keras model: it runs as far as its first fit, which is traced.
     """
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     check_writable(out)
-    check_cluster_options(cluster, base_port, options["workers"])
+    check_cluster_options(cluster, base_port, options["workers_on_host"])
     chosen = chosen_cluster(cluster, base_port, allow_open_ports)
-    from caramel.frontend.program_file import load_program
     from caramel.measure.trace_file import as_text, save_trace
 
-    loaded = load_program(program)
+    loaded = loaded_program(program, arguments, options["workers"] or options["workers_on_host"])
     from caramel.measure.tracer import trace as measured
 
     batch = () if loaded.on_workers else arguments_of(next(loaded.batches(1)))

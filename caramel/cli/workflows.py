@@ -44,7 +44,7 @@ def planned(
     return ARModel(loaded.context, workers, device_list=list(devices) or None, **options)
 
 
-def traced_program(loaded: Program, workers_on_host: int, job_workers: int) -> Trace:
+def traced_program(loaded: Program, workers_on_host: int, workers: int) -> Trace:
     """Trace a program on its first batch.
 
     Raises:
@@ -55,4 +55,4 @@ def traced_program(loaded: Program, workers_on_host: int, job_workers: int) -> T
 
     batch = () if loaded.on_workers else next(loaded.batches(1))
     arrays = batch if isinstance(batch, tuple) else (batch,)
-    return trace(loaded.context, *arrays, workers=workers_on_host, job_workers=job_workers)
+    return trace(loaded.context, *arrays, workers=workers, workers_on_host=workers_on_host)

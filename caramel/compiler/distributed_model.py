@@ -61,8 +61,8 @@ class DistributedModel:
         return self.emission.evaluation
 
     @property
-    def job_workers(self) -> int:
-        """Number of workers between which the batches of a dataset are divided."""
+    def workers(self) -> int:
+        """Number of workers of the whole job, between which batches are divided; more than the plan's on one host."""
         return self.emission.job_workers
 
     @property
@@ -135,19 +135,19 @@ def _refuse_synchronised(model: Model, workers: int) -> None:
 
 def computation_alone(
     context: Context,
-    workers: int,
+    workers_on_host: int,
     device_list: Sequence[str] | None = None,
     sharding: str | None = None,
-    job_workers: int | None = None,
+    workers: int | None = None,
 ) -> DistributedModel:
     """Replicate a captured program without connecting the replicas: each worker applies its own gradients.
 
     Args:
         context: captured program, as `caramel.capture` returned it.
-        workers: number of workers, at least 1.
+        workers_on_host: number of workers to replicate for, at least 1.
         device_list: see `caramel.ARModel`.
         sharding: see `caramel.ARModel`.
-        job_workers: number of workers of the job that these workers belong to; default: there are no others.
+        workers: number of workers of the job that these workers belong to; default: there are no others.
 
     Raises:
         InputError: an argument does not fit.
@@ -155,10 +155,10 @@ def computation_alone(
     """
     if not isinstance(context, Context):
         raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
-    number = whole_number(workers, "workers")
-    job = number if job_workers is None else whole_number(job_workers, "job_workers")
+    number = whole_number(workers_on_host, "workers_on_host")
+    job = number if workers is None else whole_number(workers, "workers")
     if job < number:
-        raise InputError(f"job_workers={job}: the whole job cannot have fewer workers than the {number} on this host")
+        raise InputError(f"workers={job}: the whole job cannot have fewer workers than the {number} on this host")
     context = context.for_workers(job, sharding)
     model = context.model_for(job)
     devices = parse_devices(default_devices(number) if device_list is None else device_list, number)

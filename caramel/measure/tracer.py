@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -49,8 +50,6 @@ class TraceOptions:
         InputError: an option does not fit.
     """
 
-    workers: int = 1
-    job_workers: int | None = None
     cluster: Cluster = field(default_factory=InProcess)
     runs: int = DEFAULT_RUNS
     steps: int = DEFAULT_STEPS
@@ -74,8 +73,8 @@ class TraceOptions:
 def trace(
     context: Context,
     *batch: Any,
-    workers: int = 1,
-    job_workers: int | None = None,
+    workers: int | None = None,
+    workers_on_host: int | None = None,
     cluster: Cluster | None = None,
     runs: int = DEFAULT_RUNS,
     steps: int = DEFAULT_STEPS,
@@ -86,6 +85,7 @@ def trace(
     step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     description: str = "",
     progress: bool = True,
+    job_workers: int | None = None,
 ) -> Trace:
     """Measure the ops of a captured step on one host, without communication.
 
@@ -99,9 +99,9 @@ def trace(
         context: captured program, as `caramel.capture` returned it.
         batch: arrays of a step of the whole job, as for `Session.step`; nothing where a dataset was given at
             capture.
-        workers: number of workers on the host.
-        job_workers: number of workers on all hosts; a worker gets as much of the batch as in that job.
-            Default: there is only this host.
+        workers: number of workers of the whole job; a worker gets as much of the batch as in it. Default:
+            ``workers_on_host``, or 1.
+        workers_on_host: number of workers on the host. Default: all of them.
         cluster: the cluster to run them on; default `caramel.InProcess()`.
         runs: number of traced steps.
         steps: number of plain steps.
@@ -115,6 +115,7 @@ def trace(
         step_timeout_s: seconds that a step may take.
         description: description of the place, for the reader of the file; default: the host.
         progress: whether to show a progress bar, or a line every ten seconds where there is no terminal.
+        job_workers: old name of ``workers``; with it ``workers`` is what ``workers_on_host`` is.
 
     Returns:
         The trace.
@@ -147,9 +148,9 @@ def trace(
         >>> all(time_s >= 0 for time_s in trace.op_s.values())
         True
     """
+    if job_workers is not None:
+        workers, workers_on_host = _by_old_names(workers, workers_on_host, job_workers)
     options = TraceOptions(
-        workers=workers,
-        job_workers=job_workers,
         cluster=InProcess() if cluster is None else cluster,
         runs=runs,
         steps=steps,
@@ -161,9 +162,24 @@ def trace(
         description=description,
         progress=progress,
     )
-    computation = computation_alone(context, workers, device_list, sharding, job_workers)
+    job = workers_on_host if workers is None else whole_number(workers, "workers")
+    on_host = job if workers_on_host is None else workers_on_host
+    computation = computation_alone(context, 1 if on_host is None else on_host, device_list, sharding, job)
     _check_batch(computation, batch)
     return _traced(computation, _batch_of_workers(computation, batch), options)
+
+
+def _by_old_names(workers: int | None, workers_on_host: int | None, job_workers: int) -> tuple[int, int]:
+    """The numbers of workers of the whole job and of the host, where they are given by the names of before."""
+    if workers_on_host is not None:
+        raise InputError("give workers= and workers_on_host=; job_workers= is the old name of workers=")
+    warnings.warn(
+        "job_workers= is the old name of workers=, the number of workers of the whole job; those of this host are "
+        "workers_on_host=",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return job_workers, 1 if workers is None else workers
 
 
 def _traced(computation: DistributedModel, share: Sequence[Any], options: TraceOptions) -> Trace:
@@ -208,7 +224,7 @@ def _check_batch(computation: DistributedModel, batch: Sequence[Any]) -> None:
 
 def _batch_of_workers(computation: DistributedModel, batch: Sequence[Any]) -> Sequence[Any]:
     """The part of the whole job's batch that these workers take."""
-    workers, job = computation.plan.workers, computation.job_workers
+    workers, job = computation.plan.workers, computation.workers
     if job == workers or not batch:
         return batch
     feeds, model = computation.signature.feeds, computation.model

@@ -41,7 +41,11 @@ def program():
     context = caramel.capture(step, inputs=[tf.TensorSpec([None, 8, 8, 3]), tf.TensorSpec([None], tf.int32)])
     rng = np.random.default_rng(0)
     batch = rng.normal(size=(16, 8, 8, 3)).astype(np.float32), rng.integers(0, 10, 16)
-    return context, batch, caramel.trace(context, *batch, job_workers=WORKERS, runs=2, steps=2, orders=False)
+    return (
+        context,
+        batch,
+        caramel.trace(context, *batch, workers=WORKERS, workers_on_host=1, runs=2, steps=2, orders=False),
+    )
 
 
 def orders(program, serialization, count):

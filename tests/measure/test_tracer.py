@@ -143,10 +143,24 @@ def test_uneven_shares(mlp, batch):
 
 
 def test_a_part_of_the_job(mlp, batch):
-    assert caramel.trace(mlp, *batch, workers=2, job_workers=4, runs=1, steps=1).examples == 2
-    trace = caramel.trace(mlp, {"x": batch[0], "y": batch[1]}, workers=2, job_workers=3, runs=1, steps=1)
+    assert caramel.trace(mlp, *batch, workers=4, workers_on_host=2, runs=1, steps=1).examples == 2
+    trace = caramel.trace(mlp, {"x": batch[0], "y": batch[1]}, workers=3, workers_on_host=2, runs=1, steps=1)
     assert trace.examples == 3
     assert trace.op_bytes["second"] == 3 * 3 * 4
+
+
+def test_old_names_of_the_numbers_of_workers(mlp, batch):
+    def numbers(**named):
+        trace = caramel.trace(mlp, *batch, runs=1, steps=1, orders=False, **named)
+        return trace.workers, trace.examples
+
+    with pytest.warns(DeprecationWarning, match=r"job_workers= is the old name of workers="):
+        assert numbers(workers=2, job_workers=4) == numbers(workers_on_host=2, workers=4) == (2, 2)
+    with pytest.warns(DeprecationWarning):
+        assert numbers(job_workers=4) == numbers(workers_on_host=1, workers=4) == (1, 2)
+    with pytest.raises(caramel.InputError, match="job_workers= is the old name"):
+        numbers(job_workers=4, workers_on_host=1)
+    assert numbers() == (1, 8) and numbers(workers=2) == numbers(workers_on_host=2) == (2, 4)
 
 
 @pytest.mark.parametrize(("sharding", "examples"), [("slice", 2), ("batches", 8)])
@@ -162,7 +176,7 @@ def test_a_part_of_the_job_with_a_dataset(sharding, examples):
 
     data = tf.data.Dataset.from_tensor_slices(np.ones([64, 4], np.float32)).batch(8)
     context = caramel.capture(step, data=data)
-    trace = caramel.trace(context, workers=2, job_workers=4, runs=2, steps=2, sharding=sharding)
+    trace = caramel.trace(context, workers=4, workers_on_host=2, runs=2, steps=2, sharding=sharding)
     assert trace.examples == examples
 
 
@@ -276,7 +290,7 @@ def test_prediction(workers, threads, expected):
         (None, {"runs": 0}, "runs must be a whole number of at least 1"),
         (None, {"steps": 0}, "steps must be a whole number of at least 1"),
         (None, {"workers": 0}, "workers must be a whole number of at least 1"),
-        (None, {"workers": 3, "job_workers": 2}, "fewer workers than the 3"),
+        (None, {"workers": 2, "workers_on_host": 3}, "fewer workers than the 3"),
         (None, {"statistic": "median"}, "'mean' or 'least'"),
         (None, {"cluster": "processes"}, "a cluster such as"),
         (None, {"cluster": caramel.InProcess}, "a cluster such as"),
