@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session
 from caramel.signature import Signature
 from caramel.util.text_files import path_text
+
+_logger = logging.getLogger(__name__)
 
 
 class ARModel:
@@ -149,6 +153,7 @@ class ARModel:
             plan=plan,
         )
         self.context = context
+        began_s = time.perf_counter()
         traced = context.for_workers(options.workers, sharding)
         self.distributed, self.facts = compile_model(
             traced, options, as_trace(trace, traced.model_for(options.workers))
@@ -158,6 +163,15 @@ class ARModel:
         self.plan: Plan = self.distributed.plan
         self.evaluation: Evaluation | None = self.distributed.evaluation
         self.signature: Signature = self.distributed.signature
+        _logger.info(
+            "compiled for %d workers in %.1f s: plan %s, %d transfers",
+            self.plan.workers,
+            time.perf_counter() - began_s,
+            self.plan.digest[:12],
+            len(self.plan.transfers),
+        )
+        for note in self.plan.notes:
+            _logger.debug("note of the plan: %s", note)
 
     @property
     def graph_def(self) -> Any:

@@ -9,9 +9,11 @@ import click
 from caramel.cli.options import (
     check_decisions,
     compiled,
+    print_json,
     reporting_errors,
     with_collectives,
     with_devices,
+    with_json,
     with_plan,
     with_policies,
 )
@@ -26,11 +28,15 @@ from caramel.cli.quiet import load_quietly
 @with_plan
 @with_collectives
 @with_policies
+@with_json
 @reporting_errors
-def export(program: str, workers: int, out: str, devices: tuple[str, ...], **decisions: Any) -> None:
+def export(program: str, workers: int, out: str, devices: tuple[str, ...], as_json: bool, **decisions: Any) -> None:
     """Write the distributed graph, its values and a runner that needs TensorFlow alone."""
     check_decisions(workers, devices, decisions)
     load_quietly()
-    _, armodel = compiled(program, workers, devices, decisions)
+    _, armodel = compiled(program, workers, devices, decisions, shows_plan=not as_json)
     armodel.export(out)
+    if as_json:
+        print_json({"written": [out], "plan": armodel.plan.digest, "workers": workers})
+        return
     click.echo(f"\nexported to {out}: see README.md there")

@@ -6,6 +6,7 @@ import click
 
 from caramel import __version__
 from caramel.cli.export import export
+from caramel.cli.logs import with_logs
 from caramel.cli.netbench import netbench
 from caramel.cli.plan import plan
 from caramel.cli.run import run
@@ -18,6 +19,7 @@ COMMANDS = (run, export, plan, netbench, trace, worker)
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
+@with_logs
 @click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")
 @click.pass_context
 def main(context: click.Context, debug: bool) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from caramel.cli.options import check_cluster_options, check_writable, chosen_cluster, reporting_errors, with_cluster
+from caramel.cli.files import check_writable
+from caramel.cli.options import (
+    check_cluster_options,
+    chosen_cluster,
+    print_json,
+    reporting_errors,
+    with_cluster,
+    with_json,
+)
 from caramel.util.units import parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -42,6 +51,7 @@ _NOT_GIVEN = (None, ())
 @click.option("--beta", type=float, metavar="S/BYTE", help="With --alpha: time of a byte on a link.")
 @click.option("--gamma", type=float, metavar="S/BYTE", help="With --alpha: time of adding a byte.")
 @click.option("--description", default="", help="Where this is, for the reader of the file.")
+@with_json
 @reporting_errors
 def netbench(
     numbers: tuple[int, ...],
@@ -52,6 +62,7 @@ def netbench(
     quick: bool,
     plot: str | None,
     description: str,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Measure all-reduces on a cluster and fit a model of its network.
@@ -63,7 +74,7 @@ def netbench(
     for file in (out, plot):
         if file is not None:
             check_writable(file)
-    from caramel.netmodel.file import save
+    from caramel.netmodel.file import save, to_json
     from caramel.netmodel.report import as_text
 
     costs = {name: options.pop(name) for name in ("link_rate", "latency", "alpha", "beta", "gamma")}
@@ -87,8 +98,12 @@ def netbench(
             from caramel.netmodel.plot import save_plot
 
             save_plot(network, plot)
+    written = [name for name in (out, plot) if name is not None]
+    if as_json:
+        print_json({"written": written, "network": json.loads(to_json(network))})
+        return
     click.echo(text)
-    click.echo("\nwritten: " + ", ".join(name for name in (out, plot) if name is not None))
+    click.echo(f"\nwritten: {', '.join(written)}")
 
 
 def _measured_network(

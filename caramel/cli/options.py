@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import json
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from caramel.cli.logs import is_quiet, log_what_is_said, set_up, with_logs
 from caramel.cli.quiet import load_quietly
-from caramel.errors import CaramelError, InputError
+from caramel.errors import CaramelError
 from caramel.runtime.host.membership import LAST_PORT
 from caramel.util.arguments import whole_number, worker_count
-from caramel.util.whole_files import file_to_replace
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -21,24 +23,28 @@ if TYPE_CHECKING:
     from caramel.runtime.clusters.base import Cluster
     from caramel.runtime.host.membership import Membership
 
+_logger = logging.getLogger(__name__)
+
 TF_CONFIG = "tf-config"
 """The value of ``--cluster`` that takes the environment variable's cluster."""
 
 
 def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn the library's errors into a message and exit code 1."""
+    """Turn the library's errors into a message and exit code 1; what else is said is as the options about it say."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         context = click.get_current_context()
         try:
+            set_up(context)
             return command(*args, **kwargs)
         except CaramelError as error:
+            log_what_is_said(str(error), logging.ERROR)
             if context.obj["debug"]:
                 raise
             raise click.ClickException(str(error)) from error
 
-    return wrapped
+    return with_logs(wrapped)
 
 
 def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,7 +239,7 @@ def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> 
     servers = Servers(membership.addresses, task=membership.task)
     servers.check_drives()
     if membership.task == 0:
-        click.echo(f"anyone who reaches {membership.addresses[0]} can run any graph there", err=True)
+        _logger.warning("anyone who reaches %s can run any graph there", membership.addresses[0])
     return servers
 
 
@@ -243,22 +249,26 @@ def cluster_of_tf_config() -> Membership:
 
     membership = from_tf_config()
     for note in membership.notes:
-        click.echo(f"note: {note}", err=True)
+        _logger.warning("note: %s", note)
     return membership
 
 
-def check_writable(file: str) -> None:
-    """Refuse a file that cannot be written, before anything is measured or planned for it.
+with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, in SI units.")
+"""Whether the result is for programs."""
 
-    Raises:
-        InputError: there is no such directory, or it is not writable; or there is something other than a regular file.
-    """
-    try:
-        target = file_to_replace(file)
-    except OSError as error:
-        raise InputError(f"{file!r} cannot be written: {error.strerror}") from error
-    if not os.access(target.parent, os.W_OK):
-        raise InputError(f"{file!r} cannot be written: there is no such directory, or it is not yours to write to")
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Print a result for programs."""
+    click.echo(json.dumps(_as_json_has_it(values), indent=1, allow_nan=False))
+
+
+def _as_json_has_it(value: Any) -> Any:
+    """Values without numbers that JSON does not know: a loss that is no number is null."""
+    if isinstance(value, Mapping):
+        return {key: _as_json_has_it(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json_has_it(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def arguments_of(batch: Any) -> tuple[Any, ...]:
@@ -267,14 +277,15 @@ def arguments_of(batch: Any) -> tuple[Any, ...]:
 
 
 def compiled(
-    program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any]
+    program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any], shows_plan: bool = True
 ) -> tuple[Program, ARModel]:
-    """Capture and compile a program file, and print the plan."""
+    """Capture and compile a program file, and print the plan unless no more than results are to be said."""
     from caramel.frontend.program_file import load_program
 
     loaded = load_program(program)
     from caramel.armodel import ARModel
 
     armodel = ARModel(loaded.context, workers, device_list=devices or None, **decisions)
-    click.echo(armodel.plan.table())
+    if shows_plan and not is_quiet():
+        click.echo(armodel.plan.table())
     return loaded, armodel

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from caramel.cli.files import check_writable
 from caramel.cli.options import (
     check_cluster_options,
     check_decisions,
-    check_writable,
     chosen_cluster,
+    print_json,
     reporting_errors,
     with_cluster,
     with_collectives,
     with_devices,
+    with_json,
     with_policies,
 )
 from caramel.cli.quiet import load_quietly
 from caramel.cli.scripts import loaded_program
 from caramel.errors import InputError
+from caramel.util.progress import say
 
 if TYPE_CHECKING:
     from caramel.netmodel.model import NetworkModel
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 )
 @with_devices
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write the plan to.")
-@click.option("--json", "as_json", is_flag=True, help="Print the prediction as JSON, in SI units.")
+@with_json
 @click.option("--explain", "explained", metavar="GRADIENT", multiple=True, help="Also say why for this gradient.")
 @click.option("--diff", "other", metavar="FILE.json", type=click.Path(dir_okay=False), help="Also compare with a plan.")
 @click.option(
@@ -104,7 +106,7 @@ def plan(
         from caramel.cli.measured_plan import measured_plan
 
         loaded = loaded_program(program, arguments, workers)
-        tried = measured_plan(loaded, workers, chosen, devices, decisions, lambda text: click.echo(text, err=True))
+        tried = measured_plan(loaded, workers, chosen, devices, decisions, say)
         armodel = tried.armodel
         if out is not None and tried.network is not None:
             written.append(_save_network(tried.network, out))
@@ -126,7 +128,7 @@ def plan(
         if finished.prediction is None:
             raise InputError("nothing can be predicted without a network model: give --network FILE.json")
         measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
-        click.echo(json.dumps({**finished.prediction.as_dict(), **measured}, indent=1))
+        print_json({**finished.prediction.as_dict(), **measured, "written": written})
         return
     click.echo(finished.table())
     if tried is not None:

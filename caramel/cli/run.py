@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from caramel.cli.logs import log_what_is_said
 from caramel.cli.options import (
     arguments_of,
     check_cluster_options,
     check_decisions,
     chosen_cluster,
     compiled,
+    print_json,
     reporting_errors,
     with_cluster,
     with_collectives,
     with_devices,
+    with_json,
     with_plan,
     with_policies,
 )
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
     from caramel.frontend.program_file import Program
     from caramel.runtime.checkpoint_directory import CheckpointDirectory
     from caramel.runtime.session import Session, StepResult
+
+_logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -74,6 +81,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Give up a step after this long.",
 )
+@with_json
 @reporting_errors
 def run(
     program: str,
@@ -88,6 +96,7 @@ def run(
     base_port: int | None,
     allow_open_ports: bool,
     devices: tuple[str, ...],
+    as_json: bool,
     **decisions: Any,
 ) -> None:
     """Train a program on N workers.
@@ -96,7 +105,7 @@ def run(
     is, with its ARGUMENTS, and fit, evaluate and predict run on the workers.
     """
     if is_script(program):
-        _refuse_for_scripts(steps=steps, until_step=until_step, checkpoint=checkpoint)
+        _refuse_for_scripts(steps=steps, until_step=until_step, checkpoint=checkpoint, json=as_json or None)
     elif arguments:
         raise click.UsageError(f"{program} is a program file, which has no arguments: {shlex.join(arguments)}")
     if steps is not None and until_step is not None:
@@ -120,15 +129,16 @@ def run(
 
             directory = CheckpointDirectory(checkpoint)
             directory.tidy()
-        loaded, armodel = compiled(program, workers, devices, decisions)
+        loaded, armodel = compiled(program, workers, devices, decisions, shows_plan=not as_json)
         if steps is None and until_step is None and _is_endless(loaded, armodel):
             raise InputError("the dataset has no end: say how many steps, --steps N or --until-step N")
         session = stack.enter_context(armodel.session(chosen, step_timeout_s=step_timeout))
+        report = _Report(as_json, {"plan": armodel.plan.digest, "workers": workers})
         if directory is not None:
-            _go_on(session, loaded, directory)
+            _go_on(session, loaded, directory, report)
         if until_step is not None:
             steps = max(until_step - session.step_count, 0)
-        _train(session, loaded, steps, directory, save_every)
+        _train(session, loaded, steps, directory, save_every, report)
 
 
 def _refuse_for_scripts(**values: Any) -> None:
@@ -146,12 +156,47 @@ def _refuse_for_scripts(**values: Any) -> None:
             )
 
 
+@dataclass
+class _Report:
+    """What a run has to say, for people as it comes, or for programs at the end.
+
+    Attributes:
+        as_json: whether it is for programs.
+        values: what it is, by name.
+    """
+
+    as_json: bool
+    values: dict[str, Any]
+
+    def add(self, text: str, **values: Any) -> None:
+        """Say something.
+
+        Args:
+            text: what to print for people.
+            values: the same for programs.
+        """
+        self.values.update(values)
+        log_what_is_said(text)
+        if not self.as_json:
+            click.echo(text)
+
+    def end(self) -> None:
+        """Print what is for programs."""
+        if self.as_json:
+            print_json(self.values)
+
+
 class _Ended(Exception):
     """No further step is to be made."""
 
 
 def _train(
-    session: Session, program: Program, steps: int | None, directory: CheckpointDirectory | None, save_every: int | None
+    session: Session,
+    program: Program,
+    steps: int | None,
+    directory: CheckpointDirectory | None,
+    save_every: int | None,
+    report: _Report,
 ) -> None:
     """Train and save; a signal ends it after the step that runs, with the exit status of the signal."""
     saved: dict[int, str] = {}  # prefix of the checkpoint after a step
@@ -168,37 +213,52 @@ def _train(
             raise _Ended
 
     if program.why_here is not None:
-        click.echo(f"the data goes through this process: {program.why_here}", err=True)
+        _logger.warning("the data goes through this process: %s", program.why_here)
     batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
-    with Interrupts(partial(click.echo, err=True), ends_at_once=True) as interrupts, suppress(_Ended):
+    with Interrupts(_logger.warning, ends_at_once=True) as interrupts, suppress(_Ended):
         session.run(batches, steps, on_step=on_step)
+    report.values |= {"steps": rate.steps, "last_step": session.step_count}
     if losses:
-        click.echo(f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}")
+        report.add(
+            f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}",
+            elapsed_s=rate.elapsed_s,
+            step_s=rate.step_s,
+            examples_per_s=rate.examples_per_s,
+            first_loss=losses[0],
+            last_loss=losses[-1],
+        )
     if directory is not None:  # before the evaluation, which may fail
-        click.echo(f"saved {saved.get(session.step_count) or directory.save(session)}")
+        prefix = saved.get(session.step_count) or directory.save(session)
+        report.add(f"saved {prefix}", saved=prefix)
     if interrupts.number is not None:
-        _say_how_to_go_on(directory, None if steps is None else first + steps)
+        report.values["interrupted_by"] = signal.Signals(interrupts.number).name
+        _say_how_to_go_on(report, directory, None if steps is None else first + steps)
+        report.end()
         click.get_current_context().exit(interrupts.exit_status)
     if program.evaluation_data is not None:
         data = program.evaluation_data
-        values = session.evaluate(*arguments_of(data))
-        for name, value in _named(values):
-            click.echo(f"evaluation {name}: {value}")
+        values = _named(session.evaluate(*arguments_of(data)))
+        for name, value in values:
+            report.add(f"evaluation {name}: {_shown(value)}")
+        report.values["evaluation"] = {name: _for_programs(value) for name, value in values}
+    report.end()
 
 
-def _say_how_to_go_on(directory: CheckpointDirectory | None, last: int | None) -> None:
-    """Print the command that goes on after an interrupted run.
+def _say_how_to_go_on(report: _Report, directory: CheckpointDirectory | None, last: int | None) -> None:
+    """Say the command that goes on after an interrupted run.
 
     Args:
+        report: what the run has to say.
         directory: directory with the checkpoints; None if nothing was saved.
         last: number of the last step that was to be made; None if the data would have ended it.
     """
     if directory is None:
-        click.echo("nothing was saved: with --checkpoint DIR a run can go on where it was ended", err=True)
+        _logger.warning("nothing was saved: with --checkpoint DIR a run can go on where it was ended")
         return
     options = _without(sys.argv[1:], "--steps", "--until-step")
     until = [] if last is None else ["--until-step", str(last)]
-    click.echo(f"go on with: {shlex.join(['caramel', *options, *until])}")
+    command = shlex.join(["caramel", *options, *until])
+    report.add(f"go on with: {command}", go_on_with=command)
 
 
 def _without(arguments: Sequence[str], *options: str) -> list[str]:
@@ -226,7 +286,7 @@ def _is_endless(program: Program, armodel: ARModel) -> bool:
     return is_dataset(data) and int(data.cardinality()) == -1  # type: ignore[union-attr]  # tf.data.INFINITE_CARDINALITY
 
 
-def _go_on(session: Session, program: Program, directory: CheckpointDirectory) -> None:
+def _go_on(session: Session, program: Program, directory: CheckpointDirectory, report: _Report) -> None:
     """Restore the newest checkpoint, if there is one, and say where the data goes on.
 
     That it can be saved there is tried first: later the steps would be lost.
@@ -236,19 +296,27 @@ def _go_on(session: Session, program: Program, directory: CheckpointDirectory) -
     if found is None:
         return
     if found.note is not None:
-        click.echo(f"note: {found.note}", err=True)
-    click.echo(f"restored {found.prefix} (step {session.step_count})")
+        _logger.warning("note: %s", found.note)
+    report.add(f"restored {found.prefix} (step {session.step_count})", restored=found.prefix)
     if not program.on_workers:
-        click.echo(f"the data goes on after the {session.step_count} batches of the steps so far, which are left out")
+        report.add(f"the data goes on after the {session.step_count} batches of the steps so far, which are left out")
 
 
-def _named(values: Any, path: str = "") -> list[tuple[str, str]]:
-    """Name and printable value of every array in a structure."""
+def _named(values: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Name and value of every array in a structure."""
     if isinstance(values, dict):
         return [item for key, value in values.items() for item in _named(value, f"{path}{key}/")]
     if isinstance(values, (list, tuple)):
         return [item for n, value in enumerate(values) for item in _named(value, f"{path}{n}/")]
-    return [(path.rstrip("/") or "result", _shown(values))]
+    return [(path.rstrip("/") or "result", values)]
+
+
+def _for_programs(value: Any) -> Any:
+    """An array, or a value of TensorFlow, as JSON has it."""
+    import numpy as np
+
+    plain = np.asarray(value).tolist()
+    return plain.decode(errors="replace") if isinstance(plain, bytes) else plain
 
 
 def _shown(value: Any) -> str:

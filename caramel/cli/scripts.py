@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from caramel.frontend.script_file import is_script
 if TYPE_CHECKING:
     from caramel.frontend.program_file import Program
     from caramel.runtime.clusters.base import Cluster
+
+_logger = logging.getLogger(__name__)
 
 
 def run_script_on_workers(
@@ -45,10 +48,9 @@ def run_script_on_workers(
     try:
         ScriptRun(workers, cluster, step_timeout_s, options_of_fit(devices, decisions)).run(file, arguments)
     except KeyboardInterrupt:
-        click.echo(
+        _logger.warning(
             "the script was interrupted: with the callback keras.callbacks.BackupAndRestore(DIR) of fit, the same "
-            "command would go on after the last epoch",
-            err=True,
+            "command would go on after the last epoch"
         )
         click.get_current_context().exit(128 + signal.SIGINT)
 

@@ -6,14 +6,16 @@ from typing import Any
 
 import click
 
+from caramel.cli.files import check_writable
 from caramel.cli.options import (
     arguments_of,
     check_cluster_options,
-    check_writable,
     chosen_cluster,
+    print_json,
     reporting_errors,
     with_cluster,
     with_devices,
+    with_json,
 )
 from caramel.cli.scripts import loaded_program
 
@@ -42,6 +44,7 @@ from caramel.cli.scripts import loaded_program
 )
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--description", default="", help="Where this is, for the reader of the file.")
+@with_json
 @reporting_errors
 def trace(
     program: str,
@@ -51,6 +54,7 @@ def trace(
     allow_open_ports: bool,
     devices: tuple[str, ...],
     out: str | None,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Measure the ops of a program's step on one host, without communication.
@@ -72,5 +76,11 @@ def trace(
     batch = () if loaded.on_workers else arguments_of(next(loaded.batches(1)))
     measured_trace = measured(loaded.context, *batch, cluster=chosen, device_list=devices or None, **options)
     save_trace(measured_trace, out)
+    if as_json:
+        figures = {
+            name: getattr(measured_trace, name) for name in ("step_s", "predicted_s", "workers", "examples", "runs")
+        }
+        print_json({"written": [out], **figures, "ops": len(measured_trace.op_s), "warnings": measured_trace.warnings})
+        return
     click.echo(as_text(measured_trace))
     click.echo(f"\nwritten: {out}")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import click
 
 from caramel.cli.options import TF_CONFIG, cluster_of_tf_config, reporting_errors
 from caramel.cli.quiet import load_quietly
+
+_logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -51,5 +55,5 @@ def worker(cluster: str, task: int | None, devices: int) -> None:
 
     prepare_server()
     load_quietly()
-    click.echo(f"anyone who reaches {membership.addresses[membership.task]} can run any graph here", err=True)
+    _logger.warning("anyone who reaches %s can run any graph here", membership.addresses[membership.task])
     serve_forever(membership.addresses, membership.task, devices)

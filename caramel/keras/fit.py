@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -27,6 +28,8 @@ from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.util.arguments import refuse_unknown, whole_number
 from caramel.util.interrupts import Interrupts
+
+_logger = logging.getLogger(__name__)
 
 _METHOD = "train_step"
 """Method of a model that the workers run."""
@@ -232,7 +235,7 @@ def _trained(
 
     def say(text: str) -> None:
         if not is_silent:
-            click.echo(text, err=True)
+            _logger.warning("%s", text)
 
     for epoch in epochs:
         with Interrupts(say) as signals:

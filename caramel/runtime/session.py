@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ from caramel.util.arguments import timeout_s, whole_number
 from caramel.util.progress import progress_over
 from caramel.util.tables import fitted, preformatted, wrapped
 from caramel.util.temporary import is_in_process
+
+_logger = logging.getLogger(__name__)
 
 DEFAULT_STEP_TIMEOUT_S = 600.0
 """Seconds that a step may take before its workers count as lost."""
@@ -170,6 +174,7 @@ class Session:
         self._owner_pid = os.getpid()
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
+        began_s = time.perf_counter()
         self._executor = cluster.start(distributed.graph_def, distributed.signature.devices, step_timeout_s)
         try:
             self._state = VariableState(distributed, self._run_op)
@@ -178,6 +183,8 @@ class Session:
         except BaseException:
             self._executor.close()
             raise
+        devices = ", ".join(distributed.signature.devices)
+        _logger.info("opened a session in %.1f s on %s", time.perf_counter() - began_s, devices)
 
     def __enter__(self) -> Session:
         return self
@@ -535,9 +542,12 @@ class Session:
         """
         self.flush()
         if self._data is None:
-            return self._state.save(path, self._step_count)
-        with self._data.saved_position() as position:
-            return self._state.save(path, self._step_count, position)
+            saved = self._state.save(path, self._step_count)
+        else:
+            with self._data.saved_position() as position:
+                saved = self._state.save(path, self._step_count, position)
+        _logger.info("saved step %d to %s", self._step_count, saved)
+        return saved
 
     @_one_at_a_time
     def check_saves_to(self, directory: str | os.PathLike[str]) -> None:

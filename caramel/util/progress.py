@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,27 @@ from contextlib import contextmanager
 
 _LINE_INTERVAL_S = 10.0
 """Least seconds between two lines; work that takes less shows none."""
+
+LOGGER_NAME = __name__
+"""Name of the logger that gets the lines, however progress is shown."""
+
+_logger = logging.getLogger(LOGGER_NAME)
+
+_is_hidden = False
+
+
+def hide_progress(is_hidden: bool = True) -> None:
+    """Show no progress from now on, or show it again; log files have it in any case."""
+    global _is_hidden
+    _is_hidden = is_hidden
+
+
+def say(text: str) -> None:
+    """Show a line about what begins, as progress is shown; log files have it in any case."""
+    _logger.info("%s", text)
+    if not _is_hidden:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 @contextmanager
@@ -29,8 +51,9 @@ def progress_over(
     if not enabled:
         yield lambda done, text: None
         return
-    if not sys.stderr.isatty():
-        yield _Lines(total, unit, end).show
+    lines = _Lines(total, unit, end)
+    if _is_hidden or not sys.stderr.isatty():
+        yield lines.show
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -38,7 +61,12 @@ def progress_over(
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda done, text: bar.update(task, completed=done, description=text)
+
+        def show(done: int, text: str) -> None:
+            bar.update(task, completed=done, description=text)
+            lines.log(done, text)
+
+        yield show
 
 
 class _Lines:
@@ -55,10 +83,17 @@ class _Lines:
         self._start_s = self._last_s = time.monotonic()
 
     def show(self, done: int, text: str) -> None:
-        """Print a line if the last one is long ago."""
+        """Print a line, and log it, if the last one is long ago."""
+        line = self.log(done, text)
+        if line and not _is_hidden:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    def log(self, done: int, text: str) -> str:
+        """Log a line if the last one is long ago; the line, or nothing."""
         now_s = time.monotonic()
         if now_s - self._last_s < _LINE_INTERVAL_S:
-            return
+            return ""
         self._last_s = now_s
         passed_s = now_s - self._start_s
         rounds, rest = f"{done}{self._unit}{self._end}", ""
@@ -66,5 +101,6 @@ class _Lines:
             rounds = f"{done} of {self._total}{self._unit}"
             if 0 < done < self._total:
                 rest = f", about {passed_s / done * (self._total - done):.0f} s to go"
-        sys.stderr.write(f"{rounds}: {text} ({passed_s:.0f} s{rest})\n")
-        sys.stderr.flush()
+        line = f"{rounds}: {text} ({passed_s:.0f} s{rest})"
+        _logger.info("%s", line)
+        return line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +24,8 @@ from caramel.runtime.host.presence import new_name, others_at
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import GROUP_LEADER, serve_forever
 from caramel.util.arguments import whole_number
+
+_logger = logging.getLogger(__name__)
 
 _START = "Start each of them on its machine (caramel worker), and check that this machine reaches it"
 
@@ -232,5 +234,4 @@ class Servers(Cluster):
 
 
 def _say_for_whom(names: str) -> None:
-    sys.stderr.write(f"waiting for {names}, at most {START_TIMEOUT_S:g} s\n")
-    sys.stderr.flush()
+    _logger.warning("waiting for %s, at most %g s", names, START_TIMEOUT_S)

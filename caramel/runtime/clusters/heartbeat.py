@@ -6,6 +6,7 @@ dead link, not at all. A busy server answers within some milliseconds.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from caramel.errors import ClusterError, listed
 from caramel.runtime.executor import leave_session
 from caramel.runtime.host.presence import Presence
 from caramel.util.daemon_threads import DaemonThreads
+
+_logger = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 """Seconds from one question to the next; an answer may take as long."""
@@ -179,6 +182,7 @@ def _ask(member: Member, state: _State, driver: str, stopped: _Stopped) -> None:
             state.answered_s, state.unanswered = time.monotonic(), 0
         else:
             state.unanswered += 1
+            _logger.debug("%s has not answered %d times", member.name, state.unanswered)
         pause_s = max(INTERVAL_S - (time.monotonic() - began_s), 0.0)
         if state.answered_s is None:
             pause_s = min(pause_s, INTERVAL_S / 4)
