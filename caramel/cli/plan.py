@@ -128,7 +128,7 @@ def plan(
         if finished.prediction is None:
             raise InputError("nothing can be predicted without a network model: give --network FILE.json")
         measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
-        print_json({**finished.prediction.as_dict(), **measured, "written": written})
+        print_json({**finished.prediction.as_dict(), **measured})
         return
     click.echo(finished.table())
     if tried is not None:

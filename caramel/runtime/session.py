@@ -274,6 +274,12 @@ class Session:
             kwargs: arrays by name; see `step`.
         """
         self._refuse_after_failure()
+        try:
+            return self._step_by(run, args, kwargs)
+        except ClusterError as error:
+            raise ClusterError(f"step {self._step_count + 1} cannot go on: {error}") from error
+
+    def _step_by(self, run: StepRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepResult:
         batch = self._batch(args, kwargs)
         feeds = dict(batch.feeds)
         feeds.update((name, np.float64(w)) for name, w in zip(self._signature.weights, batch.weights))
