@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import keras
 
-from caramel.errors import CaptureError, ProgramError
+from caramel.errors import CaptureError, ProgramError, in_one_line
+from caramel.frontend.lines_to_change import ScriptParts, lines_to_change, script_parts
 from caramel.frontend.program_file import Program
 from caramel.frontend.script_file import run_script
 from caramel.keras.captured_steps import build, captured_training, check_model
@@ -20,12 +22,6 @@ from caramel.keras.fit import fit
 from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.wrapped_methods import check_runs_on_workers, wrapped_methods
 from caramel.runtime.clusters.base import Cluster
-
-_HOW_TO = """change it in one of two ways:
-  history = model.fit(...)                    a compiled Keras model, trained by its own fit; or, in a program file,
-  def program():                              an entry for `caramel run FILE.py:program`
-      return {"step": step, "inputs": specs, "data": batches}
-docs/how-to/program-files.md has examples"""
 
 
 @dataclass(frozen=True)
@@ -87,10 +83,11 @@ class ScriptRun:
             "evaluate": here_if_need_be(evaluate, keras.Model.evaluate),
             "predict": here_if_need_be(predict, keras.Model.predict),
         }
+        parts = _parts_of(file)
         with wrapped_methods(instead):
             run_script(file, arguments)
         if calls == 0:
-            raise ProgramError(f"{file!r} has ended, and no Keras model was trained: {_HOW_TO}")
+            raise ProgramError(lines_to_change(Path(file), parts))
 
 
 class _FirstFit(BaseException):
@@ -125,6 +122,7 @@ def program_of_script(file: str, arguments: Sequence[str], workers: int, options
         found.append(Program(step.context, [tuple(batch)] if batch else None, None))
         raise _FirstFit
 
+    parts = _parts_of(file)
     with wrapped_methods({"fit": capture_it}):
         try:
             run_script(file, arguments)
@@ -134,8 +132,26 @@ def program_of_script(file: str, arguments: Sequence[str], workers: int, options
             if not found:
                 raise
     if not found:
-        raise ProgramError(f"{file!r} has ended without a call of fit: {_HOW_TO}")
+        raise ProgramError(lines_to_change(Path(file), parts))
     return found[0]
+
+
+def _parts_of(file: str) -> ScriptParts:
+    """What a script has of a training program.
+
+    Raises:
+        ProgramError: it cannot be read, is no Python, or would train by itself in this process.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise ProgramError(f"there is no script {file!r}")
+    try:
+        parts = script_parts(path.read_text())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ProgramError(f"script {file!r} cannot be read: {in_one_line(error)}") from error
+    if parts.trains_by_itself:
+        raise ProgramError(lines_to_change(path, parts))
+    return parts
 
 
 def _data_of_fit(model: Any, given: Sequence[Any], named: Mapping[str, Any]) -> GivenData:

@@ -81,7 +81,12 @@ def test_no_such_entry(call, write):
 
 
 def test_no_entry(call, write):
-    check(call("run", write(STEP), "--workers", 2), "FILE.py:ENTRY")
+    """It is taken for a script, which would train by itself; nothing of it runs."""
+    path = write(STEP)
+    result = call("run", path, "--workers", 2)
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    assert f"(if it is build, say {path}:build). Four lines do:" in result.stderr
+    assert "def program():" in result.stderr and "docs/how-to/program-files.md" in result.stderr
 
 
 def test_a_program_that_raises(call, write):
