@@ -10,6 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from caramel.cli.logs import is_quiet, log_what_is_said, set_up, with_logs
 from caramel.cli.quiet import load_quietly
@@ -91,6 +92,10 @@ class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic in some 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Refuse an unknown name."""
         return self._choice().convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so."""
+        return self._choice().shell_complete(ctx, param, incomplete)
 
 
 def with_cluster(default: str) -> Callable[..., Any]:
