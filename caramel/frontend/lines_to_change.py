@@ -1,0 +1,137 @@
+"""What to change in a script that is no program file and does not call Keras' ``fit``: four lines, for its own names.
+
+The script is only parsed, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+_DIFFERENTIATES = frozenset({"GradientTape"})
+_MINIMIZES = frozenset({"minimize", "Session", "placeholder"})
+_ENTRY = "program"
+"""Name of the function in the example."""
+
+
+@dataclass(frozen=True)
+class ScriptParts:
+    """What a script has of a training program.
+
+    Attributes:
+        functions: names of its functions without required arguments, of which one may be an entry already.
+        step: name of the function that differentiates with a GradientTape, or None; no method.
+        step_arguments: names of that function's arguments.
+        differentiates: whether there is a GradientTape anywhere.
+        builds_graph: whether it has what programs of TensorFlow 1 have: placeholders, ``minimize``, a Session.
+    """
+
+    functions: tuple[str, ...] = ()
+    step: str | None = None
+    step_arguments: tuple[str, ...] = ()
+    differentiates: bool = False
+    builds_graph: bool = False
+
+
+def script_parts(source: str) -> ScriptParts:
+    """Find the parts of a training program in the text of a script.
+
+    Args:
+        source: text of a Python file.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    steps = [function for function in functions if _names(function) & _DIFFERENTIATES and not _is_method(function)]
+    inner = [
+        function for function in steps if not any(other in ast.walk(function) for other in steps if other != function)
+    ]
+    step = inner[0] if inner else None
+    return ScriptParts(
+        functions=tuple(node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _may_be_entry(node)),
+        step=None if step is None else step.name,
+        step_arguments=() if step is None else tuple(argument.arg for argument in step.args.args),
+        differentiates=bool(_names(tree) & _DIFFERENTIATES),
+        builds_graph=bool(_names(tree) & _MINIMIZES),
+    )
+
+
+def _names(tree: ast.AST) -> set[str]:
+    """Names and attributes in a tree."""
+    nodes = list(ast.walk(tree))
+    return {node.id for node in nodes if isinstance(node, ast.Name)} | {
+        node.attr for node in nodes if isinstance(node, ast.Attribute)
+    }
+
+
+def _is_method(function: ast.FunctionDef) -> bool:
+    return bool(function.args.args) and function.args.args[0].arg == "self"
+
+
+def _may_be_entry(function: ast.FunctionDef) -> bool:
+    arguments = function.args
+    required = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
+    return required == 0 and all(default is not None for default in arguments.kw_defaults)
+
+
+def lines_to_change(path: Path, parts: ScriptParts) -> str:
+    """The message about a script that is no program file and calls no ``fit``.
+
+    Args:
+        path: path of the script.
+        parts: what was found in it.
+
+    >>> print(lines_to_change(Path("train.py"), ScriptParts(step="step", step_arguments=("x", "y"))))
+    'train.py' neither calls model.fit nor says which function of it is the program. Four lines do:
+      def program():                 # above what makes data, variables and step, which move into it
+          return {"step": step, "inputs": [tf.TensorSpec([None, ...]), tf.TensorSpec([None, ...])], "data": batches}
+      if __name__ == "__main__":     # above your own training loop
+          parts = program()          # your own loop takes the step and the data from it
+    inputs: a tf.TensorSpec for each of x, y, with None for the number of examples
+    data: a list of batches, a function that makes an iterator, or a tf.data.Dataset
+    Then: caramel run train.py:program --workers 2. More: docs/how-to/program-files.md, or `caramel init`
+    """
+    is_graph = parts.builds_graph and not parts.differentiates
+    what = "what builds the graph, which moves" if is_graph else "what makes data, variables and step, which move"
+    lines = [
+        (f"def {_ENTRY}():", f"above {what} into it"),
+        (f"    return {_returned(parts, is_graph)}", ""),
+        ('if __name__ == "__main__":', "above your own training loop"),
+        (f"    parts = {_ENTRY}()", f"your own loop takes {'' if is_graph else 'the step and '}the data from it"),
+    ]
+    shown = [f"  {code:<31}# {comment}" if comment else f"  {code}" for code, comment in lines]
+    begin = f"{str(path)!r} neither calls model.fit nor says which function of it is the program"
+    return "\n".join(
+        [
+            f"{begin}{_perhaps(path, parts)}. Four lines do:",
+            *shown,
+            _keys(parts, is_graph),
+            f"Then: caramel run {path}:{_ENTRY} --workers 2. More: docs/how-to/program-files.md, or `caramel init`",
+        ]
+    )
+
+
+def _returned(parts: ScriptParts, is_graph: bool) -> str:
+    """The dict that the function returns."""
+    if is_graph:
+        return '{"data": batches}'
+    specs = ", ".join(["tf.TensorSpec([None, ...])"] * max(len(parts.step_arguments), 1))
+    return f'{{"step": {parts.step or "step"}, "inputs": [{specs}], "data": batches}}'
+
+
+def _keys(parts: ScriptParts, is_graph: bool) -> str:
+    """What the values of that dict are."""
+    data = "data: a list of batches, a function that makes an iterator, or a tf.data.Dataset"
+    if is_graph:
+        return f"{data}; a batch is a dict from placeholders to arrays"
+    arguments = ", ".join(parts.step_arguments) or "the step's arguments"
+    return f"inputs: a tf.TensorSpec for each of {arguments}, with None for the number of examples\n{data}"
+
+
+def _perhaps(path: Path, parts: ScriptParts) -> str:
+    if not parts.functions:
+        return ""
+    return f" (if it is {parts.functions[0]}, say {path}:{parts.functions[0]})"
