@@ -6,6 +6,7 @@ import click
 
 from caramel import __version__
 from caramel.cli.export import export
+from caramel.cli.init import init
 from caramel.cli.logs import with_logs
 from caramel.cli.netbench import netbench
 from caramel.cli.plan import plan
@@ -13,7 +14,7 @@ from caramel.cli.run import run
 from caramel.cli.trace import trace
 from caramel.cli.worker import worker
 
-COMMANDS = (run, export, plan, netbench, trace, worker)
+COMMANDS = (init, run, export, plan, netbench, trace, worker)
 """All subcommands."""
 
 

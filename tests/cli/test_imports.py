@@ -39,6 +39,7 @@ LIGHT = [
     "caramel.measure.makespan",
     "caramel.measure.trace_file",
     "caramel.cli.main",
+    "caramel.starters.starter",
     "caramel.frontend.program_file",
     "caramel.runtime.feeds",
     "caramel.util.progress",
@@ -98,7 +99,7 @@ def test_help_is_quick(command):
 @pytest.mark.parametrize(
     "arguments",
     mostly_in_soak(
-        ["--help", "-h", "run --help", "export --help", "netbench --help", "trace --help", "--version"],
+        ["--help", "-h", "run --help", "export --help", "netbench --help", "trace --help", "init --help", "--version"],
         *("--help", "netbench --help", "--version"),
     ),
 )

@@ -1,0 +1,29 @@
+"""``caramel init``: write a program file to begin with."""
+
+from __future__ import annotations
+
+import click
+
+from caramel.cli.options import reporting_errors
+from caramel.starters.starter import KINDS, next_commands, write_starter
+
+
+@click.command()
+@click.argument("path", metavar="[PATH]", default="train.py", type=click.Path())
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="keras",
+    show_default=True,
+    help="keras: a compiled model. tf1: a graph of TensorFlow 1. step: a training step with variables of your own.",
+)
+@reporting_errors
+def init(path: str, kind: str) -> None:
+    """Write a small program file that trains, to be changed; default: train.py.
+
+    What is there already is not overwritten.
+    """
+    written = write_starter(kind, path)
+    click.echo(f"written: {written}\n\nnext:")
+    for command, meaning in next_commands(written):
+        click.echo(f"  {command}\n      {meaning}")

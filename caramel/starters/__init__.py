@@ -1,0 +1,1 @@
+"""Program files to begin with: small, complete, and to be changed."""
