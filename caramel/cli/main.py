@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from caramel import __version__
+from caramel.cli.doctor import doctor
 from caramel.cli.export import export
 from caramel.cli.init import init
 from caramel.cli.logs import with_logs
@@ -14,7 +15,7 @@ from caramel.cli.run import run
 from caramel.cli.trace import trace
 from caramel.cli.worker import worker
 
-COMMANDS = (init, run, export, plan, netbench, trace, worker)
+COMMANDS = (init, run, export, plan, netbench, trace, worker, doctor)
 """All subcommands."""
 
 

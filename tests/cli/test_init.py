@@ -58,6 +58,7 @@ def test_two_workers_are_one_device_for_keras(caramel_says, tmp_path):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_keras_file_by_fit(tmp_path):
     train = runpy.run_path(str(write_starter("keras", tmp_path / "train.py")))["main"]
