@@ -39,6 +39,8 @@ LIGHT = [
     "caramel.measure.makespan",
     "caramel.measure.trace_file",
     "caramel.cli.main",
+    "caramel.doctor.examination",
+    "caramel.doctor.judgements",
     "caramel.starters.starter",
     "caramel.frontend.program_file",
     "caramel.runtime.feeds",
@@ -99,7 +101,7 @@ def test_help_is_quick(command):
 @pytest.mark.parametrize(
     "arguments",
     mostly_in_soak(
-        ["--help", "-h", "run --help", "export --help", "netbench --help", "trace --help", "init --help", "--version"],
+        ["--help", "-h", "run --help", "export --help", "netbench --help", "trace --help", "init --help", "doctor --help", "--version"],
         *("--help", "netbench --help", "--version"),
     ),
 )
