@@ -136,12 +136,17 @@ _lock = threading.RLock()
 _recent: list[weakref.ref[_OfModel]] = []
 
 
-@atexit.register
 def _close_all() -> None:
     """Close what is open at the end of the process: servers elsewhere would keep the variables."""
     for sessions in [reference() for reference in _recent]:
         if sessions is not None:
             sessions.close()
+
+
+# The last function to be registered is the first to be called at the end. The first finalizer of a process registers
+# the one that calls them all. That of the driver's own server must come after this: closing would wait for it.
+weakref.finalize(_close_all, lambda: None)
+atexit.register(_close_all)
 
 
 def servers_of(model: Any, cluster: Cluster, workers: int) -> Cluster:

@@ -1,6 +1,8 @@
 """Calls on the same model share a session; each begins as in a new one, and with what is its own."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from contextlib import contextmanager
 
@@ -285,3 +287,26 @@ def test_a_dataset_that_shuffles_goes_on():
         history = [fit(model, data, epochs=2).history["loss"] for _ in range(3)]
         histories.append(np.ravel(history))
     np.testing.assert_allclose(*histories, rtol=1e-9)
+
+
+AT_EXIT = """
+import weakref
+import caramel.keras.kept_sessions as kept
+
+class Sessions:
+    def close(self):
+        print("session")
+
+class Server:
+    pass
+
+sessions, server = Sessions(), Server()
+kept._recent.append(weakref.ref(sessions))
+weakref.finalize(server, print, "server")
+"""
+
+
+def test_sessions_are_closed_before_the_drivers_own_server_at_the_end_of_the_process():
+    """Closing a session would wait for a server that is gone."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["session", "server"], done.stderr
