@@ -101,7 +101,17 @@ def test_help_is_quick(command):
 @pytest.mark.parametrize(
     "arguments",
     mostly_in_soak(
-        ["--help", "-h", "run --help", "export --help", "netbench --help", "trace --help", "init --help", "doctor --help", "--version"],
+        [
+            "--help",
+            "-h",
+            "run --help",
+            "export --help",
+            "netbench --help",
+            "trace --help",
+            "init --help",
+            "doctor --help",
+            "--version",
+        ],
         *("--help", "netbench --help", "--version"),
     ),
 )

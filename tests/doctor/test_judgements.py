@@ -154,3 +154,11 @@ def test_a_finding_is_one_line():
 def test_no_address_and_no_listener():
     assert "'nowhere.invalid' has no address" in why_unreachable("worker 0", "nowhere.invalid:1", "start").found
     assert why_unreachable("worker 0", "127.0.0.1:1", "the command").mend == "start it there: the command"
+
+
+def test_nothing_is_measured_where_somebody_trains(monkeypatch):
+    from caramel.doctor import cluster
+
+    monkeypatch.setattr(cluster, "others_at", lambda target, task: {"process 5 on host0"})
+    (finding,) = cluster._check_rates(cluster.Members(("host0:1", "host1:1")), [0, 1])
+    assert finding.state == "warning" and "process 5 on host0" in finding.found
