@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from caramel.doctor.directories import check_here, judged_others, seen_by, share
 from caramel.doctor.finding import Bounded, Finding, State, guarded, ok, problem, warning
 from caramel.doctor.judgements import LinkRate, judged_clock, judged_rates, judged_version
 from caramel.doctor.probe import TIMEOUT_S, Probe, reason_of
-from caramel.doctor.reachability import why_unreachable
+from caramel.doctor.reachability import is_here, why_unreachable
 from caramel.errors import listed
 from caramel.graph.devices import task_name
 from caramel.runtime.host.membership import WORKER_JOB
@@ -24,6 +24,8 @@ from caramel.runtime.host.presence import others_at
 
 CHECKPOINTS = "checkpoint directory"
 """Noun for it in findings."""
+
+_DRIVER = "this process"
 
 _LIMIT_S = 30.0
 """Seconds that all questions to one server may take: each has a limit of its own, and few are left unanswered."""
@@ -192,25 +194,29 @@ def _check_rates(members: Members, there: Sequence[int]) -> Iterator[Finding]:
     until_s = time.monotonic() + _RATES_S
     following = list(zip(there, [*there[1:], there[0]])) if len(there) > 1 else []
     kinds = (
-        [("this process", _named(task), partial(_with, members, task, None, Probe.rate_to)) for task in there],
-        [(_named(task), "this process", partial(_with, members, task, None, Probe.rate_from)) for task in there],
+        [(_DRIVER, _named(task), partial(_with, members, task, None, Probe.rate_to)) for task in there],
+        [(_named(task), _DRIVER, partial(_with, members, task, None, Probe.rate_from)) for task in there],
         [
             (_named(task), _named(other), partial(_with, members, task, other, Probe.rate_between))
             for task, other in following
         ],
     )
+    inside = {_named(task) for task in there if is_here(members.addresses[task])} | {_DRIVER}
     for links in kinds:
-        yield from _measured(links, until_s)
+        yield from _measured(links, until_s, inside)
 
 
-def _measured(links: Sequence[tuple[str, str, Callable[[], float]]], until_s: float) -> Iterator[Finding]:
+def _measured(
+    links: Sequence[tuple[str, str, Callable[[], float]]], until_s: float, inside: Collection[str]
+) -> Iterator[Finding]:
     """Findings about links of one kind, those that can be measured until a time.
 
     Args:
         links: sender, receiver and function that measures, of each link.
         until_s: time on the monotonic clock.
+        inside: names of those that are on this machine, between which there is no link.
     """
-    rates = []
+    rates: list[LinkRate] = []
     for number, (sender, receiver, measure) in enumerate(links):
         if time.monotonic() > until_s:
             yield ok(
@@ -222,8 +228,8 @@ def _measured(links: Sequence[tuple[str, str, Callable[[], float]]], until_s: fl
         except tf.errors.OpError as error:
             found = f"a small transfer failed: {reason_of(error)}"
             yield warning(f"link from {sender} to {receiver}", found, "see what is said about these servers")
-    if rates:
-        yield from judged_rates(rates)
+    for is_inside in (True, False):
+        yield from judged_rates([rate for rate in rates if ({rate.sender, rate.receiver} <= set(inside)) is is_inside])
 
 
 def _with(members: Members, task: int, other: int | None, measure: Callable[[Probe], float]) -> float:

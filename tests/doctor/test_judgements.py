@@ -156,6 +156,26 @@ def test_no_address_and_no_listener():
     assert why_unreachable("worker 0", "127.0.0.1:1", "the command").mend == "start it there: the command"
 
 
+def test_rates_inside_this_machine_are_no_measure_of_links():
+    from caramel.doctor.cluster import _measured
+
+    links = [("this process", f"worker {n}", lambda rate=rate: rate) for n, rate in enumerate([1e9, 1e7, 1.1e7, 1e6])]
+    found = list(_measured(links, time.monotonic() + 60, {"this process", "worker 0"}))
+    assert [finding.state.value for finding in found] == ["ok", "ok", "ok", "warning"]
+    late = list(_measured(links, time.monotonic() - 1, ()))
+    assert len(late) == 1 and "4 more links were left" in late[0].found
+
+
+def test_which_servers_are_here():
+    import socket
+
+    from caramel.doctor.reachability import is_here
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert is_here(f"127.0.0.1:{server.getsockname()[1]}")
+    assert not is_here("127.0.0.1:1")
+
+
 def test_nothing_is_measured_where_somebody_trains(monkeypatch):
     from caramel.doctor import cluster
 
