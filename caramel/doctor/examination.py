@@ -25,7 +25,7 @@ def examine(
 
     Args:
         addresses: address ``host:port`` of each server.
-        own_task: number of the server that the driver starts itself where it does not run; None if there is none.
+        own_task: number of the task that TF_CONFIG says this process is; None without it.
         checkpoint_directory: directory for checkpoints, or None.
         load: function that loads TensorFlow.
 

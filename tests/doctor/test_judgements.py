@@ -7,7 +7,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from caramel.doctor import versions
-from caramel.doctor.finding import Bounded, State, guarded, ok
+from caramel.doctor.finding import State, bounded, guarded, ok
 from caramel.doctor.judgements import LinkRate, judged_clock, judged_rates, judged_version
 from caramel.doctor.machine import check_memory, memory, memory_limit
 from caramel.doctor.open_ports import open_ports
@@ -130,8 +130,9 @@ def test_a_check_that_fails_hides_no_other():
         yield ok("first", "seen")
         raise KeyError("nothing")
 
-    (finding,) = guarded("the check", fails)
-    assert finding.state is State.WARNING and "KeyError" in finding.found
+    first, failed = guarded("the check", fails)
+    assert first == ok("first", "seen")
+    assert failed.state is State.WARNING and "KeyError" in failed.found
 
 
 def test_a_check_that_hangs_hides_no_other():
@@ -140,9 +141,10 @@ def test_a_check_that_hangs_hides_no_other():
         return []
 
     began_s = time.monotonic()
-    hung, other = Bounded(0.3).each([("hangs", hangs, ()), ("other", lambda: [ok("other", "seen")], ())])
+    checks = [("hangs", hangs, ()), ("hangs, too", hangs, ()), ("other", lambda: [ok("other", "seen")], ())]
+    hung, too, other = bounded(checks, 0.3)
     assert time.monotonic() - began_s < 3
-    assert [finding.state.value for finding in (*hung, *other)] == ["problem", "ok"]
+    assert [finding.state.value for finding in (*hung, *too, *other)] == ["problem", "problem", "ok"]
     assert "has not ended within 0.3 s" in hung[0].found
 
 
