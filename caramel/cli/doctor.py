@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from caramel.cli.options import TF_CONFIG, cluster_of_tf_config, reporting_errors
+from caramel.cli.options import TF_CONFIG, cluster_of_tf_config, print_json, reporting_errors, with_json
 from caramel.cli.quiet import load_quietly
 
 
@@ -21,15 +21,15 @@ from caramel.cli.quiet import load_quietly
     type=click.Path(file_okay=False),
     help="Also look whether checkpoints can be written there, and whether the servers see it.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@with_json
 @reporting_errors
-def doctor(cluster: str | None, checkpoint_dir: str | None, is_json: bool) -> None:
+def doctor(cluster: str | None, checkpoint_dir: str | None, as_json: bool) -> None:
     """Say whether this machine, and a cluster, are ready: one line for each check, with what to mend.
 
     The exit status is 1 if there is a problem. A warning is none. Servers are asked a few small questions and sent some
     megabytes; a file in the directory is there only meanwhile.
     """
-    from caramel.doctor.examination import as_json, examine
+    from caramel.doctor.examination import as_values, examine
     from caramel.doctor.finding import State
     from caramel.runtime.held_directory import checked_directory
     from caramel.runtime.host.membership import Membership, checked_addresses
@@ -44,14 +44,14 @@ def doctor(cluster: str | None, checkpoint_dir: str | None, is_json: bool) -> No
     findings = []
     for finding in examine(membership.addresses, membership.task, checkpoint_dir, load_quietly):
         findings.append(finding)
-        if not is_json:
+        if not as_json:
             click.echo(finding.line())
-    if is_json:
-        click.echo(as_json(findings))
+    if as_json:
+        print_json(as_values(findings))
     problems, warnings = (
         sum(finding.state is state for finding in findings) for state in (State.PROBLEM, State.WARNING)
     )
-    if not is_json:
+    if not as_json:
         click.echo(
             f"\n{problems} problem{'' if problems == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}"
         )

@@ -78,14 +78,14 @@ def _may_be_entry(function: ast.FunctionDef) -> bool:
 
 
 def lines_to_change(path: Path, parts: ScriptParts) -> str:
-    """The message about a script that is no program file and calls no ``fit``.
+    """What to do about a script that is no program file and calls no ``fit``.
 
     Args:
         path: path of the script.
         parts: what was found in it.
 
     >>> print(lines_to_change(Path("train.py"), ScriptParts(step="step", step_arguments=("x", "y"))))
-    'train.py' neither calls model.fit nor says which function of it is the program. Four lines do:
+    Call model.fit of a compiled Keras model, or make it a program file by four lines:
       def program():                 # above what makes data, variables and step, which move into it
           return {"step": step, "inputs": [tf.TensorSpec([None, ...]), tf.TensorSpec([None, ...])], "data": batches}
       if __name__ == "__main__":     # above your own training loop
@@ -103,15 +103,25 @@ def lines_to_change(path: Path, parts: ScriptParts) -> str:
         (f"    parts = {_ENTRY}()", f"your own loop takes {'' if is_graph else 'the step and '}the data from it"),
     ]
     shown = [f"  {code:<31}# {comment}" if comment else f"  {code}" for code, comment in lines]
-    begin = f"{str(path)!r} neither calls model.fit nor says which function of it is the program"
+    either = "Call model.fit of a compiled Keras model, or make it a program file by four lines"
     return "\n".join(
         [
-            f"{begin}{_perhaps(path, parts)}. Four lines do:",
+            f"{either}{_perhaps(path, parts)}:",
             *shown,
             _keys(parts, is_graph),
             f"Then: caramel run {path}:{_ENTRY} --workers 2. More: docs/how-to/program-files.md, or `caramel init`",
         ]
     )
+
+
+def lines_to_change_in(file: str) -> str:
+    """What to do about a script that has run and called no ``fit``; see `lines_to_change`.
+
+    Args:
+        file: path of the script.
+    """
+    path = Path(file)
+    return lines_to_change(path, script_parts(path.read_text(encoding="utf-8")))
 
 
 def _returned(parts: ScriptParts, is_graph: bool) -> str:
@@ -134,4 +144,4 @@ def _keys(parts: ScriptParts, is_graph: bool) -> str:
 def _perhaps(path: Path, parts: ScriptParts) -> str:
     if not parts.functions:
         return ""
-    return f" (if it is {parts.functions[0]}, say {path}:{parts.functions[0]})"
+    return f" (if {parts.functions[0]} returns the program already, say {path}:{parts.functions[0]} instead)"

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from caramel.errors import CaptureError, ProgramError
+from caramel.frontend.lines_to_change import lines_to_change_in
 from caramel.frontend.program_file import Program
 from caramel.frontend.script_file import run_script
 from caramel.keras.captured_steps import build, captured_training, check_model
@@ -20,12 +21,6 @@ from caramel.keras.fit import fit
 from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.wrapped_methods import check_runs_on_workers, wrapped_methods
 from caramel.runtime.clusters.base import Cluster
-
-_HOW_TO = """change it in one of two ways:
-  history = model.fit(...)                    a compiled Keras model, trained by its own fit; or, in a program file,
-  def program():                              an entry for `caramel run FILE.py:program`
-      return {"step": step, "inputs": specs, "data": batches}
-docs/how-to/program-files.md has examples"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ class ScriptRun:
         with wrapped_methods(instead):
             run_script(file, arguments)
         if calls == 0:
-            raise ProgramError(f"{file!r} has ended, and no Keras model was trained: {_HOW_TO}")
+            raise ProgramError(f"{file!r} has ended, and no Keras model was trained. {lines_to_change_in(file)}")
 
 
 class _FirstFit(BaseException):
@@ -134,7 +129,7 @@ def program_of_script(file: str, arguments: Sequence[str], workers: int, options
             if not found:
                 raise
     if not found:
-        raise ProgramError(f"{file!r} has ended without a call of fit: {_HOW_TO}")
+        raise ProgramError(f"{file!r} has ended without a call of fit. {lines_to_change_in(file)}")
     return found[0]
 
 
