@@ -15,7 +15,7 @@ from caramel.starters.starter import KINDS, next_commands, write_starter
     type=click.Choice(KINDS),
     default="keras",
     show_default=True,
-    help="keras: a compiled model. tf1: a graph of TensorFlow 1. step: a training step with variables of your own.",
+    help="keras: a script with a compiled model. tf1: a graph of TensorFlow 1. step: a training step of your own.",
 )
 @reporting_errors
 def init(path: str, kind: str) -> None:
@@ -25,5 +25,5 @@ def init(path: str, kind: str) -> None:
     """
     written = write_starter(kind, path)
     click.echo(f"written: {written}\n\nnext:")
-    for command, meaning in next_commands(written):
+    for command, meaning in next_commands(kind, written):
         click.echo(f"  {command}\n      {meaning}")
