@@ -9,6 +9,8 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
+from caramel.errors import listed
+
 _DIFFERENTIATES = frozenset({"GradientTape"})
 _MINIMIZES = frozenset({"minimize", "Session", "placeholder"})
 _ENTRY = "program"
@@ -142,6 +144,9 @@ def _keys(parts: ScriptParts, is_graph: bool) -> str:
 
 
 def _perhaps(path: Path, parts: ScriptParts) -> str:
+    """The functions that may be the entry already."""
     if not parts.functions:
         return ""
-    return f" (if {parts.functions[0]} returns the program already, say {path}:{parts.functions[0]} instead)"
+    is_one = len(parts.functions) == 1
+    names = parts.functions[0] if is_one else f"one of {listed(parts.functions)}"
+    return f" (if {names} returns the program already, say {path}:{parts.functions[0] if is_one else 'ENTRY'} instead)"

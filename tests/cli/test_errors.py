@@ -81,7 +81,11 @@ def test_no_such_entry(call, write):
 
 
 def test_no_entry(call, write):
-    check(call("run", write(STEP), "--workers", 2), "FILE.py:ENTRY")
+    """It is run as a script, and says in several lines what to do."""
+    result = call("run", path := write(STEP), "--workers", 2)
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    for words in ("no Keras model was trained", f"one of batch, build returns the program already, say {path}:ENTRY"):
+        assert words in result.stderr
 
 
 def test_a_program_that_raises(call, write):
