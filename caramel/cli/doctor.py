@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from caramel.cli.options import TF_CONFIG, cluster_of_tf_config, reporting_errors, with_json
+from caramel.cli.options import TF_CONFIG, cluster_of_tf_config, print_json, reporting_errors, with_json
 from caramel.cli.quiet import load_quietly
 
 
@@ -29,7 +29,7 @@ def doctor(cluster: str | None, checkpoint_dir: str | None, as_json: bool) -> No
     The exit status is 1 if there is a problem. A warning is none. Servers are asked a few small questions and sent some
     megabytes; a file in the directory is there only meanwhile.
     """
-    from caramel.doctor.examination import examine, findings_as_json
+    from caramel.doctor.examination import as_values, examine
     from caramel.doctor.finding import State
     from caramel.runtime.held_directory import checked_directory
     from caramel.runtime.host.membership import Membership, checked_addresses
@@ -47,7 +47,7 @@ def doctor(cluster: str | None, checkpoint_dir: str | None, as_json: bool) -> No
         if not as_json:
             click.echo(finding.line())
     if as_json:
-        click.echo(findings_as_json(findings))
+        print_json(as_values(findings))
     problems, warnings = (
         sum(finding.state is state for finding in findings) for state in (State.PROBLEM, State.WARNING)
     )

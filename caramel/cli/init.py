@@ -15,7 +15,7 @@ from caramel.starters.starter import KINDS, next_commands, write_starter
     type=click.Choice(KINDS),
     default="keras",
     show_default=True,
-    help="keras: a compiled model. tf1: a graph of TensorFlow 1. step: a training step with variables of your own.",
+    help="keras: a script with a compiled model. tf1: a graph of TensorFlow 1. step: a training step of your own.",
 )
 @with_json
 @reporting_errors
@@ -26,8 +26,8 @@ def init(path: str, kind: str, as_json: bool) -> None:
     """
     written = write_starter(kind, path)
     if as_json:
-        print_json({"written": [str(written)], "next": [command for command, _ in next_commands(written)]})
+        print_json({"written": [str(written)], "next": [command for command, _ in next_commands(kind, written)]})
         return
     click.echo(f"written: {written}\n\nnext:")
-    for command, meaning in next_commands(written):
+    for command, meaning in next_commands(kind, written):
         click.echo(f"  {command}\n      {meaning}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from caramel.doctor.directories import check_here, judged_others, seen_by, shared_with_first
-from caramel.doctor.finding import Bounded, Finding, State, guarded, ok, problem, warning
+from caramel.doctor.finding import Check, Finding, State, bounded, guarded, ok, problem, warning
 from caramel.doctor.judgements import LinkRate, judged_clock, judged_rates, judged_version
 from caramel.doctor.probe import TIMEOUT_S, Probe, reason_of
-from caramel.doctor.reachability import why_unreachable
+from caramel.doctor.reachability import is_here, why_unreachable
 from caramel.errors import listed
 from caramel.graph.devices import task_name
 from caramel.runtime.host.membership import WORKER_JOB
@@ -24,6 +25,8 @@ from caramel.runtime.host.presence import others_at
 
 CHECKPOINTS = "checkpoint directory"
 """Noun for it in findings."""
+
+_DRIVER = "this process"
 
 _LIMIT_S = 30.0
 """Seconds that all questions to one server may take: each has a limit of its own, and few are left unanswered."""
@@ -41,7 +44,8 @@ class Members:
 
     Attributes:
         addresses: address ``host:port`` of each, in order.
-        own_task: number of the server that the driver starts itself where it does not run; None if there is none.
+        own_task: number of the task that TF_CONFIG says this process is; None without it. Task 0 drives, and starts its
+            own server where that does not run.
     """
 
     addresses: tuple[str, ...]
@@ -62,13 +66,13 @@ def check_cluster(members: Members, checkpoint_directory: str | None) -> Iterato
         checkpoint_directory: directory for checkpoints, or None.
     """
     there = []
-    checks = [(_named(task), _check_server, (members, task)) for task in range(len(members.addresses))]
-    for task, findings in enumerate(Bounded(_LIMIT_S).each(checks)):
+    checks: list[Check] = [(_named(task), _check_server, (members, task)) for task in range(len(members.addresses))]
+    for task, findings in enumerate(bounded(checks, _LIMIT_S)):
         yield from findings
         if not any(finding.state is State.PROBLEM and finding.check == _named(task) for finding in findings):
             there.append(task)
-    if members.own_task in there and _is_to_start(members, members.own_task):
-        there.remove(members.own_task)
+    if 0 in there and _is_to_start(members, 0):
+        there.remove(0)
     yield from _check_directories(members, there, checkpoint_directory)
     yield from _check_ways(members, there)
     if there:
@@ -79,11 +83,9 @@ def _named(task: int) -> str:
     return f"worker {task}"
 
 
-def _is_to_start(members: Members, task: int | None) -> bool:
+def _is_to_start(members: Members, task: int) -> bool:
     """Whether a server does not run yet because the driver starts it."""
-    if task is None or task != members.own_task:
-        return False
-    return why_unreachable("", members.addresses[task], "") is not None
+    return task == members.own_task == 0 and why_unreachable("", members.addresses[task], "") is not None
 
 
 def _check_server(members: Members, task: int) -> Iterator[Finding]:
@@ -138,7 +140,7 @@ def _check_directories(members: Members, there: Sequence[int], path: str | None)
         if 0 not in there or any(finding.state is not State.OK for finding in here):
             continue
         first, at_first = members.addresses[0], f"{check} at {_named(0)}"
-        (findings,) = Bounded(_LIMIT_S).each([(at_first, shared_with_first, (at_first, place, first))])
+        (findings,) = bounded([(at_first, shared_with_first, (at_first, place, first))], _LIMIT_S)
         yield from findings
         others = [task for task in there if task != 0]
         if others and check == CHECKPOINTS:
@@ -147,7 +149,9 @@ def _check_directories(members: Members, there: Sequence[int], path: str | None)
 
 
 def _seen_by_others(check: str, place: str, members: Members, others: Sequence[int]) -> Iterator[Finding]:
-    yield judged_others(check, place, {task: seen_by(place, members.addresses[task]) for task in others})
+    with ThreadPoolExecutor(len(others)) as pool:
+        seen = pool.map(partial(seen_by, place), [members.addresses[task] for task in others])
+        yield judged_others(check, place, dict(zip(others, seen)))
 
 
 def _check_ways(members: Members, there: Sequence[int]) -> Iterator[Finding]:
@@ -155,12 +159,12 @@ def _check_ways(members: Members, there: Sequence[int]) -> Iterator[Finding]:
     if len(there) < 2:
         return
     is_all = len(there) <= _MOST_PAIRS
-    checks = []
+    checks: list[Check] = []
     for position, task in enumerate(there):
         following = there[(position + 1) % len(there)]
         others = [other for other in there if other != task] if is_all else [following]
         checks.append((f"way from {_named(task)}", _check_ways_from, (members, task, others)))
-    found = [finding for findings in Bounded(_LIMIT_S).each(checks) for finding in findings]
+    found = [finding for findings in bounded(checks, _LIMIT_S) for finding in findings]
     if found:
         yield from found
     else:
@@ -192,25 +196,29 @@ def _check_rates(members: Members, there: Sequence[int]) -> Iterator[Finding]:
     until_s = time.monotonic() + _RATES_S
     following = list(zip(there, [*there[1:], there[0]])) if len(there) > 1 else []
     kinds = (
-        [("this process", _named(task), partial(_with, members, task, None, Probe.rate_to)) for task in there],
-        [(_named(task), "this process", partial(_with, members, task, None, Probe.rate_from)) for task in there],
+        [(_DRIVER, _named(task), partial(_with, members, task, None, Probe.rate_to)) for task in there],
+        [(_named(task), _DRIVER, partial(_with, members, task, None, Probe.rate_from)) for task in there],
         [
             (_named(task), _named(other), partial(_with, members, task, other, Probe.rate_between))
             for task, other in following
         ],
     )
+    inside = {_named(task) for task in there if is_here(members.addresses[task])} | {_DRIVER}
     for links in kinds:
-        yield from _measured(links, until_s)
+        yield from _measured(links, until_s, inside)
 
 
-def _measured(links: Sequence[tuple[str, str, Callable[[], float]]], until_s: float) -> Iterator[Finding]:
+def _measured(
+    links: Sequence[tuple[str, str, Callable[[], float]]], until_s: float, inside: Collection[str]
+) -> Iterator[Finding]:
     """Findings about links of one kind, those that can be measured until a time.
 
     Args:
         links: sender, receiver and function that measures, of each link.
         until_s: time on the monotonic clock.
+        inside: names of those that are on this machine, between which there is no link.
     """
-    rates = []
+    rates: list[LinkRate] = []
     for number, (sender, receiver, measure) in enumerate(links):
         if time.monotonic() > until_s:
             yield ok(
@@ -222,8 +230,8 @@ def _measured(links: Sequence[tuple[str, str, Callable[[], float]]], until_s: fl
         except tf.errors.OpError as error:
             found = f"a small transfer failed: {reason_of(error)}"
             yield warning(f"link from {sender} to {receiver}", found, "see what is said about these servers")
-    if rates:
-        yield from judged_rates(rates)
+    for is_inside in (True, False):
+        yield from judged_rates([rate for rate in rates if ({rate.sender, rate.receiver} <= set(inside)) is is_inside])
 
 
 def _with(members: Members, task: int, other: int | None, measure: Callable[[Probe], float]) -> float:

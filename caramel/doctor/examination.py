@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ def examine(
 
     Args:
         addresses: address ``host:port`` of each server.
-        own_task: number of the server that the driver starts itself where it does not run; None if there is none.
+        own_task: number of the task that TF_CONFIG says this process is; None without it.
         checkpoint_directory: directory for checkpoints, or None.
         load: function that loads TensorFlow.
 
@@ -52,15 +51,14 @@ def examine(
         yield from guarded("checkpoint directory", check_here, "checkpoint directory", checkpoint_directory)
 
 
-def findings_as_json(findings: Sequence[Finding]) -> str:
+def as_values(findings: Sequence[Finding]) -> dict[str, Any]:
     """The findings for programs.
 
     Args:
         findings: what was found.
     """
     problems = sum(finding.state is State.PROBLEM for finding in findings)
-    content = {"problems": problems, "findings": [finding.as_dict() for finding in findings]}
-    return json.dumps(content, indent=1)
+    return {"problems": problems, "findings": [finding.as_dict() for finding in findings]}
 
 
 def _check_loading(load: Callable[[], Any]) -> Iterator[Finding]:

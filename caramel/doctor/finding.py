@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -74,41 +74,34 @@ def guarded(check: str, look: Callable[..., Iterable[Finding]], *arguments: Any)
         look: function that looks.
         arguments: its arguments.
     """
+    findings: list[Finding] = []
     try:
-        return list(look(*arguments))
+        for finding in look(*arguments):
+            findings.append(finding)  # one by one: those before a failure stay
     except Exception as error:  # of whatever kind: the other checks are still to come
-        return [_failed(check, error)]
+        findings.append(_failed(check, error))
+    return findings
 
 
-class Bounded:
-    """Checks that run at once, each for a limited time.
+Check = tuple[str, Callable[..., Iterable[Finding]], tuple[Any, ...]]
+"""A noun for what is looked at, a function that looks, and its arguments."""
+
+
+def bounded(checks: Sequence[Check], limit_s: float) -> Iterator[list[Finding]]:
+    """The findings of checks that run at once, in the order of the checks.
 
     Args:
-        limit_s: seconds that each may take from its start; threads are as many as checks.
+        checks: the checks; threads are as many.
+        limit_s: seconds that they may take; one that has not ended then is a problem.
     """
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-
-    def each(
-        self, checks: Iterable[tuple[str, Callable[..., Iterable[Finding]], tuple[Any, ...]]]
-    ) -> Iterable[list[Finding]]:
-        """The findings of each check, in the order of the checks.
-
-        Args:
-            checks: noun, function and arguments of each; see `guarded`.
-        """
-        listed = list(checks)
-        threads = DaemonThreads(max(len(listed), 1), "doctor")
-        started = [(check, threads.submit(guarded, check, look, *arguments)) for check, look, arguments in listed]
-        for check, future in started:
-            yield self._result(check, future)
-
-    def _result(self, check: str, future: Future[list[Finding]]) -> list[Finding]:
+    threads = DaemonThreads(max(len(checks), 1), "doctor")
+    until_s = time.monotonic() + limit_s
+    started = [(check, threads.submit(guarded, check, look, *arguments)) for check, look, arguments in checks]
+    for check, future in started:
         try:
-            return future.result(self._limit_s)
+            yield future.result(max(until_s - time.monotonic(), 0.0))
         except FutureTimeoutError:
-            return [problem(check, f"the check has not ended within {self._limit_s:g} s", "see what the others say")]
+            yield [problem(check, f"the check has not ended within {limit_s:g} s", "see what the other checks say")]
 
 
 def _failed(check: str, error: Exception) -> Finding:

@@ -74,8 +74,10 @@ def judged_rates(rates: Sequence[LinkRate]) -> Iterator[Finding]:
     """Estimated rates, and which are much below the others of their kind.
 
     Args:
-        rates: rates of one kind of link.
+        rates: rates of one kind of link; none give no finding.
     """
+    if not rates:
+        return
     middle = median(rate.bytes_per_s for rate in rates)
     for rate in rates:
         check = f"link from {rate.sender} to {rate.receiver}"

@@ -35,6 +35,12 @@ class OpenPort:
     pid: int
     address: str
 
+    @property
+    def name(self) -> str:
+        """The port for a message."""
+        where = "every interface" if ipaddress.ip_address(self.address).is_unspecified else self.address
+        return f"port {self.port} on {where} (process {self.pid})"
+
 
 def check_open_ports(proc: Path = Path("/proc")) -> Iterator[Finding]:
     """Ports of processes that have loaded TensorFlow, and those processes that may not be looked into.
@@ -48,7 +54,7 @@ def check_open_ports(proc: Path = Path("/proc")) -> Iterator[Finding]:
     if not found:
         yield ok(check, f"no TensorFlow server of this machine listens where others reach it{unknown}")
         return
-    ports = listed(f"{port.address} port {port.port} (process {port.pid})" for port in found)
+    ports = listed(port.name for port in found)
     yield warning(
         check,
         f"processes with TensorFlow listen where others may reach them: {ports}{unknown}. A TensorFlow server runs any "

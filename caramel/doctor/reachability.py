@@ -45,3 +45,17 @@ def why_unreachable(check: str, address: str, start: str) -> Finding | None:
         return problem(check, found, "start the machine, or let its firewall admit this one")
     reason = last.strerror if last is not None and last.strerror else str(last)
     return problem(check, f"there is no way to {where} ({reason})", "check the route and the firewalls")
+
+
+def is_here(address: str) -> bool:
+    """Whether a server that accepts connections is on this very machine: both ends of one have the same address.
+
+    Args:
+        address: address ``host:port`` of the server.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
+            return bool(connection.getsockname()[0] == connection.getpeername()[0])
+    except OSError:
+        return False

@@ -9,6 +9,8 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
+from caramel.errors import listed
+
 _DIFFERENTIATES = frozenset({"GradientTape"})
 _MINIMIZES = frozenset({"minimize", "Session", "placeholder"})
 _ENTRY = "program"
@@ -20,8 +22,8 @@ class ScriptParts:
     """What a script has of a training program.
 
     Attributes:
-        functions: names of its functions without required arguments, of which one may be an entry already: those first
-            that look like one.
+        functions: names of its functions without required arguments, of which one may be an entry already: only those
+            that look like one, if there are any.
         step: name of the function that differentiates with a GradientTape, or None; no method.
         step_arguments: names of that function's arguments.
         differentiates: whether there is a GradientTape anywhere.
@@ -60,7 +62,7 @@ def script_parts(source: str) -> ScriptParts:
     step = inner[0] if inner else None
     entries = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _may_be_entry(node)]
     return ScriptParts(
-        functions=tuple(node.name for node in sorted(entries, key=_has_step, reverse=True)),
+        functions=tuple(node.name for node in [node for node in entries if _has_step(node)] or entries),
         step=None if step is None else step.name,
         step_arguments=() if step is None else tuple(argument.arg for argument in step.args.args),
         differentiates=bool(_names(tree) & _DIFFERENTIATES),
@@ -94,14 +96,14 @@ def _may_be_entry(function: ast.FunctionDef) -> bool:
 
 
 def lines_to_change(path: Path, parts: ScriptParts) -> str:
-    """The message about a script that is no program file and calls no ``fit``.
+    """What to do about a script that is no program file and calls no ``fit``.
 
     Args:
         path: path of the script.
         parts: what was found in it.
 
     >>> print(lines_to_change(Path("train.py"), ScriptParts(step="step", step_arguments=("x", "y"))))
-    'train.py' neither calls model.fit nor says which function of it is the program. Four lines do:
+    Call model.fit of a compiled Keras model, or make it a program file by four lines:
       def program():                 # above what makes data, variables and step, which move into it
           return {"step": step, "inputs": [tf.TensorSpec([None, ...]), tf.TensorSpec([None, ...])], "data": batches}
       if __name__ == "__main__":     # above your own training loop
@@ -119,10 +121,10 @@ def lines_to_change(path: Path, parts: ScriptParts) -> str:
         (f"    parts = {_ENTRY}()", f"your own loop takes {'' if is_graph else 'the step and '}the data from it"),
     ]
     shown = [f"  {code:<31}# {comment}" if comment else f"  {code}" for code, comment in lines]
-    begin = f"{str(path)!r} neither calls model.fit nor says which function of it is the program"
+    either = "Call model.fit of a compiled Keras model, or make it a program file by four lines"
     return "\n".join(
         [
-            f"{begin}{_perhaps(path, parts)}. Four lines do:",
+            f"{either}{_perhaps(path, parts)}:",
             *shown,
             _keys(parts, is_graph),
             f"Then: caramel run {path}:{_ENTRY} --workers 2. More: docs/how-to/program-files.md, or `caramel init`",
@@ -148,6 +150,9 @@ def _keys(parts: ScriptParts, is_graph: bool) -> str:
 
 
 def _perhaps(path: Path, parts: ScriptParts) -> str:
+    """The functions that may be the entry already."""
     if not parts.functions:
         return ""
-    return f" (if it is {parts.functions[0]}, say {path}:{parts.functions[0]})"
+    is_one = len(parts.functions) == 1
+    names = parts.functions[0] if is_one else f"one of {listed(parts.functions)}"
+    return f" (if {names} returns the program already, say {path}:{parts.functions[0] if is_one else 'ENTRY'} instead)"

@@ -87,7 +87,9 @@ class ScriptRun:
         with wrapped_methods(instead):
             run_script(file, arguments)
         if calls == 0:
-            raise ProgramError(lines_to_change(Path(file), parts))
+            raise ProgramError(
+                f"{file!r} has ended, and no Keras model was trained. {lines_to_change(Path(file), parts)}"
+            )
 
 
 class _FirstFit(BaseException):
@@ -132,7 +134,7 @@ def program_of_script(file: str, arguments: Sequence[str], workers: int, options
             if not found:
                 raise
     if not found:
-        raise ProgramError(lines_to_change(Path(file), parts))
+        raise ProgramError(f"{file!r} has ended without a call of fit. {lines_to_change(Path(file), parts)}")
     return found[0]
 
 
@@ -150,7 +152,7 @@ def _parts_of(file: str) -> ScriptParts:
     except (OSError, SyntaxError, ValueError) as error:
         raise ProgramError(f"script {file!r} cannot be read: {in_one_line(error)}") from error
     if parts.trains_by_itself:
-        raise ProgramError(lines_to_change(path, parts))
+        raise ProgramError(f"{file!r} would train in this process, by itself. {lines_to_change(path, parts)}")
     return parts
 
 

@@ -18,8 +18,11 @@ _PACKAGE = "caramel.starters"
 _FILE = "$file"
 """What stands in a template for the path of the file."""
 
+_SCRIPTS = ("keras",)
+"""The kinds whose file is a script, which the command runs from top to bottom."""
+
 _ENTRY = "program"
-"""The function of each template that the command calls."""
+"""The function that the command calls in the files of the other kinds."""
 
 
 def starter_text(kind: str, path: Path) -> str:
@@ -71,16 +74,18 @@ def write_starter(kind: str, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def next_commands(path: Path) -> tuple[tuple[str, str], ...]:
+def next_commands(kind: str, path: Path) -> tuple[tuple[str, str], ...]:
     """What to do with a program file next, as (command, what it does).
 
     Args:
+        kind: one of `KINDS`.
         path: path of the file.
     """
-    entry = shlex.quote(f"{path}:{_ENTRY}")
+    file = shlex.quote(str(path))
+    run = f"caramel run {file}" if kind in _SCRIPTS else f"caramel run {shlex.quote(f'{path}:{_ENTRY}')} --steps 200"
     return (
-        (f"python {shlex.quote(str(path))}", "runs it without the command"),
-        (f"caramel run {entry} --workers 2 --steps 200", "trains it on two virtual devices of this machine"),
-        (f"caramel run {entry} --workers 2 --steps 200 --cluster processes", "the same on two server processes"),
+        (f"python {file}", "trains it on one device"),
+        (f"{run} --workers 2", "trains it on two virtual devices of this machine"),
+        (f"{run} --workers 2 --cluster processes", "trains it on two server processes of this machine"),
         ("caramel doctor", "says whether this machine, or a cluster, is ready"),
     )

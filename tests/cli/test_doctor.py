@@ -40,6 +40,14 @@ def test_a_cluster_that_is_not_there():
     assert found["worker 1"]["state"] == "problem" and "TF_CONFIG" in found["worker 1"]["mend"]
 
 
+def test_only_the_driver_starts_its_own_server():
+    from caramel.doctor.cluster import Members, _check_server
+
+    for own_task, states in ((0, ["ok", "problem"]), (1, ["problem", "problem"]), (None, ["problem", "problem"])):
+        members = Members(("127.0.0.1:1", "127.0.0.1:2"), own_task)
+        assert [finding.state.value for task in (0, 1) for finding in _check_server(members, task)] == states
+
+
 WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None; from caramel.cli.main import main; main()"
 
 

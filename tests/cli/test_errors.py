@@ -85,7 +85,8 @@ def test_no_entry(call, write):
     path = write(STEP)
     result = call("run", path, "--workers", 2)
     assert result.exit_code == 1 and "Traceback" not in result.output
-    assert f"(if it is build, say {path}:build). Four lines do:" in result.stderr
+    assert f"(if build returns the program already, say {path}:build instead)" in result.stderr
+    assert "would train in this process" in result.stderr
     assert "def program():" in result.stderr and "docs/how-to/program-files.md" in result.stderr
 
 

@@ -41,30 +41,23 @@ def caramel_says(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tf1", "step"])
 def test_two_workers_are_one_device(caramel_says, tmp_path, kind):
-    assert "caramel run train.py:program --workers 2" in caramel_says("init", "--kind", kind)
+    assert "caramel run train.py:program --steps 200 --workers 2" in caramel_says("init", "--kind", kind)
     said = caramel_says("run", "train.py:program", "--workers", 2, "--steps", STEPS)
     alone = runpy.run_path(str(tmp_path / "train.py"))["main"](epochs=1)
     np.testing.assert_allclose(numbers(said), alone, rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_two_workers_are_one_device_for_keras(caramel_says, tmp_path):
-    caramel_says("init", "digits.py")
-    said = caramel_says("run", "digits.py:program", "--workers", 2, "--steps", STEPS)
-    parts = runpy.run_path(str(tmp_path / "digits.py"))["program"]()
-    losses = [float(parts["step"](*batch)) for batch in parts["data"].take(STEPS)]
-    accuracy = parts["evaluation"]["function"](*parts["evaluation"]["data"])["accuracy"]
-    np.testing.assert_allclose(numbers(said), (losses[-1], float(accuracy)), rtol=1e-3)
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-def test_the_keras_file_by_fit(tmp_path):
-    train = runpy.run_path(str(write_starter("keras", tmp_path / "train.py")))["main"]
-    found, alone = (train(workers=workers, epochs=2).history for workers in (2, 1))
+def test_two_workers_are_one_device_for_keras(caramel_says, tmp_path, monkeypatch):
+    assert "caramel run digits.py --workers 2\n" in caramel_says("init", "digits.py")
+    said = caramel_says("run", "digits.py", "--workers", 2)
+    monkeypatch.chdir(tmp_path)
+    alone = runpy.run_path("digits.py")["main"]()
     for name, values in alone.items():
-        np.testing.assert_allclose(found[name], values, rtol=2e-3, err_msg=name)
+        found = [float(value) for value in re.findall(rf" {name}: (\S+)", said)]
+        np.testing.assert_allclose(found, values, rtol=2e-3, err_msg=name)
+    assert alone["val_accuracy"][-1] > 0.9
+    assert (tmp_path / "digits.keras").exists()
 
 
 def test_what_is_there_stays(tmp_path):

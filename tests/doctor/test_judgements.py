@@ -7,7 +7,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from caramel.doctor import versions
-from caramel.doctor.finding import Bounded, State, guarded, ok
+from caramel.doctor.finding import State, bounded, guarded, ok
 from caramel.doctor.judgements import LinkRate, judged_clock, judged_rates, judged_version
 from caramel.doctor.machine import check_memory, memory, memory_limit
 from caramel.doctor.open_ports import open_ports
@@ -130,8 +130,9 @@ def test_a_check_that_fails_hides_no_other():
         yield ok("first", "seen")
         raise KeyError("nothing")
 
-    (finding,) = guarded("the check", fails)
-    assert finding.state is State.WARNING and "KeyError" in finding.found
+    first, failed = guarded("the check", fails)
+    assert first == ok("first", "seen")
+    assert failed.state is State.WARNING and "KeyError" in failed.found
 
 
 def test_a_check_that_hangs_hides_no_other():
@@ -140,9 +141,10 @@ def test_a_check_that_hangs_hides_no_other():
         return []
 
     began_s = time.monotonic()
-    hung, other = Bounded(0.3).each([("hangs", hangs, ()), ("other", lambda: [ok("other", "seen")], ())])
+    checks = [("hangs", hangs, ()), ("hangs, too", hangs, ()), ("other", lambda: [ok("other", "seen")], ())]
+    hung, too, other = bounded(checks, 0.3)
     assert time.monotonic() - began_s < 3
-    assert [finding.state.value for finding in (*hung, *other)] == ["problem", "ok"]
+    assert [finding.state.value for finding in (*hung, *too, *other)] == ["problem", "problem", "ok"]
     assert "has not ended within 0.3 s" in hung[0].found
 
 
@@ -154,6 +156,26 @@ def test_a_finding_is_one_line():
 def test_no_address_and_no_listener():
     assert "'nowhere.invalid' has no address" in why_unreachable("worker 0", "nowhere.invalid:1", "start").found
     assert why_unreachable("worker 0", "127.0.0.1:1", "the command").mend == "start it there: the command"
+
+
+def test_rates_inside_this_machine_are_no_measure_of_links():
+    from caramel.doctor.cluster import _measured
+
+    links = [("this process", f"worker {n}", lambda rate=rate: rate) for n, rate in enumerate([1e9, 1e7, 1.1e7, 1e6])]
+    found = list(_measured(links, time.monotonic() + 60, {"this process", "worker 0"}))
+    assert [finding.state.value for finding in found] == ["ok", "ok", "ok", "warning"]
+    late = list(_measured(links, time.monotonic() - 1, ()))
+    assert len(late) == 1 and "4 more links were left" in late[0].found
+
+
+def test_which_servers_are_here():
+    import socket
+
+    from caramel.doctor.reachability import is_here
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert is_here(f"127.0.0.1:{server.getsockname()[1]}")
+    assert not is_here("127.0.0.1:1")
 
 
 def test_nothing_is_measured_where_somebody_trains(monkeypatch):

@@ -73,7 +73,7 @@ def test_healthy_servers(network, tmp_path):
     assert (status, wrong) == (0, {})
     assert "as the driver's" in found["TensorFlow of worker 1"]["found"]
     assert list(tmp_path.iterdir()) == []
-    open_port = f"port 2222 (process {servers[0].pid})"
+    open_port = f"port 2222 on every interface (process {servers[0].pid})"
     assert open_port not in found["open ports"]["found"]
 
     added = subprocess.run([*network.prefix, "ip", "addr", "add", "192.0.2.77/32", "dev", "lo"], capture_output=True)

@@ -86,7 +86,9 @@ def test_names_of_the_script():
     message = lines_to_change(Path("train.py"), script_parts(textwrap.dedent(LOOP)))
     assert '"step": adapt, "inputs": [tf.TensorSpec([None, ...]), tf.TensorSpec([None, ...])]' in message
     assert "for each of images, labels" in message
-    assert "say train.py:batches" in message
+    assert "if batches returns the program already, say train.py:batches instead" in message
+    several = lines_to_change(Path("train.py"), script_parts("def data(): pass\ndef build(): pass"))
+    assert "if one of data, build returns the program already, say train.py:ENTRY instead" in several
     graph = lines_to_change(Path("old.py"), script_parts(textwrap.dedent(GRAPH)))
     assert '{"data": batches}' in graph and "TensorSpec" not in graph and "placeholders" in graph
 

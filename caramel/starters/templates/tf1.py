@@ -1,7 +1,7 @@
 """A graph of TensorFlow 1: placeholders, variables, minimize. It learns a function of three numbers.
 
 On one device:                    python $file
-By the command, on two workers:   caramel run $file:program --workers 2 --steps 200
+By the command, on two workers:   caramel run $file:program --steps 200 --workers 2
 """
 
 import numpy as np
