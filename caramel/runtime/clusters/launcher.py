@@ -226,9 +226,10 @@ class Launcher:
         """Process ids of the servers."""
         return [process.pid for _, process in self._servers]
 
-    def ended(self) -> str:
-        """The servers that ended, and how, as text; empty if none has."""
-        return self._failures(dead_only=True)
+    def trouble(self) -> str:
+        """Why no further session can be opened, as text; empty if all is well."""
+        stuck = "a call was given up" if self._supervisor.is_stuck else ""
+        return self._failures() or self._heartbeats.doubtful() or stuck
 
     def stop(self) -> None:
         """Kill the servers. Their state is in checkpoints or gone; nothing there needs an orderly end."""
@@ -282,7 +283,7 @@ _REQUESTS: dict[str, Callable[..., Any]] = {
     "run_each": Launcher.run_each,
     "extend": Launcher.extend,
     "pids": Launcher.pids,
-    "ended": Launcher.ended,
+    "trouble": Launcher.trouble,
 }
 
 

@@ -182,11 +182,11 @@ class LauncherClient:
         return list(self.request("pids", timeout_s=_GRACE_S))
 
     def is_well(self) -> bool:
-        """Whether the launcher and all servers run."""
+        """Whether the launcher and all servers run, and answer."""
         if self.is_closed or self._process.poll() is not None:
             return False
         try:
-            return not self.request("ended", timeout_s=_GRACE_S)
+            return not self.request("trouble", timeout_s=_GRACE_S)
         except ClusterError:
             return False
 

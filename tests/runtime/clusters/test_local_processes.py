@@ -101,14 +101,15 @@ def test_kept_servers_have_sessions_with_variables_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "number",
+    "number, how",
     [
-        pytest.param(0, id="launcher", marks=pytest.mark.soak),
-        pytest.param(1, id="coordinating server", marks=pytest.mark.soak),
-        pytest.param(2, id="other server", marks=pytest.mark.soak),
+        pytest.param(0, signal.SIGKILL, id="launcher", marks=pytest.mark.soak),
+        pytest.param(1, signal.SIGKILL, id="coordinating server", marks=pytest.mark.soak),
+        pytest.param(2, signal.SIGKILL, id="other server", marks=pytest.mark.soak),
+        pytest.param(2, signal.SIGSTOP, id="a server is stopped"),
     ],
 )
-def test_kept_servers_start_again_if_one_has_ended(number, ours):
+def test_kept_servers_start_again_if_one_has_ended(number, how, ours):
     """Whatever ended, and although nobody has asked it for anything since; who had a session has it no more.
 
     In every run, test_kept_servers_have_sessions_with_variables_of_their_own has a launcher that ended.
@@ -119,7 +120,7 @@ def test_kept_servers_start_again_if_one_has_ended(number, ours):
         closed, lost = (kept.start(graph_def, devices, 60) for _ in range(2))
         closed.close()
         before = lost.pids()
-        os.kill(before[number], signal.SIGKILL)
+        os.kill(before[number], how)
         while number == 0 and Path(f"/proc/{before[0]}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         time.sleep(0.2)  # a launcher reaps its servers a moment after they ended
