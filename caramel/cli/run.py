@@ -13,9 +13,7 @@ import click
 from caramel.cli.interrupts import Interrupts
 from caramel.cli.options import (
     arguments_of,
-    check_cluster_options,
     check_decisions,
-    chosen_cluster,
     compiled,
     reporting_errors,
     with_cluster,
@@ -24,6 +22,7 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
+from caramel.cli.places import Place
 from caramel.runtime.held_directory import held_directory
 from caramel.runtime.step_rate import StepRate
 from caramel.util.arguments import timeout_s
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("program", metavar="FILE.py:ENTRY")
-@click.option("--workers", type=int, required=True, help="Number of workers.")
+@click.option("--workers", type=int, help="Number of workers; default: as many as the cluster lists.")
 @with_plan
 @with_collectives
 @with_policies
@@ -71,15 +70,13 @@ if TYPE_CHECKING:
 @reporting_errors
 def run(
     program: str,
-    workers: int,
-    cluster: str,
+    workers: int | None,
+    place: Place,
     steps: int | None,
     until_step: int | None,
     checkpoint: str | None,
     save_every: int | None,
     step_timeout: float,
-    base_port: int | None,
-    allow_open_ports: bool,
     devices: tuple[str, ...],
     **decisions: Any,
 ) -> None:
@@ -88,13 +85,16 @@ def run(
         raise click.UsageError("--steps and --until-step exclude each other")
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
-    check_cluster_options(cluster, base_port, workers)
+    place.check(workers or 1)
+    workers, devices = place.size(workers, devices)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
+    if place.serves:
+        place.serve()
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
-        chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+        chosen = place.cluster()
         directory = None
         if checkpoint is not None:
             from caramel.runtime.checkpoint_directory import CheckpointDirectory

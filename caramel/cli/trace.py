@@ -8,19 +8,20 @@ import click
 
 from caramel.cli.options import (
     arguments_of,
-    check_cluster_options,
     check_writable,
-    chosen_cluster,
     reporting_errors,
     with_cluster,
     with_devices,
 )
+from caramel.cli.places import Place
 
 
 @click.command()
 @click.argument("program", metavar="FILE.py:ENTRY")
 @click.option("--workers-on-host", "workers", type=int, default=1, show_default=True, metavar="K", help="Of one host.")
-@click.option("--workers", "job_workers", type=int, metavar="N", help="Of the whole job; default: K.")
+@click.option(
+    "--workers", "job_workers", type=int, metavar="N", help="Of the whole job; default: as the cluster, or K."
+)
 @with_cluster("in-process")
 @with_devices
 @click.option("--runs", type=int, default=10, show_default=True, help="Number of traced steps.")
@@ -43,9 +44,7 @@ from caramel.cli.options import (
 @reporting_errors
 def trace(
     program: str,
-    cluster: str,
-    base_port: int | None,
-    allow_open_ports: bool,
+    place: Place,
     devices: tuple[str, ...],
     out: str | None,
     **options: Any,
@@ -58,8 +57,13 @@ def trace(
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     check_writable(out)
-    check_cluster_options(cluster, base_port, options["workers"])
-    chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+    place.check(options["workers"])
+    _, devices = place.size(options["workers"], devices)
+    if options["job_workers"] is None and place.membership is not None:
+        options["job_workers"], _ = place.size(None)
+    if place.serves:
+        place.serve()
+    chosen = place.cluster()
     from caramel.frontend.program_file import load_program
     from caramel.measure.trace_file import as_text, save_trace
 
