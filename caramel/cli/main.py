@@ -6,13 +6,14 @@ import click
 
 from caramel import __version__
 from caramel.cli.export import export
+from caramel.cli.launch import launch
 from caramel.cli.netbench import netbench
 from caramel.cli.plan import plan
 from caramel.cli.run import run
 from caramel.cli.trace import trace
 from caramel.cli.worker import worker
 
-COMMANDS = (run, export, plan, netbench, trace, worker)
+COMMANDS = (run, launch, export, plan, netbench, trace, worker)
 """All subcommands."""
 
 

@@ -43,7 +43,10 @@ LIGHT = [
     "caramel.runtime.feeds",
     "caramel.util.progress",
     "caramel.runtime.host.namespaces",
+    "caramel.runtime.host.hosts_file",
     "caramel.runtime.host.membership",
+    "caramel.runtime.host.slurm",
+    "caramel.runtime.clusters.remote_workers",
     "caramel.runtime.host.server",
 ]
 
@@ -98,7 +101,16 @@ def test_help_is_quick(command):
 @pytest.mark.parametrize(
     "arguments",
     mostly_in_soak(
-        ["--help", "-h", "run --help", "export --help", "netbench --help", "trace --help", "--version"],
+        [
+            "--help",
+            "-h",
+            "run --help",
+            "launch --help",
+            "export --help",
+            "netbench --help",
+            "trace --help",
+            "--version",
+        ],
         *("--help", "netbench --help", "--version"),
     ),
 )
