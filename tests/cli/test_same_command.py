@@ -4,7 +4,6 @@ import re
 import time
 
 import pytest
-from variants import in_soak
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -78,7 +77,8 @@ SLURM = {"SLURM_JOB_ID": "12", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_N
 SLURM |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
 
 
-@pytest.mark.parametrize("kind", ["slurm", *in_soak("hosts", "addresses")])
+@pytest.mark.soak  # as the files of examples/ for Slurm and Kubernetes
+@pytest.mark.parametrize("kind", ["slurm", "hosts", "addresses"])
 def test_the_same_command_on_every_host(network, least_squares, least_squares_losses, write, kind):
     """Task 0 drives, the other one serves and ends with it."""
     hosts = write("127.0.0.1:20012\n127.0.0.1:20013\n", "two.txt")
