@@ -27,15 +27,14 @@ class LaunchedPlace(Place):
 
     remote: RemoteOptions = field(default_factory=RemoteOptions)
 
-    def cluster(self) -> Cluster:
+    def cluster(self, workers: int) -> Cluster:
         """The cluster, whose workers listen; they are stopped with the command."""
         assert self.membership is not None
-        workers = RemoteWorkers(self.membership, self.remote)
-        context = click.get_current_context()
-        context.obj["workers"] = workers
-        workers.start()
-        cluster = super().cluster()  # this loads TensorFlow meanwhile
-        workers.await_all()
+        started = RemoteWorkers(self.membership, self.remote)
+        click.get_current_context().obj["workers"] = started
+        started.start()
+        cluster = super().cluster(workers)  # this loads TensorFlow meanwhile
+        started.await_all()
         return cluster
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caramel.cli.options import check_writable, reporting_errors, with_cluster
-from caramel.cli.places import Place
+from caramel.cli.places import RAY, Place
 from caramel.util.units import parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -83,12 +83,14 @@ def netbench(
         place.check(max(numbers, default=1))
         if not numbers and place.membership is not None:
             numbers = (len(place.membership.addresses),)  # workers in processes of their own are measured
+        elif not numbers and place.kind == RAY:
+            numbers = (place.size(None)[0],)
         if not numbers:
             raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
         if place.serves:
             place.serve()
         where = description or f"{place.name} cluster on {platform.node()}"
-        network = _measured_network(place.cluster(), numbers, where, out, quick, **options)
+        network = _measured_network(place.cluster(max(numbers)), numbers, where, out, quick, **options)
         text = as_text(network)
         if plot is not None:
             from caramel.netmodel.plot import save_plot

@@ -93,7 +93,7 @@ def with_cluster(default: str) -> Callable[..., Any]:
             help="in-process: virtual devices of this process. processes: a TensorFlow server process for each worker. "
             "HOST:PORT,HOST:PORT,...: servers that run already (caramel worker). tf-config: the servers that the "
             "environment variable TF_CONFIG names; this must be its chief or worker 0. slurm: the tasks of the Slurm "
-            "job step: task 0 drives, the others serve.",
+            "job step: task 0 drives, the others serve. ray: servers that are started on the Ray cluster of this node.",
         ),
         click.option(
             "--hosts",

@@ -17,10 +17,10 @@ from caramel.util.arguments import whole_number
 if TYPE_CHECKING:
     from caramel.runtime.clusters.base import Cluster
 
-IN_PROCESS, PROCESSES, TF_CONFIG, SLURM = "in-process", "processes", "tf-config", "slurm"
+IN_PROCESS, PROCESSES, TF_CONFIG, SLURM, RAY = "in-process", "processes", "tf-config", "slurm", "ray"
 """Values of ``--cluster`` that are no addresses."""
 
-_KINDS = (IN_PROCESS, PROCESSES, TF_CONFIG, SLURM)
+_KINDS = (IN_PROCESS, PROCESSES, TF_CONFIG, SLURM, RAY)
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,10 @@ class Place:
             InputError: nothing says how many workers there are.
         """
         known = () if self.membership is None else devices_on_servers(self.membership.workers)
+        if workers is None and not devices and self.hosts is None and self.kind == RAY:
+            from caramel.runtime.clusters.ray_servers import number_of_nodes
+
+            workers = number_of_nodes()
         if workers is None:
             if not (devices or known):
                 raise click.UsageError(f"say how many workers: --workers N (--cluster {self.name} does not say it)")
@@ -130,13 +134,20 @@ class Place:
         assert self.membership is not None
         serve(self.membership, None, exits_with_driver=True)
 
-    def cluster(self) -> Cluster:
-        """The cluster, and TensorFlow loaded.
+    def cluster(self, workers: int) -> Cluster:
+        """The cluster, and TensorFlow loaded. What is started for it ends with the command.
+
+        Args:
+            workers: number of workers.
 
         Raises:
             CaramelError: there is none, or this process is not the one that drives it.
         """
         membership = self.membership  # before TensorFlow is loaded, because the description may be wrong
+        if self.hosts is None and self.kind == RAY:
+            from caramel.runtime.clusters.ray_servers import ray_membership
+
+            membership = click.get_current_context().with_resource(ray_membership(workers))
         load_quietly()  # the program imports Keras if it needs it
         from caramel.runtime.clusters.existing import Servers
         from caramel.runtime.clusters.in_process import InProcess

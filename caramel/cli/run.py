@@ -94,7 +94,7 @@ def run(
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
-        chosen = place.cluster()
+        chosen = place.cluster(workers)
         directory = None
         if checkpoint is not None:
             from caramel.runtime.checkpoint_directory import CheckpointDirectory

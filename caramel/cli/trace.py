@@ -63,7 +63,7 @@ def trace(
         options["job_workers"], _ = place.size(None)
     if place.serves:
         place.serve()
-    chosen = place.cluster()
+    chosen = place.cluster(options["workers"])
     from caramel.frontend.program_file import load_program
     from caramel.measure.trace_file import as_text, save_trace
 

@@ -46,6 +46,7 @@ LIGHT = [
     "caramel.runtime.host.hosts_file",
     "caramel.runtime.host.membership",
     "caramel.runtime.host.slurm",
+    "caramel.runtime.clusters.ray_servers",
     "caramel.runtime.clusters.remote_workers",
     "caramel.runtime.host.server",
 ]
