@@ -1,6 +1,7 @@
 """Clusters from a file of hosts and from Slurm's variables: servers that end with their driver, in a network of their own."""
 
 import re
+import subprocess
 import time
 
 import pytest
@@ -137,3 +138,10 @@ def test_a_killed_driver_ends_its_servers(network, least_squares, hosts):
     assert driver.poll() is None
     driver.kill()
     assert [server.wait(30) for server in servers] == [0, 0]
+
+
+def test_a_worker_that_ends_with_its_input(network):
+    worker = network.serve("--cluster", "127.0.0.1:2222", "--task", 0, "--exit-with-input", stdin=subprocess.PIPE)
+    assert worker.poll() is None
+    worker.stdin.close()
+    assert worker.wait(10) == 0
