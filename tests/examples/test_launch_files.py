@@ -165,4 +165,4 @@ def test_the_batch_file_asks_slurm_for_tasks():
     text = (EXAMPLES / "slurm.sbatch").read_text()
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", text, re.MULTILINE))
     assert {"nodes", "ntasks-per-node", "cpus-per-task", "time"} <= options.keys()
-    assert re.search(r"^srun --kill-on-bad-exit=1 --distribution=block ", text, re.MULTILINE)
+    assert re.search(r"^srun --kill-on-bad-exit=1 ", text, re.MULTILINE)

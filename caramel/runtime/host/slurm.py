@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from caramel.errors import InputError
@@ -118,16 +118,16 @@ def from_slurm(variables: Mapping[str, str] | None = None, base_port: int | None
         raise InputError(
             f"SLURM_PROCID is {task}, and there are {number} tasks: the step has the numbers 0 to {number - 1}"
         )
-    node_of = [node for node, count in enumerate(tasks) for _ in range(count)]
+    node_of = _nodes_of_tasks(tasks, given.get("SLURM_DISTRIBUTION", ""))
     if (own := given.get("SLURM_NODEID", "")).isdecimal() and int(own) != node_of[task]:
         raise InputError(
-            f"Slurm has put task {task} on node {own} of the step, not on node {node_of[task]}: tasks must follow each "
-            "other on a node. Start them with srun --distribution=block"
+            f"Slurm has put task {task} on node {own} of the step, not on node {node_of[task]}: start the tasks with "
+            "srun --distribution=block or cyclic"
         )
     first = _port_of_job(given) if base_port is None else base_port
     if first + max(tasks) - 1 > LAST_PORT:
         raise InputError(f"there are no {max(tasks)} ports from {first} on: take a base port that is less")
-    addresses = [f"{nodes[node]}:{first + index}" for node, count in enumerate(tasks) for index in range(count)]
+    addresses = [f"{nodes[node]}:{first + node_of[:rank].count(node)}" for rank, node in enumerate(node_of)]
     is_task = "SLURM_STEP_NODELIST" in given or number == 1
     note = "Slurm: SLURM_STEP_NODELIST is not set, so srun may be missing in front of this command"
     return Membership(tuple(addresses), task, () if is_task else (note,))
@@ -146,6 +146,20 @@ def _tasks_of_nodes(given: Mapping[str, str], nodes: int, number: int) -> list[i
             "how many are on each. Start this command with srun"
         )
     return tasks
+
+
+def _nodes_of_tasks(tasks: Sequence[int], distribution: str) -> list[int]:
+    """The node of each task.
+
+    Args:
+        tasks: number of tasks on each node.
+        distribution: how Slurm says that it deals them out: ``cyclic`` gives each node one in turn while it takes any,
+            otherwise a node gets all of its tasks before the next one does.
+    """
+    in_blocks = [(node, turn) for node, count in enumerate(tasks) for turn in range(count)]
+    if distribution.partition(":")[0] == "cyclic":
+        in_blocks.sort(key=lambda place: (place[1], place[0]))
+    return [node for node, _ in in_blocks]
 
 
 def _port_of_job(given: Mapping[str, str]) -> int:

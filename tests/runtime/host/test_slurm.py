@@ -114,6 +114,16 @@ def test_a_step_of_a_job_on_some_of_its_nodes():
     assert from_slurm(STEP, base_port=2222).addresses == ("n1:2222", "n1:2223", "n2:2222", "n3:2222")
 
 
+def test_tasks_that_are_dealt_out_in_turn():
+    """As srun --distribution=cyclic has put them on nodes that take two, one and one."""
+    nodes = (0, 1, 2, 0)
+    for task, node in enumerate(nodes):
+        own = {"SLURM_DISTRIBUTION": "cyclic", "SLURM_PROCID": str(task), "SLURM_NODEID": str(node)}
+        found = from_slurm({**STEP, **own}, base_port=1)
+        assert found.addresses == ("n1:1", "n2:1", "n3:1", "n1:2")
+        assert found.task == task
+
+
 def test_the_jobs_variables_alone():
     found = from_slurm({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"})
     assert found.addresses == ("n1:20000", "n1:20001", "n2:20000", "n2:20001")
