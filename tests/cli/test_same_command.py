@@ -72,6 +72,7 @@ def test_fit_on_servers_of_a_file(network, hosts):
     assert first[1:] == pytest.approx(alone[1:], rel=1e-5)
     assert evaluated == pytest.approx(evaluated_alone, rel=1e-5)
     assert [server.wait(30) for server in servers] == [0, 0]
+    assert "has ended without closing its session" not in servers[0].stdout.read()
 
 
 SLURM = {"SLURM_JOB_ID": "12", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "2"}
