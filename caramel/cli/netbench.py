@@ -83,7 +83,7 @@ def netbench(
         place.check(max(numbers, default=1))
         if not numbers and place.membership is not None:
             numbers = (len(place.membership.addresses),)  # workers in processes of their own are measured
-        elif not numbers and place.kind == RAY:
+        elif not numbers and place.is_kind(RAY):
             numbers = (place.size(None)[0],)
         if not numbers:
             raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from caramel.cli.quiet import load_quietly
-from caramel.graph.devices import default_devices, devices_on_servers
-from caramel.runtime.host.membership import LAST_PORT, Membership, checked_addresses, from_tf_config
+from caramel.graph.devices import cpu_count, default_devices, devices_on_servers
+from caramel.runtime.host.membership import LAST_PORT, WORKER_JOB, Membership, checked_addresses, from_tf_config
 from caramel.util.arguments import whole_number
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class Place:
     def name(self) -> str:
         """What messages and files call it."""
         return self.kind if self.hosts is None else self.hosts
+
+    def is_kind(self, kind: str) -> bool:
+        """Whether ``--cluster`` says the cluster, and is this."""
+        return self.hosts is None and self.kind == kind
 
     def check(self, workers: int) -> None:
         """Refuse what is wrong whatever the program is.
@@ -111,7 +115,7 @@ class Place:
             InputError: nothing says how many workers there are.
         """
         known = () if self.membership is None else devices_on_servers(self.membership.workers)
-        if workers is None and not devices and self.hosts is None and self.kind == RAY:
+        if workers is None and not devices and self.is_kind(RAY):
             from caramel.runtime.clusters.ray_servers import number_of_nodes
 
             workers = number_of_nodes()
@@ -126,13 +130,18 @@ class Place:
     @property
     def serves(self) -> bool:
         """Whether this process is one of several that the same command started, and not the one that drives."""
-        says_task = self.task is not None or (self.hosts is None and self.kind == SLURM)
+        says_task = self.task is not None or self.is_kind(SLURM)
         return says_task and self.membership is not None and bool(self.membership.task)
 
-    def serve(self) -> NoReturn:
-        """Run this task's server until the driver has ended, and end this process with it."""
+    def serve(self, devices: Sequence[str] = ()) -> NoReturn:
+        """Run this task's server until the driver has ended, and end this process with it.
+
+        Args:
+            devices: device string of each worker; empty for the default ones.
+        """
         assert self.membership is not None
-        serve(self.membership, None, exits_with_driver=True)
+        number = cpu_count(devices, (WORKER_JOB, self.membership.task)) if devices else None
+        serve(self.membership, number, exits_with_driver=True)
 
     def cluster(self, workers: int) -> Cluster:
         """The cluster, and TensorFlow loaded. What is started for it ends with the command.
@@ -144,7 +153,7 @@ class Place:
             CaramelError: there is none, or this process is not the one that drives it.
         """
         membership = self.membership  # before TensorFlow is loaded, because the description may be wrong
-        if self.hosts is None and self.kind == RAY:
+        if self.is_kind(RAY):
             from caramel.runtime.clusters.ray_servers import ray_membership
 
             membership = click.get_current_context().with_resource(ray_membership(workers))

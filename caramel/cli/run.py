@@ -90,7 +90,7 @@ def run(
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
     if place.serves:
-        place.serve()
+        place.serve(devices)
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))

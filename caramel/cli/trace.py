@@ -62,7 +62,7 @@ def trace(
     if options["job_workers"] is None and place.membership is not None:
         options["job_workers"], _ = place.size(None)
     if place.serves:
-        place.serve()
+        place.serve(devices)
     chosen = place.cluster(options["workers"])
     from caramel.frontend.program_file import load_program
     from caramel.measure.trace_file import as_text, save_trace

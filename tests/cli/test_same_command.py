@@ -83,11 +83,12 @@ SLURM |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
 @pytest.mark.parametrize("kind", ["slurm", "hosts", "addresses"])
 def test_the_same_command_on_every_host(network, least_squares, least_squares_losses, write, kind):
     """Task 0 drives, the other one serves and ends with it."""
-    hosts = write("127.0.0.1:20012\n127.0.0.1:20013\n", "two.txt")
+    hosts = write("127.0.0.1:20012\n127.0.0.1:20013 workers=2\n", "two.txt")
+    devices = [f"/job:worker/task:{device}" for device in ("0", "1/device:CPU:0", "1/device:CPU:1")]
     options = {
         "slurm": ["--cluster", "slurm"],
         "hosts": ["--hosts", hosts],
-        "addresses": ["--cluster", "127.0.0.1:20012,127.0.0.1:20013"],
+        "addresses": ["--cluster", "127.0.0.1:20012,127.0.0.1:20013", *(f"--device={device}" for device in devices)],
     }[kind]
 
     def start(task):
@@ -100,7 +101,7 @@ def test_the_same_command_on_every_host(network, least_squares, least_squares_lo
     serving, driving = start(1), start(0)
     out, err = driving.communicate(timeout=120)
     assert driving.returncode == 0, err
-    assert re.search(r"loss (\S+ -> \S+)", out)[1] == least_squares_losses(2)
+    assert re.search(r"loss (\S+ -> \S+)", out)[1] == least_squares_losses(2 if kind == "slurm" else 3)
     assert "anyone who reaches" in err and not re.search("Traceback|Exception|note:", err), err
     assert serving.wait(20) == 0
     assert "caramel server ready" in serving.stdout.read()

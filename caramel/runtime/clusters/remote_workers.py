@@ -41,7 +41,7 @@ class RemoteOptions:
 
 
 class RemoteWorkers:
-    """The servers of a cluster, until the end of a ``with`` statement, or of this process in whatever way.
+    """The servers of a cluster, until `stop`, or the end of this process in whatever way.
 
     Args:
         membership: the cluster.

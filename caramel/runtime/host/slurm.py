@@ -110,7 +110,7 @@ def from_slurm(variables: Mapping[str, str] | None = None, base_port: int | None
         InputError: this is no task of a job, or its variables do not fit together.
     """
     given = os.environ if variables is None else variables
-    nodes = expanded_nodes(_first(given, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+    nodes = expanded_nodes(_first(given, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
     number = _number(given, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     task = _number(given, "SLURM_PROCID")
     tasks = _tasks_of_nodes(given, len(nodes), number)
