@@ -44,6 +44,7 @@ _PLACES = {
     "NetworkModel": "netmodel.model",
     "Plan": "plan",
     "predict": "keras.evaluate",
+    "ray_servers": "runtime.clusters.ray_servers",
     "ready_orders": "measure.step_stats",
     "RunOptions": "runtime.host.run_options",
     "save_trace": "measure.trace_file",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from caramel.runtime.clusters.existing import Servers
     from caramel.runtime.clusters.in_process import InProcess
     from caramel.runtime.clusters.local_processes import LocalProcesses
+    from caramel.runtime.clusters.ray_servers import ray_servers
     from caramel.runtime.host.run_options import RunOptions
     from caramel.runtime.session import Session, StepResult
 
@@ -101,6 +103,7 @@ __all__ = [
     "PlanError",
     "predict",
     "ProgramError",
+    "ray_servers",
     "ready_orders",
     "RunOptions",
     "save_trace",

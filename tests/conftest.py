@@ -6,6 +6,7 @@ Nobody else should reach the servers that tests start.
 import contextlib
 import gc
 import os
+import re
 import select
 import shutil
 import signal
@@ -107,8 +108,73 @@ def write(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+LEAST_SQUARES = """
+    import numpy as np
+    import tensorflow as tf
+
+    def batches():
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            x = rng.normal(size=(6, 3)).astype(np.float32)
+            yield x, x @ np.array([1, 2, 3], np.float32)
+
+    def endless_batches():
+        while True:
+            yield from batches()
+
+    def program(data=batches):
+        w = tf.Variable(tf.zeros([3]), name="w")
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        specs = [tf.TensorSpec([None, 3], name="x"), tf.TensorSpec([None], name="y")]
+        return {"step": step, "inputs": specs, "data": data()}
+
+    def endless():
+        return program(endless_batches)
+
+    def broken():
+        raise ValueError("nothing works")
+"""
+
+
+@pytest.fixture
+def least_squares(write):
+    """A program file of four steps, ``program``; ``endless`` is one without an end, ``broken`` raises an error."""
+    return write(LEAST_SQUARES, "least_squares.py")
+
+
+@pytest.fixture
+def least_squares_losses(least_squares):
+    """Function that gives the first and last loss of that program on so many workers of this process, as text."""
+    from click.testing import CliRunner
+
+    from caramel.cli.main import main
+
+    def losses_of(workers):
+        result = CliRunner().invoke(main, ["run", f"{least_squares}:program", "--workers", str(workers)])
+        assert result.exit_code == 0, result.output
+        return losses_in(result.output)
+
+    return losses_of
+
+
+def losses_in(output):
+    """The first and the last loss in what ``caramel run`` says, as text."""
+    return re.search(r"loss (\S+ -> \S+)", output)[1]
+
+
 class Network:
-    """A network namespace that lives as long as a process in it; commands run there side by side."""
+    """A network namespace that lives as long as a process in it; commands run there side by side.
+
+    Attributes:
+        own: process ids that `others` leaves out.
+    """
 
     def __init__(self):
         if shutil.which("unshare") is None or shutil.which("nsenter") is None:
@@ -128,6 +194,24 @@ class Network:
         loopback = "from caramel.runtime.host.namespaces import _bring_up; _bring_up('lo')"
         subprocess.run([*self.prefix, sys.executable, "-c", loopback], check=True)
         self._started = []
+        self.own = {self._holder.pid}
+
+    def others(self):
+        """Command line of each other process in the namespace, by its id."""
+        namespace = os.readlink(f"/proc/{self._holder.pid}/ns/net")
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # no process, or one that has ended
+                if entry.name.isdigit() and os.readlink(entry / "ns" / "net") == namespace:
+                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        return {pid: line for pid, line in found.items() if line and pid not in self.own}
+
+    def left(self, patience_s=15):
+        """The same, once they had time to end."""
+        until_s = time.monotonic() + patience_s
+        while (found := self.others()) and time.monotonic() < until_s:
+            time.sleep(0.1)
+        return found
 
     def start(self, *arguments, environment=None, stdin=subprocess.DEVNULL, **options):
         """Start Python in the namespace; its output is text. It ends with the test at the latest."""

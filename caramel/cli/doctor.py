@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from caramel.cli.options import TF_CONFIG, cluster_of_tf_config, print_json, reporting_errors, with_json
+from caramel.cli.options import print_json, reporting_errors, with_json
+from caramel.cli.places import SLURM, TF_CONFIG, Place
 from caramel.cli.quiet import load_quietly
 
 
@@ -13,7 +14,13 @@ from caramel.cli.quiet import load_quietly
     "--cluster",
     metavar="HOST:PORT,...",
     help="Also look at these servers (caramel worker), from the machine that will drive them. tf-config: those of "
-    "the environment variable TF_CONFIG.",
+    "the environment variable TF_CONFIG. slurm: those of the Slurm job step.",
+)
+@click.option(
+    "--hosts",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Instead of --cluster: a file with the servers, one a line.",
 )
 @click.option(
     "--checkpoint-dir",
@@ -23,7 +30,7 @@ from caramel.cli.quiet import load_quietly
 )
 @with_json
 @reporting_errors
-def doctor(cluster: str | None, checkpoint_dir: str | None, as_json: bool) -> None:
+def doctor(cluster: str | None, hosts: str | None, checkpoint_dir: str | None, as_json: bool) -> None:
     """Say whether this machine, and a cluster, are ready: one line for each check, with what to mend.
 
     The exit status is 1 if there is a problem. A warning is none. Servers are asked a few small questions and sent some
@@ -32,13 +39,19 @@ def doctor(cluster: str | None, checkpoint_dir: str | None, as_json: bool) -> No
     from caramel.doctor.examination import as_values, examine
     from caramel.doctor.finding import State
     from caramel.runtime.held_directory import checked_directory
-    from caramel.runtime.host.membership import Membership, checked_addresses
+    from caramel.runtime.host.hosts_file import from_hosts_file
+    from caramel.runtime.host.membership import Membership
 
+    if hosts is not None and cluster is not None:
+        raise click.UsageError("--hosts and --cluster exclude each other")
     membership = Membership(())
-    if cluster == TF_CONFIG:
-        membership = cluster_of_tf_config()
+    if hosts is not None:
+        membership = from_hosts_file(hosts)  # names that do not resolve are findings
     elif cluster is not None:
-        membership = Membership(checked_addresses(cluster.split(",")))
+        found = Place(cluster).membership
+        if found is None:
+            raise click.UsageError(f"--cluster takes HOST:PORT,HOST:PORT,..., {TF_CONFIG} or {SLURM}, got {cluster!r}")
+        membership = found
     if checkpoint_dir is not None:
         checked_directory(checkpoint_dir)
     findings = []

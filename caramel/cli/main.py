@@ -8,6 +8,7 @@ from caramel import __version__
 from caramel.cli.doctor import doctor
 from caramel.cli.export import export
 from caramel.cli.init import init
+from caramel.cli.launch import launch
 from caramel.cli.logs import with_logs
 from caramel.cli.netbench import netbench
 from caramel.cli.plan import plan
@@ -15,7 +16,7 @@ from caramel.cli.run import run
 from caramel.cli.trace import trace
 from caramel.cli.worker import worker
 
-COMMANDS = (init, run, export, plan, netbench, trace, worker, doctor)
+COMMANDS = (init, run, launch, export, plan, netbench, trace, worker, doctor)
 """All subcommands."""
 
 

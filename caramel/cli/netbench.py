@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caramel.cli.files import check_writable
-from caramel.cli.options import (
-    check_cluster_options,
-    chosen_cluster,
-    print_json,
-    reporting_errors,
-    with_cluster,
-    with_json,
-)
+from caramel.cli.options import print_json, reporting_errors, with_cluster, with_json
+from caramel.cli.places import RAY, Place
 from caramel.util.units import parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -30,7 +24,13 @@ _NOT_GIVEN = (None, ())
 
 
 @click.command()
-@click.option("--workers", "numbers", multiple=True, type=int, help="Number of workers; several to predict others.")
+@click.option(
+    "--workers",
+    "numbers",
+    multiple=True,
+    type=int,
+    help="Number of workers; several to predict others. Default: as many as the cluster has servers.",
+)
 @with_cluster("processes")
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--quick", is_flag=True, help="A first look in about a minute: fewer sizes, depths and rounds.")
@@ -55,9 +55,7 @@ _NOT_GIVEN = (None, ())
 @reporting_errors
 def netbench(
     numbers: tuple[int, ...],
-    cluster: str,
-    base_port: int | None,
-    allow_open_ports: bool,
+    place: Place,
     out: str | None,
     quick: bool,
     plot: str | None,
@@ -85,14 +83,18 @@ def netbench(
         network = _given_network(**costs)
         text = as_text(network, numbers)
         save(network, out)
-    elif not numbers:
-        raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
     else:
-        check_cluster_options(cluster, base_port, max(numbers))
-        where = description or f"{cluster} cluster on {platform.node()}"
-        network = _measured_network(
-            chosen_cluster(cluster, base_port, allow_open_ports), numbers, where, out, quick, **options
-        )
+        place.check(max(numbers, default=1))
+        if not numbers and place.membership is not None:
+            numbers = (len(place.membership.addresses),)  # workers in processes of their own are measured
+        elif not numbers and place.is_kind(RAY):
+            numbers = (place.size(None)[0],)
+        if not numbers:
+            raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
+        if place.serves:
+            place.serve()
+        where = description or f"{place.name} cluster on {platform.node()}"
+        network = _measured_network(place.cluster(max(numbers)), numbers, where, out, quick, **options)
         text = as_text(network)
         if plot is not None:
             from caramel.netmodel.plot import save_plot

@@ -10,24 +10,17 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from caramel.cli.logs import is_quiet, log_what_is_said, set_up, with_logs
-from caramel.cli.quiet import load_quietly
+from caramel.cli.places import Place
 from caramel.errors import CaramelError
-from caramel.runtime.host.membership import LAST_PORT
-from caramel.util.arguments import whole_number, worker_count
+from caramel.util.arguments import worker_count
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
     from caramel.frontend.program_file import Program
-    from caramel.runtime.clusters.base import Cluster
-    from caramel.runtime.host.membership import Membership
-
-_logger = logging.getLogger(__name__)
-
-TF_CONFIG = "tf-config"
-"""The value of ``--cluster`` that takes the environment variable's cluster."""
 
 
 def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,8 +92,8 @@ class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic in some 
 
 
 def with_cluster(default: str) -> Callable[..., Any]:
-    """Options about where to run."""
-    return _options(
+    """Options about where to run, which the command gets as its ``place``."""
+    options = _options(
         click.option(
             "--cluster",
             metavar="CLUSTER",
@@ -108,9 +101,27 @@ def with_cluster(default: str) -> Callable[..., Any]:
             show_default=True,
             help="in-process: virtual devices of this process. processes: a TensorFlow server process for each worker. "
             "HOST:PORT,HOST:PORT,...: servers that run already (caramel worker). tf-config: the servers that the "
-            "environment variable TF_CONFIG names; this must be its chief or worker 0.",
+            "environment variable TF_CONFIG names; this must be its chief or worker 0. slurm: the tasks of the Slurm "
+            "job step: task 0 drives, the others serve. ray: servers that are started on the Ray cluster of this node.",
         ),
-        click.option("--base-port", type=int, help="processes: task r listens on this port + r; default: free ports."),
+        click.option(
+            "--hosts",
+            metavar="FILE",
+            type=click.Path(dir_okay=False),
+            help="Instead of --cluster: servers that a file lists, one a line: HOST, HOST:PORT or HOST:PORT workers=K.",
+        ),
+        click.option(
+            "--task",
+            type=int,
+            help="--hosts and HOST:PORT: this command runs on each host, and this is its number: 0 drives, with a "
+            "server of its own, the others serve until it has ended.",
+        ),
+        click.option(
+            "--base-port",
+            type=int,
+            help="processes: task r listens on this port + r; default: free ports. slurm: the first task of each node "
+            "listens on this port, the next ones on those after it; default: one that the job's number chooses.",
+        ),
         click.option(
             "--allow-open-ports",
             is_flag=True,
@@ -118,6 +129,27 @@ def with_cluster(default: str) -> Callable[..., Any]:
             "interface, and anyone who reaches them can run any graph.",
         ),
     )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_place(
+            *,
+            cluster: str,
+            hosts: str | None,
+            task: int | None,
+            base_port: int | None,
+            allow_open_ports: bool,
+            **rest: Any,
+        ) -> Any:
+            context = click.get_current_context()
+            if hosts is not None and context.get_parameter_source("cluster") is not ParameterSource.DEFAULT:
+                raise click.UsageError("--hosts and --cluster exclude each other")
+            make = context.obj.get("place", Place)  # launch starts the servers first
+            return command(place=make(cluster, hosts, task, base_port, allow_open_ports), **rest)
+
+        return options(with_place)
+
+    return decorate
 
 
 with_devices = click.option(
@@ -192,70 +224,6 @@ def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str
         load_trace(decisions["trace"])
     if options.plan is not None:
         Plan.load(decisions["plan"])
-
-
-def check_cluster_options(kind: str, base_port: int | None, workers: int) -> None:
-    """Refuse options about the cluster that are wrong whatever the program is.
-
-    Args:
-        kind: value of ``--cluster``.
-        base_port: value of ``--base-port``.
-        workers: number of workers.
-
-    Raises:
-        InputError: there are no such ports.
-    """
-    if ":" not in kind and kind not in ("in-process", "processes", TF_CONFIG):
-        raise click.UsageError(
-            f"--cluster takes in-process, processes, {TF_CONFIG} or HOST:PORT,HOST:PORT,..., got {kind!r}"
-        )
-    if base_port is None:
-        return
-    if kind != "processes":
-        raise click.UsageError(f"--base-port belongs to --cluster processes, and --cluster is {kind}")
-    last = LAST_PORT + 1 - workers
-    whole_number(base_port, "--base-port", most=last, reason=f"each of {workers} workers has a port, up to {LAST_PORT}")
-
-
-def chosen_cluster(kind: str, base_port: int | None, allow_open_ports: bool) -> Cluster:
-    """The cluster of ``--cluster``, and TensorFlow loaded.
-
-    Args:
-        kind: value of ``--cluster``.
-        base_port: value of ``--base-port``.
-        allow_open_ports: value of ``--allow-open-ports``.
-
-    Raises:
-        InputError: TF_CONFIG describes no cluster, or this process is not the one that drives it.
-    """
-    # Before TensorFlow is loaded, because the description may be wrong.
-    membership = cluster_of_tf_config() if kind == TF_CONFIG else None
-    load_quietly()  # the program imports Keras if it needs it
-    from caramel.runtime.clusters.existing import Servers
-    from caramel.runtime.clusters.in_process import InProcess
-    from caramel.runtime.clusters.local_processes import LocalProcesses
-
-    if kind == "in-process":
-        return InProcess()
-    if kind == "processes":
-        return LocalProcesses(allow_open_ports=allow_open_ports, base_port=base_port)
-    if membership is None:
-        return Servers(tuple(kind.split(",")))
-    servers = Servers(membership.addresses, task=membership.task)
-    servers.check_drives()
-    if membership.task == 0:
-        _logger.warning("anyone who reaches %s can run any graph there", membership.addresses[0])
-    return servers
-
-
-def cluster_of_tf_config() -> Membership:
-    """The members of TF_CONFIG's cluster; notes about parts that were left out are printed."""
-    from caramel.runtime.host.membership import from_tf_config
-
-    membership = from_tf_config()
-    for note in membership.notes:
-        _logger.warning("note: %s", note)
-    return membership
 
 
 with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, in SI units.")

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from caramel.cli.files import check_writable
 from caramel.cli.options import (
-    check_cluster_options,
     check_decisions,
-    chosen_cluster,
     print_json,
     reporting_errors,
     with_cluster,
@@ -21,6 +18,7 @@ from caramel.cli.options import (
     with_json,
     with_policies,
 )
+from caramel.cli.places import Place
 from caramel.cli.quiet import load_quietly
 from caramel.cli.scripts import loaded_program
 from caramel.errors import InputError
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("program", metavar="FILE.py[:ENTRY]")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
-@click.option("--workers", type=int, required=True, help="Number of workers.")
+@click.option("--workers", type=int, help="Number of workers; default: as many as the cluster lists.")
 @click.option(
     "--measure",
     "is_measured",
@@ -70,11 +68,9 @@ if TYPE_CHECKING:
 def plan(
     program: str,
     arguments: tuple[str, ...],
-    workers: int,
+    workers: int | None,
     is_measured: bool,
-    cluster: str,
-    base_port: int | None,
-    allow_open_ports: bool,
+    place: Place,
     analyzers: str | None,
     workers_on_host: int | None,
     devices: tuple[str, ...],
@@ -94,15 +90,16 @@ def plan(
     """
     if out is not None:
         check_writable(out)
-    check_decisions(workers, devices, decisions)
-    check_cluster_options(cluster, base_port, workers)
     if is_measured:
         _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host)
-    elif click.get_current_context().get_parameter_source("cluster") is not ParameterSource.DEFAULT:
-        raise click.UsageError("--cluster belongs to --measure")
+    place.check(workers or 1)
+    workers, devices = place.size(workers, devices)
+    check_decisions(workers, devices, decisions)
+    if place.serves:
+        place.serve(devices)
     written = [] if out is None else [out]
     if is_measured:
-        chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+        chosen = place.cluster(workers)
         from caramel.cli.measured_plan import measured_plan
 
         loaded = loaded_program(program, arguments, workers)

@@ -16,9 +16,7 @@ import click
 from caramel.cli.logs import log_what_is_said
 from caramel.cli.options import (
     arguments_of,
-    check_cluster_options,
     check_decisions,
-    chosen_cluster,
     compiled,
     print_json,
     reporting_errors,
@@ -29,6 +27,7 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
+from caramel.cli.places import Place
 from caramel.cli.scripts import run_script_on_workers
 from caramel.errors import InputError
 from caramel.frontend.script_file import is_script
@@ -49,7 +48,7 @@ _logger = logging.getLogger(__name__)
 @click.command()
 @click.argument("program", metavar="FILE.py[:ENTRY]")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
-@click.option("--workers", type=int, required=True, help="Number of workers.")
+@click.option("--workers", type=int, help="Number of workers; default: as many as the cluster lists.")
 @with_plan
 @with_collectives
 @with_policies
@@ -86,15 +85,13 @@ _logger = logging.getLogger(__name__)
 def run(
     program: str,
     arguments: tuple[str, ...],
-    workers: int,
-    cluster: str,
+    workers: int | None,
+    place: Place,
     steps: int | None,
     until_step: int | None,
     checkpoint: str | None,
     save_every: int | None,
     step_timeout: float,
-    base_port: int | None,
-    allow_open_ports: bool,
     devices: tuple[str, ...],
     as_json: bool,
     **decisions: Any,
@@ -112,17 +109,20 @@ def run(
         raise click.UsageError("--steps and --until-step exclude each other")
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
-    check_cluster_options(cluster, base_port, workers)
+    place.check(workers or 1)
+    workers, devices = place.size(workers, devices)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
+    if place.serves:
+        place.serve(devices)
     if is_script(program):
-        chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+        chosen = place.cluster(workers)
         run_script_on_workers(program, arguments, workers, chosen, step_timeout, devices, decisions)
         return
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
-        chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+        chosen = place.cluster(workers)
         directory = None
         if checkpoint is not None:
             from caramel.runtime.checkpoint_directory import CheckpointDirectory

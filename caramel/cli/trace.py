@@ -9,14 +9,13 @@ import click
 from caramel.cli.files import check_writable
 from caramel.cli.options import (
     arguments_of,
-    check_cluster_options,
-    chosen_cluster,
     print_json,
     reporting_errors,
     with_cluster,
     with_devices,
     with_json,
 )
+from caramel.cli.places import Place
 from caramel.cli.scripts import loaded_program
 
 
@@ -24,7 +23,7 @@ from caramel.cli.scripts import loaded_program
 @click.argument("program", metavar="FILE.py[:ENTRY]")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option("--workers-on-host", type=int, default=1, show_default=True, metavar="K", help="Of one host.")
-@click.option("--workers", type=int, metavar="N", help="Of the whole job; default: K.")
+@click.option("--workers", type=int, metavar="N", help="Of the whole job; default: as the cluster, or K.")
 @with_cluster("in-process")
 @with_devices
 @click.option("--runs", type=int, default=10, show_default=True, help="Number of traced steps.")
@@ -49,9 +48,7 @@ from caramel.cli.scripts import loaded_program
 def trace(
     program: str,
     arguments: tuple[str, ...],
-    cluster: str,
-    base_port: int | None,
-    allow_open_ports: bool,
+    place: Place,
     devices: tuple[str, ...],
     out: str | None,
     as_json: bool,
@@ -66,8 +63,13 @@ def trace(
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     check_writable(out)
-    check_cluster_options(cluster, base_port, options["workers_on_host"])
-    chosen = chosen_cluster(cluster, base_port, allow_open_ports)
+    place.check(options["workers_on_host"])
+    _, devices = place.size(options["workers_on_host"], devices)
+    if options["workers"] is None and place.membership is not None:
+        options["workers"], _ = place.size(None)
+    if place.serves:
+        place.serve(devices)
+    chosen = place.cluster(options["workers_on_host"])
     from caramel.measure.trace_file import as_text, save_trace
 
     loaded = loaded_program(program, arguments, options["workers"] or options["workers_on_host"])

@@ -2,58 +2,89 @@
 
 from __future__ import annotations
 
-import logging
-
 import click
 
-from caramel.cli.options import TF_CONFIG, cluster_of_tf_config, reporting_errors
-from caramel.cli.quiet import load_quietly
-
-_logger = logging.getLogger(__name__)
+from caramel.cli.options import reporting_errors
+from caramel.cli.places import SLURM, TF_CONFIG, Place, own_task, serve
+from caramel.runtime.host.membership import Membership
 
 
 @click.command()
 @click.option(
-    "--cluster", default="tf-config", metavar="HOST:PORT,...", help="Address of every worker, in order; see below."
+    "--cluster",
+    metavar="HOST:PORT,...",
+    help="Address of every worker, in order; or tf-config or slurm. Default: tf-config; see below.",
 )
-@click.option("--task", type=int, help="Which of them this is, from 0.")
+@click.option(
+    "--hosts",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Instead of --cluster: a file with the servers, one a line: HOST, HOST:PORT or HOST:PORT workers=K.",
+)
+@click.option(
+    "--task", type=int, help="Which of them this is, from 0; --hosts: default: the one with this machine's name."
+)
 @click.option(
     "--devices",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of virtual CPU devices, for as many replicas in this process.",
+    help="Number of virtual CPU devices, for as many replicas in this process; default: as in the file of hosts, or 1.",
 )
+@click.option(
+    "--exit-with-driver",
+    is_flag=True,
+    help="End, with exit status 0, once the driver that has used this server has ended.",
+)
+@click.option(
+    "--exit-with-input",
+    is_flag=True,
+    help="End once standard input ends, as it does when a connection over ssh breaks.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print lines of JSON: that the server is ready, what was freed.")
 @reporting_errors
-def worker(cluster: str, task: int | None, devices: int) -> None:
+def worker(
+    cluster: str | None,
+    hosts: str | None,
+    task: int | None,
+    devices: int | None,
+    exit_with_driver: bool,
+    exit_with_input: bool,
+    as_json: bool,
+) -> None:
     """Start the server of one worker, on the machine with that address, and keep it running.
 
-    Without --cluster and --task, the environment variable TF_CONFIG says both, as orchestrators set it.
+    Without --cluster, --hosts and --task, the environment variable TF_CONFIG says both, as orchestrators set it.
 
     A TensorFlow server listens on every interface and runs any graph for anyone who reaches it: start it in a
     network that only you can reach.
     """
-    from caramel.runtime.host.membership import Membership, checked_addresses
+    if hosts is not None and cluster is not None:
+        raise click.UsageError("--hosts and --cluster exclude each other")
+    membership = _membership(TF_CONFIG if cluster is None else cluster, hosts, task)
+    serve(membership, devices, exit_with_driver, exit_with_input, as_json)
 
-    if cluster == TF_CONFIG:
-        if task is not None:
-            raise click.UsageError("--task belongs to --cluster HOST:PORT,...; without it, TF_CONFIG says the task")
-        membership = cluster_of_tf_config()
-    else:
-        membership = Membership(checked_addresses(cluster.split(",")), task)
-    last = len(membership.addresses) - 1
+
+def _membership(cluster: str, hosts: str | None, task: int | None) -> Membership:
+    """The cluster, with the task of this process.
+
+    Raises:
+        InputError: it is not described as it should be.
+    """
+    if hosts is None and cluster in (TF_CONFIG, SLURM) and task is not None:
+        raise click.UsageError(f"--task belongs to --cluster HOST:PORT,... and --hosts; here {cluster} says the task")
+    place = Place(cluster, hosts, task)
+    place.check(1)
+    if hosts is not None and task is None:
+        from caramel.runtime.host.hosts_file import from_hosts_file
+
+        place = Place(cluster, hosts, own_task(from_hosts_file(hosts)))
+    membership = place.membership
+    if membership is None:
+        raise click.UsageError(f"--cluster takes HOST:PORT,HOST:PORT,..., {TF_CONFIG} or {SLURM}, got {cluster!r}")
     if membership.task is None:
+        last = len(membership.addresses) - 1
         raise click.UsageError(
-            f"say which server this is: --task 0 to {last}"
-            if cluster != TF_CONFIG
-            else "TF_CONFIG has no 'task', so which server this is is not known: add it, or give --cluster and --task"
+            "TF_CONFIG has no 'task', so which server this is is not known: add it, or give --cluster and --task"
+            if hosts is None and cluster == TF_CONFIG
+            else f"say which server this is: --task 0 to {last}"
         )
-    if not 0 <= membership.task <= last:
-        raise click.UsageError(f"--task must be between 0 and {last}, got {membership.task}")
-    from caramel.runtime.host.environment import prepare_server
-    from caramel.runtime.host.server import serve_forever
-
-    prepare_server()
-    load_quietly()
-    _logger.warning("anyone who reaches %s can run any graph here", membership.addresses[membership.task])
-    serve_forever(membership.addresses, membership.task, devices)
+    return membership

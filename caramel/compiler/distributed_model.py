@@ -169,13 +169,16 @@ def computation_alone(
     return _emit_computation(context, start)
 
 
-def forward_pass(context: Context, workers: int, sharding: str | None = None) -> DistributedModel:
+def forward_pass(
+    context: Context, workers: int, sharding: str | None = None, device_list: Sequence[str] | None = None
+) -> DistributedModel:
     """Replicate a captured program that trains nothing; results that are functions of sums are those of all workers.
 
     Args:
         context: captured program, as `caramel.capture` returned it.
         workers: number of workers, at least 1.
         sharding: see `caramel.ARModel`.
+        device_list: see `caramel.ARModel`.
 
     Raises:
         CaptureError: the program cannot be captured or replicated.
@@ -183,7 +186,7 @@ def forward_pass(context: Context, workers: int, sharding: str | None = None) ->
     context = context.for_workers(workers, sharding)
     model = context.model_for(workers)
     _refuse_synchronised(model, workers)
-    devices = parse_devices(default_devices(workers), workers)
+    devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
     pipeline = input_pipeline(context, model, workers, sharding)
     weighted = bool(model.forward_sums) and counts_differ(model, workers, pipeline)
     plan = replace(_without_transfers(model, devices, pipeline), weighted=weighted)

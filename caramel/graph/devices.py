@@ -156,6 +156,22 @@ def default_devices(number_of_workers: int) -> tuple[str, ...]:
     return tuple(f"/job:worker/task:{rank}" for rank in range(number_of_workers))
 
 
+def devices_on_servers(workers: Sequence[int]) -> tuple[str, ...]:
+    """The device of each worker, server after server; those that share one have a virtual CPU each.
+
+    Args:
+        workers: number of workers of each server.
+
+    >>> devices_on_servers([1, 2])
+    ('/job:worker/task:0', '/job:worker/task:1/device:CPU:0', '/job:worker/task:1/device:CPU:1')
+    """
+    return tuple(
+        f"/job:worker/task:{task}" + (f"/device:CPU:{index}" if count > 1 else "")
+        for task, count in enumerate(workers)
+        for index in range(count)
+    )
+
+
 def in_process_mapping(devices: Sequence[str], local_gpus: int) -> InProcessPlacement:
     """The place of each worker when all of them are virtual devices of this process.
 

@@ -16,7 +16,7 @@ from caramel.keras.epochs import ModelValues
 from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
 from caramel.keras.train_step import leaf_metrics
-from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.base import Cluster, workers_of
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session, StepResult
 from caramel.util.arguments import refuse_unknown, whole_number
@@ -33,7 +33,7 @@ def evaluate(
     callbacks: Any = None,
     return_dict: bool = False,
     *,
-    workers: int,
+    workers: int | None = None,
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
     sharding: str | None = None,
@@ -51,7 +51,7 @@ def evaluate(
         steps: number of steps; default: a pass over the data.
         callbacks: Keras callbacks.
         return_dict: whether to return a dict.
-        workers: number of workers, at least 1.
+        workers: number of workers, at least 1; default: as many as the cluster lists (`caramel.Servers`).
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
@@ -108,7 +108,7 @@ def predict(
     steps: int | None = None,
     callbacks: Any = None,
     *,
-    workers: int,
+    workers: int | None = None,
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
     sharding: str | None = None,
@@ -123,7 +123,7 @@ def predict(
         verbose: verbosity as in Keras.
         steps: number of steps; default: a pass over the data.
         callbacks: Keras callbacks.
-        workers: number of workers, at least 1.
+        workers: number of workers, at least 1; default: as many as the cluster lists (`caramel.Servers`).
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
@@ -192,6 +192,7 @@ class _Place:
         method: name of the model's method.
         workers: number of workers.
         cluster: where they run.
+        devices: device string of each worker; None for the default ones.
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
     """
@@ -199,12 +200,15 @@ class _Place:
     method: str
     workers: int
     cluster: Cluster
+    devices: tuple[str, ...] | None
     step_timeout_s: float
     sharding: str | None
 
     @classmethod
     def of(cls, method: str, workers: Any, cluster: Cluster | None, *options: Any) -> _Place:
-        return cls(method, whole_number(workers, "workers"), cluster_or_default(cluster), *options)
+        place = cluster_or_default(cluster)
+        number, devices = workers_of(place, workers)
+        return cls(method, number, place, devices, *options)
 
     def session(self, model: Any, data: GivenData) -> KeptSession:
         """A session with the model's present values: a new one, or one that was kept."""
@@ -213,7 +217,7 @@ class _Place:
             return kept
         build(model, data.element_spec, self.method)
         step = captured_forward(model, data, self.workers, self.method, {"sharding": self.sharding})
-        distributed = forward_pass(step.context, self.workers, self.sharding)
+        distributed = forward_pass(step.context, self.workers, self.sharding, self.devices)
         servers = servers_of(model, self.cluster, self.workers)
         session = Session(distributed, servers, step_timeout_s=self.step_timeout_s)
         return KeptSession(step, distributed, session, data)

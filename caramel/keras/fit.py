@@ -24,7 +24,7 @@ from caramel.keras.train_step import as_data
 from caramel.keras.trainable import check_trainable, remember_trainable
 from caramel.keras.validation import Validation, check_validation, validation_names
 from caramel.netmodel.file import as_network
-from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.base import Cluster, workers_of
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.util.arguments import refuse_unknown, whole_number
 from caramel.util.interrupts import Interrupts
@@ -54,7 +54,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
     *,
-    workers: int,
+    workers: int | None = None,
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
     **options: Any,
@@ -89,7 +89,7 @@ def fit(
         validation_steps: number of steps of a validation.
         validation_batch_size: number of examples in a step of a validation, for arrays; default: that of a step.
         validation_freq: number of epochs from one validation to the next, or numbers (from 1) of epochs with one.
-        workers: number of workers, at least 1.
+        workers: number of workers, at least 1; default: as many as the cluster lists (`caramel.Servers`).
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
         options: options of `caramel.ARModel`, such as ``statistics``. With ``network`` alone the step is traced on the
@@ -122,8 +122,10 @@ def fit(
     refuse_unknown(fit, options, _OPTIONS, _INSTEAD)
     check_model(model, "fit")
     _check(epochs, initial_epoch, steps_per_epoch, validation_freq)
-    number = whole_number(workers, "workers")
     place = cluster_or_default(cluster)
+    number, devices = workers_of(place, workers)
+    if devices is not None:
+        options.setdefault("device_list", devices)
     if options.get("network") is not None:  # before anything is traced for it
         as_network(options["network"])
     callbacks = () if callbacks is None else callbacks

@@ -58,7 +58,14 @@ def traced_options(
         arrays = batch()
         if arrays is not None:
             found["trace"] = trace(
-                context, *arrays, workers=workers, cluster=cluster, runs=_RUNS, steps=_STEPS, progress=False
+                context,
+                *arrays,
+                workers=workers,
+                cluster=cluster,
+                runs=_RUNS,
+                steps=_STEPS,
+                device_list=found.get("device_list"),
+                progress=False,
             )
     return found
 

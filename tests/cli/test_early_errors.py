@@ -25,7 +25,7 @@ NEEDS = {
     "--workers 2 --cluster processes --base-port 99999999": "--base-port must be",
     "--workers 4 --cluster processes --base-port 65533": "--base-port must be",
     "--workers 2 --base-port 2222": "--base-port belongs to --cluster processes",
-    "--workers 2 --cluster elsewhere": "--cluster takes in-process, processes, tf-config or HOST:PORT",
+    "--workers 2 --cluster elsewhere": "--cluster takes in-process, processes, tf-config, slurm, ray or HOST:PORT",
     "--workers 2 --checkpoint /proc/checkpoints": "no checkpoint can be written to '/proc/checkpoints'",
     "--workers 2 --checkpoint gs://bucket/run": "there can be no checkpoints in 'gs://bucket/run'",
     "--workers 2 --save-every 3": "--save-every needs --checkpoint DIR",

@@ -46,7 +46,11 @@ LIGHT = [
     "caramel.runtime.feeds",
     "caramel.util.progress",
     "caramel.runtime.host.namespaces",
+    "caramel.runtime.host.hosts_file",
     "caramel.runtime.host.membership",
+    "caramel.runtime.host.slurm",
+    "caramel.runtime.clusters.ray_servers",
+    "caramel.runtime.clusters.remote_workers",
     "caramel.runtime.host.server",
 ]
 
@@ -105,6 +109,7 @@ def test_help_is_quick(command):
             "--help",
             "-h",
             "run --help",
+            "launch --help",
             "export --help",
             "netbench --help",
             "trace --help",

@@ -99,7 +99,7 @@ def test_by_hand(call, tmp_path):
         (
             ["--out", "{}/n.json", "--workers", "2", "--cluster", "cloud"],
             2,
-            "takes in-process, processes, tf-config or HOST:PORT",
+            "takes in-process, processes, tf-config, slurm, ray or HOST:PORT",
         ),
         (["--out", "{}/n.json", "--workers", "2", "--cluster", "a:b"], 1, "no address of a server"),
         (["--out", "{}/n.json", "--link-rate", "1mbit", "--latency", "-1"], 1, "alpha of a network must be"),

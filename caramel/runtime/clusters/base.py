@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from caramel.errors import InputError
-from caramel.graph.devices import Device
+from caramel.graph.devices import Device, default_devices
 from caramel.runtime.executor import Executor
 from caramel.runtime.host.run_options import RunOptions
-from caramel.util.arguments import shown
+from caramel.util.arguments import shown, whole_number
 
 
 class Cluster(ABC):
@@ -30,6 +30,11 @@ class Cluster(ABC):
 
     options: RunOptions
     tracing_warning: str = ""
+
+    @property
+    def default_devices(self) -> tuple[str, ...]:
+        """The device of each worker that the cluster has room for; empty where it takes as many as are asked for."""
+        return ()
 
     @abstractmethod
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
@@ -73,6 +78,24 @@ class Cluster(ABC):
             devices: device string of each worker.
         """
         return max(Counter(Device.parse(text).worker for text in devices).values())
+
+
+def workers_of(cluster: Cluster, workers: Any) -> tuple[int, tuple[str, ...] | None]:
+    """The number of workers on a cluster, and their devices; None for the devices where the default ones will do.
+
+    Args:
+        cluster: where they run.
+        workers: number of workers that the caller asked for; None for as many as the cluster has.
+
+    Raises:
+        InputError: it is no number, or nothing says how many there are.
+    """
+    devices = cluster.default_devices
+    if workers is None and not devices:
+        raise InputError("say how many workers: workers=N; a cluster such as caramel.Servers knows it by itself")
+    number = len(devices) if workers is None else whole_number(workers, "workers")
+    is_usual = not devices or number > len(devices) or devices[:number] == default_devices(number)
+    return number, None if is_usual else devices[:number]
 
 
 def check_cluster(cluster: Any) -> None:

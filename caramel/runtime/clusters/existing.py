@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,13 +14,17 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from caramel.errors import ClusterError, InputError, listed
-from caramel.graph.devices import Device, cpu_count, default_devices, task_name
+from caramel.graph.devices import Device, cpu_count, default_devices, devices_on_servers, task_name
+from caramel.runtime.clusters.attendance import attend
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.driver_server import START_TIMEOUT_S, OwnServer, is_listening
 from caramel.runtime.clusters.heartbeat import Heartbeats, Member
 from caramel.runtime.clusters.servers_executor import ServersExecutor
+from caramel.runtime.clusters.versions import check_versions
 from caramel.runtime.executor import Executor, SessionExecutor, caramel_error, has_native_collectives
+from caramel.runtime.host.hosts_file import from_hosts_file
 from caramel.runtime.host.membership import WORKER_JOB, Membership, checked_addresses, from_resolver, from_tf_config
+from caramel.runtime.host.names import unknown_hosts
 from caramel.runtime.host.presence import new_name, others_at
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import GROUP_LEADER, serve_forever
@@ -43,6 +48,7 @@ class Servers(Cluster):
             at its address, a session starts that server beside this process and stops it at the end.
             The others `serve`.
         notes: parts of the cluster's description that were left out, one sentence each.
+        workers: number of workers of each server, which has a virtual CPU device for each; empty for one each.
 
     Examples:
         >>> import caramel
@@ -58,6 +64,7 @@ class Servers(Cluster):
     options: RunOptions = field(default_factory=RunOptions)
     task: int | None = None
     notes: tuple[str, ...] = ()
+    workers: tuple[int, ...] = ()
 
     tracing_warning = (  # their threads are as many as they were started with
         "ops ran as many at a time as these servers run, not one on each worker: those that shared a core seem to "
@@ -68,6 +75,15 @@ class Servers(Cluster):
         object.__setattr__(self, "addresses", checked_addresses(self.addresses))
         if self.task is not None and not 0 <= self.task < len(self.addresses):
             raise InputError(f"task must be between 0 and {len(self.addresses) - 1}, got {self.task}")
+        numbers = tuple(whole_number(number, "workers of a server") for number in self.workers)
+        if numbers and len(numbers) != len(self.addresses):
+            raise InputError(f"workers has {len(numbers)} entries for {len(self.addresses)} servers: give one for each")
+        object.__setattr__(self, "workers", numbers or (1,) * len(self.addresses))
+
+    @property
+    def default_devices(self) -> tuple[str, ...]:
+        """The device of each worker, server after server."""
+        return devices_on_servers(self.workers)
 
     @classmethod
     def from_tf_config(cls, text: str | None = None, *, options: RunOptions | None = None) -> Servers:
@@ -81,6 +97,22 @@ class Servers(Cluster):
             InputError: it is not set, damaged, or describes no cluster of workers.
         """
         return cls._of(from_tf_config(text), options)
+
+    @classmethod
+    def from_hosts_file(
+        cls, path: str | os.PathLike[str], *, task: int | None = None, options: RunOptions | None = None
+    ) -> Servers:
+        """The cluster that a hosts file lists, one host a line: ``HOST``, ``HOST:PORT`` or ``HOST:PORT workers=2``.
+
+        Args:
+            path: path of the file. Without a port a host has 2222, and without a number of workers one.
+            task: number of the server that is this process's own, if any.
+            options: options with which TensorFlow runs the graph.
+
+        Raises:
+            InputError: it cannot be read, a line is no host, or a host is there twice.
+        """
+        return cls._of(replace(from_hosts_file(path), task=task), options)
 
     @classmethod
     def from_resolver(cls, resolver: Any, *, options: RunOptions | None = None) -> Servers:
@@ -98,13 +130,13 @@ class Servers(Cluster):
 
     @classmethod
     def _of(cls, membership: Membership, options: RunOptions | None) -> Servers:
-        return cls(membership.addresses, options or RunOptions(), membership.task, membership.notes)
+        return cls(membership.addresses, options or RunOptions(), membership.task, membership.notes, membership.workers)
 
-    def serve(self, devices: int = 1) -> NoReturn:
+    def serve(self, devices: int | None = None) -> NoReturn:
         """Run this process's own server until the process is ended, as ``caramel worker`` does.
 
         Args:
-            devices: number of virtual CPU devices, for as many replicas in this process.
+            devices: number of virtual CPU devices, for as many replicas in this process; default: as `workers` says.
 
         Raises:
             InputError: none of the servers is this process's own, or there is no such number of devices.
@@ -112,7 +144,8 @@ class Servers(Cluster):
         """
         if self.task is None:
             raise InputError("which server to run is not known: make the cluster with a task")
-        serve_forever(self.addresses, self.task, whole_number(devices, "devices"))
+        number = self.workers[self.task] if devices is None else whole_number(devices, "devices")
+        serve_forever(self.addresses, self.task, number)
 
     def check_drives(self) -> None:
         """Refuse where this process should serve.
@@ -171,7 +204,9 @@ class Servers(Cluster):
         try:
             self._await(heartbeats, timeout_s)
             self._check_free(members[0])
+            check_versions(members)
             is_free = True
+            attend(members if own is None else members[1:])
             return ServersExecutor(
                 lambda: self._session(graph_def, devices, timeout_s), heartbeats, partial(self._named, heartbeats), own
             )
@@ -194,11 +229,21 @@ class Servers(Cluster):
             ClusterError: one does not.
         """
         try:
-            heartbeats.await_all(min(timeout_s, START_TIMEOUT_S), _say_for_whom)
+            heartbeats.await_all(min(timeout_s, START_TIMEOUT_S), self._say_for_whom)
         except ClusterError as error:
             raise ClusterError(
                 f"{error}: {self._named(heartbeats) or 'something else listens there'}. {_START}"
             ) from None
+
+    def _say_for_whom(self, names: str) -> None:
+        """Say for which servers this waits.
+
+        Raises:
+            ClusterError: the name of one leads nowhere, and nothing says that its host starts at the same time.
+        """
+        if self.task is None and unknown_hosts(self.addresses):
+            raise ClusterError(f"{names} did not answer within some seconds")
+        _logger.warning("waiting for %s, at most %g s", names, START_TIMEOUT_S)
 
     @staticmethod
     def _check_free(first: Member) -> None:
@@ -226,6 +271,8 @@ class Servers(Cluster):
             for task, (address, listens) in enumerate(zip(self.addresses, listening))
             if not listens
         ]
+        if silent and (unknown := unknown_hosts(self.addresses)):
+            return _unknown(unknown)
         return f"from here nothing listens at {listed(silent)}" if silent else heartbeats.doubtful()
 
     def _session(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> SessionExecutor:
@@ -233,5 +280,6 @@ class Servers(Cluster):
         return SessionExecutor.on_servers(graph_def, f"grpc://{self.addresses[0]}", config, devices, timeout_s)
 
 
-def _say_for_whom(names: str) -> None:
-    _logger.warning("waiting for %s, at most %g s", names, START_TIMEOUT_S)
+def _unknown(hosts: Sequence[str]) -> str:
+    """That names of hosts lead nowhere, as a clause."""
+    return f"from here these names do not resolve: {listed(hosts)}"

@@ -39,11 +39,17 @@ class Membership:
         addresses: address ``host:port`` of each worker, in order.
         task: number of the worker that is this process's own; None if none is.
         notes: parts of the cluster's description that were left out, one sentence each.
+        workers: number of workers of each server; empty for one each.
     """
 
     addresses: tuple[str, ...]
     task: int | None = None
     notes: tuple[str, ...] = ()
+    workers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.workers:
+            object.__setattr__(self, "workers", (1,) * len(self.addresses))
 
 
 def checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
@@ -61,12 +62,17 @@ def process_of(name: str) -> str:
     return name.partition(", ")[0]
 
 
+def _processes_among(names: Iterable[str]) -> set[str]:
+    """The names that are of a process, whatever sessions it has."""
+    return {name for name in names if process_of(name) == name}
+
+
 class Presence:
     """The graph about one server's drivers.
 
     Args:
         task: name of the server's task.
-        name: name of the driver's session; "" for whoever only looks.
+        name: name of the driver's session, or of its process; "" for whoever only looks.
 
     Attributes:
         graph: tf.Graph of the runs.
@@ -95,6 +101,12 @@ class Presence:
                 lambda number: number >= 0, put, [tf.constant(0, tf.int64)], parallel_iterations=1, back_prop=False
             )
             self._leave = tf.raw_ops.QueueEnqueueV2(handle=left, components=[name])
+            version = tf.raw_ops.VarHandleOp(
+                dtype=tf.string, shape=[], container=_CONTAINER, shared_name="version of TensorFlow"
+            )
+            self._has_version = tf.raw_ops.VarIsInitializedOp(resource=version)
+            self._version = tf.raw_ops.ReadVariableOp(resource=version, dtype=tf.string)
+            self._set_version = tf.raw_ops.AssignVariableOp(resource=version, value=tf.constant(tf.__version__))
             self._queues = [
                 (tf.raw_ops.QueueSizeV2(handle=q), tf.raw_ops.QueueDequeueV2(handle=q, component_types=[tf.string])[0])
                 for q in (present, left)
@@ -116,10 +128,21 @@ class Presence:
         """
         session.run(self._nothing, options=self._options)
 
-    def stay(self, session: Any) -> None:
-        """Be there from now on, until the session is closed or this process ends."""
+    def introduce(self, session: Any) -> None:
+        """Let the server know the version of TensorFlow, which is that of this process."""
+        session.run(self._set_version, options=self._options)
+
+    def version(self, session: Any) -> str:
+        """The version of TensorFlow that the server knows; "" if nobody has told it."""
+        if not session.run(self._has_version, options=self._options):
+            return ""
+        told: bytes = session.run(self._version, options=self._options)
+        return told.decode()
+
+    def stay(self, session: Any) -> Future[Any]:
+        """Be there from now on, until the session is closed or this process ends; it is done if the server goes."""
         options = v1.RunOptions(timeout_in_ms=_FOR_EVER_MS)  # without a number it would be that of the session
-        self._threads.submit(lambda: session.run(self._stay, options=options))
+        return self._threads.submit(lambda: session.run(self._stay, options=options))
 
     def leave(self, session: Any) -> None:
         """Say that what the driver had there is gone."""
@@ -171,6 +194,9 @@ def others_at(target: str, task: str) -> set[str]:
 class Watch:
     """Frees what drivers have left on a server that are gone without closing their sessions.
 
+    A driver's process is there under a name of its own besides those of its sessions, from its first session until it
+    ends: between two sessions it has not ended.
+
     Args:
         target: address ``grpc://host:port`` of the server of this process.
         task: name of its task.
@@ -183,6 +209,17 @@ class Watch:
         self._left: set[str] = set()  # those of them that have left; their names stay a while
         self._gone: set[str] = set()  # have left something
         self._trims_left = 0
+        self._has_ended = False  # a process that was a driver
+
+    def introduce(self) -> None:
+        """Let drivers know this server's version of TensorFlow."""
+        self._session = self._presence.open(self._target)
+        self._presence.introduce(self._session)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a process that drove this server has ended, and none is there that drives it."""
+        return self._has_ended and not _processes_among(self._missing.keys() - self._left)
 
     def look(self) -> set[str]:
         """Look once; names of the drivers after which it was cleaned up."""
@@ -195,13 +232,15 @@ class Watch:
         ended = {name for name, looks in self._missing.items() if looks >= _MOST_MISSING}
         for name in ended:
             del self._missing[name]
-        gone = ended - self._left
+        self._has_ended |= bool(_processes_among(left | ended))
+        gone = ended - self._left - _processes_among(ended)
         self._left -= ended
         self._gone |= gone
         self._trims_left = _TRIMS if gone or left else max(self._trims_left - 1, 0)
         if self._trims_left:
             _return_memory()  # sessions are closed in the background
-        if self._missing.keys() - self._left or not self._gone:
+        there = self._missing.keys() - self._left
+        if there - _processes_among(there) or not self._gone:
             return set()
         freed, self._gone = self._gone, set()
         self._session.close()
@@ -209,22 +248,23 @@ class Watch:
         v1.Session.reset(self._target)
         return freed
 
-    def run(self, interval_s: float) -> NoReturn:
-        """Look for as long as the process lives, and say what was done.
+    def run(self, interval_s: float, ends_with_driver: bool, on_freed: Callable[[str], None]) -> None:
+        """Look for as long as the process lives.
 
         Args:
             interval_s: seconds from one look to the next.
+            ends_with_driver: whether to return once a driver has ended.
+            on_freed: function that is called with each process that has ended without closing its sessions, once what
+                it had left was freed.
         """
-        while True:
+        while not (ends_with_driver and self.is_over):
             time.sleep(interval_s)
             try:
                 freed = self.look()
             except tf.errors.OpError:  # this server is too busy
                 continue
             for process in sorted({process_of(name) for name in freed}):
-                text = f"the driver, {process}, has ended without closing its session: what it left was freed"
-                sys.stdout.write(text + "\n")
-                sys.stdout.flush()
+                on_freed(process)
 
 
 def _return_memory() -> None:

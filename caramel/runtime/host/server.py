@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -25,17 +27,37 @@ GROUP_LEADER = task_name(WORKER_JOB, 0)
 """The task that coordinates TensorFlow's own collective ops; servers know it even if no graph has any yet."""
 
 
-def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoReturn:
+def serve_forever(
+    addresses: Sequence[str],
+    task: int,
+    devices: int = 1,
+    exits_with_driver: bool = False,
+    exits_with_input: bool = False,
+    as_json: bool = False,
+) -> NoReturn:
     """Run one of several servers until the process is ended.
 
     Args:
         addresses: address ``host:port`` of each worker, in order.
         task: number of the worker that this server is.
         devices: number of virtual CPU devices, for as many replicas in this process.
+        exits_with_driver: whether the process ends by itself once a driver that has used the server has ended.
+        exits_with_input: whether the process ends by itself once standard input has ended.
+        as_json: whether lines on standard output are for programs.
 
     Raises:
         ClusterError: the port cannot be used.
     """
+
+    def say(text: str, **values: str) -> None:
+        sys.stdout.write((json.dumps(values) if as_json else text) + "\n")
+        sys.stdout.flush()
+
+    def say_freed(process: str) -> None:
+        say(f"the driver, {process}, has ended without closing its session: what it left was freed", freed=process)
+
+    if exits_with_input:
+        threading.Thread(target=_end_with_input, name="end of input", daemon=True).start()
     prepare_server()
     load_tensorflow()
     from caramel.runtime.host.presence import Watch
@@ -43,11 +65,27 @@ def serve_forever(addresses: Sequence[str], task: int, devices: int = 1) -> NoRe
 
     config = RunOptions().server_config(devices, GROUP_LEADER)
     target = _start({WORKER_JOB: dict(enumerate(addresses))}, WORKER_JOB, task, config)
-    Watch(target, task_name(WORKER_JOB, task)).run(_LOOK_S)
+    watch = Watch(target, task_name(WORKER_JOB, task))
+    watch.introduce()
+    say(_ready(target), ready=target)
+    watch.run(_LOOK_S, exits_with_driver, say_freed)
+    _end()
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1 << 16):
+        pass
+    _end()
+
+
+def _end() -> NoReturn:
+    """End this process at once: TensorFlow's servers cannot be stopped, and nothing there needs an orderly end."""
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: Any) -> str:
-    """Start a server and say so; it lives as long as the process. Its address ``grpc://host:port`` on this machine.
+    """Start a server, which lives as long as the process. Its address ``grpc://host:port`` on this machine.
 
     Raises:
         ClusterError: the port cannot be used.
@@ -64,15 +102,20 @@ def _start(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: A
         )
     except tf.errors.OpError as error:
         raise ClusterError(f"the server cannot listen at {jobs[job][task]}: {error.message}") from error
-    sys.stdout.write(f"{READY_LINE} at {server.target}\n")
-    sys.stdout.flush()
     target: str = server.target
     return target
 
 
+def _ready(target: str) -> str:
+    """The line that says that a server listens."""
+    return f"{READY_LINE} at {target}"
+
+
 def _serve_until_left(jobs: Mapping[str, Mapping[int, str]], job: str, task: int, config: bytes, parent: int) -> None:
     tf = load_tensorflow()
-    _start(jobs, job, task, tf.compat.v1.ConfigProto.FromString(config))
+    target = _start(jobs, job, task, tf.compat.v1.ConfigProto.FromString(config))
+    sys.stdout.write(_ready(target) + "\n")
+    sys.stdout.flush()
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(0)

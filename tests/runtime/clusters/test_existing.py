@@ -2,9 +2,11 @@
 
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 import caramel
 from caramel.errors import ClusterError, InputError
@@ -73,6 +75,19 @@ def test_measure_and_train_on_servers(network):
 def test_bad_addresses(addresses, message):
     with pytest.raises(InputError, match=message):
         caramel.Servers(addresses)
+
+
+@pytest.mark.slow
+def test_a_name_that_leads_nowhere_is_not_waited_for():
+    with caramel.capture() as context:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+        w = tf.compat.v1.get_variable("w", [2, 1], initializer=tf.compat.v1.ones_initializer())
+        tf.compat.v1.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_mean(tf.square(tf.matmul(x, w))))
+    model = caramel.ARModel(context, 1)
+    began_s = time.monotonic()
+    with pytest.raises(ClusterError, match="did not answer .*: from here these names do not resolve: nowhere.invalid"):
+        model.session(caramel.Servers(["nowhere.invalid:2222"]))
+    assert time.monotonic() - began_s < 30
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ import tensorflow as tf
 from variants import mostly_in_soak
 
 import caramel
+from caramel.errors import InputError
 from caramel.graph.devices import in_process_mapping
 from caramel.runtime.clusters import in_process as cluster_module
+from caramel.runtime.clusters.base import workers_of
 from caramel.runtime.feeds import bound_arrays, split_batch
 from caramel.runtime.host.run_options import RunOptions
 
@@ -255,3 +257,19 @@ def test_a_session_that_cannot_start_is_closed(compiled, monkeypatch, spied):
         armodel.session()
     with pytest.raises(RuntimeError, match="closed"):
         spied[0]._session.run([])
+
+
+def test_nothing_here_says_how_many_workers_there_are():
+    with pytest.raises(InputError, match="say how many workers: workers=N"):
+        workers_of(caramel.InProcess(), None)
+    assert workers_of(caramel.InProcess(), 3) == (3, None)
+
+
+def test_servers_say_how_many_workers_there_are():
+    servers = caramel.Servers(["a:1", "b:1"], workers=(1, 2))
+    assert workers_of(servers, None) == (3, servers.default_devices)
+    assert workers_of(servers, 2) == (2, servers.default_devices[:2])
+    assert workers_of(servers, 1) == (1, None)
+    assert workers_of(caramel.Servers(["a:1", "b:1"]), None) == (2, None)
+    with pytest.raises(InputError, match="workers has 1 entries for 2 servers"):
+        caramel.Servers(["a:1", "b:1"], workers=(2,))

@@ -92,3 +92,47 @@ a.end()
 print(looks(8))
 """
     assert said(text) == ["[]", "['process 1 on here, session 0']"]
+
+
+def test_a_driver_is_there_until_its_process_ends(said):
+    """Not only while it has a session; names of processes have no session. It can ask for the server's version."""
+    text = """
+process = Driver("process 1 on here")
+session = Driver("process 1 on here, session 0")
+print(looks(3), watch.is_over, repr(process.presence.version(process.session)))
+watch.introduce()
+print(process.presence.version(process.session) == tf.__version__)
+session.leave()
+session.end()
+print(looks(8), watch.is_over)
+process.leave()
+print(looks(1), watch.is_over)
+"""
+    assert said(text) == ["[] False ''", "True", "[] False", "[] True"]
+
+
+@pytest.mark.soak  # as the command, on servers that end with their driver
+def test_a_driver_whose_process_was_killed_is_gone(said):
+    text = """
+process = Driver("process 1 on here")
+session = Driver("process 1 on here, session 0")
+print(looks(3), watch.is_over)
+process.end()
+session.end()
+print(looks(8), watch.is_over)
+"""
+    assert said(text) == ["[] False", "['process 1 on here, session 0'] True"]
+
+
+@pytest.mark.soak
+def test_a_server_is_not_over_while_another_driver_is_there(said):
+    text = """
+a, b = Driver("process 1 on here"), Driver("process 2 on here")
+print(looks(3), watch.is_over)
+a.leave()
+a.end()
+print(looks(3), watch.is_over)
+b.leave()
+print(looks(3), watch.is_over)
+"""
+    assert said(text) == ["[] False", "[] False", "[] True"]

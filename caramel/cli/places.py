@@ -1,0 +1,218 @@
+"""Where a command runs: what its options, files and the environment say of the cluster, before TensorFlow is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from caramel.cli.quiet import load_quietly
+from caramel.graph.devices import cpu_count, default_devices, devices_on_servers
+from caramel.runtime.host.membership import LAST_PORT, WORKER_JOB, Membership, checked_addresses, from_tf_config
+from caramel.util.arguments import whole_number
+
+if TYPE_CHECKING:
+    from caramel.runtime.clusters.base import Cluster
+
+_logger = logging.getLogger(__name__)
+
+IN_PROCESS, PROCESSES, TF_CONFIG, SLURM, RAY = "in-process", "processes", "tf-config", "slurm", "ray"
+"""Values of ``--cluster`` that are no addresses."""
+
+_KINDS = (IN_PROCESS, PROCESSES, TF_CONFIG, SLURM, RAY)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command runs.
+
+    Attributes:
+        kind: value of ``--cluster``.
+        hosts: value of ``--hosts``, which then says the cluster.
+        task: value of ``--task``.
+        base_port: value of ``--base-port``.
+        allow_open_ports: value of ``--allow-open-ports``.
+    """
+
+    kind: str
+    hosts: str | None = None
+    task: int | None = None
+    base_port: int | None = None
+    allow_open_ports: bool = False
+
+    @property
+    def name(self) -> str:
+        """What messages and files call it."""
+        return self.kind if self.hosts is None else self.hosts
+
+    def is_kind(self, kind: str) -> bool:
+        """Whether ``--cluster`` says the cluster, and is this."""
+        return self.hosts is None and self.kind == kind
+
+    def check(self, workers: int) -> None:
+        """Refuse what is wrong whatever the program is.
+
+        Args:
+            workers: number of workers.
+
+        Raises:
+            CaramelError: the cluster cannot be that of these options.
+        """
+        if self.hosts is None and ":" not in self.kind and self.kind not in _KINDS:
+            raise click.UsageError(f"--cluster takes {', '.join(_KINDS)} or HOST:PORT,HOST:PORT,..., got {self.kind!r}")
+        if self.task is not None and self.hosts is None and self.kind in _KINDS:
+            raise click.UsageError("--task belongs to --hosts FILE or --cluster HOST:PORT,HOST:PORT,...")
+        if self.base_port is None:
+            return
+        if self.hosts is not None or self.kind not in (PROCESSES, SLURM):
+            raise click.UsageError(f"--base-port belongs to --cluster {PROCESSES} or {SLURM}, and it is {self.name}")
+        last = LAST_PORT + 1 - workers
+        reason = f"each of {workers} workers has a port, up to {LAST_PORT}"
+        whole_number(self.base_port, "--base-port", most=last, reason=reason)
+
+    @cached_property
+    def membership(self) -> Membership | None:
+        """The servers, where they are known by their addresses; notes about their description are printed.
+
+        Raises:
+            InputError: the description is damaged, or one of its hosts does not exist.
+        """
+        found = self._described()
+        if found is None:
+            return None
+        for note in found.notes:
+            _logger.warning("note: %s", note)
+        last = len(found.addresses) - 1
+        if found.task is not None and not 0 <= found.task <= last:
+            raise click.UsageError(f"--task must be between 0 and {last}, got {found.task}")
+        return found
+
+    def _described(self) -> Membership | None:
+        if self.hosts is not None:
+            from caramel.runtime.host.hosts_file import check_hosts, from_hosts_file
+
+            found = from_hosts_file(self.hosts)
+            if self.task is None:  # else all are started at once, and names may be made with their hosts
+                check_hosts(found, self.hosts)
+            return replace(found, task=self.task)
+        if self.kind == TF_CONFIG:
+            return from_tf_config()
+        if self.kind == SLURM:
+            from caramel.runtime.host.slurm import from_slurm
+
+            return from_slurm(base_port=self.base_port)
+        return Membership(checked_addresses(self.kind.split(",")), self.task) if ":" in self.kind else None
+
+    def size(self, workers: int | None, devices: Sequence[str] = ()) -> tuple[int, tuple[str, ...]]:
+        """The number of workers, and their devices; none where the default ones will do.
+
+        Args:
+            workers: value of ``--workers``.
+            devices: values of ``--device``.
+
+        Raises:
+            InputError: nothing says how many workers there are.
+        """
+        known = () if self.membership is None else devices_on_servers(self.membership.workers)
+        if workers is None and not devices and self.is_kind(RAY):
+            from caramel.runtime.clusters.ray_servers import number_of_nodes
+
+            workers = number_of_nodes()
+        if workers is None:
+            if not (devices or known):
+                raise click.UsageError(f"say how many workers: --workers N (--cluster {self.name} does not say it)")
+            workers = len(devices or known)
+        whole_number(workers, "--workers")
+        is_usual = workers > len(known) or known[:workers] == default_devices(workers)
+        return workers, tuple(devices) if devices or is_usual else known[:workers]
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process is one of several that the same command started, and not the one that drives."""
+        says_task = self.task is not None or self.is_kind(SLURM)
+        return says_task and self.membership is not None and bool(self.membership.task)
+
+    def serve(self, devices: Sequence[str] = ()) -> NoReturn:
+        """Run this task's server until the driver has ended, and end this process with it.
+
+        Args:
+            devices: device string of each worker; empty for the default ones.
+        """
+        assert self.membership is not None
+        number = cpu_count(devices, (WORKER_JOB, self.membership.task)) if devices else None
+        serve(self.membership, number, exits_with_driver=True)
+
+    def cluster(self, workers: int) -> Cluster:
+        """The cluster, and TensorFlow loaded. What is started for it ends with the command.
+
+        Args:
+            workers: number of workers.
+
+        Raises:
+            CaramelError: there is none, or this process is not the one that drives it.
+        """
+        membership = self.membership  # before TensorFlow is loaded, because the description may be wrong
+        if self.is_kind(RAY):
+            from caramel.runtime.clusters.ray_servers import ray_membership
+
+            membership = click.get_current_context().with_resource(ray_membership(workers))
+        load_quietly()  # the program imports Keras if it needs it
+        from caramel.runtime.clusters.existing import Servers
+        from caramel.runtime.clusters.in_process import InProcess
+        from caramel.runtime.clusters.local_processes import LocalProcesses
+
+        if membership is None and self.kind == IN_PROCESS:
+            return InProcess()
+        if membership is None:
+            return LocalProcesses(allow_open_ports=self.allow_open_ports, base_port=self.base_port)
+        servers = Servers(membership.addresses, task=membership.task, workers=membership.workers)
+        servers.check_drives()
+        if membership.task == 0:
+            _logger.warning("anyone who reaches %s can run any graph there", membership.addresses[0])
+        return servers
+
+
+def serve(
+    membership: Membership,
+    devices: int | None,
+    exits_with_driver: bool = False,
+    exits_with_input: bool = False,
+    as_json: bool = False,
+) -> NoReturn:
+    """Run the server of a task.
+
+    Args:
+        membership: the cluster, with a task.
+        devices: number of virtual CPU devices; None for as many as the task has workers.
+        exits_with_driver: whether to end once the driver that used it has ended.
+        exits_with_input: whether to end once standard input has ended.
+        as_json: whether lines on standard output are for programs.
+
+    Raises:
+        ClusterError: the port cannot be used.
+    """
+    from caramel.runtime.host.environment import prepare_server
+    from caramel.runtime.host.server import serve_forever
+
+    assert membership.task is not None
+    prepare_server()
+    load_quietly()
+    _logger.warning("anyone who reaches %s can run any graph here", membership.addresses[membership.task])
+    number = membership.workers[membership.task] if devices is None else devices
+    serve_forever(membership.addresses, membership.task, number, exits_with_driver, exits_with_input, as_json)
+
+
+def own_task(membership: Membership) -> int | None:
+    """The server that is on this machine; None where none is, or several are.
+
+    Args:
+        membership: the cluster.
+    """
+    from caramel.runtime.host.names import host_of_address, is_this_machine
+
+    own = [task for task, address in enumerate(membership.addresses) if is_this_machine(host_of_address(address))]
+    return own[0] if len(own) == 1 else None
