@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,12 +25,14 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
+from caramel.cli.pictures import RunPictures, with_timeline
 from caramel.runtime.held_directory import held_directory
 from caramel.runtime.step_rate import StepRate
 from caramel.util.arguments import timeout_s
 
 if TYPE_CHECKING:
     from caramel.frontend.program_file import Program
+    from caramel.report.run_record import RunRecord
     from caramel.runtime.checkpoint_directory import CheckpointDirectory
     from caramel.runtime.session import Session, StepResult
 
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Give up a step after this long.",
 )
+@with_timeline
 @reporting_errors
 def run(
     program: str,
@@ -78,6 +82,7 @@ def run(
     checkpoint: str | None,
     save_every: int | None,
     step_timeout: float,
+    timeline: str | None,
     base_port: int | None,
     allow_open_ports: bool,
     devices: tuple[str, ...],
@@ -91,6 +96,7 @@ def run(
     check_cluster_options(cluster, base_port, workers)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
+    pictures = RunPictures(timeline)
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
@@ -107,7 +113,8 @@ def run(
             _go_on(session, loaded, directory)
         if until_step is not None:
             steps = max(until_step - session.step_count, 0)
-        _train(session, loaded, steps, directory, save_every)
+        record = pictures.record(session, armodel)
+        _train(session, loaded, steps, directory, save_every, record, partial(pictures.write, armodel, record))
 
 
 class _Ended(Exception):
@@ -115,9 +122,15 @@ class _Ended(Exception):
 
 
 def _train(
-    session: Session, program: Program, steps: int | None, directory: CheckpointDirectory | None, save_every: int | None
+    session: Session,
+    program: Program,
+    steps: int | None,
+    directory: CheckpointDirectory | None,
+    save_every: int | None,
+    record: RunRecord | None,
+    write_pictures: Callable[[], None],
 ) -> None:
-    """Train and save; a signal ends it after the step that runs, with the exit status of the signal."""
+    """Train, save and draw; a signal ends it after the step that runs, with the exit status of the signal."""
     saved: dict[int, str] = {}  # prefix of the checkpoint after a step
     losses: list[float] = []
     rate = StepRate()
@@ -125,6 +138,8 @@ def _train(
 
     def on_step(result: StepResult) -> None:
         rate.note(result.examples)
+        if record is not None:
+            record.note(result)
         losses[1:] = [result.loss]
         if directory is not None and save_every is not None and result.step % save_every == 0:
             saved[result.step] = directory.save(session)
@@ -140,6 +155,7 @@ def _train(
         click.echo(f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}")
     if directory is not None:  # before the evaluation, which may fail
         click.echo(f"saved {saved.get(session.step_count) or directory.save(session)}")
+    write_pictures()
     if interrupts.number is not None:
         _say_how_to_go_on(directory, None if steps is None else first + steps)
         click.get_current_context().exit(interrupts.exit_status)

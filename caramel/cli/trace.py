@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from caramel.cli.options import (
     with_cluster,
     with_devices,
 )
+from caramel.cli.pictures import check_pictures, draw_computation, with_timeline
 
 
 @click.command()
@@ -39,6 +41,7 @@ from caramel.cli.options import (
     help="An op's time out of those of all runs.",
 )
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
+@with_timeline
 @click.option("--description", default="", help="Where this is, for the reader of the file.")
 @reporting_errors
 def trace(
@@ -48,6 +51,7 @@ def trace(
     allow_open_ports: bool,
     devices: tuple[str, ...],
     out: str | None,
+    timeline: str | None,
     **options: Any,
 ) -> None:
     """Measure the ops of a program's step on one host, without communication.
@@ -58,6 +62,7 @@ def trace(
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     check_writable(out)
+    check_pictures(timeline)
     check_cluster_options(cluster, base_port, options["workers"])
     chosen = chosen_cluster(cluster, base_port, allow_open_ports)
     from caramel.frontend.program_file import load_program
@@ -67,7 +72,10 @@ def trace(
     from caramel.measure.tracer import trace as measured
 
     batch = () if loaded.on_workers else arguments_of(next(loaded.batches(1)))
-    measured_trace = measured(loaded.context, *batch, cluster=chosen, device_list=devices or None, **options)
+    draw = None if timeline is None else partial(draw_computation, timeline)
+    measured_trace = measured(
+        loaded.context, *batch, cluster=chosen, device_list=devices or None, on_traced=draw, **options
+    )
     save_trace(measured_trace, out)
     click.echo(as_text(measured_trace))
-    click.echo(f"\nwritten: {out}")
+    click.echo("\nwritten: " + ", ".join(file for file in (out, timeline) if file is not None))
