@@ -1,4 +1,4 @@
-"""The options ``--timeline`` and ``--report`` of several commands."""
+"""The options ``--timeline`` and ``--report`` of several commands, and what they write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from caramel import __version__
 from caramel.cli.options import check_writable
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from caramel.compiler.distributed_model import DistributedModel
     from caramel.measure.step_stats import TracedStep
     from caramel.report.run_record import RunRecord
+    from caramel.runtime.clusters.base import Cluster
     from caramel.runtime.session import Session
 
 with_timeline = click.option(
@@ -20,6 +22,14 @@ with_timeline = click.option(
     metavar="FILE.json",
     type=click.Path(dir_okay=False),
     help="Also draw a step, worker by worker, for Perfetto or chrome://tracing.",
+)
+
+
+with_report = click.option(
+    "--report",
+    metavar="FILE.html",
+    type=click.Path(dir_okay=False),
+    help="Also write a report: where the time of a step goes, what would help, the plan, and of a run the loss.",
 )
 
 
@@ -55,37 +65,71 @@ def draw_computation(file: str, computation: DistributedModel, step: TracedStep)
     write_timeline(file, None, [measured_timeline(computation, step, notes)])
 
 
+def write_plan_pictures(armodel: ARModel, title: str, timeline: str | None, report: str | None) -> None:
+    """Write the pictures of a plan.
+
+    Args:
+        armodel: what was planned.
+        title: name of the program.
+        timeline: value of ``--timeline``.
+        report: value of ``--report``.
+
+    Raises:
+        ReportError: a file cannot be written.
+    """
+    if timeline is None and report is None:
+        return
+    from caramel.report.chrome_trace import write_timeline
+    from caramel.report.content import Report
+    from caramel.report.page import write_report
+    from caramel.report.predicted import predicted_timeline
+    from caramel.report.what_helps import what_ifs
+
+    predicted = predicted_timeline(armodel.plan)
+    if timeline is not None:
+        write_timeline(timeline, armodel.plan, [] if predicted is None else [predicted])
+    if report is not None:
+        write_report(report, Report(title, armodel.plan, __version__, predicted, what_ifs(armodel.plan, armodel.facts)))
+
+
 class RunPictures:
     """The pictures of ``caramel run``.
 
     Args:
+        title: name of the program.
         timeline: value of ``--timeline``.
+        report: value of ``--report``.
     """
 
-    def __init__(self, timeline: str | None) -> None:
-        check_pictures(timeline)
-        self._timeline = timeline
+    def __init__(self, title: str, timeline: str | None, report: str | None) -> None:
+        check_pictures(timeline, report)
+        self._title, self._timeline, self._report = title, timeline, report
 
     def record(self, session: Session, armodel: ARModel) -> RunRecord | None:
         """A record of the steps to come; None if no picture is wanted."""
-        if self._timeline is None:
+        if self._timeline is None and self._report is None:
             return None
         from caramel.report.run_record import RunRecord
 
         return RunRecord(session, armodel.distributed)
 
-    def write(self, armodel: ARModel, record: RunRecord | None) -> None:
+    def write(self, armodel: ARModel, cluster: Cluster, record: RunRecord | None) -> None:
         """Write the pictures after a training, and say where they are.
 
         Raises:
             ReportError: a file cannot be written.
+            TraceError: TensorFlow's statistics of the traced step cannot be read.
         """
         if record is None or not record.losses:
             return
         from caramel.report.chrome_trace import write_timeline
-        from caramel.report.predicted import predicted_timeline
+        from caramel.report.page import write_report
+        from caramel.report.training import training_report
 
-        timelines = [each for each in (predicted_timeline(armodel.plan), record.timeline()) if each is not None]
+        report = training_report(self._title, armodel.plan, __version__, armodel.facts, record, cluster)
         if self._timeline is not None:
+            timelines = [step for step in (report.predicted, report.measured) if step is not None]
             write_timeline(self._timeline, armodel.plan, timelines)
-            click.echo(f"written: {self._timeline}")
+        if self._report is not None:
+            write_report(self._report, report)
+        click.echo("written: " + ", ".join(file for file in (self._timeline, self._report) if file is not None))

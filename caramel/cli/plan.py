@@ -15,7 +15,7 @@ from caramel.cli.options import (
     with_devices,
     with_policies,
 )
-from caramel.cli.pictures import check_pictures, with_timeline
+from caramel.cli.pictures import check_pictures, with_report, with_timeline, write_plan_pictures
 from caramel.cli.quiet import load_quietly
 from caramel.errors import InputError
 
@@ -41,6 +41,7 @@ from caramel.errors import InputError
 @with_devices
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write the plan to.")
 @with_timeline
+@with_report
 @click.option("--json", "as_json", is_flag=True, help="Print the prediction as JSON, in SI units.")
 @click.option("--explain", "explained", metavar="GRADIENT", multiple=True, help="Also say why for this gradient.")
 @click.option("--diff", "other", metavar="FILE.json", type=click.Path(dir_okay=False), help="Also compare with a plan.")
@@ -59,6 +60,7 @@ def plan(
     devices: tuple[str, ...],
     out: str | None,
     timeline: str | None,
+    report: str | None,
     as_json: bool,
     explained: tuple[str, ...],
     other: str | None,
@@ -72,7 +74,7 @@ def plan(
     """
     if out is not None:
         check_writable(out)
-    check_pictures(timeline)
+    check_pictures(timeline, report)
     if timeline is not None and decisions["network"] is None and workers > 1:
         raise InputError("a timeline shows the predicted step, which needs a network model: give --network FILE.json")
     check_decisions(workers, devices, decisions)
@@ -87,12 +89,7 @@ def plan(
         checked = verify_plan(finished, armodel.model)
     if out is not None:
         finished.save(out)
-    if timeline is not None:
-        from caramel.report.chrome_trace import write_timeline
-        from caramel.report.predicted import predicted_timeline
-
-        predicted = predicted_timeline(finished)
-        write_timeline(timeline, finished, [] if predicted is None else [predicted])
+    write_plan_pictures(armodel, program, timeline, report)
     if as_json:
         if finished.prediction is None:
             raise InputError("nothing can be predicted without a network model: give --network FILE.json")
@@ -107,6 +104,6 @@ def plan(
         from caramel.plan import Plan
 
         click.echo("\n" + (Plan.load(other).diff(finished) or f"no difference from {other}"))
-    written = [file for file in (out, timeline) if file is not None]
+    written = [file for file in (out, timeline, report) if file is not None]
     if written:
         click.echo(f"\nwritten: {', '.join(written)}")

@@ -25,7 +25,7 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
-from caramel.cli.pictures import RunPictures, with_timeline
+from caramel.cli.pictures import RunPictures, with_report, with_timeline
 from caramel.runtime.held_directory import held_directory
 from caramel.runtime.step_rate import StepRate
 from caramel.util.arguments import timeout_s
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     help="Give up a step after this long.",
 )
 @with_timeline
+@with_report
 @reporting_errors
 def run(
     program: str,
@@ -83,6 +84,7 @@ def run(
     save_every: int | None,
     step_timeout: float,
     timeline: str | None,
+    report: str | None,
     base_port: int | None,
     allow_open_ports: bool,
     devices: tuple[str, ...],
@@ -96,7 +98,7 @@ def run(
     check_cluster_options(cluster, base_port, workers)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
-    pictures = RunPictures(timeline)
+    pictures = RunPictures(program, timeline, report)
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
@@ -114,7 +116,7 @@ def run(
         if until_step is not None:
             steps = max(until_step - session.step_count, 0)
         record = pictures.record(session, armodel)
-        _train(session, loaded, steps, directory, save_every, record, partial(pictures.write, armodel, record))
+        _train(session, loaded, steps, directory, save_every, record, partial(pictures.write, armodel, chosen, record))
 
 
 class _Ended(Exception):

@@ -25,6 +25,7 @@ from caramel.report.step_timeline import (
     WorkerLanes,
     gaps,
     in_order,
+    waits,
 )
 
 _REPLICA = re.compile(r"worker_(\d+)/(.+)")
@@ -212,9 +213,10 @@ def _lanes(
     )
     step_s = length_ns / 1e9
     stalls = [
-        Bar(STALL, "no op runs", start_s, end_s, _waited_for(link, start_s, end_s))
+        Bar(STALL, "no op runs", first_s, last_s, transfer)
         for start_s, end_s in gaps(busy, 0.0, step_s)
         if end_s - start_s >= _LEAST_STALL * step_s
+        for first_s, last_s, transfer in waits(link, start_s, end_s)
     ]
     received = tuple((seconds(m.end_ns), m.size_bytes) for m in sorted(messages, key=lambda m: m.end_ns))
     return WorkerLanes(rank, in_order([*busy, *stalls]), link, received)
@@ -228,9 +230,3 @@ def _own_name(node: str) -> str:
 def _transfer_of(node: str) -> int | None:
     match = _COLLECTIVE.match(node)
     return None if match is None else int(match[1])
-
-
-def _waited_for(link: Iterable[Bar], start_s: float, end_s: float) -> int | None:
-    """The transfer under way in a stall that ends first after it; None if none is."""
-    under_way = [bar for bar in link if bar.start_s < end_s and bar.end_s > start_s]
-    return min(under_way, key=lambda bar: (bar.end_s, bar.name)).transfer if under_way else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caramel.facts import Span
 from caramel.plan import Plan
-from caramel.report.step_timeline import STALL, TRANSFER, Bar, StepTimeline, WorkerLanes, gaps, in_order
+from caramel.report.step_timeline import STALL, TRANSFER, Bar, StepTimeline, WorkerLanes, gaps, in_order, waits
 
 MOST_LANES = 16
 """Largest number of workers of which lanes are shown; the simulator takes all for equal."""
@@ -26,12 +26,16 @@ def predicted_timeline(plan: Plan) -> StepTimeline | None:
         return None
     step = plan.prediction.timeline
     link = in_order(_transfer(span) for span in step.spans if span.kind == TRANSFER)
-    busy = in_order(_activity(plan, span) for span in step.spans if span.kind != TRANSFER)
-    waits = [
-        Bar(STALL, "the end of the step", start_s, end_s, _under_way(link, end_s))
+    busy = in_order(
+        Bar(span.kind, span.what, span.start_s, span.end_s) for span in step.spans if span.kind not in (TRANSFER, STALL)
+    )
+    reasons = {(span.start_s, span.end_s): span.what for span in step.spans if span.kind == STALL}
+    stalls = [
+        Bar(STALL, reasons.get((start_s, end_s), "the end of the step"), first_s, last_s, transfer)
         for start_s, end_s in gaps(busy, 0.0, step.iteration_s)
+        for first_s, last_s, transfer in waits(link, start_s, end_s)
     ]
-    computation = in_order([*busy, *waits])
+    computation = in_order([*busy, *stalls])
     ranks = range(min(plan.workers, MOST_LANES))
     notes = ["The simulator takes all workers for equal: they have the same lanes."]
     if plan.workers > MOST_LANES:
@@ -42,17 +46,3 @@ def predicted_timeline(plan: Plan) -> StepTimeline | None:
 
 def _transfer(span: Span) -> Bar:
     return Bar(TRANSFER, f"transfer {span.what}", span.start_s, span.end_s, int(span.what))
-
-
-def _activity(plan: Plan, span: Span) -> Bar:
-    transfer = None
-    if span.kind == STALL:
-        numbers = [n for n, t in enumerate(plan.transfers) if span.what in t.gradients]
-        transfer = numbers[0] if numbers else None
-    return Bar(span.kind, span.what, span.start_s, span.end_s, transfer)
-
-
-def _under_way(link: tuple[Bar, ...], time_s: float) -> int | None:
-    """The transfer that ends a wait: the one that arrives last until then."""
-    ended = [bar for bar in link if bar.end_s <= time_s]
-    return max(ended, key=lambda bar: bar.end_s).transfer if ended else None

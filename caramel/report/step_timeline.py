@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 
 COMPUTE = "compute"
 """Kind of computation of which a prediction says no more."""
@@ -97,8 +97,8 @@ class StepTimeline:
         workers = (
             replace(
                 lanes,
-                computation=_merged_lane(lanes.computation, least_s),
-                link=_merged_lane(lanes.link, least_s),
+                computation=merged_lane(lanes.computation, least_s),
+                link=merged_lane(lanes.link, least_s),
                 received=_thinned(lanes.received, least_s),
             )
             for lanes in self.workers
@@ -155,6 +155,32 @@ def gaps(bars: Sequence[Bar], start_s: float, end_s: float) -> Iterator[tuple[fl
         yield until_s, end_s
 
 
+def waits(link: Sequence[Bar], start_s: float, end_s: float) -> Iterator[tuple[float, float, int | None]]:
+    """A time in which a worker waits, by the transfer for which it does: of those under way, the one that ends first.
+
+    Args:
+        link: transfers on the worker's link.
+        start_s: seconds at which the wait begins.
+        end_s: seconds at which it ends.
+
+    Yields:
+        Start and end in seconds, and the number of the transfer; None where none is under way.
+
+    >>> sent = [Bar("transfer", "", 0.0, 2.0, 0), Bar("transfer", "", 2.0, 5.0, 1)]
+    >>> list(waits(sent, 1.0, 6.0))
+    [(1.0, 2.0, 0), (2.0, 5.0, 1), (5.0, 6.0, None)]
+    """
+    cuts = {time_s for bar in link for time_s in (bar.start_s, bar.end_s) if start_s < time_s < end_s}
+    pieces: list[tuple[float, float, int | None]] = []
+    for first_s, last_s in pairwise(sorted({start_s, end_s, *cuts})):
+        under_way = [bar for bar in link if bar.start_s <= first_s and bar.end_s >= last_s]
+        transfer = min(under_way, key=lambda bar: (bar.end_s, bar.name)).transfer if under_way else None
+        if pieces and pieces[-1][2] == transfer:
+            first_s = pieces.pop()[0]
+        pieces.append((first_s, last_s, transfer))
+    yield from pieces
+
+
 def in_order(bars: Iterable[Bar]) -> tuple[Bar, ...]:
     """Bars in the order in which they start, ties by end, kind and name.
 
@@ -164,7 +190,13 @@ def in_order(bars: Iterable[Bar]) -> tuple[Bar, ...]:
     return tuple(sorted(bars, key=lambda bar: (bar.start_s, bar.end_s, bar.kind, bar.name)))
 
 
-def _merged_lane(bars: Sequence[Bar], least_s: float) -> tuple[Bar, ...]:
+def merged_lane(bars: Iterable[Bar], least_s: float) -> tuple[Bar, ...]:
+    """The bars of a lane with short ones that follow each other as one; see `StepTimeline.merged`.
+
+    Args:
+        bars: bars in the order in which they start.
+        least_s: see `StepTimeline.merged`.
+    """
     return in_order(bar for track in tracks(bars) for bar in _merged_track(track, least_s))
 
 

@@ -1,4 +1,4 @@
-"""``--timeline`` of the commands: what is in the file, and that a bad name is refused before any work."""
+"""``--timeline`` and ``--report`` of the commands: what is in the files, and that bad names are refused before any work."""
 
 import json
 import subprocess
@@ -67,16 +67,20 @@ def test_trace_plan_and_run(call, program, tmp_path):
     assert {"forward pass", "backward pass", "update"} <= lanes(out)[1]
 
     call("netbench", "--link-rate", "1Mbit/s", "--out", network)
-    printed = call(
-        *("plan", program, "--workers", 2, "--trace", trace, "--network", network, "--out", plan, "--timeline", out)
-    )
-    assert f"written: {plan}, {out}" in printed
+    pictures = ("--timeline", out, "--report", tmp_path / "plan.html")
+    printed = call("plan", program, "--workers", 2, "--trace", trace, "--network", network, "--out", plan, *pictures)
+    assert f"written: {plan}, {out}, {tmp_path / 'plan.html'}" in printed
+    text = (tmp_path / "plan.html").read_text()
+    assert "predicted step" in text and "Half the bytes" in text and "measured step" not in text
     predicted = {"computation, predicted", "link, predicted"}
     assert lanes(out)[0] == {"worker 0": predicted, "worker 1": predicted}
     assert json.loads(out.read_text())["otherData"]["predicted step [ms]"] > 0
 
-    printed = call("run", program, "--workers", 2, "--plan", plan, "--timeline", out)
-    assert f"written: {out}" in printed
+    report = tmp_path / "run.html"
+    printed = call("run", program, "--workers", 2, "--plan", plan, "--timeline", out, "--report", report)
+    assert f"written: {out}, {report}" in printed
+    text = report.read_text()
+    assert all(word in text for word in ("predicted step", "measured step", "throughput", "after 9 steps", program))
     both = predicted | {"computation, measured", "link, measured"}
     assert lanes(out)[0] == {"worker 0": both, "worker 1": both}
     assert {"compute", "forward pass", "backward pass", "update", "transfer"} <= lanes(out)[1]
@@ -93,6 +97,17 @@ def test_a_run_without_steps_writes_none(call, program, tmp_path):
     assert not (tmp_path / "out.json").exists()
 
 
+def test_a_plan_without_a_network_has_a_report(call, program, tmp_path):
+    call("plan", program, "--workers", 2, "--report", tmp_path / "out.html")
+    assert "give --trace and --network" in (tmp_path / "out.html").read_text()
+
+
+def test_many_workers_on_few_cores_are_explained(call, program, tmp_path, monkeypatch):
+    monkeypatch.setattr("caramel.report.training.usable_cores", lambda: 2)
+    call("run", program, "--workers", 3, "--steps", 2, "--report", tmp_path / "out.html")
+    assert "3 workers share the 2 cores of this machine" in (tmp_path / "out.html").read_text()
+
+
 WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None; from caramel.cli.main import main; main()"
 
 
@@ -103,7 +118,8 @@ WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None; from caramel
         ("plan FILE --workers 2 --timeline FOLDER/none/out.json", "none/out.json' cannot be written"),
         ("plan FILE --workers 2 --timeline FOLDER/out.json", "give --network FILE.json"),
         ("run FILE --workers 2 --timeline FOLDER", "is a directory"),
-        ("run FILE --workers 2 --timeline /proc/out.json", "'/proc/out.json' cannot be written"),
+        ("run FILE --workers 2 --report /proc/out.html", "'/proc/out.html' cannot be written"),
+        ("plan FILE --workers 2 --report FOLDER", "is a directory"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_any_work(arguments, wanted, tmp_path):
