@@ -32,7 +32,7 @@ WRITTEN = {
 }
 """What is in each file."""
 
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT)]
 
 
 def main() -> int:
@@ -160,19 +160,22 @@ def plot(alone: list[float], together: list[float], accuracy: float, path: Path)
     """The two loss curves, and their difference."""
     import matplotlib
 
+    from benchmarks import colors
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=[3, 1])
     steps = range(1, len(alone) + 1)
     top.plot(steps, alone, color="0.6", linewidth=4, label="one device, batch 96")
-    top.plot(steps, together, color="C0", linewidth=1.2, label=f"{WORKERS} workers, batch 24 each")
+    top.plot(steps, together, color=colors.OURS, linewidth=1.2, label=f"{WORKERS} workers, batch 24 each")
     top.set_yscale("log")
+    top.yaxis.set_major_formatter(lambda loss, _: f"{loss:g}")
     top.set_ylabel("training loss")
     top.set_title(f"handwritten digits, test accuracy {accuracy:.1%}")
     top.legend()
-    bottom.semilogy(steps, [max(abs(a - b), 1e-9) for a, b in zip(alone, together)], color="C3", linewidth=1)
-    bottom.set_ylabel("difference")
+    bottom.semilogy(steps, [max(abs(a - b), 1e-9) for a, b in zip(alone, together)], color="0.4", linewidth=1)
+    bottom.set_ylabel("difference\nof the losses")
     bottom.set_xlabel("step")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
