@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check docs soak matrix horovod bench bench-quick bench-collectives bench-models bench-planning clean
+.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-collectives bench-models bench-planning clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -25,6 +25,10 @@ check: lint test  ## the whole gate
 docs: $(VENV)/.dev  ## the documentation as a site, in build/docs; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo build/docs/index.html
+
+browser: $(VENV)/.browser  ## look at a report in a headless Chromium of the system; screenshots in build/browser
+	CARAMEL_SCREENSHOTS=build/browser $(BIN)/python -m pytest tests/report/test_browser.py
+	@echo build/browser
 
 soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers; about an hour
 	$(BIN)/python -m pytest -m soak $(PARALLEL) --dist load
@@ -63,4 +67,8 @@ $(VENV)/.demo: pyproject.toml scripts/environment.sh
 
 $(VENV)/.dev: pyproject.toml scripts/environment.sh
 	scripts/environment.sh $(VENV) '.[dev]'
+	touch $@
+
+$(VENV)/.browser: pyproject.toml scripts/environment.sh
+	scripts/environment.sh $(VENV) '.[dev,browser]'
 	touch $@

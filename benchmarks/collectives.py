@@ -7,23 +7,26 @@ all-reduces and MultiWorkerMirroredStrategy's ring.
 
 from __future__ import annotations
 
+import math
+import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from benchmarks.output import errors_for_click, markdown_table, write_json
+from benchmarks import colors
+from benchmarks.output import errors_for_click, markdown_table, size_axis, write_json
 from benchmarks.statistics import Ratio, geometric_mean, paired_ratio, worst_bound
 from benchmarks.testbed import Testbed
 from caramel.errors import ClusterError, InputError
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.host.namespaces import enter_network_namespace
 from caramel.util.progress import progress_over
-from caramel.util.units import format_size, parse_rate, parse_size
+from caramel.util.units import format_size, format_time, parse_rate, parse_size
 
 OURS = "caramel"
 MIRRORED = "mwms_ring"
@@ -191,26 +194,57 @@ def record_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{shown}\n\nGeometric mean over sizes of the time in units of the best peer's: {', '.join(means)}."
 
 
-def plot(cells: Sequence[Cell], path: str) -> None:
-    """Time over size, one panel for each number of workers."""
+def plot(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+    """Time over size, one panel for each number of workers.
+
+    Args:
+        rows: written `Row` instances.
+        path: file to write; its ending says the format.
+    """
     from matplotlib.figure import Figure
 
-    numbers = list(dict.fromkeys(c.workers for c in cells))
-    figure = Figure(figsize=(5.6 * len(numbers), 4.6), layout="constrained")
-    panels = figure.subplots(1, len(numbers), squeeze=False)[0]
+    numbers = list(dict.fromkeys(row["workers"] for row in rows))
+    figure = Figure(figsize=(max(3.6 * len(numbers), 6.5), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(numbers), squeeze=False, sharey=True)[0]
     for panel, workers in zip(panels, numbers):
-        chosen = [c for c in cells if c.workers == workers]
-        for name in dict.fromkeys(n for c in chosen for n in c.times):
-            points = [(c.size_bytes, statistics.median(c.times[name]) * 1e3) for c in chosen if name in c.times]
-            style: dict[str, Any] = {"linewidth": 2.5, "color": "black"} if name == OURS else {"linewidth": 1.2}
-            panel.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
-        limits = [(c.size_bytes, c.limit_s * 1e3) for c in chosen if c.limit_s is not None]
+        chosen = [row for row in rows if row["workers"] == workers]
+        for label, contenders, style in _DRAWN:
+            _draw_best(panel, [row for row in chosen if row["contender"] in contenders], label, style)
+        limits = {row["bytes"]: row["limit_s"] * 1e3 for row in chosen if row["limit_s"] is not None}
         if limits:
-            panel.plot(*zip(*limits), "k:", label="limit of the links")
-        panel.set(xscale="log", yscale="log", xlabel="bytes", title=f"{workers} workers")
-        panel.legend()
-    panels[0].set_ylabel("time of one all-reduce [ms]")
-    figure.savefig(path, dpi=110)
+            panel.plot(*zip(*sorted(limits.items())), ":", color=colors.BOUND, label="limit of the links")
+        panel.set_title(f"{workers} workers", fontsize=10, loc="left")
+        size_axis(panel, max(row["bytes"] for row in chosen))
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(lambda time_ms, _: format_time(time_ms / 1e3))
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("time of one all-reduce")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=len(labels) if len(numbers) > 1 else 2,
+        frameon=False,
+        fontsize=9,
+    )
+    figure.savefig(path, dpi=120)
+
+
+_DRAWN: Sequence[tuple[str, Collection[str], Mapping[str, Any]]] = (
+    ("this library", (OURS,), {"linewidth": 2.5, "color": colors.OURS, "zorder": 3}),
+    ("the best of TensorFlow's in-graph three", ("tf_shuffle", "tf_ring", "tf_recursive_hd"), {"color": colors.OTHERS}),
+    ("MultiWorkerMirroredStrategy's ring", ("mwms_ring",), {"color": colors.MIRRORED}),
+)
+"""The lines of the plot, this library first: label, contenders of which the best counts, and style."""
+
+
+def _draw_best(panel: Any, rows: Sequence[Mapping[str, Any]], label: str, style: Mapping[str, Any]) -> None:
+    best_ms: dict[int, float] = {}
+    for row in rows:
+        best_ms[row["bytes"]] = min(best_ms.get(row["bytes"], math.inf), row["time_s"] * 1e3)
+    if best_ms:
+        panel.plot(*zip(*sorted(best_ms.items())), marker="o", markersize=3, label=label, **{"linewidth": 1.4, **style})
 
 
 def _network(
@@ -288,7 +322,7 @@ def main(
         if len(numbers) > 1:
             click.echo(table(cells))
         if plot_file is not None:
-            plot(cells, plot_file)
+            plot([asdict(row) for cell in cells for row in cell.rows()], plot_file)
         if save_network is not None and measured is not None:
             save(measured, save_network)
 

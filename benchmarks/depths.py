@@ -17,8 +17,9 @@ from typing import Any
 
 import click
 
+from benchmarks import colors
 from benchmarks.collectives import cluster
-from benchmarks.output import errors_for_click, markdown_table, write_json
+from benchmarks.output import errors_for_click, markdown_table, size_axis, write_json
 from benchmarks.statistics import Ratio, paired_ratio, worst_bound
 from benchmarks.testbed import Testbed
 from caramel.netmodel.model import MEASURED_DEPTHS, NetworkModel
@@ -130,16 +131,25 @@ def plot(cells: Sequence[Cell], path: str, title: str) -> None:
     """Time over size, relative to depth 1."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
     panel = figure.subplots()
     base = [statistics.median(c.times[1]) for c in cells]
-    for depth in (*MEASURED_DEPTHS, 0):
+    lines: list[tuple[int, str, dict[str, Any]]] = [
+        (0, "adaptive", {"color": colors.OURS, "linewidth": 2.5, "zorder": 3})
+    ]
+    shades = dict(zip(MEASURED_DEPTHS, colors.SHADES))
+    lines += [(depth, f"depth {depth}", {"color": shades[depth], "linewidth": 1.6}) for depth in MEASURED_DEPTHS]
+    for depth, label, style in lines:
         ratios = [statistics.median(c.times[depth]) / b for c, b in zip(cells, base)]
-        label, style = (f"depth {depth}", "o-") if depth else ("adaptive", "k--")
-        panel.plot([c.size_bytes for c in cells], ratios, style, markersize=3, label=label)
-    panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="time / time at depth 1", title=title)
-    panel.legend()
-    figure.savefig(path, dpi=110)
+        panel.plot([c.size_bytes for c in cells], ratios, marker="o", markersize=3, label=label, **style)
+    size_axis(panel, max(c.size_bytes for c in cells))
+    panel.set_yscale("log", base=2)
+    panel.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}×")
+    panel.set_ylabel("time / time at depth 1")
+    panel.set_title(title, fontsize=10, loc="left")
+    panel.grid(alpha=0.3)
+    panel.legend(frameon=False)
+    figure.savefig(path, dpi=120)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -12,6 +12,7 @@ import click
 
 from caramel.errors import CaramelError
 from caramel.util.text_files import write_whole
+from caramel.util.units import format_size
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,3 +50,16 @@ def markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]] = ()) -> s
     | 2 | 64 B |
     """
     return "\n".join([markdown_row(head), "|" + "---|" * len(head), *map(markdown_row, rows)])
+
+
+def size_axis(panel: Any, most_bytes: float) -> None:
+    """A horizontal axis of sizes, in units that people read.
+
+    Args:
+        panel: the panel of a matplotlib figure.
+        most_bytes: largest size.
+    """
+    panel.set_xscale("log", base=2)
+    ticks = [2**exponent for exponent in range(6, 40, 4) if 2**exponent <= most_bytes]
+    panel.set_xticks(ticks, [format_size(tick) for tick in ticks], fontsize=8)
+    panel.set_xlabel("size of the tensor")

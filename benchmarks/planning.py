@@ -15,6 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks import colors
 from benchmarks.models import trace_to_file
 from benchmarks.networks import NAMES, VGG_LIKE, make
 from benchmarks.output import errors_for_click, markdown_table, write_json
@@ -172,7 +173,13 @@ def table(found: Curves) -> str:
     return markdown_table(head, rows)
 
 
-STYLES = {COMPLETE: ("C0", "-"), "paper": ("C1", "-"), "no scheduling": ("C2", "-"), "each gradient alone": ("C3", "-")}
+COLORS = {
+    COMPLETE: colors.OURS,
+    "paper": colors.TENSORFLOW[0],
+    "no scheduling": colors.SHADES[2],
+    "each gradient alone": colors.SHADES[0],
+}
+"""By policy."""
 
 
 def plot(all_curves: Sequence[Curves], path: str) -> None:
@@ -195,8 +202,19 @@ def plot(all_curves: Sequence[Curves], path: str) -> None:
     panels[0][0].set_ylabel("predicted step")
     panels[0][0].yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: f"{time_s:g} s"))
     panels[1][0].set_ylabel("predicted step / LB1")
-    panels[0][0].legend(frameon=False)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    own = len(POLICIES)  # these were drawn last to first
+    panels[0][0].legend(handles[:own][::-1] + handles[own:], labels[:own][::-1] + labels[own:], frameon=False)
     figure.savefig(path, dpi=110)
+
+
+def curves_of(record: Sequence[Mapping[str, Any]]) -> list[Curves]:
+    """The curves of a record.
+
+    Args:
+        record: written `Curves`.
+    """
+    return [Curves(**{**each, "points": tuple(Point(**point) for point in each["points"])}) for each in record]
 
 
 def _draw(found: Curves, above: Any, below: Any) -> None:
@@ -204,11 +222,11 @@ def _draw(found: Curves, above: Any, below: Any) -> None:
     rates = [point.rate_bit_per_s for point in found.points]
     bounds = np.array([point.lb1_s for point in found.points])
     for name in reversed(tuple(POLICIES)):  # the default on top
-        color, style = STYLES[name]
+        style: dict[str, Any] = {"color": COLORS[name], "linewidth": 2.5 if name == COMPLETE else 1.5}
         times = np.array([point.policies_s[name] for point in found.points])
-        above.plot(rates, times, style, color=color, marker="o", markersize=3, label=name)
-        below.plot(rates, times / bounds, style, color=color, marker="o", markersize=3)
-    above.plot(rates, bounds, "k--", linewidth=1, label="lower bound LB1")
+        above.plot(rates, times, marker="o", markersize=3, label=name, **style)
+        below.plot(rates, times / bounds, marker="o", markersize=3, **style)
+    above.plot(rates, bounds, "--", color=colors.BOUND, linewidth=1, label="lower bound LB1")
     above.axhline(found.compute_s, color="grey", linestyle=":", label="computation")
     mebibytes = found.gradient_bytes / 2**20
     above.set(xscale="log", yscale="log", title=f"{found.model}, {mebibytes:.0f} MiB, {found.workers} workers")

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from benchmarks import build, collectives, depths, planner_speed, versions
+from benchmarks import build, collectives, depths, planner_speed, planning, versions
 from benchmarks.output import errors_for_click
 from benchmarks.published import calibrations_table, figure_9_table, gaps_table
 from benchmarks.training import prediction_errors
@@ -95,6 +95,17 @@ RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 }
 """Files of `RESULTS`, and what makes a table of what is in them, by name."""
 
+RECORD_PLOTS: Mapping[str, tuple[str, Callable[[Any, Path], None]]] = {
+    "collectives_local": ("collectives_local.json", collectives.plot),
+    "collectives_shaped": ("collectives_shaped.json", collectives.plot),
+    "depths": (
+        "depths_shaped.json",
+        lambda record, path: depths.plot(depths.cells_of(record), str(path), "ring on 4 workers, links of 500 Mbit/s"),
+    ),
+    "planning": ("planning.json", lambda record, path: planning.plot(planning.curves_of(record), str(path))),
+}
+"""Files of `RESULTS`, and what draws what is in them, by the name of the picture."""
+
 _MARK = re.compile(r"<!-- (/?)((?:\w+/)?\w+) -->\n")
 
 
@@ -163,7 +174,7 @@ def measured(folder: Path = RESULTS, group: str = "") -> list[Row]:
 @click.command()
 @errors_for_click
 def main() -> None:
-    """Write tables of the records in benchmarks/results, and plots of the training steps, into the documents."""
+    """Write tables and plots of the records in benchmarks/results into the documents."""
     rows = {group: measured(group=group) for group in SETS}
     for document in DOCUMENTS:
         try:
@@ -172,8 +183,21 @@ def main() -> None:
             raise InputError(f"{document}: {error}") from error
         write_whole(document, text)
         click.echo(f"{document}")
-    for plot in write_plots(rows[""], PLOTS):
+    for plot in (*write_plots(rows[""], PLOTS), *write_record_plots(PLOTS)):
         click.echo(f"{plot}")
+
+
+def write_record_plots(folder: Path) -> list[Path]:
+    """Draw the records of `RECORD_PLOTS`, as PNG files.
+
+    Args:
+        folder: where to write them.
+    """
+    paths = []
+    for name, (file, draw) in RECORD_PLOTS.items():
+        paths.append(folder / f"{name}.png")
+        draw(json.loads((RESULTS / file).read_text(encoding="utf-8")), paths[-1])
+    return paths
 
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ class ExportError(CaramelError):
     """An export could not be written."""
 
 
+class ReportError(CaramelError):
+    """A timeline or a report could not be written."""
+
+
 class ClusterError(CaramelError):
     """A worker cannot be started or reached, or died, or does not answer in time."""
 

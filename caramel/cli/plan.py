@@ -18,6 +18,7 @@ from caramel.cli.options import (
     with_json,
     with_policies,
 )
+from caramel.cli.pictures import check_pictures, with_report, with_timeline, write_plan_pictures
 from caramel.cli.places import Place
 from caramel.cli.quiet import load_quietly
 from caramel.cli.scripts import loaded_program
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 )
 @with_devices
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write the plan to.")
+@with_timeline
+@with_report
 @with_json
 @click.option("--explain", "explained", metavar="GRADIENT", multiple=True, help="Also say why for this gradient.")
 @click.option("--diff", "other", metavar="FILE.json", type=click.Path(dir_okay=False), help="Also compare with a plan.")
@@ -75,6 +78,8 @@ def plan(
     workers_on_host: int | None,
     devices: tuple[str, ...],
     out: str | None,
+    timeline: str | None,
+    report: str | None,
     as_json: bool,
     explained: tuple[str, ...],
     other: str | None,
@@ -94,6 +99,11 @@ def plan(
         _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host)
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
+    check_pictures(timeline, report)
+    if timeline is not None and decisions["network"] is None and workers > 1 and not is_measured:
+        raise InputError(
+            "a timeline shows the predicted step, which needs a network model: give --network FILE.json, or --measure"
+        )
     check_decisions(workers, devices, decisions)
     if place.serves:
         place.serve(devices)
@@ -121,6 +131,7 @@ def plan(
         checked = verify_plan(finished, armodel.model)
     if out is not None:
         finished.save(out)
+    write_plan_pictures(armodel, program, timeline, report)
     if as_json:
         if finished.prediction is None:
             raise InputError("nothing can be predicted without a network model: give --network FILE.json")
@@ -138,6 +149,7 @@ def plan(
         from caramel.plan import Plan
 
         click.echo("\n" + (Plan.load(other).diff(finished) or f"no difference from {other}"))
+    written += [file for file in (timeline, report) if file is not None]
     if written:
         click.echo(f"\nwritten: {', '.join(written)}")
 

@@ -6,19 +6,17 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from caramel.cli.logs import log_what_is_said
 from caramel.cli.options import (
     arguments_of,
     check_decisions,
     compiled,
-    print_json,
     reporting_errors,
     with_cluster,
     with_collectives,
@@ -27,7 +25,9 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
+from caramel.cli.pictures import RunPictures, with_report, with_timeline
 from caramel.cli.places import Place
+from caramel.cli.results import Results
 from caramel.cli.scripts import run_script_on_workers
 from caramel.errors import InputError
 from caramel.frontend.script_file import is_script
@@ -39,6 +39,7 @@ from caramel.util.interrupts import Interrupts
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
     from caramel.frontend.program_file import Program
+    from caramel.report.run_record import RunRecord
     from caramel.runtime.checkpoint_directory import CheckpointDirectory
     from caramel.runtime.session import Session, StepResult
 
@@ -80,6 +81,8 @@ _logger = logging.getLogger(__name__)
     metavar="SECONDS",
     help="Give up a step after this long.",
 )
+@with_timeline
+@with_report
 @with_json
 @reporting_errors
 def run(
@@ -92,6 +95,8 @@ def run(
     checkpoint: str | None,
     save_every: int | None,
     step_timeout: float,
+    timeline: str | None,
+    report: str | None,
     devices: tuple[str, ...],
     as_json: bool,
     **decisions: Any,
@@ -102,7 +107,8 @@ def run(
     is, with its ARGUMENTS, and fit, evaluate and predict run on the workers.
     """
     if is_script(program):
-        _refuse_for_scripts(steps=steps, until_step=until_step, checkpoint=checkpoint, json=as_json or None)
+        others = {"steps": steps, "until_step": until_step, "checkpoint": checkpoint, "timeline": timeline}
+        _refuse_for_scripts({**others, "report": report, "json": as_json or None})
     elif arguments:
         raise click.UsageError(f"{program} is a program file, which has no arguments: {shlex.join(arguments)}")
     if steps is not None and until_step is not None:
@@ -113,6 +119,7 @@ def run(
     workers, devices = place.size(workers, devices)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
+    pictures = RunPictures(program, timeline, report)
     if place.serves:
         place.serve(devices)
     if is_script(program):
@@ -133,15 +140,17 @@ def run(
         if steps is None and until_step is None and _is_endless(loaded, armodel):
             raise InputError("the dataset has no end: say how many steps, --steps N or --until-step N")
         session = stack.enter_context(armodel.session(chosen, step_timeout_s=step_timeout))
-        report = _Report(as_json, {"plan": armodel.plan.digest, "workers": workers})
+        results = Results(as_json, {"plan": armodel.plan.digest, "workers": workers})
         if directory is not None:
-            _go_on(session, loaded, directory, report)
+            _go_on(session, loaded, directory, results)
         if until_step is not None:
             steps = max(until_step - session.step_count, 0)
-        _train(session, loaded, steps, directory, save_every, report)
+        record = pictures.record(session, armodel)
+        write_pictures = partial(pictures.write, armodel, chosen, record)
+        _train(session, loaded, steps, directory, save_every, results, record, write_pictures)
 
 
-def _refuse_for_scripts(**values: Any) -> None:
+def _refuse_for_scripts(values: Mapping[str, Any]) -> None:
     """Refuse options for which a script has its own ways.
 
     Raises:
@@ -152,38 +161,9 @@ def _refuse_for_scripts(**values: Any) -> None:
             option = "--" + name.replace("_", "-")
             raise click.UsageError(
                 f"{option} belongs to FILE.py:ENTRY: a script says itself how long it trains (fit's epochs= and "
-                "steps_per_epoch=), and saves by callbacks (keras.callbacks.BackupAndRestore goes on after an end)"
+                "steps_per_epoch=), saves by callbacks (keras.callbacks.BackupAndRestore goes on after an end), and "
+                "prints and draws what it likes"
             )
-
-
-@dataclass
-class _Report:
-    """What a run has to say, for people as it comes, or for programs at the end.
-
-    Attributes:
-        as_json: whether it is for programs.
-        values: what it is, by name.
-    """
-
-    as_json: bool
-    values: dict[str, Any]
-
-    def add(self, text: str, **values: Any) -> None:
-        """Say something.
-
-        Args:
-            text: what to print for people.
-            values: the same for programs.
-        """
-        self.values.update(values)
-        log_what_is_said(text)
-        if not self.as_json:
-            click.echo(text)
-
-    def end(self) -> None:
-        """Print what is for programs."""
-        if self.as_json:
-            print_json(self.values)
 
 
 class _Ended(Exception):
@@ -196,9 +176,11 @@ def _train(
     steps: int | None,
     directory: CheckpointDirectory | None,
     save_every: int | None,
-    report: _Report,
+    results: Results,
+    record: RunRecord | None,
+    write_pictures: Callable[[], list[str]],
 ) -> None:
-    """Train and save; a signal ends it after the step that runs, with the exit status of the signal."""
+    """Train, save and draw; a signal ends it after the step that runs, with the exit status of the signal."""
     saved: dict[int, str] = {}  # prefix of the checkpoint after a step
     losses: list[float] = []
     rate = StepRate()
@@ -206,6 +188,8 @@ def _train(
 
     def on_step(result: StepResult) -> None:
         rate.note(result.examples)
+        if record is not None:
+            record.note(result)
         losses[1:] = [result.loss]
         if directory is not None and save_every is not None and result.step % save_every == 0:
             saved[result.step] = directory.save(session)
@@ -217,9 +201,9 @@ def _train(
     batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
     with Interrupts(_logger.warning, ends_at_once=True) as interrupts, suppress(_Ended):
         session.run(batches, steps, on_step=on_step)
-    report.values |= {"steps": rate.steps, "last_step": session.step_count}
+    results.values |= {"steps": rate.steps, "last_step": session.step_count}
     if losses:
-        report.add(
+        results.add(
             f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}",
             elapsed_s=rate.elapsed_s,
             step_s=rate.step_s,
@@ -229,26 +213,28 @@ def _train(
         )
     if directory is not None:  # before the evaluation, which may fail
         prefix = saved.get(session.step_count) or directory.save(session)
-        report.add(f"saved {prefix}", saved=prefix)
+        results.add(f"saved {prefix}", saved=prefix)
+    if written := write_pictures():
+        results.add(f"written: {', '.join(written)}", written=written)
     if interrupts.number is not None:
-        report.values["interrupted_by"] = signal.Signals(interrupts.number).name
-        _say_how_to_go_on(report, directory, None if steps is None else first + steps)
-        report.end()
+        results.values["interrupted_by"] = signal.Signals(interrupts.number).name
+        _say_how_to_go_on(results, directory, None if steps is None else first + steps)
+        results.end()
         click.get_current_context().exit(interrupts.exit_status)
     if program.evaluation_data is not None:
         data = program.evaluation_data
         values = _named(session.evaluate(*arguments_of(data)))
         for name, value in values:
-            report.add(f"evaluation {name}: {_shown(value)}")
-        report.values["evaluation"] = {name: _for_programs(value) for name, value in values}
-    report.end()
+            results.add(f"evaluation {name}: {_shown(value)}")
+        results.values["evaluation"] = {name: _for_programs(value) for name, value in values}
+    results.end()
 
 
-def _say_how_to_go_on(report: _Report, directory: CheckpointDirectory | None, last: int | None) -> None:
+def _say_how_to_go_on(results: Results, directory: CheckpointDirectory | None, last: int | None) -> None:
     """Say the command that goes on after an interrupted run.
 
     Args:
-        report: what the run has to say.
+        results: what the run has to say.
         directory: directory with the checkpoints; None if nothing was saved.
         last: number of the last step that was to be made; None if the data would have ended it.
     """
@@ -258,7 +244,7 @@ def _say_how_to_go_on(report: _Report, directory: CheckpointDirectory | None, la
     options = _without(sys.argv[1:], "--steps", "--until-step")
     until = [] if last is None else ["--until-step", str(last)]
     command = shlex.join(["caramel", *options, *until])
-    report.add(f"go on with: {command}", go_on_with=command)
+    results.add(f"go on with: {command}", go_on_with=command)
 
 
 def _without(arguments: Sequence[str], *options: str) -> list[str]:
@@ -286,7 +272,7 @@ def _is_endless(program: Program, armodel: ARModel) -> bool:
     return is_dataset(data) and int(data.cardinality()) == -1  # type: ignore[union-attr]  # tf.data.INFINITE_CARDINALITY
 
 
-def _go_on(session: Session, program: Program, directory: CheckpointDirectory, report: _Report) -> None:
+def _go_on(session: Session, program: Program, directory: CheckpointDirectory, results: Results) -> None:
     """Restore the newest checkpoint, if there is one, and say where the data goes on.
 
     That it can be saved there is tried first: later the steps would be lost.
@@ -297,9 +283,9 @@ def _go_on(session: Session, program: Program, directory: CheckpointDirectory, r
         return
     if found.note is not None:
         _logger.warning("note: %s", found.note)
-    report.add(f"restored {found.prefix} (step {session.step_count})", restored=found.prefix)
+    results.add(f"restored {found.prefix} (step {session.step_count})", restored=found.prefix)
     if not program.on_workers:
-        report.add(f"the data goes on after the {session.step_count} batches of the steps so far, which are left out")
+        results.add(f"the data goes on after the {session.step_count} batches of the steps so far, which are left out")
 
 
 def _named(values: Any, path: str = "") -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from caramel.cli.options import (
     with_devices,
     with_json,
 )
+from caramel.cli.pictures import check_pictures, draw_computation, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.scripts import loaded_program
 
@@ -42,6 +44,7 @@ from caramel.cli.scripts import loaded_program
     help="An op's time out of those of all runs.",
 )
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
+@with_timeline
 @click.option("--description", default="", help="Where this is, for the reader of the file.")
 @with_json
 @reporting_errors
@@ -51,6 +54,7 @@ def trace(
     place: Place,
     devices: tuple[str, ...],
     out: str | None,
+    timeline: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -63,6 +67,7 @@ def trace(
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     check_writable(out)
+    check_pictures(timeline)
     place.check(options["workers_on_host"])
     _, devices = place.size(options["workers_on_host"], devices)
     if options["workers"] is None and place.membership is not None:
@@ -76,7 +81,10 @@ def trace(
     from caramel.measure.tracer import trace as measured
 
     batch = () if loaded.on_workers else arguments_of(next(loaded.batches(1)))
-    measured_trace = measured(loaded.context, *batch, cluster=chosen, device_list=devices or None, **options)
+    draw = None if timeline is None else partial(draw_computation, timeline)
+    measured_trace = measured(
+        loaded.context, *batch, cluster=chosen, device_list=devices or None, on_traced=draw, **options
+    )
     save_trace(measured_trace, out)
     if as_json:
         figures = {
@@ -85,4 +93,4 @@ def trace(
         print_json({"written": [out], **figures, "ops": len(measured_trace.op_s), "warnings": measured_trace.warnings})
         return
     click.echo(as_text(measured_trace))
-    click.echo(f"\nwritten: {out}")
+    click.echo("\nwritten: " + ", ".join(file for file in (out, timeline) if file is not None))

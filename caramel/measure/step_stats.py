@@ -82,6 +82,22 @@ class TracedStep:
     result: StepResult | None = None
     messages: tuple[Message, ...] = ()
 
+    @property
+    def time_s(self) -> float:
+        """Seconds from the start of its first op to the end of its last one; 0 without rows."""
+        if not self.rows:
+            return 0.0
+        return (max(row.end_ns for row in self.rows) - min(row.start_ns for row in self.rows)) / 1e9
+
+
+def median_step(steps: Sequence[TracedStep]) -> TracedStep:
+    """The step of median length; of an even number the longer of both in the middle.
+
+    Args:
+        steps: traced steps, at least one.
+    """
+    return sorted(steps, key=lambda step: step.time_s)[len(steps) // 2]
+
 
 def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
     """Run one step of a session with full tracing.
@@ -112,14 +128,22 @@ def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
         (2.5, ['worker_0', 'worker_1'])
     """
     metadata_of_run: list[bytes] = []
+    session.trace_next(metadata_of_run.append)
+    result = session.step(*args, **kwargs)
+    return step_of(metadata_of_run[0], result)
 
-    def run(*call: Any) -> Any:
-        values, metadata = session.executor.run_traced(*call)
-        metadata_of_run.append(metadata)
-        return values
 
-    result = session.step_by(run, *args, **kwargs)
-    return TracedStep(parsed_rows(metadata_of_run[0]), result, parsed_messages(metadata_of_run[0]))
+def step_of(metadata: bytes, result: StepResult | None = None) -> TracedStep:
+    """A step from what TensorFlow says of it.
+
+    Args:
+        metadata: a serialized RunMetadata, see `caramel.Session.trace_next`.
+        result: result of the step.
+
+    Raises:
+        TraceError: the metadata is damaged.
+    """
+    return TracedStep(parsed_rows(metadata), result, parsed_messages(metadata))
 
 
 def parsed_rows(metadata: bytes) -> tuple[Row, ...]:

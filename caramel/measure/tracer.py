@@ -20,7 +20,7 @@ from caramel.errors import EndOfData, InputError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.measure.pace import pace_of
-from caramel.measure.step_stats import TracedStep, traced_step
+from caramel.measure.step_stats import TracedStep, median_step, traced_step
 from caramel.measure.trace_summary import STATISTICS, summarized, with_orders
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import InProcess
@@ -60,6 +60,7 @@ class TraceOptions:
     step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     description: str = ""
     progress: bool = True
+    on_traced: Callable[[DistributedModel, TracedStep], None] | None = None
 
     def __post_init__(self) -> None:
         for name in ("runs", "steps"):
@@ -85,6 +86,7 @@ def trace(
     step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     description: str = "",
     progress: bool = True,
+    on_traced: Callable[[DistributedModel, TracedStep], None] | None = None,
     job_workers: int | None = None,
 ) -> Trace:
     """Measure the ops of a captured step on one host, without communication.
@@ -115,6 +117,8 @@ def trace(
         step_timeout_s: seconds that a step may take.
         description: description of the place, for the reader of the file; default: the host.
         progress: whether to show a progress bar, or a line every ten seconds where there is no terminal.
+        on_traced: function that is called with the computation and with that one of its traced steps that has the
+            median length, to draw it.
         job_workers: old name of ``workers``; with it ``workers`` is what ``workers_on_host`` is.
 
     Returns:
@@ -161,6 +165,7 @@ def trace(
         step_timeout_s=step_timeout_s,
         description=description,
         progress=progress,
+        on_traced=on_traced,
     )
     job = workers_on_host if workers is None else whole_number(workers, "workers")
     on_host = job if workers_on_host is None else workers_on_host
@@ -194,6 +199,8 @@ def _traced(computation: DistributedModel, share: Sequence[Any], options: TraceO
     with _as_in_training(cluster, computation.plan.workers, options.step_timeout_s) as open_session:
         plain = open_session(computation)
         traced, plain_s = _measured(computation, share, names_kept, plain, options)
+        if options.on_traced is not None:
+            options.on_traced(computation, median_step(traced))
         unordered_trace = summarized(computation, cluster, traced, plain_s, options.statistic, options.description)
         if not options.orders:
             return unordered_trace

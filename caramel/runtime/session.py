@@ -169,6 +169,7 @@ class Session:
         self._timeout_s = step_timeout_s
         self._failure: str | None = None  # why no step may be taken
         self._is_pending = False
+        self._on_metadata: Callable[[bytes], None] | None = None
         self._closed = False
         self._lock = threading.RLock()  # what runs or changes the session holds it
         self._owner_pid = os.getpid()
@@ -261,7 +262,26 @@ class Session:
             StepError: the program failed; restore a checkpoint before going on.
             ClusterError: a worker is lost.
         """
-        return self.step_by(self._executor.run, *args, **kwargs)
+        return self.step_by(self._run_step, *args, **kwargs)
+
+    @_one_at_a_time
+    def trace_next(self, on_metadata: Callable[[bytes], None]) -> None:
+        """Let TensorFlow trace the next step in full, whether `step` makes it or `run`.
+
+        Args:
+            on_metadata: function that is called with what TensorFlow says of the step: a serialized RunMetadata.
+        """
+        self._on_metadata = on_metadata
+
+    def _run_step(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], timeout_s: float
+    ) -> list[np.ndarray]:
+        on_metadata, self._on_metadata = self._on_metadata, None
+        if on_metadata is None:
+            return self._executor.run(fetches, targets, feeds, timeout_s)
+        values, metadata = self._executor.run_traced(fetches, targets, feeds, timeout_s)
+        on_metadata(metadata)
+        return values
 
     @_one_at_a_time
     def step_by(self, run: StepRun, *args: Any, **kwargs: Any) -> StepResult:

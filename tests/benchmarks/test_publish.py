@@ -187,3 +187,10 @@ def test_the_document_says_how_much_of_a_network_is_measured():
     assert (min(usual.sizes), max(usual.sizes)) == (64, 2**25)
     counts = len(usual.sizes), len(usual.depths), usual.rounds
     assert "{} sizes from 64 B to 32 MiB, {} depths and {} rounds.".format(*counts) in text
+
+
+def test_pictures_of_the_records_are_drawn(tmp_path):
+    paths = publish.write_record_plots(tmp_path)
+    assert sorted(path.name for path in paths) == sorted(f"{name}.png" for name in publish.RECORD_PLOTS)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert all((publish.PLOTS / path.name).exists() for path in paths)

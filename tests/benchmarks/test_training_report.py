@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import colors
 from benchmarks.training.findings import (
     INCOMPLETE,
     KEPT,
@@ -14,7 +15,7 @@ from benchmarks.training.findings import (
     best_peer,
     findings,
 )
-from benchmarks.training.plots import write_plots
+from benchmarks.training.plots import DRAWN, times_figure, utilisation_figure, write_plots
 from benchmarks.training.records import Cell, Origin, Row
 from benchmarks.training.report import (
     ablation_costs,
@@ -304,6 +305,37 @@ def test_plots_of_what_there_is(times_s, tmp_path):
     paths = write_plots(given, tmp_path / "plots")
     assert len(paths) == (3 if "caramel_paper" in times_s else 2)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+PEERS_S = {"mwms": 2.5, "mwms_best": 2.0, "horovod": 1.8, "horovod_best": 1.9, "ps_all": 4.0, "tf_collectives": 3.0}
+
+
+def test_the_plot_of_steps_has_few_contenders_by_their_best(tmp_path):
+    figure = times_figure([*rows(FIRST, 0.5, caramel=1.0, **PEERS_S), *rows(SECOND, 1.0, caramel=1.5, horovod=2.0)])
+    (axis,) = figure.axes
+    dots = {line.get_color(): [] for line in axis.lines}
+    for line in axis.lines:
+        dots[line.get_color()] += [float(line.get_xdata()[0])] if line.get_marker() not in ("", "None", None) else []
+    assert dots == {
+        colors.OURS: [2.0, 1.5],
+        colors.MIRRORED: [4.0],
+        colors.HOROVOD: [3.6, 2.0],
+        colors.OTHERS: [6.0],
+        colors.BOUND: [],
+    }
+    assert figure.legends[0].get_texts()[0].get_text() == "this library"
+    assert [text.get_text() for text in axis.texts] == ["1,000 ms", "1,500 ms"]
+
+
+def test_a_contender_that_failed_is_marked():
+    figure = utilisation_figure([*rows(FIRST, caramel=1.0, mwms=2.0, errors=("mwms",))])
+    assert "failed" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [line.get_color() for line in figure.axes[0].lines if line.get_marker() == "x"] == [colors.MIRRORED]
+
+
+def test_nothing_else_has_the_colour_of_this_library():
+    others = [drawn.color for drawn in DRAWN[1:]] + [*colors.TENSORFLOW, *colors.SHADES, colors.BOUND]
+    assert DRAWN[0].color == colors.OURS and colors.OURS not in others
 
 
 def test_no_plots_of_nothing(tmp_path):

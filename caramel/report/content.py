@@ -1,0 +1,153 @@
+"""What a report says in words: what would help, warnings and versions."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+from caramel.errors import listed
+from caramel.plan import Plan
+from caramel.report.figures import exposed_by_transfer
+from caramel.report.run_record import RunRecord
+from caramel.report.step_timeline import StepTimeline
+from caramel.report.what_helps import WhatIf
+
+_SMALL_GAP = 0.03
+"""Gap to the lower bound below which another plan is not worth looking for."""
+
+_SHARE_TO_NAME = 0.02
+"""Fraction of a step that a transfer has to be waited for to be worth a word."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report is about.
+
+    Attributes:
+        title: name of what was planned or trained.
+        plan: the plan.
+        version: version of this library.
+        predicted: the predicted step, if there is one.
+        what_ifs: changes that may help.
+        measured: the measured step, if one was traced.
+        record: the training, if there was one.
+        version: version of this library.
+        warnings: sentences about what is doubtful or to be expected, besides the notes of the plan.
+    """
+
+    title: str
+    plan: Plan
+    version: str
+    predicted: StepTimeline | None = None
+    what_ifs: tuple[WhatIf, ...] = ()
+    measured: StepTimeline | None = None
+    record: RunRecord | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def milliseconds(time_s: float) -> str:
+    """A time in milliseconds, so that times can be compared.
+
+    >>> [milliseconds(time_s) for time_s in (0.012345, 1.5, 0.0)]
+    ['12.3 ms', '1,500 ms', '0 ms']
+    """
+    time_ms = time_s * 1e3
+    return f"{time_ms:,.0f} ms" if abs(time_ms) >= 1000 else f"{time_ms:.3g} ms"
+
+
+def advice(report: Report) -> list[str]:
+    """What the figures say about what would help, in sentences.
+
+    Args:
+        report: what the report is about.
+    """
+    prediction = report.plan.prediction
+    if prediction is None:
+        return ["Nothing is predicted without a trace and a model of the network: give --trace and --network."]
+    step = prediction.timeline
+    sentences: list[str] = []
+    exposed = exposed_by_transfer(report.predicted) if report.predicted is not None else {}
+    named = sorted((n for n, s in exposed.items() if s > _SHARE_TO_NAME * step.iteration_s), key=lambda n: -exposed[n])
+    if named:
+        waits = listed([f"transfer {n} ({milliseconds(exposed[n])})" for n in named], 4)
+        sentences.append(f"The step waits for {waits}.")
+    else:
+        sentences.append("The step waits for no transfer that is worth a word: communication is hidden.")
+    if prediction.has_bound and prediction.gap <= _SMALL_GAP:
+        sentences.append(
+            f"No plan for this computation and network is more than {prediction.gap:.1%} shorter: only faster links, "
+            "fewer bytes or more computation between two transfers help."
+        )
+    elif prediction.has_bound:
+        sentences.append(f"The best plan is at most {prediction.gap:.1%} shorter, and may not be there.")
+    if step.rho < 1:
+        sentences.append(f"Sending takes {step.rho:.2f} times as long as computing: the processors are what is short.")
+    else:
+        sentences.append(f"Sending takes {step.rho:.2f} times as long as computing: the links are what is short.")
+    return sentences
+
+
+def notes(report: Report) -> list[tuple[str, str]]:
+    """Warnings and notes: of what they are, and the sentence.
+
+    Args:
+        report: what the report is about.
+    """
+    found = [("warning", warning) for warning in report.warnings]
+    for step in (report.predicted, report.measured):
+        found += [] if step is None else [(step.source, note) for note in step.notes]
+    record, prediction = report.record, report.plan.prediction
+    if record is not None and prediction is not None and prediction.interval is not None and record.median_step_s:
+        interval, median_s = prediction.interval, record.median_step_s
+        if not interval.low_s <= median_s <= interval.high_s:
+            found.insert(
+                0,
+                (
+                    "warning",
+                    f"The measured step of {milliseconds(median_s)} is outside the interval of the prediction: trace "
+                    "and measure the network anew where it trains, with nothing else running.",
+                ),
+            )
+    found += [("plan", note) for note in report.plan.notes]
+    found += [("checked", statement) for statement in report.plan.proof]
+    return found
+
+
+def versions(report: Report) -> list[tuple[str, str]]:
+    """Names and versions of what took part.
+
+    Args:
+        report: what the report is about.
+    """
+    packages = [(name, _version(name)) for name in ("tensorflow", "tensorflow-cpu", "keras", "numpy")]
+    return [
+        ("caramel", report.version),
+        *((name, version) for name, version in packages if version),
+        ("Python", platform.python_version()),
+        ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
+    ]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def shared_cores_warning(workers: int, cores: int) -> str | None:
+    """Why workers on one machine are not faster than one device; None if each has a core of its own.
+
+    Args:
+        workers: number of workers on the machine.
+        cores: number of cores that they may use.
+    """
+    if workers <= cores:
+        return None
+    noun = "core" if cores == 1 else "cores"
+    return (
+        f"{workers} workers share the {cores} {noun} of this machine. They compute in turn, not at once, and add up "
+        f"their gradients besides, so {workers} workers here are no faster than one device. On machines of their own "
+        "they would compute at once."
+    )

@@ -1,0 +1,232 @@
+"""A measured step, from TensorFlow's statistics of a real one, as lanes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from caramel.compiler.distributed_model import DistributedModel
+from caramel.errors import listed
+from caramel.graph.graph import node_of
+from caramel.measure.step_stats import Message, Row, TracedStep
+from caramel.model import Model
+from caramel.modifiers.emission import Purpose, Role
+from caramel.report.step_timeline import (
+    BACKWARD_PASS,
+    FORWARD_PASS,
+    OTHER,
+    REDUCTION,
+    STALL,
+    TRANSFER,
+    UPDATE,
+    Bar,
+    StepTimeline,
+    WorkerLanes,
+    gaps,
+    in_order,
+    waits,
+)
+
+_REPLICA = re.compile(r"worker_(\d+)/(.+)")
+_POSTPONED = re.compile(r"caramel/worker_\d+/postponed/")
+_COLLECTIVE = re.compile(r"caramel/transfer_(\d+)/(\S*)")
+
+_LEAST_STALL = 5e-3
+"""Fraction of a step from which on a time without an op is shown as a stall: between two ops there is always some."""
+
+
+def kinds_of_nodes(model: Model) -> Mapping[str, str]:
+    """What each node of the single-device step is for, by its name.
+
+    Args:
+        model: the single-device step.
+
+    Returns:
+        `FORWARD_PASS` for what the loss needs, `BACKWARD_PASS` for what only gradients need, `UPDATE` for what follows
+        from gradients, `OTHER` for the rest.
+    """
+    graph = model.graph
+    producers = [node_of(t) for g in model.gradients for t in (g.tensor, g.indices) if t is not None]
+    # Control inputs say only what else a step has to do: a loss that is returned may wait for all updates.
+    needed = graph.ancestors(producers, control=False)
+    forward = graph.ancestors([node_of(model.loss)], control=False)
+    kinds = dict.fromkeys(needed, BACKWARD_PASS)
+    following, waiting = set(producers), list(producers)
+    while waiting:
+        for consumer, _ in graph.consumers.get(waiting.pop(), ()):
+            if consumer not in following:
+                following.add(consumer)
+                waiting.append(consumer)
+    kinds.update((name, UPDATE) for name in following - needed)
+    kinds.update((name, FORWARD_PASS) for name in forward)
+    return {node.name: kinds.get(node.name, OTHER) for node in graph}
+
+
+def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: Iterable[str] = ()) -> StepTimeline:
+    """The lanes of a real step.
+
+    A transfer is on a worker's lane from when its tensors are joined there until its results are there. Times without
+    any op on a worker are stalls; what they wait for is taken to be that transfer under way which ends first.
+
+    Args:
+        distributed: the distributed model of which a step was traced.
+        step: the traced step.
+        notes: notes about how it was measured, one sentence each.
+    """
+    rows_by_rank, transfer_rows = _sorted_rows(distributed, step.rows)
+    received = _messages_by_rank(step.messages, rows_by_rank)
+    ranks = range(distributed.plan.workers)
+    shifts, end_ns, shift_notes = _clocks({r: _extent(rows_by_rank.get(r, []), received.get(r, [])) for r in ranks})
+    workers = tuple(
+        _lanes(rank, rows_by_rank.get(rank, []), transfer_rows.get(rank, {}), received.get(rank, []), shifts, end_ns)
+        for rank in ranks
+    )
+    return StepTimeline("measured", end_ns / 1e9, workers, (*notes, *shift_notes, *_silent(workers)))
+
+
+def _silent(workers: Iterable[WorkerLanes]) -> Sequence[str]:
+    """A note about workers of whose messages TensorFlow says nothing, now and then, though it does of others."""
+    sending = [lanes for lanes in workers if lanes.link]
+    silent = [f"worker {lanes.rank}" for lanes in sending if not lanes.received]
+    if not silent or len(silent) == len(sending):
+        return ()
+    return (f"TensorFlow kept no account of what {listed(silent)} received in this step.",)
+
+
+# -- whose rows they are -----------------------------------------------------------------------
+
+_Rows = Mapping[int, list[tuple[str, Row]]]
+
+
+def _sorted_rows(
+    distributed: DistributedModel, rows: Iterable[Row]
+) -> tuple[_Rows, Mapping[int, Mapping[int, list[Row]]]]:
+    """Rows with their kinds by rank, and those from the beginning to the end of each transfer, by rank and number."""
+    kinds, roles, graph = kinds_of_nodes(distributed.model), distributed.roles, distributed.emission.graph
+    by_rank: dict[int, list[tuple[str, Row]]] = {}
+    transfers: dict[int, dict[int, list[Row]]] = {}
+    for row in rows:
+        name = _known(row.node, roles)
+        if name is None:
+            continue
+        role = roles[name]
+        by_rank.setdefault(role.rank, []).append((_kind(name, role, kinds), row))
+        if role.transfer is not None and _is_in_transfer(name, graph[name].op):
+            transfers.setdefault(role.rank, {}).setdefault(role.transfer, []).append(row)
+    return by_rank, transfers
+
+
+def _kind(name: str, role: Role, kinds: Mapping[str, str]) -> str:
+    """What a node of the distributed graph is for."""
+    match = _REPLICA.fullmatch(name)
+    if match is not None:
+        return kinds.get(match[2], OTHER)
+    if role.purpose is Purpose.COLLECTIVE or name.startswith("caramel/cut_"):
+        return REDUCTION
+    return UPDATE if _POSTPONED.match(name) is not None else OTHER
+
+
+def _known(name: str, roles: Mapping[str, Role]) -> str | None:
+    """The node of the graph that a row is of: itself, or the call or loop that it is a part of."""
+    while name not in roles:
+        name, _, rest = name.rpartition("/")
+        if not rest or not name:
+            return None
+    return name
+
+
+def _is_in_transfer(name: str, op: str) -> bool:
+    """Whether a node of a collective waits for the whole bucket: not its constants, nor a gradient's own reshape."""
+    match = _COLLECTIVE.match(name)
+    return op != "Const" and match is not None and not match[2].startswith("flat_")
+
+
+def _messages_by_rank(messages: Iterable[Message], rows_by_rank: _Rows) -> Mapping[int, list[Message]]:
+    """What came for collectives from other devices, by the rank of the worker most of whose ops run on the target."""
+    counts = Counter((row.device, rank) for rank, rows in rows_by_rank.items() for _, row in rows)
+    ranks = {device: rank for (device, rank), _ in sorted(counts.items(), key=lambda item: item[1])}  # the most is last
+    received: dict[int, list[Message]] = {}
+    for message in messages:
+        is_of_transfer = _COLLECTIVE.search(message.tensor) is not None
+        if is_of_transfer and message.source != message.target and message.target in ranks:
+            received.setdefault(ranks[message.target], []).append(message)
+    return received
+
+
+# -- clocks ------------------------------------------------------------------------------------
+
+
+def _extent(rows: Sequence[tuple[str, Row]], messages: Sequence[Message]) -> tuple[int, int] | None:
+    """First start and last end on a worker, in nanoseconds of its clock; None if nothing is known of it."""
+    if not rows:
+        return None
+    ends = [row.end_ns for _, row in rows] + [message.end_ns for message in messages]
+    return min(row.start_ns for _, row in rows), max(ends)
+
+
+def _clocks(extents: Mapping[int, tuple[int, int] | None]) -> tuple[Mapping[int, int], int, Sequence[str]]:
+    """The nanoseconds at which each worker's step began by its clock, the nanoseconds of the step, and notes.
+
+    Where clocks are those of one machine, they are one clock. Where a worker seems to begin after another has ended,
+    they are not, and each worker begins at 0.
+    """
+    known = {rank: extent for rank, extent in extents.items() if extent is not None}
+    if not known:
+        return dict.fromkeys(extents, 0), 0, ()
+    first, length = min(start for start, _ in known.values()), max(end - start for start, end in known.values())
+    if max(start for start, _ in known.values()) - first > length:
+        starts = {rank: known[rank][0] if rank in known else 0 for rank in extents}
+        return starts, length, ("The clocks of the workers differ, so each worker's lanes begin at 0.",)
+    return dict.fromkeys(extents, first), max(end for _, end in known.values()) - first, ()
+
+
+# -- lanes -------------------------------------------------------------------------------------
+
+
+def _lanes(
+    rank: int,
+    rows: Iterable[tuple[str, Row]],
+    transfers: Mapping[int, Sequence[Row]],
+    messages: Sequence[Message],
+    shifts: Mapping[int, int],
+    length_ns: int,
+) -> WorkerLanes:
+    shift_ns = shifts[rank]
+
+    def seconds(time_ns: int) -> float:
+        return (time_ns - shift_ns) / 1e9
+
+    link = in_order(
+        Bar(
+            TRANSFER,
+            f"transfer {number}",
+            seconds(min(row.start_ns for row in of_transfer)),
+            seconds(max(row.end_ns for row in of_transfer)),
+            number,
+        )
+        for number, of_transfer in transfers.items()
+    )
+    busy = in_order(
+        Bar(kind, _own_name(row.node), seconds(row.start_ns), seconds(row.end_ns), _transfer_of(row.node))
+        for kind, row in rows
+    )
+    step_s = length_ns / 1e9
+    stalls = [
+        Bar(STALL, "no op runs", first_s, last_s, transfer)
+        for start_s, end_s in gaps(busy, 0.0, step_s)
+        if end_s - start_s >= _LEAST_STALL * step_s
+        for first_s, last_s, transfer in waits(link, start_s, end_s)
+    ]
+    received = tuple((seconds(m.end_ns), m.size_bytes) for m in sorted(messages, key=lambda m: m.end_ns))
+    return WorkerLanes(rank, in_order([*busy, *stalls]), link, received)
+
+
+def _own_name(node: str) -> str:
+    match = _REPLICA.fullmatch(node)
+    return node if match is None else match[2]
+
+
+def _transfer_of(node: str) -> int | None:
+    match = _COLLECTIVE.match(node)
+    return None if match is None else int(match[1])

@@ -1,0 +1,101 @@
+"""What a training was like: the loss and the time of every step, and a few steps traced in full."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from array import array
+from collections.abc import Sequence
+
+from caramel.compiler.distributed_model import DistributedModel
+from caramel.measure.step_stats import median_step, step_of
+from caramel.report.measured import measured_timeline
+from caramel.report.step_timeline import StepTimeline
+from caramel.runtime.session import Session, StepResult
+
+WARM_UP_STEPS = 3
+"""Number of steps that count neither for rates nor for the timeline: TensorFlow optimises the graph in them."""
+
+_TRACED = (1, *range(WARM_UP_STEPS + 1, WARM_UP_STEPS + 4))
+"""Numbers of the steps that are traced; the first one is drawn only where there is no later one."""
+
+
+class RunRecord:
+    """Notes the steps of a session from now on.
+
+    Attributes:
+        losses: loss of each step.
+        step_s: seconds of each step, from the end of the one before; with its data, and with a checkpoint saved before
+            it. The first one begins with the record.
+        examples: number of examples of all steps that `examples_per_s` counts.
+
+    Args:
+        session: session that is about to train.
+        distributed: its distributed model.
+        is_drawn: whether a timeline is wanted, so that a few steps are traced.
+    """
+
+    def __init__(self, session: Session, distributed: DistributedModel, is_drawn: bool = True) -> None:
+        self.losses = array("d")
+        self.step_s = array("d")
+        self.examples = 0
+        self._session = session
+        self._distributed = distributed
+        self._is_drawn = is_drawn
+        self._traced: list[tuple[int, bytes]] = []  # number of a step, counted from 1, and what TensorFlow says of it
+        self._last_s = time.perf_counter()
+        self._trace_next()
+
+    def note(self, result: StepResult) -> None:
+        """Note a step that has just ended.
+
+        Args:
+            result: result of the step.
+        """
+        now_s = time.perf_counter()
+        self.losses.append(result.loss)
+        self.step_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        if self._is_plain(len(self.losses)):
+            self.examples += result.examples
+        self._trace_next()
+
+    def _trace_next(self) -> None:
+        number = len(self.losses) + 1
+        if self._is_drawn and number in _TRACED:
+            self._session.trace_next(lambda metadata: self._traced.append((number, metadata)))
+
+    def _is_plain(self, number: int) -> bool:
+        """Whether the step of a number counts for rates: it is none of the first ones, and not traced."""
+        return number > WARM_UP_STEPS and not (self._is_drawn and number in _TRACED)
+
+    @property
+    def plain_steps_s(self) -> Sequence[float]:
+        """Seconds of the steps that were neither among the first ones nor traced."""
+        return [step_s for number, step_s in enumerate(self.step_s, 1) if self._is_plain(number)]
+
+    @property
+    def median_step_s(self) -> float | None:
+        """Median seconds of such a step; None if there is none."""
+        return statistics.median(self.plain_steps_s) if self.plain_steps_s else None
+
+    @property
+    def examples_per_s(self) -> float | None:
+        """Examples in a second of such steps; None if there is none, or their number is not known."""
+        total_s = sum(self.plain_steps_s)
+        return self.examples / total_s if self.examples and total_s else None
+
+    def timeline(self) -> StepTimeline | None:
+        """The traced step of median length; None if no step was traced.
+
+        Raises:
+            TraceError: TensorFlow's statistics cannot be read.
+        """
+        if not self._traced:
+            return None
+        later = [metadata for number, metadata in self._traced if number > WARM_UP_STEPS]
+        step = median_step([step_of(metadata) for metadata in later or [self._traced[0][1]]])
+        notes = ["Tracing makes the step that is shown longer than others."]
+        if not later:
+            notes.append("It is the first step, in which TensorFlow still optimises the graph: make more steps.")
+        return measured_timeline(self._distributed, step, notes)

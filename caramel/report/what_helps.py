@@ -1,0 +1,88 @@
+"""What a step would take if something were different, by the simulator and with the same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.cost.simulate import simulate_on
+from caramel.facts import Boundaries, Schedule
+from caramel.plan import Plan
+from caramel.simulator import simulate
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A change, and the step with it.
+
+    Attributes:
+        change: the change, in words.
+        step_s: predicted seconds of the step, for as many examples as now.
+        gain: fraction of the present step that it saves.
+    """
+
+    change: str
+    step_s: float
+    gain: float
+
+
+def what_ifs(plan: Plan, facts: Mapping[type, Any]) -> tuple[WhatIf, ...]:
+    """Changes that may make a step shorter, with what the simulator says of each; the plan stays as it is.
+
+    Args:
+        plan: the plan.
+        facts: facts from which it was made, by type.
+
+    Returns:
+        The changes; none if nothing was predicted, or the plan was not made here.
+    """
+    if plan.prediction is None or not {Boundaries, Schedule, Network} <= facts.keys() or plan.workers == 1:
+        return ()
+    now_s, compute_s = plan.prediction.timeline.iteration_s, plan.prediction.timeline.compute_s
+    steps_s: dict[str, float] = {}
+    if any(t.dtype == "float32" and t.wire is None for t in plan.transfers) and not plan.deterministic:
+        fewer_bytes_s = _simulated_s(plan, facts, _with_bytes(facts[Boundaries], 0.5))
+        steps_s["Half the bytes: gradients rounded to bfloat16 (--wire bfloat16)"] = fewer_bytes_s
+    steps_s["Links twice as fast: each transfer takes half the time"] = _with_faster_links_s(plan, facts, 0.5)
+    larger_s = _simulated_s(plan, facts, _with_examples(facts[Boundaries], 2.0)) / 2.0
+    steps_s["Batches twice as large; the time is for as many examples as now"] = larger_s
+    steps_s["Nothing to send: more than this, no faster link can gain"] = compute_s
+    return tuple(WhatIf(change, step_s, 1 - step_s / now_s if now_s > 0 else 0.0) for change, step_s in steps_s.items())
+
+
+def _with_bytes(boundaries: Boundaries, factor: float) -> Boundaries:
+    """The same gradients with so many times as many bytes on the wire."""
+    return replace(
+        boundaries, gradients=tuple(replace(g, size_bytes=factor * g.size_bytes) for g in boundaries.gradients)
+    )
+
+
+def _with_examples(boundaries: Boundaries, factor: float) -> Boundaries:
+    """The same computation of so many times as many examples; updates take as long as before."""
+    scaled = boundaries.scaled(factor)
+    updates = [g.update_s for g in boundaries.gradients]
+    gradients = tuple(replace(g, update_s=update_s) for g, update_s in zip(scaled.gradients, updates))
+    return replace(scaled, gradients=gradients)
+
+
+def _simulated_s(plan: Plan, facts: Mapping[type, Any], boundaries: Boundaries) -> float:
+    return simulate_on(facts[Network], boundaries, facts[Schedule], plan.in_flight).iteration_s
+
+
+def _with_faster_links_s(plan: Plan, facts: Mapping[type, Any], factor: float) -> float:
+    """The step with transfers that take so many times as long, beside computation that takes as long as now."""
+    network: Network = facts[Network]
+    boundaries: Boundaries = facts[Boundaries]
+    schedule: Schedule = facts[Schedule]
+    now = simulate_on(network, boundaries, schedule, plan.in_flight)
+    alone_s = boundaries.compute_s + boundaries.updates_s
+    beside = boundaries.scaled(now.compute_s / alone_s) if alone_s > 0 else boundaries
+    return simulate(
+        beside,
+        schedule,
+        lambda size_bytes: factor * network.channel_s(size_bytes),
+        lambda size_bytes: factor * network.lag_s(size_bytes),
+        plan.in_flight,
+    ).iteration_s

@@ -1,0 +1,182 @@
+"""Reports: whole HTML that asks for nothing, with what it should say, small and quickly written, whatever names are."""
+
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+import caramel
+from caramel.errors import ReportError
+from caramel.report.content import Report, shared_cores_warning
+from caramel.report.figures import exposed_by_transfer, figures_of
+from caramel.report.page import MOST_BYTES, report_page, write_report
+from caramel.report.predicted import predicted_timeline
+from caramel.report.step_timeline import Bar, StepTimeline, WorkerLanes
+from caramel.report.what_helps import what_ifs
+
+VOID = {"meta", "link", "line", "br", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """What is in a page; wrong where tags do not match."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.addresses, self.texts, self.focusable = [], [], [], [], 0
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.tags.append(tag)
+        self.addresses += [
+            given[name] for name in ("src", "href", "srcset", "action", "data", "poster") if given.get(name)
+        ]
+        self.focusable += tag in ("button", "summary") or given.get("tabindex") == "0"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open and self.open[-1] == tag, (tag, self.open[-3:])
+            self.open.pop()
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+def report_of(planned, **others):
+    predicted = predicted_timeline(planned.plan)
+    return Report("train.py:program", planned.plan, "1.2.3", predicted, what_ifs(planned.plan, planned.facts), **others)
+
+
+@pytest.fixture
+def measured():
+    """A measured step of two workers, of which the second waits for transfer 0."""
+    first = (Bar("forward pass", "MatMul", 0.0, 2e-3), Bar("backward pass", "MatMul_1", 2e-3, 6e-3))
+    second = (
+        Bar("forward pass", "MatMul", 0.0, 2e-3),
+        Bar("stall", "no op runs", 2e-3, 5e-3, 0),
+        Bar("update", "u", 5e-3, 6e-3),
+    )
+    link = (Bar("transfer", "transfer 0", 1e-3, 5e-3, 0), Bar("transfer", "transfer 1", 4e-3, 5.5e-3, 1))
+    return StepTimeline("measured", 6e-3, (WorkerLanes(0, first, link), WorkerLanes(1, second, link)), ("a <note>",))
+
+
+def test_figures_are_means_over_the_workers(measured):
+    found = figures_of(measured)
+    assert (found.step_s, found.compute_s) == pytest.approx((6e-3, 4.5e-3))
+    assert (found.communication_s, found.exposed_s) == pytest.approx((4.5e-3, 1.5e-3))
+    assert exposed_by_transfer(measured) == pytest.approx({0: 1.5e-3})
+
+
+def test_a_page_says_what_there_is(planned, measured):
+    page = Page(report_page(report_of(planned, measured=measured, warnings=("something & else",))))
+    step, plan = planned.plan.prediction.timeline, planned.plan
+    assert f"{step.iteration_s * 1e3:.3g} ms" in page.text and "6 ms" in page.text
+    assert all(name in page.text for transfer in plan.transfers for name in transfer.gradients)
+    assert "something & else" in page.text and "a <note>" in page.text
+    assert "1.2.3" in page.text and plan.digest[:12] in page.text
+    assert all(what_if.change in page.text for what_if in what_ifs(plan, planned.facts))
+    assert "The step waits for transfer" in page.text
+    assert all(note in page.text for note in (*plan.notes, *plan.proof))
+
+
+def test_a_page_asks_for_nothing(planned, measured):
+    text = report_page(report_of(planned, measured=measured))
+    assert set(Page(text).addresses) == {"data:,"}
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|fetch\(|XMLHttpRequest|import\(", text)
+
+
+def test_everything_wide_scrolls_by_itself_and_can_be_reached_by_keys(planned, measured):
+    text = report_page(report_of(planned, measured=measured))
+    assert text.count("<table") == len(re.findall(r'<div class="scroll" tabindex="0"[^>]*>\s*<table', text)) == 3
+    assert Page(text).focusable >= 4 + len(planned.plan.transfers)
+
+
+def test_names_are_text_and_no_markup(planned):
+    evil = "<script>alert(1)</script>\"'&"
+    report = replace(report_of(planned, warnings=(evil,)), title=evil)
+    page = Page(report_page(report))
+    assert page.tags.count("script") == 1 and page.text.count("alert(1)") >= 2
+
+
+def test_a_plan_without_a_prediction_has_a_page(context):
+    plan = caramel.ARModel(context, 2).plan
+    page = Page(report_page(Report("x", plan, "1")))
+    assert "Nothing is predicted" in page.text and "svg" not in page.tags
+
+
+@pytest.mark.parametrize("gradients", [400, 20_000])
+def test_a_page_is_small_and_quickly_written(planned, large_step, tmp_path, gradients):
+    transfer = replace(planned.plan.transfers[0], reason="of a long reason " * 5)
+    names = [f"model/block_{n}/a/rather/long/name/of/a/layer/kernel" for n in range(gradients)]
+    pieces = [replace(transfer.pieces[0], gradient=name) for name in names]
+    transfers = tuple(replace(transfer, pieces=tuple(pieces[n::200])) for n in range(200))
+    plan = replace(planned.plan, transfers=transfers, prediction=None)
+    report = Report("large", plan, "1", None, (), large_step(5000, 8))
+    start_s = time.perf_counter()
+    write_report(tmp_path / "out.html", report)
+    assert time.perf_counter() - start_s < 10
+    assert (tmp_path / "out.html").stat().st_size <= MOST_BYTES
+    assert "worker 7" in Page((tmp_path / "out.html").read_text()).text
+
+
+def test_a_page_that_cannot_be_written(planned, tmp_path):
+    with pytest.raises(ReportError, match=r"the report cannot be written to .*none/out\.html'"):
+        write_report(tmp_path / "none" / "out.html", report_of(planned))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_that_share_cores_are_named():
+    assert shared_cores_warning(2, 2) is None
+    assert "4 workers share the 2 cores" in shared_cores_warning(4, 2)
+    assert "2 workers share the 1 core of" in shared_cores_warning(2, 1)
+
+
+# -- what would help ---------------------------------------------------------------------------
+
+
+def with_network(planned, network):
+    return caramel.ARModel(planned.context, 3, trace=planned.facts[caramel.facts.Trace], network=network)
+
+
+def by_word(model):
+    return {what_if.change.split()[0]: what_if for what_if in what_ifs(model.plan, model.facts)}
+
+
+def test_half_the_bytes_are_as_good_as_links_twice_as_fast_where_messages_take_no_time(planned):
+    found = by_word(with_network(planned, caramel.NetworkModel.from_costs(0.0, 5e-6)))
+    assert found["Half"].step_s == pytest.approx(found["Links"].step_s)
+    assert found["Half"].gain > 0.05
+    assert found["Nothing"].step_s <= found["Links"].step_s
+
+
+def test_where_messages_are_all_that_takes_time_fewer_bytes_do_not_help(planned):
+    found = by_word(with_network(planned, caramel.NetworkModel.from_costs(2e-3, 0.0)))
+    assert found["Half"].gain == pytest.approx(0.0, abs=1e-9)
+    assert found["Links"].gain > 0.05
+
+
+def test_larger_batches_send_less_for_each_example(planned):
+    found = by_word(planned)
+    now = planned.plan.prediction.timeline
+    assert found["Batches"].step_s < now.iteration_s and found["Batches"].step_s >= now.iteration_s / 2
+    assert found["Nothing"].step_s == pytest.approx(now.compute_s)
+
+
+def test_nothing_is_said_of_a_plan_from_elsewhere(planned):
+    model = caramel.ARModel(planned.context, 3, plan=planned.plan)
+    assert what_ifs(model.plan, model.facts) == ()
