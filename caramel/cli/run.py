@@ -95,10 +95,10 @@ def run(
         raise click.UsageError("--steps and --until-step exclude each other")
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
+    pictures = RunPictures(program, timeline, report)
     check_cluster_options(cluster, base_port, workers)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
-    pictures = RunPictures(program, timeline, report)
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
