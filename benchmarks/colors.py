@@ -1,7 +1,7 @@
 """The colours of all plots: of Okabe and Ito's palette, which all kinds of colour vision tell apart."""
 
 OURS = "#D55E00"
-"""This library. Nothing else has this colour in any plot."""
+"""This library. No other contender has this colour in any plot."""
 
 MIRRORED = "#0072B2"
 """MultiWorkerMirroredStrategy."""

@@ -115,11 +115,11 @@ def run(
         raise click.UsageError("--steps and --until-step exclude each other")
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
+    pictures = RunPictures(program, timeline, report)
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
-    pictures = RunPictures(program, timeline, report)
     if place.serves:
         place.serve(devices)
     if is_script(program):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -97,6 +98,9 @@ def notes(report: Report) -> list[tuple[str, str]]:
     found = [("warning", warning) for warning in report.warnings]
     for step in (report.predicted, report.measured):
         found += [] if step is None else [(step.source, note) for note in step.notes]
+    if report.record is not None:
+        bad = next((n for n, loss in enumerate(report.record.losses, 1) if not math.isfinite(loss)), None)
+        found += [] if bad is None else [("warning", f"The loss is no finite number in step {bad} of this run.")]
     record, prediction = report.record, report.plan.prediction
     if record is not None and prediction is not None and prediction.interval is not None and record.median_step_s:
         interval, median_s = prediction.interval, record.median_step_s

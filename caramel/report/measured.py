@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import listed
-from caramel.graph.graph import node_of
+from caramel.graph.graph import Graph, data_texts, node_of
 from caramel.measure.step_stats import Message, Row, TracedStep
 from caramel.model import Model
 from caramel.modifiers.emission import Purpose, Role
@@ -103,7 +103,8 @@ def _sorted_rows(
     distributed: DistributedModel, rows: Iterable[Row]
 ) -> tuple[_Rows, Mapping[int, Mapping[int, list[Row]]]]:
     """Rows with their kinds by rank, and those from the beginning to the end of each transfer, by rank and number."""
-    kinds, roles, graph = kinds_of_nodes(distributed.model), distributed.roles, distributed.emission.graph
+    kinds, roles = kinds_of_nodes(distributed.model), distributed.roles
+    in_transfers = _nodes_in_transfers(distributed.emission.graph)
     by_rank: dict[int, list[tuple[str, Row]]] = {}
     transfers: dict[int, dict[int, list[Row]]] = {}
     for row in rows:
@@ -112,7 +113,7 @@ def _sorted_rows(
             continue
         role = roles[name]
         by_rank.setdefault(role.rank, []).append((_kind(name, role, kinds), row))
-        if role.transfer is not None and _is_in_transfer(name, graph[name].op):
+        if role.transfer is not None and row.node in in_transfers:
             transfers.setdefault(role.rank, {}).setdefault(role.transfer, []).append(row)
     return by_rank, transfers
 
@@ -136,10 +137,20 @@ def _known(name: str, roles: Mapping[str, Role]) -> str | None:
     return name
 
 
-def _is_in_transfer(name: str, op: str) -> bool:
-    """Whether a node of a collective waits for the whole bucket: not its constants, nor a gradient's own reshape."""
-    match = _COLLECTIVE.match(name)
-    return op != "Const" and match is not None and not match[2].startswith("flat_")
+def _nodes_in_transfers(graph: Graph) -> set[str]:
+    """The nodes of collectives that wait for a whole bucket: not those of constants, nor a gradient's own reshape."""
+    constant: set[str] = set()
+    waiting: set[str] = set()
+    for name in graph.order:
+        match = _COLLECTIVE.match(name)
+        if match is None:
+            continue
+        inputs = [node_of(text) for text in data_texts(graph[name])]
+        if graph[name].op == "Const" or (inputs and all(source in constant for source in inputs)):
+            constant.add(name)
+        elif not match[2].startswith("flat_"):
+            waiting.add(name)
+    return waiting
 
 
 def _messages_by_rank(messages: Iterable[Message], rows_by_rank: _Rows) -> Mapping[int, list[Message]]:

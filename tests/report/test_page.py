@@ -2,6 +2,7 @@
 
 import re
 import time
+from array import array
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -9,12 +10,14 @@ import pytest
 
 import caramel
 from caramel.errors import ReportError
-from caramel.report.content import Report, shared_cores_warning
+from caramel.report.content import Report, notes, shared_cores_warning
 from caramel.report.figures import exposed_by_transfer, figures_of
 from caramel.report.page import MOST_BYTES, report_page, write_report
 from caramel.report.predicted import predicted_timeline
+from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import Bar, StepTimeline, WorkerLanes
 from caramel.report.what_helps import what_ifs
+from caramel.runtime.session import StepResult
 
 VOID = {"meta", "link", "line", "br", "img", "hr", "input"}
 
@@ -138,6 +141,36 @@ def test_a_page_that_cannot_be_written(planned, tmp_path):
     with pytest.raises(ReportError, match=r"the report cannot be written to .*none/out\.html'"):
         write_report(tmp_path / "none" / "out.html", report_of(planned))
     assert list(tmp_path.iterdir()) == []
+
+
+class Untraced:
+    """In the place of a session, of which nothing is wanted."""
+
+    def trace_next(self, on_metadata):
+        """Trace nothing."""
+
+
+def recorded(planned, losses):
+    """The record of a training with these losses."""
+    record = RunRecord(Untraced(), planned.distributed)
+    for step, loss in enumerate(losses, 1):
+        record.note(StepResult(step, loss, (), 24, (8, 8, 8), {}))
+    return record
+
+
+def test_the_head_has_the_median_of_plain_steps_and_their_examples(planned):
+    record = recorded(planned, [3.0, 2.5, 2.0, *[1.0] * 9])
+    record.step_s[:] = array("d", [9.0, 8.0, 7.0, 5.0, 5.0, 5.0, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3])  # 1, 4, 5, 6 are traced
+    assert record.median_step_s == pytest.approx(0.2) and record.examples_per_s == pytest.approx(6 * 24 / 1.2)
+    text = Page(report_page(report_of(planned, record=record))).text
+    assert "200 ms median of 6 steps" in text and "120 /s" in text and "after 12 steps; first 3" in text
+    assert "outside the interval" in text
+
+
+def test_a_loss_that_is_no_number_is_a_warning(planned):
+    bad = report_of(planned, record=recorded(planned, [1.0, float("nan"), 2.0]))
+    assert ("warning", "The loss is no finite number in step 2 of this run.") in notes(bad)
+    assert not any("finite" in text for _, text in notes(report_of(planned, record=recorded(planned, [1.0]))))
 
 
 def test_workers_that_share_cores_are_named():
