@@ -93,8 +93,7 @@ def test_what_goes_wrong_is_one_line_and_leaves_nothing(network, least_squares, 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *in_soak(signal.SIGKILL)])
 def test_a_driver_that_is_ended_ends_its_workers(network, least_squares, hosts, number):
     driver = network.start(*launch(hosts, f"{least_squares}:endless", "--steps", 10**7))
-    assert wait_for(lambda: sum("caramel worker" in line for line in network.others().values()) >= 2)
-    time.sleep(8)  # into the first steps
+    wait_for_steps(driver)
     assert driver.poll() is None, network.end(driver)
     driver.send_signal(number)
     driver.wait(60)
@@ -102,11 +101,10 @@ def test_a_driver_that_is_ended_ends_its_workers(network, least_squares, hosts, 
     assert driver.returncode == (-9 if number == signal.SIGKILL else 128 + number)
 
 
-def wait_for(condition, timeout_s=60):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.2)
-    return condition()
+def wait_for_steps(driver):
+    """Read what a driver says until it opens its session, and wait into the first steps."""
+    assert any(line.startswith("checked: the updates") for line in iter(driver.stdout.readline, ""))
+    time.sleep(3)
 
 
 SSHD = """
@@ -170,8 +168,7 @@ def test_a_connection_that_breaks(network, least_squares, hosts, sshd, remote_py
     assert "4 steps" in result.stdout
     assert network.left() == {}
     driver = network.start(*launch(hosts, *options, f"{least_squares}:endless", "--steps", 10**7))
-    assert wait_for(lambda: sum("caramel worker" in line for line in network.others().values()) >= 3)
-    time.sleep(8)  # into the first steps
+    wait_for_steps(driver)
     assert driver.poll() is None, network.end(driver)
     (client,) = [pid for pid, line in network.others().items() if line.startswith("ssh -F")]
     os.kill(client, signal.SIGKILL)

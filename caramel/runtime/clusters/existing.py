@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ from caramel.runtime.host.server import GROUP_LEADER, serve_forever
 from caramel.util.arguments import whole_number
 
 _logger = logging.getLogger(__name__)
+
+_CLOSING_S = 0.3
+"""Seconds in which the kernel closes all sockets of a process that ends: connections may go before what listens."""
 
 _START = "Start each of them on its machine (caramel worker), and check that this machine reaches it"
 
@@ -264,22 +268,26 @@ class Servers(Cluster):
 
     def _named(self, heartbeats: Heartbeats) -> str:
         """The servers that cannot be reached, as a clause."""
+        silent = self._silent()
+        if not silent:
+            time.sleep(_CLOSING_S)
+            silent = self._silent()
+        if not silent:
+            return heartbeats.doubtful()
+        unknown = unknown_hosts(self.addresses)
+        names = f", and these names do not resolve: {listed(unknown)}" if unknown else ""
+        return f"from here nothing listens at {listed(silent)}{names}"
+
+    def _silent(self) -> list[str]:
+        """The addresses at which nothing listens."""
         with ThreadPoolExecutor(len(self.addresses)) as pool:
             listening = list(pool.map(is_listening, self.addresses))
-        silent = [
+        return [
             f"{address} (worker {task})"
             for task, (address, listens) in enumerate(zip(self.addresses, listening))
             if not listens
         ]
-        if silent and (unknown := unknown_hosts(self.addresses)):
-            return _unknown(unknown)
-        return f"from here nothing listens at {listed(silent)}" if silent else heartbeats.doubtful()
 
     def _session(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> SessionExecutor:
         config = self.options.config(group_leader=GROUP_LEADER if has_native_collectives(graph_def) else "")
         return SessionExecutor.on_servers(graph_def, f"grpc://{self.addresses[0]}", config, devices, timeout_s)
-
-
-def _unknown(hosts: Sequence[str]) -> str:
-    """That names of hosts lead nowhere, as a clause."""
-    return f"from here these names do not resolve: {listed(hosts)}"
