@@ -30,6 +30,7 @@ from caramel.keras.given_data import GivenData
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.session import Session
+from caramel.util.temporary import is_in_process
 
 _MOST_MODELS = 2
 """Number of models whose sessions stay open: those that were used last."""
@@ -108,6 +109,7 @@ class _OfModel:
         self.uses = 0  # calls under way
         self._servers: list[tuple[Any, int, Cluster]] = []
         self._open = ExitStack()
+        self._process = os.getpid()
 
     def servers(self, cluster: Cluster, workers: int) -> Cluster:
         """Servers of a cluster for all sessions of the model with so many workers."""
@@ -122,7 +124,9 @@ class _OfModel:
         return servers
 
     def close(self) -> None:
-        """End them, and their servers."""
+        """End them, and their servers; in a fork of their process they stay, for TensorFlow cannot end them there."""
+        if not is_in_process(self._process):
+            return
         while self.kept:
             _, (_, kept) = self.kept.popitem()
             with suppress(CaramelError):

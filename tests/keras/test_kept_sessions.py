@@ -310,3 +310,32 @@ def test_sessions_are_closed_before_the_drivers_own_server_at_the_end_of_the_pro
     """Closing a session would wait for a server that is gone."""
     done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["session", "server"], done.stderr
+
+
+@pytest.mark.slow
+def test_functions_at_the_end_leave_sessions_alone_in_a_fork():
+    """TensorFlow's sessions do not survive to be closed there, and the parent needs its own."""
+    text = """
+import atexit, gc, os
+import keras, numpy as np
+import caramel
+
+def end_in_a_fork(status):
+    child = os.fork()
+    if child == 0:
+        atexit._run_exitfuncs()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+gc.disable()
+model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones([4, 2])
+caramel.fit(model, x, x[:, :1], workers=2, verbose=0)
+end_in_a_fork(3)
+caramel.fit(model, x, x[:, :1], workers=2, verbose=0)
+del model  # with its sessions it is a circle, which is collected some time
+end_in_a_fork(4)
+"""
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=180)
+    assert (ended.stdout.split(), ended.returncode) == (["3", "4"], 0), ended.stderr
