@@ -158,15 +158,20 @@ def remote_python(tmp_path):
     return script
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-def test_a_connection_that_breaks(network, least_squares, hosts, sshd, remote_python):
-    """Over a real ssh. First a training that goes well; then the connection is cut in the middle of another one."""
+@pytest.mark.soak  # as over a stand-in for ssh, and with a connection that breaks
+def test_workers_over_a_real_ssh(network, least_squares, hosts, sshd, remote_python, least_squares_losses):
     options = ["--ssh", sshd, "--remote-python", remote_python]
     result = network.run(*launch(hosts, *options, f"{least_squares}:program"))
     assert result.returncode == 0, result.stderr
-    assert "4 steps" in result.stdout
+    assert f"loss {least_squares_losses(3)}" in result.stdout
     assert network.left() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_connection_that_breaks(network, least_squares, hosts, sshd, remote_python):
+    """A real ssh trains, until the connection is cut."""
+    options = ["--ssh", sshd, "--remote-python", remote_python]
     driver = network.start(*launch(hosts, *options, f"{least_squares}:endless", "--steps", 10**7))
     wait_for_steps(driver)
     assert driver.poll() is None, network.end(driver)

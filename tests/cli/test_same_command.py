@@ -24,6 +24,7 @@ def losses(result):
     return re.search(r"loss (\S+ -> \S+)", result.stdout)[1]
 
 
+@pytest.mark.soak  # as a fit on such servers, and as launch
 def test_servers_of_a_file_end_with_their_driver(network, hosts, least_squares, least_squares_losses):
     """The first finds its own line; the second has two workers. Nothing says how many there are, but the file."""
     serve = ["--hosts", hosts, "--exit-with-driver"]

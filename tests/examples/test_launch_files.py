@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from variants import in_soak
 
 yaml = pytest.importorskip("yaml")
 
@@ -96,9 +95,8 @@ def environment(tmp_path):
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.parametrize("name", ["jobset.yaml", *in_soak("trainjob.yaml")])
+@pytest.mark.soak  # as the batch file, whose tasks are told by Slurm which they are
+@pytest.mark.parametrize("name", KINDS)
 def test_pods_train(network, environment, name):
     """All in one network here, so each has a port of its own instead of a name."""
     pods, own, command, _ = KINDS[name]()
