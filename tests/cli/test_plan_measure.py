@@ -104,7 +104,6 @@ def test_on_server_processes(write, tmp_path, namespaces):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--cluster", "in-process"], "--cluster belongs to --measure"),
         (["--measure", "--analyzers", "trace"], "--analyzers does not go with --measure"),
         (["--measure", "--workers-on-host", "2"], "--workers-on-host does not go with --measure"),
         (["--", "--epochs"], "is a program file, which has no arguments"),
