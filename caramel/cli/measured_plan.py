@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,16 @@ from caramel.frontend.program_file import Program
 from caramel.measure.netbench import measure_network, quick_up_to
 from caramel.measure.tracer import trace
 from caramel.netmodel.model import NetworkModel
+from caramel.report.run_record import RunRecord
+from caramel.report.training import where_workers_share_cores
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.session import Session, StepResult
-
-_WARM_UP_STEPS = 3
-"""Number of steps before any counts: the first ones prune and place the graph, and make connections."""
+from caramel.runtime.session import Session
 
 _LEAST_STEPS, _MOST_STEPS, _BUDGET_S = 5, 30, 20.0
 """Numbers of steps that are timed: between these, as many as fit into so many seconds."""
+
+_UNTIMED_STEPS = 6
+"""Number of steps before those: the first ones, in which TensorFlow optimises the graph, and some that are drawn."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,19 @@ class TriedPlan:
     Attributes:
         armodel: the compiled program, with the plan.
         network: model of the network; None where it was given.
-        steps_s: measured seconds of steps.
+        record: what the steps of the try were like.
+        cluster: where they ran.
     """
 
     armodel: ARModel
     network: NetworkModel | None
-    steps_s: tuple[float, ...]
+    record: RunRecord
+    cluster: Cluster
+
+    @property
+    def steps_s(self) -> Sequence[float]:
+        """Measured seconds of steps."""
+        return self.record.plain_steps_s
 
     @property
     def step_s(self) -> float:
@@ -51,11 +59,14 @@ class TriedPlan:
         if prediction is None:
             return text
         predicted_s = prediction.timeline.iteration_s
-        where = ""
-        if prediction.interval is not None:
-            is_within = prediction.interval.low_s <= self.step_s <= prediction.interval.high_s
-            where = ", within the interval" if is_within else ", outside the interval"
-        return f"{text}; predicted {predicted_s * 1e3:.4g} ms ({predicted_s / self.step_s - 1:+.1%}{where})"
+        text = f"{text}; predicted {predicted_s * 1e3:.4g} ms ({predicted_s / self.step_s - 1:+.1%}"
+        if prediction.interval is None:
+            return f"{text})"
+        if prediction.interval.low_s <= self.step_s <= prediction.interval.high_s:
+            return f"{text}, within the interval)"
+        why = where_workers_share_cores(self.cluster, self.armodel.plan.workers)
+        advice = f"note: {why[0].lower()}{why[1:]}" if why else "measure again with nothing else running"
+        return f"{text}, outside the interval)\n{advice}"
 
 
 def measured_plan(
@@ -64,6 +75,7 @@ def measured_plan(
     cluster: Cluster,
     devices: Sequence[str],
     decisions: Mapping[str, Any],
+    is_drawn: bool,
     say: Callable[[str], None],
 ) -> TriedPlan:
     """Measure the network and the program on a cluster, plan, and try the plan.
@@ -76,6 +88,7 @@ def measured_plan(
         cluster: where they run.
         devices: device of each worker; empty for the default.
         decisions: options of `ARModel`; a ``network`` or ``trace`` that is given is not measured.
+        is_drawn: whether some steps of the try are to be drawn.
         say: function that is called with what begins.
 
     Raises:
@@ -108,8 +121,9 @@ def measured_plan(
     armodel = ARModel(program.context, workers, device_list=device_list, **options)
     say("4 of 4: trying the plan")
     with armodel.session(cluster) as session:
-        steps_s = _times(session, program)
-    return TriedPlan(armodel, network, tuple(steps_s))
+        record = RunRecord(session, armodel.distributed, is_drawn)
+        _try(session, program, record)
+    return TriedPlan(armodel, network, record, cluster)
 
 
 def _where(cluster: Cluster) -> str:
@@ -120,26 +134,12 @@ def _arguments(batch: Any) -> tuple[Any, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def _times(session: Session, program: Program) -> list[float]:
-    """Seconds of some steps."""
-    steps_s: list[float] = []
-    last_s = 0.0
-
-    def note(result: StepResult) -> None:
-        nonlocal last_s
-        now_s = time.perf_counter()
-        steps_s.append(now_s - last_s)
-        last_s = now_s
+def _try(session: Session, program: Program, record: RunRecord) -> None:
+    """Make some steps."""
 
     def run(steps: int) -> None:
-        nonlocal last_s
-        batches = None if program.on_workers else program.batches(steps)
-        last_s = time.perf_counter()
-        session.run(batches, steps, on_step=note, progress=False)
+        session.run(None if program.on_workers else program.batches(steps), steps, on_step=record.note, progress=False)
 
-    run(_WARM_UP_STEPS)
-    steps_s.clear()
-    run(_LEAST_STEPS)
-    more = int(_BUDGET_S / statistics.median(steps_s)) - _LEAST_STEPS
+    run(_UNTIMED_STEPS + _LEAST_STEPS)
+    more = int(_BUDGET_S / statistics.median(record.plain_steps_s)) - _LEAST_STEPS
     run(max(0, min(more, _MOST_STEPS - _LEAST_STEPS)))
-    return steps_s

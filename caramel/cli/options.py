@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             if context.obj["debug"]:
                 raise
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            context.exit(128 + signal.SIGINT)
 
     return with_logs(wrapped)
 

@@ -65,35 +65,8 @@ def draw_computation(file: str, computation: DistributedModel, step: TracedStep)
     write_timeline(file, None, [measured_timeline(computation, step, notes)])
 
 
-def write_plan_pictures(armodel: ARModel, title: str, timeline: str | None, report: str | None) -> None:
-    """Write the pictures of a plan.
-
-    Args:
-        armodel: what was planned.
-        title: name of the program.
-        timeline: value of ``--timeline``.
-        report: value of ``--report``.
-
-    Raises:
-        ReportError: a file cannot be written.
-    """
-    if timeline is None and report is None:
-        return
-    from caramel.report.chrome_trace import write_timeline
-    from caramel.report.content import Report
-    from caramel.report.page import write_report
-    from caramel.report.predicted import predicted_timeline
-    from caramel.report.what_helps import what_ifs
-
-    predicted = predicted_timeline(armodel.plan)
-    if timeline is not None:
-        write_timeline(timeline, armodel.plan, [] if predicted is None else [predicted])
-    if report is not None:
-        write_report(report, Report(title, armodel.plan, __version__, predicted, what_ifs(armodel.plan, armodel.facts)))
-
-
-class RunPictures:
-    """The pictures of ``caramel run``.
+class Pictures:
+    """The pictures of ``caramel plan`` and ``run``.
 
     Args:
         title: name of the program.
@@ -105,9 +78,38 @@ class RunPictures:
         check_pictures(timeline, report)
         self._title, self._timeline, self._report = title, timeline, report
 
+    @property
+    def are_wanted(self) -> bool:
+        """Whether there is any."""
+        return self._timeline is not None or self._report is not None
+
+    def write_plan(self, armodel: ARModel) -> None:
+        """Write the pictures of a plan that has not run.
+
+        Args:
+            armodel: what was planned.
+
+        Raises:
+            ReportError: a file cannot be written.
+        """
+        if not self.are_wanted:
+            return
+        from caramel.report.chrome_trace import write_timeline
+        from caramel.report.content import Report
+        from caramel.report.page import write_report
+        from caramel.report.predicted import predicted_timeline
+        from caramel.report.what_helps import what_ifs
+
+        plan = armodel.plan
+        predicted = predicted_timeline(plan)
+        if self._timeline is not None:
+            write_timeline(self._timeline, plan, [] if predicted is None else [predicted])
+        if self._report is not None:
+            write_report(self._report, Report(self._title, plan, __version__, predicted, what_ifs(plan, armodel.facts)))
+
     def record(self, session: Session, armodel: ARModel) -> RunRecord | None:
         """A record of the steps to come; None if no picture is wanted."""
-        if self._timeline is None and self._report is None:
+        if not self.are_wanted:
             return None
         from caramel.report.run_record import RunRecord
 
@@ -120,7 +122,7 @@ class RunPictures:
             ReportError: a file cannot be written.
             TraceError: TensorFlow's statistics of the traced step cannot be read.
         """
-        if record is None or not record.losses:
+        if record is None or not record.losses or not self.are_wanted:
             return []
         from caramel.report.chrome_trace import write_timeline
         from caramel.report.page import write_report

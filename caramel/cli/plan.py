@@ -18,10 +18,10 @@ from caramel.cli.options import (
     with_json,
     with_policies,
 )
-from caramel.cli.pictures import check_pictures, with_report, with_timeline, write_plan_pictures
+from caramel.cli.pictures import Pictures, with_report, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.quiet import load_quietly
-from caramel.cli.scripts import loaded_program
+from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
 from caramel.errors import InputError
 from caramel.util.progress import say
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from caramel.netmodel.model import NetworkModel
 
 
-@click.command()
+@click.command(cls=ProgramCommand)
 @click.argument("program", metavar="FILE.py[:ENTRY]")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option("--workers", type=int, help="Number of workers; default: as many as the cluster lists.")
@@ -99,12 +99,13 @@ def plan(
         _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host)
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
-    check_pictures(timeline, report)
+    pictures = Pictures(program, timeline, report)
     if timeline is not None and decisions["network"] is None and workers > 1 and not is_measured:
         raise InputError(
             "a timeline shows the predicted step, which needs a network model: give --network FILE.json, or --measure"
         )
     check_decisions(workers, devices, decisions)
+    check_program(program, arguments)
     if place.serves:
         place.serve(devices)
     written = [] if out is None else [out]
@@ -113,7 +114,7 @@ def plan(
         from caramel.cli.measured_plan import measured_plan
 
         loaded = loaded_program(program, arguments, workers)
-        tried = measured_plan(loaded, workers, chosen, devices, decisions, say)
+        tried = measured_plan(loaded, workers, chosen, devices, decisions, pictures.are_wanted, say)
         armodel = tried.armodel
         if out is not None and tried.network is not None:
             written.append(_save_network(tried.network, out))
@@ -131,7 +132,10 @@ def plan(
         checked = verify_plan(finished, armodel.model)
     if out is not None:
         finished.save(out)
-    write_plan_pictures(armodel, program, timeline, report)
+    if tried is None:
+        pictures.write_plan(armodel)
+    else:
+        pictures.write(armodel, tried.cluster, tried.record)
     if as_json:
         if finished.prediction is None:
             raise InputError("nothing can be predicted without a network model: give --network FILE.json")

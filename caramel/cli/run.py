@@ -25,10 +25,10 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
-from caramel.cli.pictures import RunPictures, with_report, with_timeline
+from caramel.cli.pictures import Pictures, with_report, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.results import Results
-from caramel.cli.scripts import run_script_on_workers
+from caramel.cli.scripts import ProgramCommand, check_program, run_script_on_workers
 from caramel.errors import InputError
 from caramel.frontend.script_file import is_script
 from caramel.runtime.held_directory import held_directory
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-@click.command()
+@click.command(cls=ProgramCommand)
 @click.argument("program", metavar="FILE.py[:ENTRY]")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option("--workers", type=int, help="Number of workers; default: as many as the cluster lists.")
@@ -107,19 +107,25 @@ def run(
     is, with its ARGUMENTS, and fit, evaluate and predict run on the workers.
     """
     if is_script(program):
-        others = {"steps": steps, "until_step": until_step, "checkpoint": checkpoint, "timeline": timeline}
-        _refuse_for_scripts({**others, "report": report, "json": as_json or None})
-    elif arguments:
-        raise click.UsageError(f"{program} is a program file, which has no arguments: {shlex.join(arguments)}")
+        _refuse_for_scripts(
+            {"steps": steps, "until_step": until_step, "checkpoint": checkpoint, "json": as_json or None},
+            "a script says itself how long it trains (fit's epochs= and steps_per_epoch=), prints what it likes, and "
+            "saves by callbacks (keras.callbacks.BackupAndRestore goes on after an end)",
+        )
+        _refuse_for_scripts(
+            {"timeline": timeline, "report": report},
+            f"what a script trains is drawn with its plan: caramel plan {program} --measure --report FILE.html",
+        )
     if steps is not None and until_step is not None:
         raise click.UsageError("--steps and --until-step exclude each other")
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
-    pictures = RunPictures(program, timeline, report)
+    pictures = Pictures(program, timeline, report)
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
     timeout_s(step_timeout, "--step-timeout")
     check_decisions(workers, devices, decisions)
+    check_program(program, arguments)
     if place.serves:
         place.serve(devices)
     if is_script(program):
@@ -150,8 +156,12 @@ def run(
         _train(session, loaded, steps, directory, save_every, results, record, write_pictures)
 
 
-def _refuse_for_scripts(values: Mapping[str, Any]) -> None:
-    """Refuse options for which a script has its own ways.
+def _refuse_for_scripts(values: Mapping[str, Any], reason: str) -> None:
+    """Refuse options that a script has no use for.
+
+    Args:
+        values: values of options, by the name of their parameter; None for one that is not given.
+        reason: what to do instead.
 
     Raises:
         click.UsageError: one is given.
@@ -159,11 +169,7 @@ def _refuse_for_scripts(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is not None:
             option = "--" + name.replace("_", "-")
-            raise click.UsageError(
-                f"{option} belongs to FILE.py:ENTRY: a script says itself how long it trains (fit's epochs= and "
-                "steps_per_epoch=), saves by callbacks (keras.callbacks.BackupAndRestore goes on after an end), and "
-                "prints and draws what it likes"
-            )
+            raise click.UsageError(f"{option} belongs to FILE.py:ENTRY: {reason}")
 
 
 class _Ended(Exception):

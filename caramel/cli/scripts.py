@@ -7,10 +7,12 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from caramel.errors import ProgramError
 from caramel.frontend.script_file import is_script
 
 if TYPE_CHECKING:
@@ -18,6 +20,39 @@ if TYPE_CHECKING:
     from caramel.runtime.clusters.base import Cluster
 
 _logger = logging.getLogger(__name__)
+
+
+class ProgramCommand(click.Command):
+    """A command that takes a program, with a word about arguments of scripts that it takes for its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; see click."""
+        given = list(args)  # click takes them out
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if "--" in given or not any(is_script(argument) for argument in given):
+                raise
+            hint = "Arguments of the script come after two dashes: FILE.py -- ARGUMENTS"
+            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from error
+
+
+def check_program(program: str, arguments: Sequence[str]) -> None:
+    """Refuse a program that cannot be loaded, before TensorFlow is.
+
+    Args:
+        program: ``FILE.py:ENTRY``, or ``FILE.py`` for a script.
+        arguments: arguments of a script.
+
+    Raises:
+        click.UsageError: there are arguments for a program file.
+        ProgramError: there is no such file.
+    """
+    if arguments and not is_script(program):
+        raise click.UsageError(f"{program} is a program file, which has no arguments: {shlex.join(arguments)}")
+    file = program if is_script(program) else program.rpartition(":")[0]
+    if file and not Path(file).is_file():
+        raise ProgramError(f"there is no {'script' if is_script(program) else 'program file'} {file!r}")
 
 
 def run_script_on_workers(
@@ -64,15 +99,12 @@ def loaded_program(program: str, arguments: Sequence[str], workers: int) -> Prog
         workers: number of workers.
 
     Raises:
-        click.UsageError: there are arguments for a program file.
         CaramelError: it cannot be captured.
     """
     if is_script(program):
         from caramel.keras.scripts import program_of_script
 
         return program_of_script(program, arguments, workers, {})
-    if arguments:
-        raise click.UsageError(f"{program} is a program file, which has no arguments: {shlex.join(arguments)}")
     from caramel.frontend.program_file import load_program
 
     return load_program(program)

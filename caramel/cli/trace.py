@@ -18,10 +18,10 @@ from caramel.cli.options import (
 )
 from caramel.cli.pictures import check_pictures, draw_computation, with_timeline
 from caramel.cli.places import Place
-from caramel.cli.scripts import loaded_program
+from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
 
 
-@click.command()
+@click.command(cls=ProgramCommand)
 @click.argument("program", metavar="FILE.py[:ENTRY]")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option("--workers-on-host", type=int, default=1, show_default=True, metavar="K", help="Of one host.")
@@ -72,6 +72,7 @@ def trace(
     _, devices = place.size(options["workers_on_host"], devices)
     if options["workers"] is None and place.membership is not None:
         options["workers"], _ = place.size(None)
+    check_program(program, arguments)
     if place.serves:
         place.serve(devices)
     chosen = place.cluster(options["workers_on_host"])

@@ -36,7 +36,10 @@ def guarded(call: Callable[[], Any], what: str) -> Any:
     except CaramelError:
         raise
     except SystemExit as error:
-        raise ProgramError(f"{what} exits: put the part that runs under if __name__ == '__main__':") from error
+        raise ProgramError(
+            f"{what} exits: put the part that runs under if __name__ == '__main__':. A script that calls fit itself is "
+            "given without an entry, as FILE.py"
+        ) from error
     except Exception as error:
         raise program_error(what, error) from error
 

@@ -202,10 +202,8 @@ def _opened(
     chosen = {name: value for name, value in options.items() if name != "loss_reduction"}
     traced = traced_options(step.context, chosen, workers, cluster, data.a_batch, own_step)
     armodel = ARModel(step.context, workers, **traced)
-    if not is_silent and traced.get("trace") is not None:
-        line = one_line(armodel, began_s)
-        if line is not None:
-            click.echo(line)
+    if not is_silent and (traced.get("trace") is not None or traced.get("plan") is not None):
+        click.echo(one_line(armodel, time.perf_counter() - began_s))
     session = armodel.session(servers_of(model, cluster, workers), step_timeout_s=step_timeout_s)
     return KeptSession(step, armodel.distributed, session, data)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -99,21 +98,21 @@ def _of_captured(given: Any, step: Model, own_step: Callable[[], Context]) -> Tr
     )
 
 
-def one_line(model: ARModel, began_s: float) -> str | None:
-    """What a plan is, and what it is predicted to bring; None where nothing is predicted.
+def one_line(model: ARModel, took_s: float) -> str:
+    """What a plan is, and what it is predicted to bring, if anything is.
 
     Args:
-        model: planned with a trace and a network.
-        began_s: when tracing began, of `time.perf_counter`.
+        model: what was planned.
+        took_s: seconds that it took, tracing included.
     """
-    prediction = model.plan.prediction
+    plan, prediction = model.plan, model.plan.prediction
+    forward = sum(transfer.window == "forward" for transfer in plan.transfers)
+    text = (
+        f"caramel: plan {plan.digest[:12]} for {plan.workers} workers, in {took_s:.1f} s: {len(plan.transfers)} "
+        f"transfers, {forward} of them in the next step's forward pass"
+    )
     if prediction is None:
-        return None
-    took_s = time.perf_counter() - began_s
-    forward = sum(transfer.window == "forward" for transfer in model.plan.transfers)
+        return text
     step, interval = format_time(prediction.timeline.iteration_s), prediction.interval
     span = "" if interval is None else f" ({format_time(interval.low_s)} to {format_time(interval.high_s)})"
-    return (
-        f"caramel: traced and planned in {took_s:.1f} s: {len(model.plan.transfers)} transfers, {forward} of them in "
-        f"the next step's forward pass; a step is predicted to take {step}{span}"
-    )
+    return f"{text}; a step is predicted to take {step}{span}"

@@ -81,7 +81,7 @@ def advice(report: Report) -> list[str]:
             "fewer bytes or more computation between two transfers help."
         )
     elif prediction.has_bound:
-        sentences.append(f"The best plan is at most {prediction.gap:.1%} shorter, and may not be there.")
+        sentences.append(f"The best plan is at most {prediction.gap:.1%} shorter, if there is a better one.")
     if step.rho < 1:
         sentences.append(f"Sending takes {step.rho:.2f} times as long as computing: the processors are what is short.")
     else:

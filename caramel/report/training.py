@@ -16,6 +16,17 @@ from caramel.runtime.clusters.local_processes import LocalProcesses
 from caramel.runtime.host.environment import usable_cores
 
 
+def where_workers_share_cores(cluster: Cluster, workers: int) -> str | None:
+    """Why workers of a cluster are not faster than one device; None if each has a core of its own, as far as is known.
+
+    Args:
+        cluster: where they run.
+        workers: number of workers.
+    """
+    is_here = isinstance(cluster, (InProcess, LocalProcesses))
+    return shared_cores_warning(workers, usable_cores()) if is_here else None
+
+
 def training_report(
     title: str, plan: Plan, version: str, facts: Mapping[type, Any], record: RunRecord, cluster: Cluster
 ) -> Report:
@@ -32,8 +43,7 @@ def training_report(
     Raises:
         TraceError: TensorFlow's statistics of the traced step cannot be read.
     """
-    is_here = isinstance(cluster, (InProcess, LocalProcesses))
-    warning = shared_cores_warning(plan.workers, usable_cores()) if is_here else None
+    warning = where_workers_share_cores(cluster, plan.workers)
     return Report(
         title,
         plan,

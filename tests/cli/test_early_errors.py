@@ -6,7 +6,9 @@ import sys
 import pytest
 
 WITHOUT_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None; from caramel.cli.main import main; main()"
-"""Importing TensorFlow, or a program that does not exist, ends it with another message."""
+"""Importing TensorFlow, or the program, which is none, ends it with another message."""
+
+PROGRAM = f"{__file__}:build"
 
 NEEDS = {
     "--workers 0": "--workers must be a whole number of at least 1, got 0",
@@ -40,7 +42,7 @@ def run(*arguments):
 @pytest.mark.parametrize("options", NEEDS)
 def test_run(options, tmp_path):
     (tmp_path / "damaged.json").write_text("{")
-    done = run("run", "nowhere.py:build", *options.replace("FOLDER", str(tmp_path)).split())
+    done = run("run", PROGRAM, *options.replace("FOLDER", str(tmp_path)).split())
     assert done.returncode in (1, 2) and NEEDS[options] in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and sorted(path.name for path in tmp_path.iterdir()) == ["damaged.json"]
 
@@ -51,7 +53,7 @@ def test_run(options, tmp_path):
 )
 def test_other_commands(command, options, tmp_path):
     verb, *rest = command.replace("FOLDER", str(tmp_path)).split()
-    done = run(verb, "nowhere.py:build", *rest, *options.split())
+    done = run(verb, PROGRAM, *rest, *options.split())
     wanted = {"0": "--workers must be", "nonsense": "nonsense", "gone.json": "gone.json"}[options.split()[-1]]
     assert done.returncode == 1 and wanted in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +62,7 @@ def test_other_commands(command, options, tmp_path):
 @pytest.mark.parametrize(
     "command, wanted",
     [
-        ("trace nowhere.py:build --out FOLDER/t.json --base-port 2222", "--base-port belongs to --cluster processes"),
+        (f"trace {PROGRAM} --out FOLDER/t.json --base-port 2222", "--base-port belongs to --cluster processes"),
         ("netbench --workers 2 --workers 4 --out FOLDER/n.json --base-port 65533", "--base-port must be"),
     ],
     ids=["trace", "netbench"],
@@ -71,4 +73,4 @@ def test_ports_of_what_measures(command, wanted, tmp_path):
 
 
 def test_right_options_reach_tensorflow():
-    assert "tensorflow" in run("run", "nowhere.py:build", "--workers", "2").stderr
+    assert "tensorflow" in run("run", PROGRAM, "--workers", "2").stderr

@@ -190,7 +190,7 @@ def test_wrong_usage(call, write, arguments, words):
 ONE = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
 
 
-@pytest.mark.parametrize("verb", [["run", "nothing.py:build"], ["netbench", "--out", "network.json"]])
+@pytest.mark.parametrize("verb", [["run", f"{__file__}:build"], ["netbench", "--out", "network.json"]])
 @pytest.mark.parametrize(
     "text, words",
     [

@@ -63,17 +63,17 @@ def assert_same_weights(got, expected):
 
 
 @pytest.mark.parametrize("number", ENDS)
-def test_the_model_has_the_weights_of_the_last_step(number, capsys):
+def test_the_model_has_the_weights_of_the_last_step(number, caplog):
     model = interrupted(number, Signals(number, epoch=1, batch=2), verbose=2)
     assert_same_weights(model, trained(4 + 3))
-    said = capsys.readouterr().err
+    said = caplog.text
     assert f"{number.name}: the step that runs is the last one" in said
     assert "ended in epoch 2: the model has the weights of its last step" in said
 
 
-def test_nothing_is_said_where_nothing_is_to_be(capsys):
+def test_nothing_is_said_where_nothing_is_to_be(caplog):
     interrupted(signal.SIGINT, Signals(signal.SIGINT, epoch=0, batch=0), verbose=0)
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
 
 
 def test_the_second_one_leaves_the_model_as_of_the_last_epoch():
