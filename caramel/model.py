@@ -417,7 +417,12 @@ class Model:
         }
         if self.forward_sums:
             roles["forward sums"] = [dataclasses.astuple(s) for s in self.forward_sums]
-        hasher = hashlib.sha256(self.graph.renamed(names).to_bytes())
+        graph = self.graph.renamed(names)
+        if graph.library is not None and graph.library.function:  # whose names have numbers of this process
+            from caramel.graph.canonical_functions import canonical
+
+            graph = Graph(*canonical(graph, graph.library), graph.versions)
+        hasher = hashlib.sha256(graph.to_bytes())
         hasher.update(json.dumps(roles, sort_keys=True).encode())
         return hasher.hexdigest()
 

@@ -68,7 +68,8 @@ def launch(
     outer = click.get_current_context()
     remote = RemoteOptions(ssh, remote_python, remote_directory)
     shared: dict[str, Any] = {**outer.obj, "place": partial(LaunchedPlace, remote=remote)}
-    with run.make_context("run", [program, *options, "--hosts", hosts], parent=outer, obj=shared) as inner:
+    arguments = ["--hosts", hosts, program, *options]  # in front: after a "--" all are the script's own
+    with run.make_context("run", arguments, parent=outer, obj=shared) as inner:
         if inner.params["task"] is not None:
             raise click.UsageError("leave out --task: this process drives, and each host gets a worker of its own")
         try:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from caramel.cli.files import check_writable
+from caramel.errors import InputError
 from caramel.util.progress import LOGGER_NAME, hide_progress
 
 _LIBRARY = "caramel"
@@ -93,7 +94,10 @@ def set_up(context: click.Context) -> None:
     logger.addHandler(shown)
     if meta.get(_FILE):
         check_writable(meta[_FILE])
-        file = logging.FileHandler(meta[_FILE])
+        try:
+            file = logging.FileHandler(meta[_FILE])
+        except OSError as error:
+            raise InputError(f"{meta[_FILE]!r} cannot be written: {error.strerror}") from error
         file.setFormatter(logging.Formatter(_FORMAT))
         logger.addHandler(file)
     logger.setLevel(logging.DEBUG)

@@ -6,7 +6,9 @@ import json
 import logging
 import math
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +168,8 @@ with_collectives = _options(
         "--network",
         metavar="FILE.json",
         type=click.Path(dir_okay=False),
-        help="Choose algorithms and depths by this model of the network (caramel netbench makes one).",
+        help="Choose algorithms and depths by this model of the network (caramel netbench makes one). A script's "
+        "fit is also traced, and planned, by it.",
     ),
     click.option("--algorithm", metavar="NAME", help="One all-reduce algorithm for all gradients instead."),
     click.option("--depth", type=int, help="Number of chunks of every all-reduce instead."),
@@ -230,13 +233,32 @@ def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str
         Plan.load(decisions["plan"])
 
 
-with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, in SI units.")
+_RESULTS = "caramel.results"
+"""Key of the stream for results, in the meta data of click's context."""
+
+
+def _kept_for_results(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    """Keep standard output for the result: what the user's program prints goes to standard error."""
+    if value and not context.resilient_parsing:
+        context.meta[_RESULTS] = sys.stdout
+        context.with_resource(redirect_stdout(sys.stderr))
+    return value
+
+
+with_json = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    callback=_kept_for_results,
+    help="Print the result as JSON, in SI units; what the program prints goes to standard error.",
+)
 """Whether the result is for programs."""
 
 
 def print_json(values: Mapping[str, Any]) -> None:
     """Print a result for programs."""
-    click.echo(json.dumps(_as_json_has_it(values), indent=1, allow_nan=False))
+    text = json.dumps(_as_json_has_it(values), indent=1, allow_nan=False)
+    click.echo(text, file=click.get_current_context().meta[_RESULTS])
 
 
 def _as_json_has_it(value: Any) -> Any:

@@ -27,6 +27,9 @@ from caramel.util.progress import say
 
 if TYPE_CHECKING:
     from caramel.netmodel.model import NetworkModel
+    from caramel.plan import Plan
+
+_NOT_PREDICTED = "nothing can be predicted without a network model: give --network FILE.json, or --measure"
 
 
 @click.command(cls=ProgramCommand)
@@ -100,12 +103,16 @@ def plan(
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
     pictures = Pictures(program, timeline, report)
-    if timeline is not None and decisions["network"] is None and workers > 1 and not is_measured:
+    knows_network = decisions["network"] is not None or workers == 1 or is_measured
+    if timeline is not None and not knows_network:
         raise InputError(
             "a timeline shows the predicted step, which needs a network model: give --network FILE.json, or --measure"
         )
+    if as_json and not knows_network:
+        raise InputError(_NOT_PREDICTED)
     check_decisions(workers, devices, decisions)
     check_program(program, arguments)
+    earlier = None if other is None else _loaded_plan(other)
     if place.serves:
         place.serve(devices)
     written = [] if out is None else [out]
@@ -138,7 +145,7 @@ def plan(
         pictures.write(armodel, tried.cluster, tried.record)
     if as_json:
         if finished.prediction is None:
-            raise InputError("nothing can be predicted without a network model: give --network FILE.json")
+            raise InputError(_NOT_PREDICTED)
         measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
         print_json({**finished.prediction.as_dict(), **measured})
         return
@@ -149,13 +156,17 @@ def plan(
         click.echo("\n" + "\n".join(f"checked: {statement}" for statement in checked))
     for name in explained:
         click.echo(f"\n{finished.explain(name)}")
-    if other is not None:
-        from caramel.plan import Plan
-
-        click.echo("\n" + (Plan.load(other).diff(finished) or f"no difference from {other}"))
+    if earlier is not None:
+        click.echo("\n" + (earlier.diff(finished) or f"no difference from {other}"))
     written += [file for file in (timeline, report) if file is not None]
     if written:
         click.echo(f"\nwritten: {', '.join(written)}")
+
+
+def _loaded_plan(file: str) -> Plan:
+    from caramel.plan import Plan
+
+    return Plan.load(file)
 
 
 def _refuse_with_measure(**values: Any) -> None:

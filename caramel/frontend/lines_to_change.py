@@ -13,6 +13,10 @@ from caramel.errors import listed
 
 _DIFFERENTIATES = frozenset({"GradientTape"})
 _MINIMIZES = frozenset({"minimize", "Session", "placeholder"})
+_TENSORFLOW = "tensorflow"
+_CALLED_BY_FIT = "train_step"
+"""Name of the method of a model that Keras' ``fit`` calls, wherever that is called."""
+
 _ENTRY = "program"
 """Name of the function in the example."""
 
@@ -27,8 +31,11 @@ class ScriptParts:
         step: name of the function that differentiates with a GradientTape, or None; no method.
         step_arguments: names of that function's arguments.
         differentiates: whether there is a GradientTape anywhere.
-        builds_graph: whether it has what programs of TensorFlow 1 have: placeholders, ``minimize``, a Session.
+        builds_graph: whether it has what programs of TensorFlow 1 have: placeholders, ``minimize``, a Session; not
+            those of other packages.
         calls_fit: whether there is a ``fit`` anywhere.
+        has_loop: whether there is a GradientTape outside a model's ``train_step``, which ``fit`` calls; or the script
+            calls that itself.
     """
 
     functions: tuple[str, ...] = ()
@@ -37,18 +44,19 @@ class ScriptParts:
     differentiates: bool = False
     builds_graph: bool = False
     calls_fit: bool = False
+    has_loop: bool = False
 
     @property
     def trains_by_itself(self) -> bool:
         """Whether it has a training of its own, and none by ``fit``."""
-        return (self.differentiates or self.builds_graph) and not self.calls_fit
+        return (self.has_loop or self.builds_graph) and not self.calls_fit
 
 
-def script_parts(source: str) -> ScriptParts:
+def script_parts(source: str | bytes) -> ScriptParts:
     """Find the parts of a training program in the text of a script.
 
     Args:
-        source: text of a Python file.
+        source: text of a Python file; bytes in the encoding that they say.
 
     Raises:
         SyntaxError: it is no Python.
@@ -66,8 +74,9 @@ def script_parts(source: str) -> ScriptParts:
         step=None if step is None else step.name,
         step_arguments=() if step is None else tuple(argument.arg for argument in step.args.args),
         differentiates=bool(_names(tree) & _DIFFERENTIATES),
-        builds_graph=bool(_names(tree) & _MINIMIZES),
+        builds_graph=_builds_graph(tree),
         calls_fit="fit" in _names(tree),
+        has_loop=_has_loop(tree),
     )
 
 
@@ -77,6 +86,44 @@ def _names(tree: ast.AST) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name)} | {
         node.attr for node in nodes if isinstance(node, ast.Attribute)
     }
+
+
+def _builds_graph(tree: ast.AST) -> bool:
+    """Whether it has names of `_MINIMIZES` that no other package than TensorFlow gives it."""
+    nodes = list(ast.walk(tree))
+    other: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] != _TENSORFLOW:
+            other |= {each.asname or each.name for each in node.names}
+        elif isinstance(node, ast.Import):
+            packages = [each for each in node.names if each.name.split(".")[0] != _TENSORFLOW]
+            other |= {each.asname or each.name.split(".")[0] for each in packages}
+    return any(_is_one_of(node, _MINIMIZES) and _origin(node) not in other for node in nodes)
+
+
+def _is_one_of(node: ast.AST, names: frozenset[str]) -> bool:
+    """Whether it is a name, or an attribute, of these."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in names
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def _origin(node: ast.AST) -> str | None:
+    """The name with which a chain of attributes and calls begins; None where it begins with something else."""
+    while isinstance(node, (ast.Attribute, ast.Call)):
+        node = node.value if isinstance(node, ast.Attribute) else node.func
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _has_loop(tree: ast.AST) -> bool:
+    """Whether something differentiates that Keras' ``fit`` does not call."""
+    nodes = list(ast.walk(tree))
+    calls = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    called = [each for each in calls if each.attr == _CALLED_BY_FIT and _origin(each) != "super"]
+    models = [] if called else [node for node in nodes if isinstance(node, ast.ClassDef) and node.bases]
+    steps = [part for model in models for part in model.body if getattr(part, "name", None) == _CALLED_BY_FIT]
+    of_fit = {id(node) for step in steps for node in ast.walk(step)}
+    return any(_is_one_of(node, _DIFFERENTIATES) and id(node) not in of_fit for node in nodes)
 
 
 def _is_method(function: ast.FunctionDef) -> bool:

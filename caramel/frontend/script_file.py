@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from caramel.errors import CaramelError, ProgramError
 from caramel.frontend.user_code import program_error
@@ -32,9 +33,9 @@ def run_script(file: str, arguments: Sequence[str] = ()) -> None:
     path = Path(file)
     if not path.is_file():
         raise ProgramError(f"there is no script {str(path)!r}")
-    with _as_main(path, arguments):
+    with _as_main(path, arguments) as main:
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            exec(compile(path.read_bytes(), main.__file__, "exec", dont_inherit=True), vars(main))
         except CaramelError:
             raise
         except Exception as error:
@@ -42,14 +43,21 @@ def run_script(file: str, arguments: Sequence[str] = ()) -> None:
 
 
 @contextmanager
-def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Arguments and search path of a script; the search path stays, for what it imports later."""
-    before = list(sys.argv)
+def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[Any]:
+    """The module of a script, its arguments and search path; the search path stays, for what it imports later.
+
+    Not that of `runpy`: Python has the whole path in ``__file__``, but the path as it was given in `sys.argv`.
+    """
+    main: Any = ModuleType("__main__")
+    main.__file__ = str(path.absolute())
+    before, main_before = list(sys.argv), sys.modules["__main__"]
     sys.argv[:] = [str(path), *arguments]
+    sys.modules["__main__"] = main
     directory = str(path.resolve().parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)
     try:
-        yield
+        yield main
     finally:
         sys.argv[:] = before
+        sys.modules["__main__"] = main_before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 from caramel.errors import CaramelError, ProgramError, in_one_line
 
-_HERE = str(Path(__file__).resolve().parents[1])
+_HERE = str(Path(__file__).resolve().parents[1]) + os.sep
 """Directory of this package, whose lines are not the user's."""
 
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -26,6 +26,12 @@ _DATASET_OP_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
 _TRACE_AFFIXES = re.compile(rf"^(__inference_|__forward_)+|_[0-9a-f]{{{_DIGEST_DIGITS}}}$|_\d+$")
 """Prefixes and suffixes that TensorFlow, or this module, adds to the name of a Python function."""
 
+_MARK = "_caramel_"
+"""Prefix of the attributes that a capture gives nodes; their numbers are of the process, and bodies need none later."""
+
+_NUMBERS = re.compile(r"_\d+(?=_|$)")
+"""Numbers in the name of a function that was made of another one, and in those of Keras' layers."""
+
 
 def canonical(nodes: Iterable[NodeDef], library: Any) -> tuple[list[NodeDef], Any]:
     """Copies of nodes and of the functions that they use, with names that follow from the bodies.
@@ -66,9 +72,11 @@ class _Renaming:
             body.CopyFrom(self._bodies[name])
             for inner in body.node_def:
                 inner.device = ""
+                for mark in [key for key in inner.attr if key.startswith(_MARK)]:
+                    del inner.attr[mark]
                 self.apply(inner)
             _rename_arguments(body)
-            stem = _TRACE_AFFIXES.sub("", name)
+            stem = _NUMBERS.sub("", _TRACE_AFFIXES.sub("", name))
             body.signature.name = stem
             digest = hashlib.sha256(body.SerializeToString(deterministic=True)).hexdigest()[:_DIGEST_DIGITS]
             body.signature.name = f"{stem}_{digest}"

@@ -25,6 +25,13 @@ _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 """Methods of a callback that are called around batches."""
 
 
+def listed_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks in what Keras takes as ``callbacks``: one, several in lists, a CallbackList, or None."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return keras.tree.flatten(callbacks) if callbacks else []
+
+
 def may_look_at_values(callback: Any) -> bool:
     """Whether a callback is called around batches and may want the model's values there, or change them."""
     harmless = [keras.callbacks.Callback, *_LOG_CALLBACKS]

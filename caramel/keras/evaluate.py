@@ -11,6 +11,7 @@ import numpy as np
 
 from caramel.compiler.distributed_model import forward_pass
 from caramel.errors import EndOfData, InputError
+from caramel.keras.callbacks import listed_callbacks
 from caramel.keras.captured_steps import build, captured_forward, check_model
 from caramel.keras.epochs import ModelValues
 from caramel.keras.given_data import GivenData, given_data
@@ -37,6 +38,7 @@ def evaluate(
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
     sharding: str | None = None,
+    device_list: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
     """Evaluate a compiled Keras 3 model on N workers: each runs the model's ``test_step`` on its part of every batch.
@@ -55,6 +57,7 @@ def evaluate(
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
+        device_list: see `caramel.ARModel`.
         unknown: nothing; other names are refused.
 
     Returns:
@@ -77,7 +80,7 @@ def evaluate(
     refuse_unknown(evaluate, unknown)
     check_model(model, "evaluate")
     data = _data(x, y, sample_weight, batch_size, steps, "evaluate")
-    place = _Place.of("test_step", workers, cluster, step_timeout_s, sharding)
+    place = _Place.of("test_step", workers, cluster, device_list, step_timeout_s, sharding)
     model.stop_evaluating = False
     with using(model) as use:
         use.kept = kept = place.session(model, data)
@@ -112,6 +115,7 @@ def predict(
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
     sharding: str | None = None,
+    device_list: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
     """Predict with a Keras 3 model on N workers: each runs the model's ``predict_step`` on its part of every batch.
@@ -127,6 +131,7 @@ def predict(
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
+        device_list: see `caramel.ARModel`.
         unknown: nothing; other names are refused.
 
     Returns:
@@ -148,7 +153,7 @@ def predict(
     refuse_unknown(predict, unknown)
     check_model(model, "predict", must_be_compiled=False)
     data = _data(x, None, None, batch_size, steps, "predict")
-    place = _Place.of("predict_step", workers, cluster, step_timeout_s, sharding)
+    place = _Place.of("predict_step", workers, cluster, device_list, step_timeout_s, sharding)
     predictions: list[Any] = []
     model.stop_predicting = False
     with using(model) as use:
@@ -205,10 +210,12 @@ class _Place:
     sharding: str | None
 
     @classmethod
-    def of(cls, method: str, workers: Any, cluster: Cluster | None, *options: Any) -> _Place:
+    def of(
+        cls, method: str, workers: Any, cluster: Cluster | None, devices: Sequence[str] | None, *options: Any
+    ) -> _Place:
         place = cluster_or_default(cluster)
-        number, devices = workers_of(place, workers)
-        return cls(method, number, place, devices, *options)
+        number, known = workers_of(place, workers)
+        return cls(method, number, place, known if devices is None else tuple(devices), *options)
 
     def session(self, model: Any, data: GivenData) -> KeptSession:
         """A session with the model's present values: a new one, or one that was kept."""
@@ -227,7 +234,7 @@ class _Place:
         keep(model, self.method, self._purpose(model, data), kept)
 
     def _purpose(self, model: Any, data: GivenData) -> list[Any]:
-        options = {"step_timeout_s": self.step_timeout_s, "sharding": self.sharding}
+        options = {"step_timeout_s": self.step_timeout_s, "sharding": self.sharding, "devices": self.devices}
         return purpose_of(model, data, self.workers, self.cluster, options)
 
 
@@ -236,7 +243,7 @@ def _hooks(model: Any, callbacks: Any, verbose: int | str, steps: int | None) ->
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     return keras.callbacks.CallbackList(
-        list(callbacks or ()),
+        listed_callbacks(callbacks),
         add_progbar=verbose != 0,
         model=model,
         epochs=1,

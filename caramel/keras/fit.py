@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,7 @@ import keras
 from caramel.armodel import ARModel
 from caramel.compiler.options import CompileOptions
 from caramel.frontend.context import Context, capture
-from caramel.keras.callbacks import check_monitors, may_look_at_values
+from caramel.keras.callbacks import check_monitors, listed_callbacks, may_look_at_values
 from caramel.keras.captured_steps import CapturedStep, build, captured_training, check_model
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.given_data import GivenData, given_data
@@ -42,7 +42,7 @@ def fit(
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: int | str = "auto",
-    callbacks: Sequence[Any] | None = None,
+    callbacks: Any = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
     shuffle: bool | str = True,
@@ -74,8 +74,8 @@ def fit(
         batch_size: number of examples in a step of all workers, for arrays; default: 32.
         epochs: number of the epoch at which to stop.
         verbose: verbosity as in Keras.
-        callbacks: Keras callbacks. Their hooks around batches get the logs; values are in the model
-            there only for callbacks that may look at them, which costs a transfer of all variables.
+        callbacks: Keras callbacks: a list, one, or a CallbackList. Their hooks around batches get the logs; values are
+            in the model there only for callbacks that may look at them, which costs a transfer of all variables.
         validation_split: fraction of the arrays to validate on, their last examples.
         validation_data: validation data as for the model's own ``fit``; the validation runs in this process.
         shuffle: whether the arrays' examples have another order in each epoch, which follows from
@@ -128,7 +128,6 @@ def fit(
         options.setdefault("device_list", devices)
     if options.get("network") is not None:  # before anything is traced for it
         as_network(options["network"])
-    callbacks = () if callbacks is None else callbacks
     data = given_data(
         x,
         y,
@@ -155,7 +154,8 @@ def fit(
             model.reset_metrics()
         remember_trainable(model)
         names = step.counts.names
-        check_monitors(names, callbacks, validation_names(model, validation_data, names, callbacks))
+        listed = listed_callbacks(callbacks)
+        check_monitors(names, listed, validation_names(model, validation_data, names, listed))
         if use.kept is None:
             use.kept = _opened(model, step, data, number, place, step_timeout_s, options, is_silent=verbose == 0)
         hooks = _hooks(model, callbacks, epochs, steps_per_epoch or data.length, verbose)
@@ -202,16 +202,22 @@ def _opened(
     chosen = {name: value for name, value in options.items() if name != "loss_reduction"}
     traced = traced_options(step.context, chosen, workers, cluster, data.a_batch, own_step)
     armodel = ARModel(step.context, workers, **traced)
-    if not is_silent and (traced.get("trace") is not None or traced.get("plan") is not None):
-        click.echo(one_line(armodel, time.perf_counter() - began_s))
+    if traced.get("trace") is not None or traced.get("plan") is not None:
+        line = one_line(armodel, time.perf_counter() - began_s)
+        if is_silent:
+            _logger.info("%s", line)
+        else:
+            click.echo(line)
     session = armodel.session(servers_of(model, cluster, workers), step_timeout_s=step_timeout_s)
     return KeptSession(step, armodel.distributed, session, data)
 
 
-def _hooks(model: Any, callbacks: Sequence[Any], epochs: int, steps: int | None, verbose: int | str) -> Any:
-    """The keras.callbacks.CallbackList of a training."""
+def _hooks(model: Any, callbacks: Any, epochs: int, steps: int | None, verbose: int | str) -> Any:
+    """The keras.callbacks.CallbackList of a training; one that is given is used as it is, as Keras does."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
     return keras.callbacks.CallbackList(
-        list(callbacks),
+        listed_callbacks(callbacks),
         add_history=True,
         add_progbar=verbose != 0,
         model=model,

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from caramel.errors import CaptureError, ProgramError, in_one_line
+from caramel.errors import CaptureError, CaramelError, PlanError, ProgramError, in_one_line
 from caramel.frontend.lines_to_change import ScriptParts, lines_to_change, script_parts
 from caramel.frontend.program_file import Program
 from caramel.frontend.script_file import run_script
@@ -22,6 +22,11 @@ from caramel.keras.fit import fit
 from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.wrapped_methods import check_runs_on_workers, wrapped_methods
 from caramel.runtime.clusters.base import Cluster
+
+_SEVERAL_MODELS = (
+    "A plan is for one model: a script that trains several takes --network FILE.json in place of --plan (caramel plan "
+    "--measure writes it, too), and each is planned"
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class ScriptRun:
         Raises:
             ProgramError: it raises an exception, trains in a way that workers cannot, or calls no method of a model.
             CaramelError: see `caramel.fit`.
-            SystemExit: it exits.
+            SystemExit: it exits: with an error, after training, or after its own help.
         """
         place: dict[str, Any] = {
             "workers": self.workers,
@@ -58,23 +63,30 @@ class ScriptRun:
             "step_timeout_s": self.step_timeout_s,
         }
         fit_there: Callable[..., Any] = partial(fit, **place, **self.options)
+        devices = self.options.get("device_list")
         calls = 0
 
         def train(model: Any, *given: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
             check_runs_on_workers(model)
-            return fit_there(model, *given, **named)
+            try:
+                return fit_there(model, *given, **named)
+            except PlanError as error:
+                raise PlanError(f"{error}. {_SEVERAL_MODELS}") from error
 
         def here_if_need_be(method: Any, original: Any) -> Any:
             def call(model: Any, *given: Any, **named: Any) -> Any:
                 nonlocal calls
                 calls += 1
-                try:
-                    return method(model, *given, **named, **place)
-                except CaptureError as error:  # what it gives is the same here
-                    warnings.warn(f"{method.__name__} runs in this process: {error}", stacklevel=3)
-                    return original(model, *given, **named)
+                why_here = "the model runs eagerly" if model.run_eagerly else None
+                if why_here is None:
+                    try:
+                        return method(model, *given, **named, **place, device_list=devices)
+                    except CaptureError as error:  # what it gives is the same here
+                        why_here = str(error)
+                warnings.warn(f"{method.__name__} runs in this process: {why_here}", stacklevel=3)
+                return original(model, *given, **named)
 
             return call
 
@@ -85,7 +97,11 @@ class ScriptRun:
         }
         parts = _parts_of(file)
         with wrapped_methods(instead):
-            run_script(file, arguments)
+            try:
+                run_script(file, arguments)
+            except SystemExit as error:
+                if calls or _ends_for_a_reason(error, arguments):
+                    raise
         if calls == 0:
             raise ProgramError(
                 f"{file!r} has ended, and no Keras model was trained. {lines_to_change(Path(file), parts)}"
@@ -111,17 +127,18 @@ def program_of_script(file: str, arguments: Sequence[str], workers: int, options
     Raises:
         ProgramError: the script raises an exception, or calls no ``fit``.
         CaptureError: the step cannot be captured.
+        SystemExit: it exits with an error, or after its own help.
     """
     found: list[Program] = []
+    refused: list[CaramelError] = []
 
     def capture_it(model: Any, *given: Any, **named: Any) -> Any:
-        check_runs_on_workers(model)
-        check_model(model, "fit")
-        data = _data_of_fit(model, given, named)
-        build(model, data.element_spec, "train_step")
-        step = captured_training(model, data, workers, options)
-        batch = data.a_batch()
-        found.append(Program(step.context, [tuple(batch)] if batch else None, None))
+        if not found:
+            try:
+                found.append(_program_of_fit(model, given, named, workers, options))
+            except CaramelError as error:  # the script may take it for itself
+                refused.append(error)
+                raise
         raise _FirstFit
 
     parts = _parts_of(file)
@@ -130,12 +147,34 @@ def program_of_script(file: str, arguments: Sequence[str], workers: int, options
             run_script(file, arguments)
         except _FirstFit:
             pass
-        except SystemExit:
-            if not found:
+        except CaramelError:  # of what comes after the first fit, nothing matters
+            if not found and not refused:
+                raise
+        except SystemExit as error:
+            if not found and not refused and _ends_for_a_reason(error, arguments):
                 raise
     if not found:
-        raise ProgramError(f"{file!r} has ended without a call of fit. {lines_to_change(Path(file), parts)}")
+        unplanned = f"{file!r} has ended without a call of fit. {lines_to_change(Path(file), parts)}"
+        raise refused[0] if refused else ProgramError(unplanned)
     return found[0]
+
+
+def _program_of_fit(
+    model: Any, given: Sequence[Any], named: Mapping[str, Any], workers: int, options: Mapping[str, Any]
+) -> Program:
+    """The training of a call of ``fit``."""
+    check_runs_on_workers(model)
+    check_model(model, "fit")
+    data = _data_of_fit(model, given, named)
+    build(model, data.element_spec, "train_step")
+    step = captured_training(model, data, workers, options)
+    batch = data.a_batch()
+    return Program(step.context, [tuple(batch)] if batch else None, None)
+
+
+def _ends_for_a_reason(error: SystemExit, arguments: Sequence[str]) -> bool:
+    """Whether a script that has trained nothing exits with an error, or because it was asked for its help."""
+    return bool(error.code) or not {"-h", "--help"}.isdisjoint(arguments)
 
 
 def _parts_of(file: str) -> ScriptParts:
@@ -148,7 +187,7 @@ def _parts_of(file: str) -> ScriptParts:
     if not path.is_file():
         raise ProgramError(f"there is no script {file!r}")
     try:
-        parts = script_parts(path.read_text())
+        parts = script_parts(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
         raise ProgramError(f"script {file!r} cannot be read: {in_one_line(error)}") from error
     if parts.trains_by_itself:

@@ -123,10 +123,11 @@ def _refuse_scope(strategy: Any) -> NoReturn:
 def _overrides_refused(calls: _Calls) -> Iterator[None]:
     """Let models of classes that are made meanwhile, and override ``fit``, refuse it."""
     changed: list[tuple[type, Any]] = []
-    before = keras.Model.__init_subclass__
+    before = vars(keras.Model).get("__init_subclass__")
 
     def made(cls: Any, /, **options: Any) -> None:
-        before(**options)  # Keras has none of its own: object's
+        inherited = super(keras.Model, cls).__init_subclass__ if before is None else before.__get__(None, cls)
+        inherited(**options)  # after Keras' classes there may be others, which register theirs
         if "fit" not in vars(cls):
             return
         changed.append((cls, cls.fit))

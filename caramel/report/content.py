@@ -75,13 +75,14 @@ def advice(report: Report) -> list[str]:
         sentences.append(f"The step waits for {waits}.")
     else:
         sentences.append("The step waits for no transfer that is worth a word: communication is hidden.")
+    shorter = 1 - 1 / (1 + prediction.gap)  # the gap is in units of the bound
     if prediction.has_bound and prediction.gap <= _SMALL_GAP:
         sentences.append(
-            f"No plan for this computation and network is more than {prediction.gap:.1%} shorter: only faster links, "
+            f"No plan for this computation and network is more than {shorter:.1%} shorter: only faster links, "
             "fewer bytes or more computation between two transfers help."
         )
     elif prediction.has_bound:
-        sentences.append(f"The best plan is at most {prediction.gap:.1%} shorter, if there is a better one.")
+        sentences.append(f"The best plan is at most {shorter:.1%} shorter, if there is a better one.")
     if step.rho < 1:
         sentences.append(f"Sending takes {step.rho:.2f} times as long as computing: the processors are what is short.")
     else:

@@ -72,5 +72,17 @@ def test_ports_of_what_measures(command, wanted, tmp_path):
     assert done.returncode in (1, 2) and wanted in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        ("--measure --diff gone.json", "gone.json' cannot be read"),
+        ("--json", "nothing can be predicted without a network model"),
+    ],
+)
+def test_what_a_plan_is_to_show(options, wanted):
+    done = run("plan", PROGRAM, "--workers", "2", *options.split())
+    assert done.returncode == 1 and wanted in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
 def test_right_options_reach_tensorflow():
     assert "tensorflow" in run("run", PROGRAM, "--workers", "2").stderr

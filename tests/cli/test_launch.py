@@ -200,3 +200,15 @@ def test_wrong_options_start_nothing(write, monkeypatch, arguments, message):
     before = ["--no-such"] if message == "No such option" else []
     result = CliRunner().invoke(main, ["launch", *map(str, ["--hosts", hosts]), *arguments, *before])
     assert result.exit_code in (1, 2) and message in result.output, result.output
+
+
+def test_arguments_of_a_script_are_no_options(write, monkeypatch):
+    """What comes after ``--`` is the script's, and the hosts are those of the file all the same."""
+    given = []
+    monkeypatch.setattr("caramel.cli.launch.LaunchedPlace.cluster", lambda place, workers: (place.hosts, workers))
+    monkeypatch.setattr("caramel.cli.run.run_script_on_workers", lambda *arguments: given.append(arguments))
+    hosts, script = write("localhost:2222 workers=2\n", "hosts.txt"), write("pass", "train.py")
+    arguments = ["launch", "--hosts", hosts, script, "--step-timeout", "9", "--", "--epochs", "3"]
+    result = CliRunner().invoke(main, list(map(str, arguments)))
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert given[0][:5] == (str(script), ("--epochs", "3"), 2, (str(hosts), 2), 9.0)

@@ -2,12 +2,17 @@
 
 import json
 import logging
+import re
+import textwrap
 import warnings
 
 import pytest
 from click.testing import CliRunner
 
 from caramel.cli.main import main
+from caramel.netmodel.file import save
+from caramel.netmodel.line import Curve, Sample
+from caramel.netmodel.model import NetworkModel
 from caramel.util.progress import progress_over
 
 PROGRAM = """
@@ -153,3 +158,24 @@ def test_a_network_for_programs(tmp_path):
     values = json.loads(result.stdout)
     assert values["written"] == [str(tmp_path / "n.json")]
     assert values["network"] == json.loads((tmp_path / "n.json").read_text())
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_what_a_program_prints_is_no_part_of_the_json(write, command, tmp_path):
+    text = textwrap.dedent(PROGRAM).replace("    w = ", "    print('made')\n    w = ", 1)
+    file = tmp_path / "network.json"
+    curve = Curve.fitted(2, "shuffle", 1, [Sample(64, 1e-4), Sample(2**20, 2e-4)])
+    save(NetworkModel("", (curve,)), file)
+    options = [f"{write(text)}:build", "--workers", "2", "--json", "--network", str(file)]
+    result = CliRunner().invoke(main, [command, *options])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert json.loads(result.stdout) and "made" in result.stderr
+
+
+def test_a_log_file_that_cannot_be_opened(run, tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(logging.FileHandler, "_open", refuse)
+    result = run("--log-file", tmp_path / "a.log", status=1)
+    assert re.search(r"Error: '.*a\.log' cannot be written: Permission denied", result.stderr)

@@ -53,7 +53,7 @@ def code_of(message):
 
 def test_the_parts_of_a_loop():
     parts = script_parts(textwrap.dedent(LOOP))
-    assert parts == ScriptParts(("batches",), "adapt", ("images", "labels"), differentiates=True)
+    assert parts == ScriptParts(("batches",), "adapt", ("images", "labels"), differentiates=True, has_loop=True)
 
 
 def test_the_parts_of_a_graph():
@@ -66,7 +66,8 @@ def test_a_method_is_no_step():
 
 def test_a_step_inside_a_function():
     source = "def main(epochs):\n    tape = 0\n" + textwrap.indent(textwrap.dedent(LOOP), "    ")
-    assert script_parts(source) == ScriptParts((), "adapt", ("images", "labels"), differentiates=True)
+    expected = ScriptParts((), "adapt", ("images", "labels"), differentiates=True, has_loop=True)
+    assert script_parts(source) == expected
 
 
 def test_nothing_of_a_training():
@@ -105,3 +106,39 @@ def test_a_script_that_has_the_four_lines_is_a_program_file(write):
     program = load_program(f"{write(changed, 'loop.py')}:program")
     assert caramel.ARModel(program.context, 2).plan.reduction == "mean"
     assert len(list(program.batches(None))) == 3
+
+
+KERAS_OWN = {
+    "a train_step, which fit calls": METHOD + "\n    import helper\n    helper.train(Mine())\n",
+    "a session of the web": "import requests, helper\nrequests.Session().get('x')\nhelper.train()\n",
+    "another minimize": "from scipy.optimize import minimize\nimport helper\nhelper.train(minimize)\n",
+}
+
+
+@pytest.mark.parametrize("name", KERAS_OWN)
+def test_training_by_a_module_of_its_own_is_not_refused(name):
+    assert not script_parts(textwrap.dedent(KERAS_OWN[name])).trains_by_itself
+
+
+OWN_STEP = (
+    METHOD
+    + """
+    for batch in ():
+        Mine().train_step(batch)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOP,
+        GRAPH,
+        LOOP + METHOD,
+        OWN_STEP,
+        METHOD.replace("(keras.Model)", ""),
+        "from tensorflow.compat.v1 import Session\nSession()",
+    ],
+)
+def test_what_trains_by_itself(source):
+    assert script_parts(textwrap.dedent(source)).trains_by_itself

@@ -9,6 +9,8 @@ import tensorflow as tf
 from fit_common import arrays, both, compiled, compiled_as, dataset, same
 from variants import in_soak
 
+import caramel
+
 HOOKS = sorted(name for name, _ in inspect.getmembers(keras.callbacks.Callback) if name.startswith("on_"))
 
 
@@ -243,3 +245,30 @@ def test_a_log_of_the_users_own_can_be_waited_for():
     same(first, second)
     assert list(first[0].history) == ["loss", "twice"]
     assert len(first[0].history["twice"]) == 2
+
+
+CONTAINERS = {
+    "one": lambda model, callback: callback,
+    "a list in a list": lambda model, callback: [[callback]],
+    "a CallbackList": lambda model, callback: keras.callbacks.CallbackList([callback], add_history=True, model=model),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_callbacks_as_keras_takes_them(name):
+    """Of `fit`, `evaluate` and `predict`: one, or lists of them, or a finished CallbackList."""
+    model, x = compiled(), arrays(20)[0]
+    begun = []
+    callback = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: begun.append("fit"))
+    callback.on_test_begin = callback.on_predict_begin = lambda logs=None: begun.append("other")
+    given = CONTAINERS[name](model, callback)
+    history = caramel.fit(model, *arrays(20), workers=2, verbose=0, callbacks=given)
+    assert len(history.history["loss"]) == 1
+    caramel.evaluate(model, *arrays(20), workers=2, verbose=0, callbacks=given)
+    caramel.predict(model, x, workers=2, verbose=0, callbacks=given)
+    assert begun == ["fit", "other", "other"]
+
+
+def test_the_monitor_of_a_callback_by_itself_is_checked():
+    with pytest.raises(caramel.InputError, match="EarlyStopping monitors 'val_loss'"):
+        caramel.fit(compiled(), dataset(20), workers=2, callbacks=keras.callbacks.EarlyStopping())

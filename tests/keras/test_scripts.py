@@ -190,3 +190,100 @@ def test_a_plan_of_a_script_serves_its_run(write, tmp_path):
 def test_a_script_that_is_not_there():
     with pytest.raises(caramel.ProgramError, match=r"no script 'nowhere\.py'"):
         on_workers("nowhere.py")
+
+
+def test_a_script_that_ends_by_exit_without_training(write):
+    script = write("import sys\nsys.exit(0)\n")
+    with pytest.raises(caramel.ProgramError, match="no Keras model was trained"):
+        on_workers(script)
+    with pytest.raises(caramel.ProgramError, match="without a call of fit"):
+        program_of_script(str(script), [], 2, {})
+    for run in (on_workers, lambda file, *arguments: program_of_script(str(file), arguments, 2, {})):
+        with pytest.raises(SystemExit):
+            run(script, "--help")
+        with pytest.raises(SystemExit, match="3"):
+            run(write("import sys\nsys.exit(3)\n", "other.py"))
+
+
+def test_what_follows_the_planned_fit_does_not_matter(write):
+    """Neither what a script does at the end in any case, nor a second try."""
+    script = write(
+        MODEL + "for number in range(2):\n    try:\n        history = made().fit(x, y)\n    except:\n        pass\n"
+        "try:\n    made().fit(x, y)\nfinally:\n    print(history.history)\n"
+    )
+    assert len(program_of_script(str(script), [], 2, {}).context.model_for(2).gradients) == 2
+
+
+def test_why_a_fit_cannot_be_planned_is_said_although_the_script_goes_on(write):
+    script = write(MODEL + "try:\n    made().fit(x, y[:3])\nexcept Exception:\n    raise SystemExit(0)\n")
+    with pytest.raises(caramel.InputError, match="3"):
+        program_of_script(str(script), [], 2, {})
+
+
+def test_classes_that_register_their_subclasses(write):
+    """What a class makes of its subclasses is done for models, too, with the options of the class."""
+    script = write(
+        MODEL + "class Known:\n    names = []\n    def __init_subclass__(cls, label=None, **options):\n"
+        "        super().__init_subclass__(**options)\n        Known.names.append(label)\n"
+        "class Mine(keras.Sequential, Known, label='mine'):\n    pass\n"
+        "made(Mine).fit(x, y, verbose=0)\nassert Known.names == ['mine'], Known.names\n"
+    )
+    on_workers(script)
+
+
+def test_paths_of_a_script(write, tmp_path, monkeypatch):
+    """It finds files beside it after a change of directory, and its own name as it was given."""
+    monkeypatch.chdir(tmp_path)
+    write("here", "data.txt")
+    (tmp_path / "elsewhere").mkdir()
+    script = write(
+        """
+        import os, sys
+        os.chdir("elsewhere")
+        assert open(os.path.join(os.path.dirname(__file__), "data.txt")).read() == "here"
+        assert sys.argv == ["my_program.py"] and sys.modules["__main__"].__file__ == __file__
+        """
+    )
+    before = sys.modules["__main__"]
+    run_script(script.name)
+    assert sys.modules["__main__"] is before
+
+
+def test_devices_are_those_of_all_methods(write, monkeypatch):
+    devices = [f"/job:worker/task:0/device:CPU:{number}" for number in range(2)]
+    got = []
+    for name in ("evaluate", "predict"):
+        method = getattr(caramel, name)
+        monkeypatch.setattr(
+            f"caramel.keras.scripts.{name}", lambda *a, of=method, **k: got.append(k.get("device_list")) or of(*a, **k)
+        )
+    on_workers(
+        write(MODEL + "m = made()\nm.fit(x, y, verbose=0)\nm.evaluate(x, y, verbose=0)\nm.predict(x, verbose=0)\n"),
+        device_list=devices,
+    )
+    assert got == [devices, devices]
+
+
+@pytest.mark.parametrize(
+    "before", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\nname = '\xe9'\n"], ids=["mark", "latin"]
+)
+def test_encodings_of_python(before, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_bytes(before + MODEL.encode() + b"made().fit(x, y, verbose=0)\n")
+    on_workers(script)
+
+
+def test_a_model_that_runs_eagerly_is_evaluated_here(write):
+    script = write(MODEL + "m = made(run_eagerly=True)\nm.evaluate(x, y, verbose=0)\nm.predict(x, verbose=0)\n")
+    with pytest.warns(UserWarning, match="runs in this process: .*eagerly"):
+        on_workers(script)
+
+
+def test_a_plan_for_another_model_says_what_scripts_of_several_models_take(write, tmp_path):
+    script = write(MODEL + "made().fit(x, y, verbose=0)\nwide = np.ones([8, 2])\n"
+                   "model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])\nmodel.compile('sgd', 'mse')\n"
+                   "model.fit(wide, y, verbose=0)\n")  # fmt: skip
+    program = program_of_script(str(script), [], 2, {})
+    caramel.ARModel(program.context, 2).plan.save(tmp_path / "plan.json")
+    with pytest.raises(caramel.PlanError, match="another program.*takes --network FILE.json in place of --plan"):
+        on_workers(script, plan=str(tmp_path / "plan.json"))
