@@ -88,9 +88,9 @@ def set_up(context: click.Context) -> None:
     meta = context.meta  # shared by the contexts of a command line
     logger = logging.getLogger(_LIBRARY)
     _take_away(logger)
-    is_quiet, verbosity = bool(meta.get(_QUIET)), meta.get(_VERBOSITY, 0)
     shown = _on_standard_error()
-    shown.setLevel(logging.ERROR if is_quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
+    shown.setLevel(logging.ERROR if is_quiet() else levels[min(meta.get(_VERBOSITY, 0), 2)])
     logger.addHandler(shown)
     if meta.get(_FILE):
         check_writable(meta[_FILE])
@@ -102,7 +102,7 @@ def set_up(context: click.Context) -> None:
         logger.addHandler(file)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    hide_progress(is_quiet)
+    hide_progress(is_quiet())
     before = warnings.showwarning
     warnings.showwarning = _log_warning
     context.call_on_close(lambda: _end(logger, before))

@@ -105,13 +105,12 @@ def measured_plan(
         say("1 of 4: measuring the network, which takes less than a minute")
         network = measure_network(cluster, [workers], quick_up_to(total_bytes), _where(cluster))
         options["network"] = network
-    batch = () if program.on_workers else _arguments(next(program.batches(1)))
     device_list = list(devices) or None
     if options.get("trace") is None:
         say("2 of 4: tracing the program's step")
         options["trace"] = trace(
             program.context,
-            *batch,
+            *program.first_batch(),
             workers=workers,
             cluster=cluster,
             device_list=device_list,
@@ -128,10 +127,6 @@ def measured_plan(
 
 def _where(cluster: Cluster) -> str:
     return f"{type(cluster).__name__}, planned from {platform.node()}"
-
-
-def _arguments(batch: Any) -> tuple[Any, ...]:
-    return batch if isinstance(batch, tuple) else (batch,)
 
 
 def _try(session: Session, program: Program, record: RunRecord) -> None:

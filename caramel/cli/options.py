@@ -270,11 +270,6 @@ def _as_json_has_it(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def arguments_of(batch: Any) -> tuple[Any, ...]:
-    """The arguments of a step, or of an evaluation, for a batch of the program's."""
-    return batch if isinstance(batch, tuple) else (batch,)
-
-
 def compiled(
     program: str, workers: int, devices: tuple[str, ...], decisions: dict[str, Any], shows_plan: bool = True
 ) -> tuple[Program, ARModel]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caramel.cli.options import (
-    arguments_of,
     check_decisions,
     compiled,
     reporting_errors,
@@ -30,6 +29,7 @@ from caramel.cli.places import Place
 from caramel.cli.results import Results
 from caramel.cli.scripts import ProgramCommand, check_program, run_script_on_workers
 from caramel.errors import InputError
+from caramel.frontend.program_file import arguments_of
 from caramel.frontend.script_file import is_script
 from caramel.runtime.held_directory import held_directory
 from caramel.runtime.step_rate import StepRate
@@ -228,11 +228,7 @@ def _train(
         results.end()
         click.get_current_context().exit(interrupts.exit_status)
     if program.evaluation_data is not None:
-        data = program.evaluation_data
-        values = _named(session.evaluate(*arguments_of(data)))
-        for name, value in values:
-            results.add(f"evaluation {name}: {_shown(value)}")
-        results.values["evaluation"] = {name: _for_programs(value) for name, value in values}
+        results.add_evaluation(session.evaluate(*arguments_of(program.evaluation_data)))
     results.end()
 
 
@@ -270,12 +266,14 @@ def _without(arguments: Sequence[str], *options: str) -> list[str]:
 
 def _is_endless(program: Program, armodel: ARModel) -> bool:
     """Whether the data is a dataset that is known to have no end."""
+    import tensorflow as tf
+
     from caramel.data.components import is_dataset
 
     on_workers, data = armodel.distributed.signature.data, program.data
     if on_workers is not None:
         return on_workers.infinite
-    return is_dataset(data) and int(data.cardinality()) == -1  # type: ignore[union-attr]  # tf.data.INFINITE_CARDINALITY
+    return is_dataset(data) and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY  # type: ignore[union-attr]
 
 
 def _go_on(session: Session, program: Program, directory: CheckpointDirectory, results: Results) -> None:
@@ -292,31 +290,3 @@ def _go_on(session: Session, program: Program, directory: CheckpointDirectory, r
     results.add(f"restored {found.prefix} (step {session.step_count})", restored=found.prefix)
     if not program.on_workers:
         results.add(f"the data goes on after the {session.step_count} batches of the steps so far, which are left out")
-
-
-def _named(values: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Name and value of every array in a structure."""
-    if isinstance(values, dict):
-        return [item for key, value in values.items() for item in _named(value, f"{path}{key}/")]
-    if isinstance(values, (list, tuple)):
-        return [item for n, value in enumerate(values) for item in _named(value, f"{path}{n}/")]
-    return [(path.rstrip("/") or "result", values)]
-
-
-def _for_programs(value: Any) -> Any:
-    """An array, or a value of TensorFlow, as JSON has it."""
-    import numpy as np
-
-    plain = np.asarray(value).tolist()
-    return plain.decode(errors="replace") if isinstance(plain, bytes) else plain
-
-
-def _shown(value: Any) -> str:
-    import numpy as np
-
-    array = np.asarray(value)
-    if array.shape:
-        return f"array of shape {list(array.shape)}"
-    if isinstance(value, bytes):  # TensorFlow's strings
-        return value.decode(errors="replace")
-    return f"{float(array):.6g}" if array.dtype.kind in "biuf" else str(array)

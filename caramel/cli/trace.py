@@ -9,7 +9,6 @@ import click
 
 from caramel.cli.files import check_writable
 from caramel.cli.options import (
-    arguments_of,
     print_json,
     reporting_errors,
     with_cluster,
@@ -81,10 +80,9 @@ def trace(
     loaded = loaded_program(program, arguments, options["workers"] or options["workers_on_host"])
     from caramel.measure.tracer import trace as measured
 
-    batch = () if loaded.on_workers else arguments_of(next(loaded.batches(1)))
     draw = None if timeline is None else partial(draw_computation, timeline)
     measured_trace = measured(
-        loaded.context, *batch, cluster=chosen, device_list=devices or None, on_traced=draw, **options
+        loaded.context, *loaded.first_batch(), cluster=chosen, device_list=devices or None, on_traced=draw, **options
     )
     save_trace(measured_trace, out)
     if as_json:

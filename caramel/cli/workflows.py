@@ -53,6 +53,4 @@ def traced_program(loaded: Program, workers_on_host: int, workers: int) -> Trace
     """
     from caramel.measure.tracer import trace
 
-    batch = () if loaded.on_workers else next(loaded.batches(1))
-    arrays = batch if isinstance(batch, tuple) else (batch,)
-    return trace(loaded.context, *arrays, workers=workers, workers_on_host=workers_on_host)
+    return trace(loaded.context, *loaded.first_batch(), workers=workers, workers_on_host=workers_on_host)

@@ -56,6 +56,14 @@ class Program:
         """Whether the workers read the data themselves."""
         return self.context.given is not None
 
+    def first_batch(self) -> tuple[Any, ...]:
+        """The arguments of a step on the first batch; none where the workers read the data themselves.
+
+        Raises:
+            ProgramError: there is no batch.
+        """
+        return () if self.on_workers else arguments_of(next(self.batches(1)))
+
     def batches(self, steps: int | None, taken: int = 0) -> Iterator[Any]:
         """The batches of ``steps`` steps; the data starts over as often as needed.
 
@@ -91,6 +99,15 @@ class Program:
                 earlier = f", after {taken} earlier ones" if taken else ""
                 raise ProgramError(f"the program's data gives no batch{again}{wanted}{earlier}")
             passes += 1
+
+
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """The arguments of a step, or of an evaluation, for a batch of a program's data.
+
+    Args:
+        batch: a tuple of arrays, one array, or a dict.
+    """
+    return batch if isinstance(batch, tuple) else (batch,)
 
 
 def _guarded_batches(data: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[Any]:
