@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from caramel.cli.options import print_json, reporting_errors, with_json
-from caramel.cli.places import SLURM, TF_CONFIG, Place
+from caramel.cli.places import Place, refuse_two_descriptions
 from caramel.cli.quiet import load_quietly
 
 
@@ -42,16 +42,12 @@ def doctor(cluster: str | None, hosts: str | None, checkpoint_dir: str | None, a
     from caramel.runtime.host.hosts_file import from_hosts_file
     from caramel.runtime.host.membership import Membership
 
-    if hosts is not None and cluster is not None:
-        raise click.UsageError("--hosts and --cluster exclude each other")
+    refuse_two_descriptions(cluster is not None, hosts)
     membership = Membership(())
     if hosts is not None:
         membership = from_hosts_file(hosts)  # names that do not resolve are findings
     elif cluster is not None:
-        found = Place(cluster).membership
-        if found is None:
-            raise click.UsageError(f"--cluster takes HOST:PORT,HOST:PORT,..., {TF_CONFIG} or {SLURM}, got {cluster!r}")
-        membership = found
+        membership = Place(cluster).servers
     if checkpoint_dir is not None:
         checked_directory(checkpoint_dir)
     findings = []

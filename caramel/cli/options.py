@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from caramel.cli.logs import is_quiet, log_what_is_said, set_up, with_logs
-from caramel.cli.places import Place
+from caramel.cli.places import Place, refuse_two_descriptions
 from caramel.errors import CaramelError
 from caramel.util.arguments import worker_count
 
@@ -148,8 +148,7 @@ def with_cluster(default: str) -> Callable[..., Any]:
             **rest: Any,
         ) -> Any:
             context = click.get_current_context()
-            if hosts is not None and context.get_parameter_source("cluster") is not ParameterSource.DEFAULT:
-                raise click.UsageError("--hosts and --cluster exclude each other")
+            refuse_two_descriptions(context.get_parameter_source("cluster") is not ParameterSource.DEFAULT, hosts)
             make = context.obj.get("place", Place)  # launch starts the servers first
             return command(place=make(cluster, hosts, task, base_port, allow_open_ports), **rest)
 

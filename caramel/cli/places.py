@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from caramel.cli.quiet import load_quietly
-from caramel.graph.devices import cpu_count, default_devices, devices_on_servers
+from caramel.graph.devices import cpu_count, devices_on_servers, other_than_default
 from caramel.runtime.host.membership import LAST_PORT, WORKER_JOB, Membership, checked_addresses, from_tf_config
 from caramel.util.arguments import whole_number
 
@@ -91,6 +91,20 @@ class Place:
             raise click.UsageError(f"--task must be between 0 and {last}, got {found.task}")
         return found
 
+    @property
+    def servers(self) -> Membership:
+        """The servers, for a command that needs their addresses.
+
+        Raises:
+            click.UsageError: ``--cluster`` names none.
+            InputError: see `membership`.
+        """
+        if self.membership is None:
+            raise click.UsageError(
+                f"--cluster takes HOST:PORT,HOST:PORT,..., {TF_CONFIG} or {SLURM}, got {self.kind!r}"
+            )
+        return self.membership
+
     def _described(self) -> Membership | None:
         if self.hosts is not None:
             from caramel.runtime.host.hosts_file import check_hosts, from_hosts_file
@@ -127,8 +141,7 @@ class Place:
                 raise click.UsageError(f"say how many workers: --workers N (--cluster {self.name} does not say it)")
             workers = len(devices or known)
         whole_number(workers, "--workers")
-        is_usual = workers > len(known) or known[:workers] == default_devices(workers)
-        return workers, tuple(devices) if devices or is_usual else known[:workers]
+        return workers, tuple(devices) or other_than_default(known, workers) or ()
 
     @property
     def serves(self) -> bool:
@@ -174,6 +187,20 @@ class Place:
         if membership.task == 0:
             _logger.warning("anyone who reaches %s can run any graph there", membership.addresses[0])
         return servers
+
+
+def refuse_two_descriptions(is_cluster_given: bool, hosts: str | None) -> None:
+    """Refuse two descriptions of a cluster.
+
+    Args:
+        is_cluster_given: whether ``--cluster`` is given.
+        hosts: value of ``--hosts``.
+
+    Raises:
+        click.UsageError: both are given.
+    """
+    if is_cluster_given and hosts is not None:
+        raise click.UsageError("--hosts and --cluster exclude each other")
 
 
 def serve(

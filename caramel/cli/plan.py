@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +104,8 @@ def plan(
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
     pictures = Pictures(program, timeline, report)
-    knows_network = decisions["network"] is not None or workers == 1 or is_measured
-    if timeline is not None and not knows_network:
-        raise InputError(
-            "a timeline shows the predicted step, which needs a network model: give --network FILE.json, or --measure"
-        )
-    if as_json and not knows_network:
-        raise InputError(_NOT_PREDICTED)
+    if not (decisions["network"] is not None or workers == 1 or is_measured):
+        _refuse_predictions(timeline, as_json)
     check_decisions(workers, devices, decisions)
     check_program(program, arguments)
     earlier = None if other is None else _loaded_plan(other)
@@ -133,6 +129,7 @@ def plan(
         loaded = loaded_program(program, arguments, workers)
         armodel = planned(loaded, workers, devices, analyzers, workers_on_host or 1, decisions)
     finished = armodel.plan
+    checked: Sequence[str] = ()
     if is_checked:
         from caramel.analyzers.plan_checks import verify_plan
 
@@ -149,18 +146,30 @@ def plan(
         measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
         print_json({**finished.prediction.as_dict(), **measured})
         return
-    click.echo(finished.table())
-    if tried is not None:
-        click.echo(f"\n{tried}")
-    if is_checked:
-        click.echo("\n" + "\n".join(f"checked: {statement}" for statement in checked))
-    for name in explained:
-        click.echo(f"\n{finished.explain(name)}")
-    if earlier is not None:
-        click.echo("\n" + (earlier.diff(finished) or f"no difference from {other}"))
     written += [file for file in (timeline, report) if file is not None]
-    if written:
-        click.echo(f"\nwritten: {', '.join(written)}")
+    paragraphs = [
+        finished.table(),
+        "" if tried is None else str(tried),
+        "\n".join(f"checked: {statement}" for statement in checked),
+        *(finished.explain(name) for name in explained),
+        "" if earlier is None else earlier.diff(finished) or f"no difference from {other}",
+        f"written: {', '.join(written)}" if written else "",
+    ]
+    click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
+
+
+def _refuse_predictions(timeline: str | None, as_json: bool) -> None:
+    """Refuse what shows a prediction, where there will be none.
+
+    Raises:
+        InputError: a timeline or figures are wanted.
+    """
+    if timeline is not None:
+        raise InputError(
+            "a timeline shows the predicted step, which needs a network model: give --network FILE.json, or --measure"
+        )
+    if as_json:
+        raise InputError(_NOT_PREDICTED)
 
 
 def _loaded_plan(file: str) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from caramel.cli.options import reporting_errors
-from caramel.cli.places import SLURM, TF_CONFIG, Place, own_task, serve
+from caramel.cli.places import SLURM, TF_CONFIG, Place, own_task, refuse_two_descriptions, serve
 from caramel.runtime.host.membership import Membership
 
 
@@ -57,8 +57,7 @@ def worker(
     A TensorFlow server listens on every interface and runs any graph for anyone who reaches it: start it in a
     network that only you can reach.
     """
-    if hosts is not None and cluster is not None:
-        raise click.UsageError("--hosts and --cluster exclude each other")
+    refuse_two_descriptions(cluster is not None, hosts)
     membership = _membership(TF_CONFIG if cluster is None else cluster, hosts, task)
     serve(membership, devices, exit_with_driver, exit_with_input, as_json)
 
@@ -77,9 +76,7 @@ def _membership(cluster: str, hosts: str | None, task: int | None) -> Membership
         from caramel.runtime.host.hosts_file import from_hosts_file
 
         place = Place(cluster, hosts, own_task(from_hosts_file(hosts)))
-    membership = place.membership
-    if membership is None:
-        raise click.UsageError(f"--cluster takes HOST:PORT,HOST:PORT,..., {TF_CONFIG} or {SLURM}, got {cluster!r}")
+    membership = place.servers
     if membership.task is None:
         last = len(membership.addresses) - 1
         raise click.UsageError(

@@ -172,6 +172,22 @@ def devices_on_servers(workers: Sequence[int]) -> tuple[str, ...]:
     )
 
 
+def other_than_default(known: tuple[str, ...], workers: int) -> tuple[str, ...] | None:
+    """The devices of so many workers, where they are others than the default ones; else None.
+
+    Args:
+        known: device of each worker for which there is room; empty if that is not known.
+        workers: number of workers.
+
+    >>> other_than_default(("/job:worker/task:0/device:CPU:0", "/job:worker/task:0/device:CPU:1"), 1)
+    ('/job:worker/task:0/device:CPU:0',)
+    >>> other_than_default(("/job:worker/task:0", "/job:worker/task:1"), 2) is None
+    True
+    """
+    is_usual = workers > len(known) or known[:workers] == default_devices(workers)
+    return None if is_usual else known[:workers]
+
+
 def in_process_mapping(devices: Sequence[str], local_gpus: int) -> InProcessPlacement:
     """The place of each worker when all of them are virtual devices of this process.
 

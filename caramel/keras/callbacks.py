@@ -25,6 +25,30 @@ _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 """Methods of a callback that are called around batches."""
 
 
+def callback_list(callbacks: Any, model: Any, verbose: int | str, epochs: int, steps: int | None, **more: Any) -> Any:
+    """The keras.callbacks.CallbackList of a call; one that is given is used as it is, as Keras does.
+
+    Args:
+        callbacks: what Keras takes as ``callbacks``.
+        model: the Keras model.
+        verbose: verbosity as in Keras.
+        epochs: number of epochs.
+        steps: number of steps in an epoch, if it is known.
+        more: further arguments of keras.callbacks.CallbackList.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return keras.callbacks.CallbackList(
+        listed_callbacks(callbacks),
+        add_progbar=verbose != 0,
+        model=model,
+        epochs=epochs,
+        steps=steps,
+        verbose=verbose,
+        **more,
+    )
+
+
 def listed_callbacks(callbacks: Any) -> list[Any]:
     """The callbacks in what Keras takes as ``callbacks``: one, several in lists, a CallbackList, or None."""
     if isinstance(callbacks, keras.callbacks.CallbackList):

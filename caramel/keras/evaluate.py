@@ -11,7 +11,7 @@ import numpy as np
 
 from caramel.compiler.distributed_model import forward_pass
 from caramel.errors import EndOfData, InputError
-from caramel.keras.callbacks import listed_callbacks
+from caramel.keras.callbacks import callback_list
 from caramel.keras.captured_steps import build, captured_forward, check_model
 from caramel.keras.epochs import ModelValues
 from caramel.keras.given_data import GivenData, given_data
@@ -84,7 +84,7 @@ def evaluate(
     model.stop_evaluating = False
     with using(model) as use:
         use.kept = kept = place.session(model, data)
-        hooks = _hooks(model, callbacks, verbose, steps or data.length)
+        hooks = callback_list(callbacks, model, verbose, 1, steps or data.length)
         counts, logs = kept.step.counts, {}
         kept.passes.epoch_ends()  # as Keras, after its first look at the data
         hooks.on_test_begin()
@@ -158,7 +158,7 @@ def predict(
     model.stop_predicting = False
     with using(model) as use:
         use.kept = kept = place.session(model, data)
-        hooks = _hooks(model, callbacks, verbose, steps or data.length)
+        hooks = callback_list(callbacks, model, verbose, 1, steps or data.length)
         counts, structure = kept.step.counts, kept.step.prediction
         hooks.on_predict_begin()
         for last, results in _in_turn(model, kept, data, steps, hooks.on_predict_batch_begin):
@@ -236,20 +236,6 @@ class _Place:
     def _purpose(self, model: Any, data: GivenData) -> list[Any]:
         options = {"step_timeout_s": self.step_timeout_s, "sharding": self.sharding, "devices": self.devices}
         return purpose_of(model, data, self.workers, self.cluster, options)
-
-
-def _hooks(model: Any, callbacks: Any, verbose: int | str, steps: int | None) -> Any:
-    """The keras.callbacks.CallbackList; within `fit` Keras hands its own on."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    return keras.callbacks.CallbackList(
-        listed_callbacks(callbacks),
-        add_progbar=verbose != 0,
-        model=model,
-        epochs=1,
-        steps=steps,
-        verbose=verbose,
-    )
 
 
 def _in_turn(

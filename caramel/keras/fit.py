@@ -9,12 +9,11 @@ from dataclasses import fields
 from typing import Any
 
 import click
-import keras
 
 from caramel.armodel import ARModel
 from caramel.compiler.options import CompileOptions
 from caramel.frontend.context import Context, capture
-from caramel.keras.callbacks import check_monitors, listed_callbacks, may_look_at_values
+from caramel.keras.callbacks import callback_list, check_monitors, listed_callbacks, may_look_at_values
 from caramel.keras.captured_steps import CapturedStep, build, captured_training, check_model
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.given_data import GivenData, given_data
@@ -158,7 +157,8 @@ def fit(
         check_monitors(names, listed, validation_names(model, validation_data, names, listed))
         if use.kept is None:
             use.kept = _opened(model, step, data, number, place, step_timeout_s, options, is_silent=verbose == 0)
-        hooks = _hooks(model, callbacks, epochs, steps_per_epoch or data.length, verbose)
+        steps = steps_per_epoch or data.length
+        hooks = callback_list(callbacks, model, verbose, epochs, steps, add_history=True)
         model.stop_training = False
         use.kept.passes.epoch_ends()  # Keras calls it once more, after its first look at the data
         hooks.on_train_begin()  # may load values, and say at which epoch they were
@@ -210,21 +210,6 @@ def _opened(
             click.echo(line)
     session = armodel.session(servers_of(model, cluster, workers), step_timeout_s=step_timeout_s)
     return KeptSession(step, armodel.distributed, session, data)
-
-
-def _hooks(model: Any, callbacks: Any, epochs: int, steps: int | None, verbose: int | str) -> Any:
-    """The keras.callbacks.CallbackList of a training; one that is given is used as it is, as Keras does."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    return keras.callbacks.CallbackList(
-        listed_callbacks(callbacks),
-        add_history=True,
-        add_progbar=verbose != 0,
-        model=model,
-        epochs=epochs,
-        steps=steps,
-        verbose=verbose,
-    )
 
 
 def _trained(

@@ -12,29 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
+from small_programs import STEP
 from variants import in_soak
 
 from caramel.cli.main import main
 from caramel.util.interrupts import Interrupts
 
-PROGRAM = """
-    import numpy as np
-    import tensorflow as tf
-
-    def build():
-        w = tf.Variable(tf.zeros([3]), name="w")
-
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
-            w.assign_sub(0.01 * tape.gradient(loss, w))
-            return loss
-
-        batch = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]], np.ones(5, np.float32)
-        return {"step": step, "inputs": [tf.TensorSpec([None, 3]), tf.TensorSpec([None])], "data": [batch]}
-"""
-
-ENDLESS = PROGRAM.replace('"data": [batch]}', '"data": endless}').replace(
+ENDLESS = STEP.replace('"data": [batch]}', '"data": endless}').replace(
     "        return {",
     "        def endless():\n            while True:\n                yield batch\n\n        return {",
 )
@@ -59,10 +43,10 @@ def await_file(path, process, timeout_s=120):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *in_soak(signal.SIGINT)])
-@pytest.mark.parametrize("text", [PROGRAM, *in_soak(ENDLESS)], ids=["in steps", "without an end"])
+@pytest.mark.parametrize("text", [STEP, *in_soak(ENDLESS)], ids=["in steps", "without an end"])
 def test_a_run_that_is_ended_goes_on(write, tmp_path, number, text):
     program, directory = f"{write(text)}:build", tmp_path / "saved"
-    steps = ["--steps", 10**6] if text is PROGRAM else []
+    steps = ["--steps", 10**6] if text is STEP else []
     process = started(program, "--workers", 2, "--checkpoint", directory, "--save-every", 1, *steps)
     await_file(directory / "checkpoint-2.index", process)
     process.send_signal(number)
@@ -98,7 +82,7 @@ def test_a_run_that_is_ended_goes_on(write, tmp_path, number, text):
 
 
 def test_without_checkpoints_nothing_is_kept(write):
-    process = started(f"{write(PROGRAM)}:build", "--workers", 2, "--steps", 10**6)
+    process = started(f"{write(STEP)}:build", "--workers", 2, "--steps", 10**6)
     line = process.stdout.readline()  # the plan is there
     assert line.startswith("plan ")
     time.sleep(3)

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 from click.testing import CliRunner
+from small_programs import STEP
 
 from caramel.cli.main import main
 from caramel.netmodel.file import save
@@ -15,28 +16,14 @@ from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
 from caramel.util.progress import progress_over
 
-PROGRAM = """
-    import numpy as np
-    import tensorflow as tf
-
-    def build():
-        w = tf.Variable(tf.zeros([3]), name="w")
-
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
-            w.assign_sub(0.01 * tape.gradient(loss, w))
-            return loss
-
-        batch = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]], np.ones(5, np.float32)
-        sums = {
+PROGRAM = STEP.replace(
+    '"data": [batch]}',
+    """"data": [batch], "evaluation": {
             "function": lambda x: {"sum": tf.reduce_sum(w), "odd": tf.constant(float("nan")), "name": tf.constant("w")},
             "inputs": [tf.TensorSpec([None, 3])],
             "data": (batch[0],),
-        }
-        specs = [tf.TensorSpec([None, 3]), tf.TensorSpec([None])]
-        return {"step": step, "inputs": specs, "data": [batch], "evaluation": sums}
-"""
+        }}""",
+)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from click.testing import CliRunner
+from small_programs import STEP
 
 import caramel
 from caramel.cli.main import main
@@ -22,23 +23,6 @@ SCRIPT = """
     x = np.random.default_rng(1).normal(size=(40, 8)).astype("float32")
     history = model.fit(x, x.sum(axis=1), batch_size=20, epochs=2, verbose=0)
     print("plan of the training:", history.plan.digest, "losses", *history.history["loss"])
-"""
-
-PROGRAM = """
-    import numpy as np
-    import tensorflow as tf
-
-    def build():
-        w = tf.Variable(tf.zeros([3]), name="w")
-
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
-            w.assign_sub(0.01 * tape.gradient(loss, w))
-            return loss
-
-        batch = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]], np.ones(5, np.float32)
-        return {"step": step, "inputs": [tf.TensorSpec([None, 3]), tf.TensorSpec([None])], "data": [batch]}
 """
 
 
@@ -125,7 +109,7 @@ def test_a_program_file_with_a_known_network(a_short_look, write, tmp_path):
     network = tmp_path / "network.json"
     run("netbench", "--link-rate", "1Gbit/s", "--out", network)
     options = ("--workers", 3, "--measure", "--cluster", "in-process", "--network", network, "--json")
-    said = run("plan", f"{write(PROGRAM)}:build", *options)
+    said = run("plan", f"{write(STEP)}:build", *options)
     figures = json.loads(said.stdout)
     assert not a_short_look and figures["measured_step_s"] > 0 and figures["predicted_iteration_s"] > 0
 
@@ -152,7 +136,7 @@ def test_options_that_do_not_fit(arguments, said):
 
 
 def test_one_worker_has_no_network(write):
-    result = CliRunner().invoke(main, ["plan", f"{write(PROGRAM)}:build", "--workers", "1", "--measure"])
+    result = CliRunner().invoke(main, ["plan", f"{write(STEP)}:build", "--workers", "1", "--measure"])
     assert result.exit_code == 1 and "there is no network to measure" in result.output
 
 

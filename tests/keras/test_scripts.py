@@ -133,16 +133,16 @@ def test_methods_are_keras_own_afterwards(write):
     assert "fit" not in vars(keras.Model)
 
 
-def test_in_a_forked_process_methods_are_keras_own(write, tmp_path):
+def test_in_a_forked_process_methods_are_keras_own(write):
     """Only the driver distributes: a process of a data loader, for one, does what it always did."""
     script = write(
         MODEL
         + "model = made()\nmodel.fit(x, y, verbose=0)\n"
         + "child = os.fork()\n"
-        + f"if child == 0:\n    try:\n        model.train_on_batch\n        os.write(os.open({str(tmp_path / 'said')!r}, "
-        + "os.O_CREAT | os.O_WRONLY), str(model.stop_training).encode())\n"
-        + "        keras.Model.fit(model)\n    except Exception as error:\n        os._exit(7)\n    os._exit(8)\n"
-        + "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+        + "if child == 0:\n    try:\n        model.fit(x, y, epochs='two')\n"
+        + "    except Exception as error:\n        os._exit(7 if type(error).__module__.startswith('caramel') else 8)\n"
+        + "    os._exit(9)\n"
+        + "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8\n"
     )
     on_workers(script)
 

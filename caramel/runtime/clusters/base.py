@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from caramel.errors import InputError
-from caramel.graph.devices import Device, default_devices
+from caramel.graph.devices import Device, other_than_default
 from caramel.runtime.executor import Executor
 from caramel.runtime.host.run_options import RunOptions
 from caramel.util.arguments import shown, whole_number
@@ -94,8 +94,7 @@ def workers_of(cluster: Cluster, workers: Any) -> tuple[int, tuple[str, ...] | N
     if workers is None and not devices:
         raise InputError("say how many workers: workers=N; a cluster such as caramel.Servers knows it by itself")
     number = len(devices) if workers is None else whole_number(workers, "workers")
-    is_usual = not devices or number > len(devices) or devices[:number] == default_devices(number)
-    return number, None if is_usual else devices[:number]
+    return number, other_than_default(devices, number)
 
 
 def check_cluster(cluster: Any) -> None:
