@@ -226,7 +226,7 @@ def server_processes(driver: int) -> list[int]:
 
 def measure(
     tries: int, kinds: tuple[str, ...], modes: tuple[str, ...], how: tuple[str, ...], on_row: Callable[[Any], None]
-) -> list[dict[str, Any]]:
+) -> None:
     """Lose workers of all kinds.
 
     Args:
@@ -236,7 +236,6 @@ def measure(
         how: some of `HOW`.
         on_row: function that is called with each row.
     """
-    rows: list[dict[str, Any]] = []
     for kind in kinds:
         for mode in modes:
             with ExitStack() as stack:
@@ -245,7 +244,7 @@ def measure(
                     if not job.victims(each):
                         continue
                     results = list(job.tries(each, tries))
-                    rows.append(
+                    on_row(
                         {
                             "cluster": kind,
                             "trains": mode,
@@ -254,8 +253,6 @@ def measure(
                             "named": sum(named for _, named in results),
                         }
                     )
-                    on_row(rows[-1])
-    return rows
 
 
 def table(record: Any) -> str:
@@ -288,17 +285,19 @@ def table(record: Any) -> str:
 @click.option("--json", "file", metavar="FILE.json", help="File to write.")
 @errors_for_click
 def main(tries: int, kinds: tuple[str, ...], modes: tuple[str, ...], how: tuple[str, ...], file: str | None) -> None:
-    """Lose workers, as root, and time the errors."""
+    """Lose workers, as root, and time the errors. The file has what is measured so far, after each row."""
+    rows: list[dict[str, Any]] = []
 
     def show(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if file is not None:
+            write_json({"tries": tries, "rows": rows}, file)
         seconds = row["seconds"]
         what = f"{row['cluster']}, {row['trains']}, {row['how']}"
         click.echo(f"{what}: longest {max(seconds):.1f} s of {len(seconds)}, {row['named']} named", err=True)
 
-    record = {"tries": tries, "rows": measure(tries, kinds, modes, how, show)}
-    if file is not None:
-        write_json(record, file)
-    click.echo(table(record))
+    measure(tries, kinds, modes, how, show)
+    click.echo(table({"tries": tries, "rows": rows}))
 
 
 if __name__ == "__main__":
