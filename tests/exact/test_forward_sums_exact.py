@@ -49,6 +49,12 @@ def chosen_sum_over_number(outputs, y, mask):
     return tf.reduce_sum(kept) / tf.cast(tf.size(kept), kept.dtype)
 
 
+def chosen_sum_over_shape(outputs, y, mask):
+    kept = tf.boolean_mask(outputs, mask)
+    rows, columns = tf.unstack(tf.cast([tf.shape(kept)[0], tf.shape(kept)[1]], kept.dtype))
+    return tf.reduce_sum(kept**2) / (rows * columns)
+
+
 def ratio(outputs, y, mask):
     weights = tf.cast(mask, outputs.dtype)
     return tf.reduce_sum(weights * errors(outputs, y)) / tf.reduce_sum(weights)
@@ -234,6 +240,7 @@ LOSSES = [
     chosen_mean_of_outputs,
     chosen_by_where,
     chosen_sum_over_number,
+    chosen_sum_over_shape,
     ratio,
     ratio_and_small_number,
     scaled_weights,
@@ -263,6 +270,7 @@ IN_EVERY_RUN = [
     chosen_between_means,
     cross_correlation,
     chosen_by_where,
+    chosen_sum_over_shape,
     scaled_weights,
     dice,
     correlation,

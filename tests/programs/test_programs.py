@@ -66,7 +66,6 @@ TOLERANCES = {own.mixed_precision: 1e-2}  # float16 has 11 bits
 
 KNOWN = {
     unlabelled.nearest_neighbours: (caramel.CaptureError, "the queue has a value of its own on each worker"),
-    text.speech: (caramel.CaptureError, "an op of tf.nn.ctc_loss is not known to treat each example by itself"),
 }
 """Programs that are refused or get other numbers, with the error and the reason."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
-from caramel.frontend.batch.domain import Coordinates, Examples, Order, Value, is_invariant
+from caramel.frontend.batch.domain import Coordinates, Examples, Independent, Order, Size, Value, is_invariant
 from caramel.frontend.batch.layout import sliced_axis
 from caramel.frontend.batch.op import KEEPS_NUMBERS, MIXES_EXAMPLES, Op
 
@@ -16,6 +17,8 @@ def of_numbers(op: Op) -> Value:
     first = op.inputs[0]
     if op.node.op in ("Pack", "ConcatV2"):
         return _beside(op)
+    if op.node.op == "Mul":
+        return _offsets(op)
     if not isinstance(first, Order):
         return op.unknown(_COUNTS_ANEW)
     if op.node.op in KEEPS_NUMBERS and not op.casts_to_bool:
@@ -26,8 +29,13 @@ def of_numbers(op: Op) -> Value:
 def of_coordinates(op: Op) -> Value:
     """The value of an op that reads coordinates."""
     first = op.inputs[0]
+    if op.node.op in ("Add", "AddV2"):
+        return _with_offsets(op)
+    if op.node.op == "ScatterNd":
+        return _scattered(op)
     if isinstance(first, Coordinates):
-        return first if op.node.op in KEEPS_NUMBERS and not op.casts_to_bool else op.unknown(_COUNTS_ANEW)
+        is_kept = (op.node.op in KEEPS_NUMBERS and not op.casts_to_bool) or _gets_an_axis_inside(op)
+        return first if is_kept else op.unknown(_COUNTS_ANEW)
     places = op.inputs[1] if len(op.inputs) > 1 else None
     if op.node.op != "GatherNd" or not isinstance(places, Coordinates) or not isinstance(first, Examples):
         return op.unknown(MIXES_EXAMPLES)
@@ -52,6 +60,76 @@ def _beside(op: Op) -> Value:
             return op.unknown(_COUNTS_ANEW)
         mixed_by = mixed_by or (other.mixed_by if isinstance(other, Examples) else None)
     return Coordinates(mixed_by)
+
+
+def _offsets(op: Op) -> Value:
+    """The numbers of the examples in a column, times a one and zeros: the number, and zeros beside it."""
+    at = next(position for position, value in enumerate(op.inputs) if isinstance(value, Order))
+    number, factors, shape = op.inputs[at], op.integers(1 - at), op.shape(at)
+    is_column = isinstance(number, Order) and number.count == 1 and shape is not None and shape[1:] == (1,)
+    if not is_column or op.rank(1 - at) != 1 or not factors or factors != [1, *[0] * (len(factors) - 1)]:
+        return op.unknown(_COUNTS_ANEW)
+    return Coordinates(offset=True)
+
+
+def _gets_an_axis_inside(op: Op) -> bool:
+    """Whether an op only puts axes between that of the examples and that of the coordinates."""
+    rank, shape = op.rank(0), op.result_shape()
+    if rank is None or shape is None:
+        return False
+    if op.node.op == "ExpandDims":
+        position = op.integer(1)
+        return position is not None and 0 < position % (rank + 1) < rank
+    entries = op.shape(1) if op.node.op == "StridedSlice" else None
+    if entries is None or entries[0] is None:
+        return False
+    bounds = [op.integers(position) for position in (1, 2, 3)]
+    # Every axis is whole where each is found behind the slice.
+    places = [sliced_axis(op, axis, entries[0], bounds) for axis in range(rank)]
+    return None not in places and places[0] == 0 and places[-1] == len(shape) - 1
+
+
+def _with_offsets(op: Op) -> Value:
+    """The numbers of the examples, added to places of which the first coordinate is zero."""
+    at = next(position for position, value in enumerate(op.inputs) if isinstance(value, Coordinates))
+    number, places, ranks = op.inputs[at], op.inputs[1 - at], (op.rank(0), op.rank(1))
+    is_of_examples = isinstance(places, Examples) and places.axis == 0 and places.arrangement == (1, 1, "")
+    is_beside = ranks[0] == ranks[1] and (is_of_examples or is_invariant(places))
+    if not isinstance(number, Coordinates) or not number.offset or not is_beside:
+        return op.unknown(_COUNTS_ANEW)
+    if not _first_coordinate_is_zero(op, op.texts[1 - at]):
+        return op.unknown(_COUNTS_ANEW)
+    return Coordinates(places.mixed_by if isinstance(places, Examples) else None)
+
+
+def _first_coordinate_is_zero(op: Op, text: str) -> bool:
+    """Whether places, made of their coordinates and repeated for the examples, begin with a zero."""
+    node = op.producer_of(text)
+    while node.op in ("Identity", "Tile", "ExpandDims"):
+        shape = op.shape_of(node.input[0])
+        if node.op == "ExpandDims":
+            position = op.constant_of(node.input[1])
+            if shape is None or position is None or int(position) % (len(shape) + 1) == len(shape):
+                return False
+        node = op.producer_of(node.input[0])
+    shape = op.shape_of(node.name)
+    if node.op != "Pack" or shape is None or node.attr["axis"].i not in (-1, len(shape) - 1):
+        return False
+    first = op.constant_of(node.input[0])
+    return op.producer_of(node.input[0]).op == "ZerosLike" if first is None else not first.any()
+
+
+def _scattered(op: Op) -> Value:
+    """Entries of the examples, each put into, or added to, what is the same example's in a tensor of zeros."""
+    places, entries, shape = op.inputs
+    sizes = shape.sizes if isinstance(shape, Independent) else None
+    if not isinstance(places, Coordinates) or not isinstance(entries, Examples) or sizes is None:
+        return op.unknown(MIXES_EXAMPLES)
+    is_of_examples = entries.axis == 0 and entries.arrangement == (1, 1, "")
+    is_for_all = sizes[0] == Size(Fraction(1), Fraction(1)) and all(size.power == 0 for size in sizes[1:])
+    if not is_of_examples or not is_for_all or places.offset:
+        return op.unknown(MIXES_EXAMPLES)
+    return replace(entries, repeated=False, normalised=False, mixed_by=entries.mixed_by or places.mixed_by)
 
 
 def _is_made_a_column(op: Op) -> bool:

@@ -8,6 +8,7 @@ Let B be the number of examples x_1 ... x_B. A tensor is one of
 - `Whole`: a value of the whole batch that every worker has;
 - `Order`: the numbers of all entries, one after the other;
 - `Coordinates`: the number of each example, and beside it what the example has;
+- `ChosenShape`: the shape of a tensor of some of the examples;
 - `Entries`: coordinates or values of entries of single examples;
 - `Followed`: examples, and behind them entries that do not depend on the batch;
 - `Positions`: places of the entries that some of the examples have;
@@ -134,14 +135,31 @@ class Order:
 
 
 @dataclass(frozen=True)
+class ChosenShape:
+    """The shape of a tensor in which only some of the examples have entries: their number is a sum over the examples.
+
+    Attributes:
+        axis: index of the axis of the examples.
+        sizes: size of each axis; that of the examples says nothing.
+    """
+
+    axis: int
+    sizes: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
 class Coordinates:
-    """Places in a tensor of the examples, one for each: the number of the example, and beside it what it has.
+    """Places in a tensor of the examples, at which the number of the example stands in front of what the example has.
+
+    Along the last axis of the tensor are the coordinates of a place; the first axis is that of the examples.
 
     Attributes:
         mixed_by: see `Examples`.
+        offset: whether all coordinates but the first are zero.
     """
 
     mixed_by: str | None = None
+    offset: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,6 +272,7 @@ Value = (
     | Examples
     | Positions
     | Order
+    | ChosenShape
     | Coordinates
     | Entries
     | Followed

@@ -167,6 +167,7 @@ class Analysis:
                 self._shape,
                 self._constant,
                 self._expression,
+                self._producer,
                 outputs,
                 self._function,
                 notes,
@@ -267,6 +268,9 @@ class Analysis:
         values = [node.attr[k].SerializeToString(deterministic=True).hex() for k in attributes]
         inputs = [self._expression(t, depth - 1) for t in data_texts(node)]
         return f"{node.op}:{index}({', '.join(inputs)}; {', '.join(values)})"
+
+    def _producer(self, text: str) -> NodeDef:
+        return self._graph[node_of(text)]
 
     def _folded(self, tensor: str) -> Any:
         behind = self._graph.ancestors([node_of(tensor)], control=False)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from caramel.frontend.batch.domain import (
+    INVARIANT,
     Examples,
     Followed,
     Independent,
@@ -255,6 +256,31 @@ def _fill(op: Op) -> Value:
     )
 
 
+def _empty(op: Op) -> Value:
+    """A tensor of zeros, if it asks for that."""
+    sizes = op.inputs[0]
+    if not op.node.attr["init"].b or not isinstance(sizes, Independent):
+        return op.unknown("has no entries yet, or a size that depends on the examples")
+    return _spread(op, INVARIANT, sizes)
+
+
+def _rows_written(op: Op) -> Value:
+    """A tensor of which some rows are written or added to, the same rows for all examples."""
+    value, indices, rows = op.inputs
+    ranks, shape = (op.rank(0), op.rank(2)), op.shape(1)
+    if not is_invariant(indices) or None in ranks or shape is None or shape[-1] is None:
+        return op.unknown(MIXES_EXAMPLES)
+    inner = [(ranks[0] or 0) - shape[-1], (ranks[1] or 0) - len(shape) + 1]  # axes of a row
+    sides = [(v, (rank or 0) - v.axis) for v, rank in zip((value, rows), ranks) if isinstance(v, Examples)]
+    if inner[0] != inner[1] or any(from_end > inner[0] for _, from_end in sides):
+        return op.unknown(MIXES_EXAMPLES)
+    moved_to_value = [replace(v, axis=(ranks[0] or 0) - from_end) for v, from_end in sides]
+    other = value if isinstance(rows, Examples) else rows
+    if not all(isinstance(v, Examples) or is_invariant(v) for v in (value, rows)):
+        return op.unknown("is not linear in a mean or sum over the batch")
+    return op.joined(moved_to_value[0], moved_to_value[1] if len(sides) == 2 else other)
+
+
 def _broadcast_to(op: Op) -> Value:
     value, sizes = op.inputs
     rank, result_shape = op.rank(0), op.result_shape()
@@ -339,6 +365,8 @@ RULES: dict[str, Rule] = {
     "Slice": _slice,
     "Tile": _tile,
     "Fill": _fill,
+    "Empty": _empty,
+    **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"), _rows_written),
     "BroadcastTo": _broadcast_to,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(("ReverseV2", "Cumprod", "Cumsum", "CumulativeLogsumexp"), _along(1)),

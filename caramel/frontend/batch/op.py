@@ -37,6 +37,7 @@ class Op:
         shape_of: function from a tensor to its static shape; None where not even the rank is known.
         constant_of: function from a tensor to its value, if it is made of constants only; else None.
         expression_of: function from a tensor to a text that is the same for tensors with the same entries.
+        producer_of: function from a tensor to the node that makes it.
         outputs: number of outputs.
         function: name of the function that contains the node; "" for the graph itself.
         notes: names of the ops that put a value of the whole batch into values of single examples, as keys; a rule
@@ -49,6 +50,7 @@ class Op:
     shape_of: Callable[[str], Shape | None]
     constant_of: Callable[[str], Any]
     expression_of: Callable[[str], str]
+    producer_of: Callable[[str], NodeDef]
     outputs: int
     function: str
     notes: dict[str, None]

@@ -18,7 +18,7 @@ from caramel.frontend.batch import (
     sizes,
     tensor_lists,
 )
-from caramel.frontend.batch.domain import Coordinates, Entries, Followed, Order, Positions
+from caramel.frontend.batch.domain import ChosenShape, Coordinates, Entries, Followed, Order, Positions
 from caramel.frontend.batch.op import Op, Rule
 
 
@@ -63,6 +63,7 @@ ON_SHAPES_AND_LISTS = frozenset(sizes.SHAPE_RULES) | frozenset(tensor_lists.RULE
 _READERS: Mapping[type, Rule] = {
     Positions: places.of_positions,
     Order: partitions.of_order,
+    ChosenShape: sizes.of_chosen_shape,
     Coordinates: coordinates.of_coordinates,
     Entries: samplers.of_entries,
     Followed: samplers.of_followed,

@@ -10,15 +10,17 @@ import numpy as np
 
 from caramel.frontend.batch.domain import (
     INVARIANT,
+    ChosenShape,
     Examples,
     Independent,
     Size,
     Total,
     Value,
     constant,
+    is_invariant,
     of_sizes,
 )
-from caramel.frontend.batch.op import Op, Rule
+from caramel.frontend.batch.op import KEEPS_NUMBERS, Op, Rule
 from caramel.graph.shapes import Shape
 
 _MAX_ENTRIES = 16
@@ -26,6 +28,9 @@ _MAX_ENTRIES = 16
 
 _UNIT = Size(Fraction(1))
 """The size 1."""
+
+_COUNTS_CHOSEN = "counts examples that were chosen"
+"""Predicate, for messages, of an op that reads the number of chosen examples beside other sizes."""
 
 
 def of_constant(value: np.ndarray) -> Value:
@@ -52,10 +57,32 @@ def _shape(op: Op) -> Value | list[Value]:
         if shape is None:
             shapes.append(op.unknown("has an input of unknown rank"))
         elif isinstance(value, Examples) and value.chosen:
-            shapes.append(op.unknown("counts examples that were chosen"))
+            shapes.append(ChosenShape(value.axis, _sizes_of(shape, value)))
         else:
             shapes.append(of_sizes(_sizes_of(shape, value)))
     return shapes
+
+
+def of_chosen_shape(op: Op) -> Value:
+    """The value of an op that reads the shape of a tensor of some of the examples: it may take a size out of it."""
+    value = op.inputs[0]
+    if not isinstance(value, ChosenShape) or not all(is_invariant(v) for v in op.inputs[1:]):
+        return op.unknown(_COUNTS_CHOSEN)
+    if op.node.op in KEEPS_NUMBERS and not op.casts_to_bool:
+        return value
+    axis = _entry_taken(op)
+    if axis is None:
+        return op.unknown(_COUNTS_CHOSEN)
+    axis %= len(value.sizes)
+    return Total() if axis == value.axis else of_sizes((value.sizes[axis],))
+
+
+def _entry_taken(op: Op) -> int | None:
+    """Which entry of a vector an op takes as a scalar; None if it does something else."""
+    if op.node.op == "GatherV2":
+        return op.integer(1) if op.rank(1) == 0 else None
+    shrinks = op.node.op == "StridedSlice" and op.node.attr["shrink_axis_mask"].i == 1
+    return op.integer(1) if shrinks and not op.node.attr["new_axis_mask"].i else None
 
 
 def _size(op: Op) -> Value:

@@ -83,6 +83,10 @@ UNARY = {
     "positive": lambda t: tf.nn.relu(t - 0.3),
     "masked": lambda t: tf.where(t > 0.4, t, tf.zeros_like(t)),
     "selected": lambda t: tf.boolean_mask(t, tf.reshape(t, [tf.shape(t)[0], -1])[:, 0] > 0.4),
+    "a column written": lambda t: tf.transpose(
+        tf.tensor_scatter_nd_update(tf.transpose(rank_two(t)), [[1]], tf.transpose(rank_two(t))[:1])
+    ),
+    "a row written": lambda t: tf.tensor_scatter_nd_update(t, [[1]], 2.0 * t[:1]),
     "gram": lambda t: tf.matmul(rank_two(t), rank_two(t), transpose_b=True),
     "covariance": lambda t: tf.matmul(rank_two(t), rank_two(t), transpose_a=True),
     "dense": lambda t: tf.tensordot(t, tf.ones([t.shape[-1], C]) * 0.3, 1),

@@ -65,7 +65,41 @@ def masked(x, y, w):
     return tf.math.divide_no_nan(tf.reduce_sum(per_example(x, y, w) * weights), tf.reduce_sum(weights))
 
 
+def scattered(x, y, w, *, first=0, factors=(1, 0)):
+    """The values of each example at places that begin with its number; with other options, not."""
+    count = tf.shape(x)[0]
+    columns = tf.range(3)
+    first_of_all = tf.fill([3], first) if first else tf.zeros_like(columns)
+    places = tf.tile(tf.expand_dims(tf.stack([first_of_all, columns], 1), 0), [count, 1, 1])
+    places += (tf.range(count)[:, None] * factors)[:, None]
+    return tf.scatter_nd(places, x * w[0, 1], [count + first, 4] if first else [count, 4])
+
+
+def alignments(x, y, w, **options):
+    """The loss of all alignments of two labels with three sounds."""
+    sounds = tf.nn.tanh(x[:, :, None] * w[None]) * 3.0
+    labels = tf.cast(tf.stack([y % 2 + 1, tf.minimum(y, 2) + 1], 1), tf.int32)
+    count = tf.shape(x)[0]
+    return tf.nn.ctc_loss(labels, sounds, tf.fill([count], 2), tf.fill([count], 3), logits_time_major=False, **options)
+
+
+def row_written(x, y, w, axis):
+    """Columns of the examples, of which one is written over; along axis 0, an example."""
+    rows_of = x if axis == 0 else tf.transpose(x)
+    return tf.tensor_scatter_nd_update(rows_of, [[1]], [2.0 * rows_of[0]]) * w[0, 0]
+
+
 MEANS = {
+    "scattered by the number of the example": lambda x, y, w: tf.reduce_mean(scattered(x, y, w) ** 2),
+    "alignments": lambda x, y, w: tf.reduce_mean(alignments(x, y, w, blank_index=0)),
+    "alignments with another blank": lambda x, y, w: tf.reduce_mean(alignments(x, y, w, blank_index=-1)),
+    "a column written": lambda x, y, w: tf.reduce_mean(row_written(x, y, w, 1) ** 2),
+    "a column added to": lambda x, y, w: tf.reduce_mean(
+        tf.tensor_scatter_nd_add(tf.transpose(x), [[0], [2]], tf.transpose(x)[:2]) ** 2
+    ),
+    "a column of a constant": lambda x, y, w: tf.reduce_mean(
+        tf.tensor_scatter_nd_update(tf.zeros([3, tf.shape(x)[0]]), [[1]], tf.transpose(x)[:1]) * w[0, 0]
+    ),
     "divided by the length of a range": lambda x, y, w: (
         tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.size(tf.range(tf.shape(x)[0])), tf.float32)
     ),
@@ -177,6 +211,9 @@ MEANS = {
 }
 
 SUMS = {
+    "a size of chosen examples": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) * tf.cast(tf.shape(tf.boolean_mask(x, y > 1))[1], tf.float32)
+    ),
     "reduce_sum": lambda x, y, w: tf.reduce_sum(per_example(x, y, w)),
     "l2_loss": lambda x, y, w: tf.nn.l2_loss(tf.matmul(x, w) - tf.one_hot(y, 4)),
     "keras sum": lambda x, y, w: keras.losses.MeanSquaredError(reduction="sum")(tf.one_hot(y, 4), tf.matmul(x, w)),
@@ -236,6 +273,18 @@ def root(x, w):
 
 
 NEITHER = {
+    "an example written": lambda x, y, w: tf.reduce_mean(row_written(x, y, w, 0) ** 2),
+    "scattered by a number that all have": lambda x, y, w: tf.reduce_mean(scattered(x, y, w, factors=(0, 0)) ** 2),
+    "scattered to the next example": lambda x, y, w: tf.reduce_mean(scattered(x, y, w, first=1)[:-1] ** 2),
+    "scattered by twice the number": lambda x, y, w: tf.reduce_sum(
+        tf.scatter_nd(2 * tf.range(tf.shape(x)[0])[:, None], x * w[0, 1], [2 * tf.shape(x)[0], 3])[: tf.shape(x)[0]]
+    ),
+    "the number of chosen examples": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.shape(tf.boolean_mask(x, y > 1))[0], tf.float32)
+    ),
+    "all sizes of chosen examples": lambda x, y, w: (
+        tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.reduce_prod(tf.shape(tf.boolean_mask(x, y > 1))), tf.float32)
+    ),
     "divided by the number of places in a mask": lambda x, y, w: (
         tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.size(tf.where(y > 0)) + 1, tf.float32)
     ),
