@@ -91,7 +91,7 @@ def _assembled(raw: RawProgram) -> Model:
     if isinstance(roles, RawProgram):
         return _assembled(roles)
     graph = _with_losses(raw, step, used, sorted_out.inside)
-    told = _reduced(raw, graph, used, inputs, roles.kinds, sorted_out.inside)
+    told = _reduced(raw, graph, used, inputs, roles, sorted_out.inside)
     if isinstance(told, RawProgram):
         return _assembled(told)
     reduction, reductions = told
@@ -191,10 +191,11 @@ def _reduced(
     graph: Graph,
     used: Sequence[RawGradient],
     inputs: Sequence[Input],
-    kinds: Mapping[str, VariableClass],
+    roles: variable_classes.Roles,
     inside: Mapping[str, int],
 ) -> tuple[Reduction, Reductions] | RawProgram:
     """How the gradients are reduced, with the analysis; or a program with the sums over the workers that it needs."""
+    kinds = roles.kinds
     refusal = CaptureError(
         "values of the whole batch stand beside others in a way that cannot be followed: with several workers the loss "
         "would be another"
@@ -217,8 +218,37 @@ def _reduced(
     if summed is not None and summed is not raw:
         return summed
     if told is None or summed is None or not is_settled_now:
-        raise refusal
+        shared = _with_shared_statistics(raw, graph, used, inputs, roles, refusal) if may_sum else None
+        if shared is None:
+            raise refusal
+        return shared
     return told
+
+
+def _with_shared_statistics(
+    raw: RawProgram,
+    graph: Graph,
+    used: Sequence[RawGradient],
+    inputs: Sequence[Input],
+    roles: variable_classes.Roles,
+    refusal: CaptureError,
+) -> RawProgram | None:
+    """The program whose statistics are those of the whole batch, where the losses read them; None if that is not so.
+
+    That they are the same on all workers is assumed, and then holds: they are at first, and so is what is written.
+    """
+    ends = [node_of(tensor) for call in sorted({g.call for g in used}) for tensor in raw.targets_of(call)]
+    statistics = [handle for handle, kind in roles.kinds.items() if kind is VariableClass.STATISTICS]
+    shared: list[str] = []
+    writers: list[str] = []
+    while found := [h for h in statistics if h not in shared and h in graph.ancestors([*ends, *writers], control=False)]:
+        shared += found
+        writers += [writer for handle in found for writer in roles.writes.get(handle, ())]
+    if not shared:
+        return None
+    kinds = {**roles.kinds, **dict.fromkeys(shared, VariableClass.HYPERPARAMETER)}
+    summed = Search(raw, _analyse(used, inputs, kinds), (), refusal).with_updates(writers)
+    return None if summed is raw else summed
 
 
 def _has_open_results(raw: RawProgram, reductions: Reductions) -> bool:

@@ -25,6 +25,9 @@ _MAX_ROUNDS = 256
 _MAX_SUM_OF_RESULT = 2**16
 """Elements of the largest tensor that is summed for a result of the step only, such as a metric."""
 
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+"""Ops that write one tensor of a variable's shape."""
+
 _MAX_WHOLE_PARAMETER = 4096
 """Elements of the largest parameter with which every worker computes for the examples of all workers."""
 
@@ -139,6 +142,47 @@ class Search:
             if not self._add(loss, reductions, losses):
                 return None
         return None if self.raw is before else self.raw
+
+    def with_updates(self, writers: Sequence[str]) -> RawProgram | None:
+        """The program in which some ops write the same to their variables on all workers; None if that is not possible.
+
+        Args:
+            writers: names of the ops.
+
+        Raises:
+            GatherNeeded: the examples of all workers are needed.
+        """
+        waiting = list(writers)
+        for _ in range(_MAX_ROUNDS):
+            if not waiting:
+                return self.raw
+            node = self.raw.graph[waiting[-1]]
+            if node.op not in _ASSIGNMENTS:
+                return None
+            reductions, losses = self.analyse(self.raw)
+            value = reductions.value_of(node.input[1])
+            if is_invariant(value):
+                waiting.pop()
+            elif isinstance(value, Independent):
+                places = self._size_inputs(node.name, 1, reductions)
+                forward = self.raw.graph.ancestors(map(node_of, losses), control=False)
+                if not places or not self._add_size(*places[0], reductions, is_plain=places[0][0] not in forward):
+                    return None
+            else:
+                sums = self._sums_behind(node.input[1], reductions)
+                if not sums:
+                    self._gather_for(node.input[1], reductions, losses)
+                    return None
+                if not self._add(sums[0], reductions, losses):
+                    return None
+        return None
+
+    def _gather_for(self, written: str, reductions: Reductions, losses: Sequence[str]) -> None:
+        """Ask for the examples of all workers, if what is written compares examples with each other."""
+        for name in self._causes(written, reductions):
+            needs = self._at(name, reductions)
+            if needs.gathers and self._has_small_parameters(name, losses):
+                raise GatherNeeded(needs.gathers, self.refusal)
 
     # -- what to sum -------------------------------------------------------------------------
 
@@ -272,12 +316,13 @@ class Search:
         """Sums of which a result of the step is a function, as a share of the entries that a mask leaves; or None."""
         for _, tensor in self.raw.outputs:
             if tensor not in self._left and may_be_function_of_sums(reductions.value_of(tensor)):
-                sums = self._sums_of_result(tensor, reductions)
+                sums = self._sums_behind(tensor, reductions)
                 if sums:
                     return _Needs(sums, result=tensor)
         return None
 
-    def _sums_of_result(self, tensor: str, reductions: Reductions) -> list[str]:
+    def _sums_behind(self, tensor: str, reductions: Reductions) -> list[str]:
+        """Sums of which a tensor is a function; none where it is no function of sums, or they are large."""
         if isinstance(reductions.value_of(tensor), Unknown):
             needs = [self._at(name, reductions) for name in self._causes(tensor, reductions)]
             found = next((n.tensors for n in needs if n.tensors and not n.gathers and not n.sizes), [])
@@ -299,7 +344,7 @@ class Search:
         needs = _Needs()
         if self.raw.forward_sums:
             for target in graph.pruned(self.raw.targets):
-                if target.op in ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
+                if target.op in _ASSIGNMENTS:
                     value = reductions.value_of(target.input[1])
                     if isinstance(value, Independent) and value.power not in (0, 1):
                         places = self._sizes_beside(target.input[1], reductions).sizes
@@ -354,9 +399,19 @@ class Search:
         readers = self.raw.graph.readers(format_input(source, index))
         return SIZED_ATTRIBUTE in self.raw.graph[source].attr or readers == (name,)
 
-    def _add_size(self, name: str, position: int, reductions: Reductions) -> bool:
-        """Let an op read what is made of sizes as it is for the number of all examples."""
-        if not self._is_its_own(name, position):
+    def _add_size(self, name: str, position: int, reductions: Reductions, *, is_plain: bool = False) -> bool:
+        """Let an op read what is made of sizes as it is for the number of all examples.
+
+        Args:
+            name: name of the op.
+            position: which of its inputs.
+            reductions: the analysis.
+            is_plain: whether the op is known to have no gradient, which would read that input as well.
+
+        Returns:
+            Whether it does; else a gradient might read the number of a worker's examples.
+        """
+        if not is_plain and not self._is_its_own(name, position):
             return False
         graph = self.raw.graph
         if SIZED_ATTRIBUTE in graph[node_of(graph[name].input[position])].attr:

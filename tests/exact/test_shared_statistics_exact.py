@@ -1,0 +1,194 @@
+"""Variables that are written from sums over the examples and that the loss reads: those of one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact_steps import Program, check
+from variants import mostly_in_soak
+
+import caramel
+
+FEATURES, CLASSES = 4, 3
+SPECS = [tf.TensorSpec([None, FEATURES], tf.float64), tf.TensorSpec([None, CLASSES], tf.float64)]
+
+
+def batches(size, steps=4):
+    rng = np.random.default_rng(size)
+    return [(rng.normal(size=(size, FEATURES)) + i, rng.uniform(size=(size, CLASSES))) for i in range(steps)]
+
+
+def variable(name, shape, *, trainable=False, seed=0, scale=1.0):
+    values = np.random.default_rng(seed).normal(size=shape) * scale
+    return tf.Variable(values, name=name, trainable=trainable, dtype=tf.float64)
+
+
+def program(variables, loss, update):
+    """A step that differentiates ``loss(x, y)`` by the first variable, before or after ``update(x, y)``."""
+    weights = variables[0]
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(x, y)
+        weights.assign_sub(0.05 * tape.gradient(value, weights))
+        update(x, y)
+        return value
+
+    return Program(step, SPECS, {v.name: v for v in variables})
+
+
+def centred_targets():
+    """A centre that follows the mean of a teacher's outputs, and a teacher that follows the student."""
+    student, teacher = (
+        variable("student", (FEATURES, CLASSES), trainable=True),
+        variable("teacher", (FEATURES, CLASSES)),
+    )
+    centre = variable("centre", (CLASSES,), scale=0.0)
+
+    def loss(x, y):
+        targets = tf.nn.softmax((x @ teacher - centre) / 0.5)
+        return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(targets, x @ student))
+
+    def update(x, y):
+        centre.assign(0.9 * centre + 0.1 * tf.reduce_mean(x @ teacher, 0))
+        teacher.assign(0.9 * teacher + 0.1 * student)
+
+    return program([student, teacher, centre], loss, update)
+
+
+def codebook():
+    """Codes that are the running means of what is nearest to them."""
+    weights, codes = variable("weights", (FEATURES, CLASSES), trainable=True), variable("codes", (5, CLASSES), seed=1)
+    counts, sums = variable("counts", (5,), scale=0.0), variable("sums", (5, CLASSES), seed=1)
+
+    def nearest(z):
+        distances = tf.reduce_sum((z[:, None] - codes[None]) ** 2, 2)
+        return tf.one_hot(tf.argmin(distances, 1), 5, dtype=tf.float64)
+
+    def loss(x, y):
+        z = x @ weights
+        return tf.reduce_mean((z - tf.stop_gradient(nearest(z) @ codes)) ** 2) + tf.reduce_mean((z - y) ** 2)
+
+    def update(x, y):
+        z = x @ weights
+        chosen = nearest(z)
+        counts.assign(0.8 * counts + 0.2 * tf.reduce_sum(chosen, 0))
+        sums.assign(0.8 * sums + 0.2 * tf.matmul(chosen, z, transpose_a=True))
+        total = tf.reduce_sum(counts)
+        codes.assign(sums / ((counts + 1e-3) / (total + 5e-3) * total)[:, None])
+
+    return program([weights, codes, counts, sums], loss, update)
+
+
+def running_moments():
+    """Mean and variance of all examples so far, by which the inputs are scaled."""
+    weights, mean = variable("weights", (FEATURES, CLASSES), trainable=True), variable("mean", (FEATURES,), scale=0.0)
+    deviations, count = variable("deviations", (FEATURES,), scale=0.0), variable("count", (), scale=0.0)
+
+    def loss(x, y):
+        number = tf.cast(tf.shape(x)[0], x.dtype)
+        difference, total = tf.reduce_mean(x, 0) - mean, count + number
+        deviations.assign_add(tf.math.reduce_variance(x, 0) * number + difference**2 * count * number / total)
+        mean.assign_add(difference * number / total)
+        count.assign(total)
+        scaled = (x - mean) / tf.sqrt(deviations / count + 1e-3)
+        return tf.reduce_mean((scaled @ weights - y) ** 2)
+
+    return program([weights, mean, deviations, count], loss, lambda x, y: None)
+
+
+def running_loss():
+    """A weight that follows the loss so far."""
+    weights, seen = variable("weights", (FEATURES, CLASSES), trainable=True), variable("seen", ())
+
+    def loss(x, y):
+        value = tf.reduce_mean((x @ weights - y) ** 2)
+        seen.assign(tf.sqrt(0.5 * seen**2 + 0.5 * tf.stop_gradient(value)))
+        return value / (1.0 + seen)
+
+    return program([weights, seen], loss, lambda x, y: None)
+
+
+def largest_so_far():
+    """The inputs are scaled by the largest target of the last batch."""
+    weights, largest = variable("weights", (FEATURES, CLASSES), trainable=True), variable("largest", (CLASSES,))
+
+    def loss(x, y):
+        value = tf.reduce_mean((x @ weights / largest - y) ** 2)
+        largest.assign(tf.maximum(0.9 * largest, tf.reduce_max(y, 0)))
+        return value
+
+    return program([weights, largest], loss, lambda x, y: None)
+
+
+def layer_with_a_codebook():
+    """A Keras layer that updates its codes when it is called for training."""
+
+    class Codes(keras.layers.Layer):
+        def build(self, shape):
+            self.codes = self.add_weight(name="codes", shape=(5, shape[-1]), trainable=False, dtype="float64")
+            self.codes.assign(np.random.default_rng(1).normal(size=(5, shape[-1])))
+
+        def call(self, z, training=False):
+            distances = keras.ops.sum((z[:, None] - self.codes[None]) ** 2, 2)
+            chosen = keras.ops.one_hot(keras.ops.argmin(distances, 1), 5, dtype="float64")
+            found = chosen @ self.codes
+            if training:
+                sums, counts = keras.ops.transpose(chosen) @ z, keras.ops.sum(chosen, 0)[:, None]
+                means = keras.ops.where(counts > 0, sums / keras.ops.maximum(counts, 1.0), self.codes)
+                self.codes.assign(0.9 * self.codes + 0.1 * means)
+            self.add_loss(keras.ops.mean((z - keras.ops.stop_gradient(found)) ** 2))
+            return z + keras.ops.stop_gradient(found - z)
+
+    model = keras.Sequential(
+        [keras.Input((FEATURES,)), keras.layers.Dense(CLASSES), Codes(), keras.layers.Dense(CLASSES)]
+    )
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2) + sum(model.losses)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    return Program(step, SPECS, {v.path: v for v in [*model.variables, *optimizer.variables]})
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [centred_targets, codebook, running_moments, running_loss, largest_so_far, layer_with_a_codebook],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("size", mostly_in_soak([12, 13, 3], 13))
+def test_it_is_that_of_one_device(make, size):
+    check(make, batches(size), [1, 2, 4])
+
+
+def test_with_a_given_reduction_each_worker_has_its_own():
+    """Nothing is summed then, and the replicas keep values of their own."""
+    made = centred_targets()
+    context = caramel.capture(made.step, SPECS, loss_reduction="mean")
+    assert not context.model.forward_sums
+    with pytest.raises(AssertionError):
+        check(lambda: Program(**{**vars(centred_targets()), "options": {"loss_reduction": "mean"}}), batches(12), 4)
+
+
+def test_an_example_that_is_written_is_refused():
+    """One worker has it; no sum tells."""
+    weights, seen = variable("weights", (FEATURES, CLASSES), trainable=True), variable("seen", (2 * CLASSES,))
+
+    def loss(x, y):
+        seen.scatter_nd_update(tf.range(CLASSES)[:, None], y[-1])
+        return tf.reduce_mean((x @ weights - seen[:CLASSES] * y) ** 2)
+
+    made = program([weights, seen], loss, lambda x, y: None)
+    with pytest.raises(caramel.CaptureError, match="variable 'seen' has a value of its own on each worker"):
+        assert caramel.capture(made.step, SPECS).model
