@@ -5,7 +5,6 @@ None of them needs the other servers of its cluster, but for those about the way
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from caramel.runtime.executor import leave_session
+from caramel.runtime.host.server_version import VersionQuestion
 
 v1 = tf.compat.v1
 
@@ -25,9 +25,6 @@ TIMEOUT_S = 3.0
 
 _NOBODY = "/job:none/replica:0/task:0"
 """A task that no cluster has: a session that sees it alone waits for no other server."""
-
-_VERSION = re.compile(r"for TensorFlow (\S+?)\.?\s")
-"""How TensorFlow names itself where it refuses a graph of a later version."""
 
 _LOOKS = 5
 """Number of looks at a clock, of which the one with the shortest round trip counts."""
@@ -78,7 +75,7 @@ class Probe:
             self._content = v1.placeholder(tf.string, [])
             self._read = tf.io.read_file(self._path)
             self._write = tf.io.write_file(self._path, self._content)
-            self._foreign = tf.raw_ops.DatasetFromGraph(graph_def=_graph_of_the_future()).op
+            self._version = VersionQuestion()
             if through is not None:
                 with self._graph.device(through):
                     self._last_there = tf.identity(self._sent[-1])
@@ -107,16 +104,8 @@ class Probe:
         return tuple(device.name.partition("/device:")[0] for device in self._session.list_devices())
 
     def version(self) -> str | None:
-        """The server's version of TensorFlow; None where it does not say it.
-
-        A server refuses a graph of a later version, and says in which version that is.
-        """
-        try:
-            self._run(self._foreign)
-        except tf.errors.InvalidArgumentError as error:
-            found = _VERSION.search(error.message + " ")
-            return None if found is None else found[1]
-        return None
+        """The server's version of TensorFlow; None where it does not say it."""
+        return self._version.ask(self._run)
 
     def clock(self) -> ClockReading:
         """The server's clock against this machine's."""
@@ -192,13 +181,6 @@ def reason_of(error: Any) -> str:
     known = ("Graph execution error", "Detected at", "Node:", "From /job", "File ", "[[{{node")
     said = [line for line in lines if line and not line.startswith(known)]
     return said[-1] if said else type(error).__name__
-
-
-def _graph_of_the_future() -> bytes:
-    graph_def = v1.GraphDef()
-    graph_def.versions.producer = 1
-    graph_def.versions.min_consumer = 2**31 - 1
-    return bytes(graph_def.SerializeToString())
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -198,16 +198,18 @@ def _opened(
         arguments, *_ = data.capture_arguments(workers)
         return capture(lambda *batch: model.train_step(as_data(batch)), **arguments)
 
-    began_s = time.perf_counter()
-    chosen = {name: value for name, value in options.items() if name != "loss_reduction"}
-    traced = traced_options(step.context, chosen, workers, cluster, data.a_batch, own_step)
-    armodel = ARModel(step.context, workers, **traced)
-    if traced.get("trace") is not None or traced.get("plan") is not None:
-        line = one_line(armodel, time.perf_counter() - began_s)
+    def say(line: str) -> None:
         if is_silent:
             _logger.info("%s", line)
         else:
             click.echo(line)
+
+    began_s = time.perf_counter()
+    chosen = {name: value for name, value in options.items() if name != "loss_reduction"}
+    traced = traced_options(step.context, chosen, workers, cluster, data.a_batch, own_step, say)
+    armodel = ARModel(step.context, workers, **traced)
+    if traced.get("trace") is not None or traced.get("plan") is not None:
+        say(one_line(armodel, time.perf_counter() - began_s))
     session = armodel.session(servers_of(model, cluster, workers), step_timeout_s=step_timeout_s)
     return KeptSession(step, armodel.distributed, session, data)
 

@@ -33,6 +33,7 @@ def traced_options(
     cluster: Cluster | None,
     batch: Callable[[], Sequence[Any] | None],
     own_step: Callable[[], Context],
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Options of `caramel.ARModel` with a trace of the captured step, where one is of use.
 
@@ -44,6 +45,7 @@ def traced_options(
         batch: function that makes the arrays of a step: none where the workers read the data, None where there is no
             batch to be had.
         own_step: function that captures the model's ``train_step`` as a user would.
+        say: function that takes a line for the user before what takes long.
 
     Raises:
         TraceError: the caller's trace is of another program.
@@ -56,6 +58,7 @@ def traced_options(
     elif found.get("network") is not None and not any(name in found for name in _BY_HAND):
         arrays = batch()
         if arrays is not None:
+            say(f"caramel: the step is traced on {workers} workers, to plan for this network")
             found["trace"] = trace(
                 context,
                 *arrays,

@@ -61,8 +61,9 @@ def test_it_plans_by_itself_and_trains_the_same(kind, capsys):
     assert plain[0].plan.prediction is None
     lines = capsys.readouterr().out.splitlines()
     said = [line for line in lines if line.startswith("caramel:")]
-    assert len(said) == 1 and lines[0] == said[0]
-    assert f" {len(plan.transfers)} transfers" in said[0] and "a step is predicted to take" in said[0]
+    assert len(said) == 2 and lines[:2] == said
+    assert said[0] == "caramel: the step is traced on 2 workers, to plan for this network"
+    assert f" {len(plan.transfers)} transfers" in said[1] and "a step is predicted to take" in said[1]
 
 
 def own_step(model):

@@ -241,7 +241,11 @@ def _with_shared_statistics(
     statistics = [handle for handle, kind in roles.kinds.items() if kind is VariableClass.STATISTICS]
     shared: list[str] = []
     writers: list[str] = []
-    while found := [h for h in statistics if h not in shared and h in graph.ancestors([*ends, *writers], control=False)]:
+    while True:
+        read = graph.ancestors([*ends, *writers], control=False)
+        found = [handle for handle in statistics if handle in read and handle not in shared]
+        if not found:
+            break
         shared += found
         writers += [writer for handle in found for writer in roles.writes.get(handle, ())]
     if not shared:

@@ -17,7 +17,7 @@ def check_versions(members: Sequence[Member]) -> None:
     """Refuse servers with another version of TensorFlow, before they get a graph.
 
     Args:
-        members: servers that answer. Only those that ``caramel worker`` has started say their version.
+        members: servers that answer.
 
     Raises:
         ClusterError: one has another version, or cannot be asked.
@@ -27,7 +27,7 @@ def check_versions(members: Sequence[Member]) -> None:
             versions = list(pool.map(_version, members))
     except tf.errors.OpError as error:
         raise caramel_error(error, "while opening the session") from error
-    if all(version in ("", tf.__version__) for version in versions):
+    if all(version in (None, tf.__version__) for version in versions):
         return
     names_of: dict[str, list[str]] = {}
     for member, version in zip(members, versions):
@@ -40,7 +40,7 @@ def check_versions(members: Sequence[Member]) -> None:
     )
 
 
-def _version(member: Member) -> str:
+def _version(member: Member) -> str | None:
     presence = Presence(member.task)
     with presence.open(member.target) as session:
         return presence.version(session)

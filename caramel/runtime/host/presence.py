@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from caramel.runtime.host.server_version import VersionQuestion
 from caramel.util.daemon_threads import DaemonThreads
 
 v1 = tf.compat.v1
@@ -101,12 +102,7 @@ class Presence:
                 lambda number: number >= 0, put, [tf.constant(0, tf.int64)], parallel_iterations=1, back_prop=False
             )
             self._leave = tf.raw_ops.QueueEnqueueV2(handle=left, components=[name])
-            version = tf.raw_ops.VarHandleOp(
-                dtype=tf.string, shape=[], container=_CONTAINER, shared_name="version of TensorFlow"
-            )
-            self._has_version = tf.raw_ops.VarIsInitializedOp(resource=version)
-            self._version = tf.raw_ops.ReadVariableOp(resource=version, dtype=tf.string)
-            self._set_version = tf.raw_ops.AssignVariableOp(resource=version, value=tf.constant(tf.__version__))
+            self._version = VersionQuestion()
             self._queues = [
                 (tf.raw_ops.QueueSizeV2(handle=q), tf.raw_ops.QueueDequeueV2(handle=q, component_types=[tf.string])[0])
                 for q in (present, left)
@@ -128,16 +124,9 @@ class Presence:
         """
         session.run(self._nothing, options=self._options)
 
-    def introduce(self, session: Any) -> None:
-        """Let the server know the version of TensorFlow, which is that of this process."""
-        session.run(self._set_version, options=self._options)
-
-    def version(self, session: Any) -> str:
-        """The version of TensorFlow that the server knows; "" if nobody has told it."""
-        if not session.run(self._has_version, options=self._options):
-            return ""
-        told: bytes = session.run(self._version, options=self._options)
-        return told.decode()
+    def version(self, session: Any) -> str | None:
+        """The server's version of TensorFlow; None where it does not say it."""
+        return self._version.ask(lambda op: session.run(op, options=self._options))
 
     def stay(self, session: Any) -> Future[Any]:
         """Be there from now on, until the session is closed or this process ends; it is done if the server goes."""
@@ -210,11 +199,6 @@ class Watch:
         self._gone: set[str] = set()  # have left something
         self._trims_left = 0
         self._has_ended = False  # a process that was a driver
-
-    def introduce(self) -> None:
-        """Let drivers know this server's version of TensorFlow."""
-        self._session = self._presence.open(self._target)
-        self._presence.introduce(self._session)
 
     @property
     def is_over(self) -> bool:

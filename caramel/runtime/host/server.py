@@ -66,7 +66,6 @@ def serve_forever(
     config = RunOptions().server_config(devices, GROUP_LEADER)
     target = _start({WORKER_JOB: dict(enumerate(addresses))}, WORKER_JOB, task, config)
     watch = Watch(target, task_name(WORKER_JOB, task))
-    watch.introduce()
     say(_ready(target), ready=target)
     watch.run(_LOOK_S, exits_with_driver, say_freed)
     _end()
