@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
 from caramel.errors import CaramelError, ClusterError, InputError, StepError, listed
 from caramel.graph.devices import Device
@@ -25,6 +27,10 @@ def has_native_collectives(graph_def: Any) -> bool:
 
 Run = tuple[Sequence[str], Sequence[str], Mapping[str, np.ndarray]]
 """Tensors to fetch, further ops to run, and arrays to feed by tensor name."""
+
+
+_Key = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]
+"""Tensors to fetch, further ops to run, tensors to feed, and ms that this may take."""
 
 
 class Executor(Protocol):
@@ -77,7 +83,8 @@ class SessionExecutor:
             self._session = v1.Session(target, graph=self._graph, config=config)
         except tf.errors.OpError as error:
             raise caramel_error(error, "while opening the session") from error
-        self._callables: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], Any] = {}
+        self._callables: dict[_Key, Callable[..., list[Any]]] = {}
+        self._traced: dict[_Key, Any] = {}
         self._threads: DaemonThreads | None = None
         _open_executors.add(self)
 
@@ -117,33 +124,25 @@ class SessionExecutor:
             ClusterError: a worker is gone or too slow.
             StepError: an op failed.
         """
-        return self._run(fetches, targets, feeds, timeout_s)
+        call = self._callable(fetches, targets, feeds, timeout_s)
+        with _as_caramel_errors(timeout_s):
+            return call(*feeds.values())
 
     def run_traced(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
     ) -> tuple[list[np.ndarray], bytes]:
         """Run once with full tracing; see `Executor.run_traced`."""
+        key = _key(fetches, targets, feeds, timeout_s)
+        if key not in self._traced:  # what servers have traced comes back from calls of this kind alone
+            graph = self._graph
+            fetched = [graph.as_graph_element(name) for name in (*fetches, *targets)]
+            fed = [graph.get_tensor_by_name(name) for name in feeds]
+            self._traced[key] = self._session.make_callable(fetched, feed_list=fed, accept_options=True)
         metadata = v1.RunMetadata()
-        values = self._run(fetches, targets, feeds, timeout_s, metadata)
-        return values, metadata.SerializeToString()
-
-    def _run(
-        self,
-        fetches: Sequence[str],
-        targets: Sequence[str],
-        feeds: Mapping[str, np.ndarray],
-        timeout_s: float,
-        metadata: Any = None,
-    ) -> list[np.ndarray]:
-        call = self._callable(fetches, targets, feeds)
-        options = v1.RunOptions(timeout_in_ms=int(timeout_s * 1000))
-        if metadata is not None:
-            options.trace_level = v1.RunOptions.FULL_TRACE
-        try:
-            results = call(*feeds.values(), options=options, run_metadata=metadata)
-        except tf.errors.OpError as error:
-            raise caramel_error(error, f"after at most {timeout_s:g} s") from error
-        return list(results[: len(fetches)])
+        options = v1.RunOptions(timeout_in_ms=_milliseconds(timeout_s), trace_level=v1.RunOptions.FULL_TRACE)
+        with _as_caramel_errors(timeout_s):
+            results = self._traced[key](*feeds.values(), options=options, run_metadata=metadata)
+        return list(results[: len(fetches)]), metadata.SerializeToString()
 
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; see `Executor.run_each`."""
@@ -155,7 +154,7 @@ class SessionExecutor:
                 return error
 
         for run in runs:
-            self._callable(*run)  # making one changes the graph, which two threads must not do
+            self._callable(*run, timeout_s)  # making one changes the graph, which two threads must not do
         if self._threads is None and len(runs) > 1:
             self._threads = DaemonThreads(len(runs), "worker data")
         if self._threads is None:
@@ -170,18 +169,30 @@ class SessionExecutor:
             values_or_errors.append(result)
         return values_or_errors
 
-    def _callable(self, fetches: Sequence[str], targets: Sequence[str], feeds: Iterable[str]) -> Any:
-        key = (tuple(fetches), tuple(targets), tuple(feeds))
+    def _callable(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Iterable[str], timeout_s: float
+    ) -> Callable[..., list[Any]]:
+        key = _key(fetches, targets, feeds, timeout_s)
         if key not in self._callables:
             self._callables[key] = self._make(*key)
         return self._callables[key]
 
-    def _make(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> Any:
-        graph = self._graph
-        fetched = [graph.get_tensor_by_name(n) for n in fetches] + [graph.get_operation_by_name(n) for n in targets]
-        return self._session.make_callable(
-            fetched, feed_list=[graph.get_tensor_by_name(n) for n in feeds], accept_options=True
-        )
+    def _make(
+        self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str], timeout_ms: int
+    ) -> Callable[..., list[Any]]:
+        """A function of what is fed, made once: what `Session.run` does in Python on every call takes half a ms.
+
+        On servers the timeout is that of the session's operations.
+        """
+        options = config_pb2.CallableOptions(fetch=fetches, target=targets, feed=feeds)
+        options.run_options.timeout_in_ms = timeout_ms
+        call = self._session._make_callable_from_options(options)
+        dtypes = [self._graph.get_tensor_by_name(name).dtype.as_numpy_dtype for name in feeds]
+
+        def run(*values: Any) -> list[Any]:
+            return list(call(*(np.asarray(value, dtype) for value, dtype in zip(values, dtypes))))
+
+        return run
 
     def require_devices(self, devices: Sequence[str]) -> None:
         """Check that the workers' devices exist; TensorFlow would silently use others instead.
@@ -245,6 +256,22 @@ class SessionExecutor:
             raise caramel_error(error, "while the session was closed") from error
 
 
+def _key(fetches: Sequence[str], targets: Sequence[str], feeds: Iterable[str], timeout_s: float) -> _Key:
+    return tuple(fetches), tuple(targets), tuple(feeds), _milliseconds(timeout_s)
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+@contextmanager
+def _as_caramel_errors(timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise caramel_error(error, f"after at most {timeout_s:g} s") from error
+
+
 def leave_session(session: Any) -> None:
     """Give a tf.compat.v1.Session up without closing it; see `SessionExecutor.leave`."""
     session._closed, session._session = True, None
@@ -291,13 +318,17 @@ def caramel_error(error: Any, when: str) -> CaramelError:
     return StepError(f"the program failed{f' in op {node!r}' if node else ''}: {first}")
 
 
-_UNINFORMATIVE_LINE = re.compile(r"\[\[\{\{|([A-Z_]+: )?From /job:|\d+ root error\(s\) found")
+_IN_FUNCTION = re.compile(r"\{\{function_node ([^}]+)\}\} ?")
+"""A function in which an error was."""
+
+_UNINFORMATIVE_LINE = re.compile(r"\[\[|([A-Z_]+: )?From /job:|\d+ root error\(s\) found")
 
 
 def _failed_op_and_message(error: Any) -> tuple[str, str]:
     """The op (or "") and the first informative line of an error's message."""
     message = str(error.message).strip()
-    node = re.search(r"\{\{(?:function_)?node ([^}]+)\}\}", message)
+    node = re.search(r"\{\{node ([^}]+)\}\}", message) or _IN_FUNCTION.search(message)
+    message = _IN_FUNCTION.sub("", message)
     lines = [line.strip() for line in message.splitlines()]
     if lines and lines[0].startswith("Graph execution error"):
         # TensorFlow puts the op's stack trace before the message, which follows the last "Node:" line.
