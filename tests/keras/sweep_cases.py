@@ -226,6 +226,8 @@ LAYERS = {
     "AdditiveAttention": case(lambda: lambda x: layers.AdditiveAttention()([x, x]), SERIES, calls=True),
     "Conv1D": case(lambda: layers.Conv1D(3, 2, padding="causal"), SERIES),
     "Conv2D": case(lambda: layers.Conv2D(3, 2, padding="same"), IMAGE),
+    "Conv2D in groups": case(lambda: layers.Conv2D(4, 2, groups=2), (4, 4, 2)),
+    "Conv2D of single channels": case(lambda: layers.Conv2D(2, 2, groups=2), (4, 4, 2)),
     "Conv2DTranspose": case(lambda: layers.Conv2DTranspose(3, 2, strides=2), IMAGE),
     "Conv3D": case(lambda: layers.Conv3D(3, 2), VOLUME),
     "DepthwiseConv2D": case(lambda: layers.DepthwiseConv2D(2, depth_multiplier=2), IMAGE),

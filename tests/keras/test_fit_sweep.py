@@ -62,7 +62,7 @@ def test_layers_with_random_numbers_or_statistics_on_one_worker(name):
 
 
 @pytest.mark.parametrize("workers", sampled(WORKERS, 3))
-@pytest.mark.parametrize("name", sampled(THE_SAME_EVERYWHERE, "Counting"))
+@pytest.mark.parametrize("name", sampled(THE_SAME_EVERYWHERE, "Counting", "Conv2D in groups"))
 def test_layers_that_are_the_same_on_every_worker(name, workers):
     check(*cases.with_layer(name), workers=[workers])
 

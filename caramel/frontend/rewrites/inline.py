@@ -3,7 +3,7 @@
 Calls are replaced by the nodes of their functions, and an ``IdentityN`` by one Identity for each of its
 tensors. An ``If`` or ``Case`` that touches variables becomes all of its branches, between Switch and
 Merge: only the nodes of the branch that is taken run. Loops, and branches that only compute, stay as
-they are.
+they are; so do gradients of convolutions that Keras lets XLA compile.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ _CASE_OPS = frozenset({"Case", "StatelessCase"})
 """Ops that choose between any number of branches, by an integer."""
 
 
+_COMPILED = frozenset(
+    {"Conv2DBackpropInput", "Conv2DBackpropFilter", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"}
+)
+"""Ops that TensorFlow's own kernels may not have on a CPU, if the convolution is in groups."""
+
+
 @dataclass(frozen=True)
 class Inlined:
     """A graph without calls that can be inlined.
@@ -66,9 +72,10 @@ def inline(graph: Graph) -> Inlined:
         graph: nodes, with the library of the functions that they call.
     """
     graph = with_calls_of_functions(graph)
-    if not any(_is_inlined(n) for n in graph):
+    library = Library(graph)
+    if not any(_is_inlined(n, library) for n in graph):
         return Inlined(graph, {})
-    inliner = _Inliner(graph, Library(graph))
+    inliner = _Inliner(graph, library)
     for current in graph:
         inliner.emit(current, "")
     nodes = inliner.finished()
@@ -80,10 +87,18 @@ def _prefixes(name: str) -> list[str]:
     return [name[: position + 1] for position, letter in enumerate(name) if letter == "/"]
 
 
-def _is_inlined(call: NodeDef) -> bool:
-    if call.op in ops.INLINED_CALLS or _is_joint_identity(call):
+def _is_inlined(call: NodeDef, library: Library) -> bool:
+    if call.op in ops.INLINED_CALLS:
+        return not _must_be_compiled(call, library)
+    if _is_joint_identity(call):
         return True
     return call.op in ops.BRANCHES and _is_a_choice(call) and _touches_variables(call)
+
+
+def _must_be_compiled(call: NodeDef, library: Library) -> bool:
+    """Whether a call only computes, and has ops that only XLA can compute: gradients of convolutions in groups."""
+    is_asked_for = "_XlaMustCompile" in call.attr and call.attr["_XlaMustCompile"].b and not _takes_variables(call)
+    return is_asked_for and any(inner.op in _COMPILED for _, inner in library.inner_nodes(call))
 
 
 def _is_joint_identity(call: NodeDef) -> bool:
@@ -107,8 +122,11 @@ def _branches(branch: NodeDef) -> list[tuple[str, str]]:
 
 def _touches_variables(call: NodeDef) -> bool:
     """Whether a call takes handles and returns none: the variables of returned handles cannot be told apart."""
-    takes = any(t == ops.DT_RESOURCE for _, t in ops.input_types(call))
-    return takes and ops.DT_RESOURCE not in ops.output_types(call)
+    return _takes_variables(call) and ops.DT_RESOURCE not in ops.output_types(call)
+
+
+def _takes_variables(call: NodeDef) -> bool:
+    return any(t == ops.DT_RESOURCE for _, t in ops.input_types(call))
 
 
 class _Inliner:
@@ -126,7 +144,7 @@ class _Inliner:
             current: node whose inputs are named as in the new graph; outputs of calls are resolved later.
             guard: name of the node without which it must not run; "" for none.
         """
-        if not _is_inlined(current):
+        if not _is_inlined(current, self._library):
             self._add(current, guard)
         elif current.op in ops.INLINED_CALLS:
             self._call(current, guard)
