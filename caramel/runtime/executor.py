@@ -84,7 +84,8 @@ class SessionExecutor:
         except tf.errors.OpError as error:
             raise caramel_error(error, "while opening the session") from error
         self._callables: dict[_Key, Callable[..., list[Any]]] = {}
-        self._traced: dict[_Key, Any] = {}
+        # On servers a call that is made once may take as long as any operation of the session.
+        self._only_timeout_ms = config.operation_timeout_in_ms if target else None
         self._threads: DaemonThreads | None = None
         _open_executors.add(self)
 
@@ -124,25 +125,32 @@ class SessionExecutor:
             ClusterError: a worker is gone or too slow.
             StepError: an op failed.
         """
-        call = self._callable(fetches, targets, feeds, timeout_s)
         with _as_caramel_errors(timeout_s):
-            return call(*feeds.values())
+            if self._only_timeout_ms not in (None, _milliseconds(timeout_s)):
+                return self._run_plainly((*fetches, *targets), feeds, timeout_s)[: len(fetches)]
+            return self._callable(fetches, targets, feeds, timeout_s)(*feeds.values())
 
     def run_traced(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
     ) -> tuple[list[np.ndarray], bytes]:
         """Run once with full tracing; see `Executor.run_traced`."""
-        key = _key(fetches, targets, feeds, timeout_s)
-        if key not in self._traced:  # what servers have traced comes back from calls of this kind alone
-            graph = self._graph
-            fetched = [graph.as_graph_element(name) for name in (*fetches, *targets)]
-            fed = [graph.get_tensor_by_name(name) for name in feeds]
-            self._traced[key] = self._session.make_callable(fetched, feed_list=fed, accept_options=True)
         metadata = v1.RunMetadata()
-        options = v1.RunOptions(timeout_in_ms=_milliseconds(timeout_s), trace_level=v1.RunOptions.FULL_TRACE)
         with _as_caramel_errors(timeout_s):
-            results = self._traced[key](*feeds.values(), options=options, run_metadata=metadata)
-        return list(results[: len(fetches)]), metadata.SerializeToString()
+            values = self._run_plainly((*fetches, *targets), feeds, timeout_s, v1.RunOptions.FULL_TRACE, metadata)
+        return values[: len(fetches)], metadata.SerializeToString()
+
+    def _run_plainly(
+        self,
+        fetches: Sequence[str],
+        feeds: Mapping[str, np.ndarray],
+        timeout_s: float,
+        trace: int = 0,
+        into: Any = None,
+    ) -> list[np.ndarray]:
+        """Run as `Session.run` does, with all its options."""
+        options = v1.RunOptions(timeout_in_ms=_milliseconds(timeout_s), trace_level=trace)
+        fetched = [self._graph.as_graph_element(name) for name in fetches]
+        return list(self._session.run(fetched, dict(feeds), options=options, run_metadata=into))
 
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; see `Executor.run_each`."""

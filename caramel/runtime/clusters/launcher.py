@@ -37,6 +37,9 @@ _POLL_S = 0.2
 _UNLOAD_S = 100.0
 """Seconds that closing a large session may take: more than ten were seen."""
 
+_MOST_STOPPED_S = 5.0
+"""Seconds for which a server may be stopped by a signal; less than for one of which only its silence is known."""
+
 _GRACE_S = 2.0
 """Seconds that TensorFlow may take to report by itself what a dead server did to a step."""
 
@@ -53,6 +56,7 @@ class Launcher:
         self._settings: dict[str, Any] = {}
         self._target = ""
         self.directory = directory
+        self._stopped_s: dict[int, float] = {}  # by process id: since when a server is stopped
         self._heartbeats: Any = None  # its threads start after the servers were forked, as those of the supervisor do
         self._supervisor: Any = None
 
@@ -95,10 +99,19 @@ class Launcher:
 
     def _lost(self) -> str:
         """The servers that ended, or do not answer, as a clause; empty if all are well."""
-        if dead := self._failures(dead_only=True):
-            return dead
+        if lost := self._failures(dead_only=True) or self._long_stopped():
+            return lost
         silent: str = self._heartbeats.lost()
         return silent and (self._failures() or silent)
+
+    def _long_stopped(self) -> str:
+        """The servers that have been stopped by a signal for too long, as a clause."""
+        now_s = time.monotonic()
+        stopped = [(name, process.pid) for name, process in self._servers if is_stopped(process.pid)]
+        self._stopped_s = {pid: self._stopped_s.get(pid, now_s) for _, pid in stopped}
+        return "; ".join(
+            _stopped_text(name, pid) for name, pid in stopped if now_s - self._stopped_s[pid] > _MOST_STOPPED_S
+        )
 
     def _named(self) -> str:
         """The same after an error that TensorFlow has reported."""
@@ -219,7 +232,7 @@ class Launcher:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 failures.append(f"{name}, process {process.pid}, {how}")
             elif not dead_only and is_stopped(process.pid):
-                failures.append(f"{name}, process {process.pid}, is stopped by a signal")
+                failures.append(_stopped_text(name, process.pid))
         return "; ".join(failures)
 
     def pids(self) -> list[int]:
@@ -237,6 +250,10 @@ class Launcher:
             process.kill()
         for _, process in self._servers:
             process.join()
+
+
+def _stopped_text(name: str, pid: int) -> str:
+    return f"{name}, process {pid}, is stopped by a signal"
 
 
 def _join(namespace: str) -> None:
