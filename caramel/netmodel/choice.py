@@ -18,6 +18,13 @@ from caramel.util.units import format_size
 DEFAULT_ALGORITHM = "shuffle"
 """Name of the algorithm where neither the caller nor a network model decides."""
 
+ALGORITHM_OF_FEW_BYTES = "star"
+"""Name of that of small transfers: 2 (N - 1) messages, where a shuffle has 2 N (N - 1). Both add in rank order."""
+
+FEW_BYTES = 2**17
+"""Bytes that worker 0 of a star may have to send and receive in a small transfer (our choice): about 1 ms of 1 Gbit/s,
+or four messages."""
+
 
 @lru_cache
 def is_in_rank_order(algorithm: str, workers: int) -> bool:
@@ -153,13 +160,9 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
         InputError: the options do not fit the number of workers or the dtype.
     """
     allowed = allowed_algorithms(options, workers, dtype)
+    size_bytes = elements * ITEM_BYTES[options.wire_for(dtype) or dtype]
     if options.network is None or workers == 1:
-        algorithm = options.algorithm or DEFAULT_ALGORITHM
-        missing = "no network model was given" if options.network is None else "one worker has nothing to send"
-        why = "as asked for" if options.algorithm else missing
-        return Collective(algorithm, options.depth or 1, f"{algorithm}: {why}.")
-    wire = options.wire_for(dtype)
-    size_bytes = elements * ITEM_BYTES[wire or dtype]
+        return _by_size(options, workers, size_bytes)
     if options.algorithm is not None and options.depth is not None:
         return _as_asked(options.network, options.algorithm, options.depth, workers, size_bytes)
     depth = options.depth_of(workers, size_bytes)
@@ -171,6 +174,20 @@ def choose_collective(options: CollectiveOptions, workers: int, dtype: str, elem
             f"depth {depth}: {format_size(size_bytes)} in pieces of the threshold of {threshold}, up to 8; {reason}"
         )
     return Collective(choice.algorithm, choice.depth, reason, choice.prediction.time_s, choice.occupied_s)
+
+
+def _by_size(options: CollectiveOptions, workers: int, size_bytes: int) -> Collective:
+    """The decision where nothing is known about the network, or nothing is sent."""
+    if options.algorithm is not None:
+        algorithm, why = options.algorithm, "as asked for"
+    elif workers == 1:
+        algorithm, why = DEFAULT_ALGORITHM, "one worker has nothing to send"
+    elif 2 * (workers - 1) * size_bytes <= FEW_BYTES:
+        algorithm = ALGORITHM_OF_FEW_BYTES
+        why = f"few messages for few bytes ({format_size(size_bytes)}); no network model was given"
+    else:
+        algorithm, why = DEFAULT_ALGORITHM, "no network model was given"
+    return Collective(algorithm, options.depth or 1, f"{algorithm}: {why}.")
 
 
 def possible_collectives(

@@ -46,7 +46,7 @@ def context():
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_only_collectives_and_state_cross_workers(context, workers):
-    armodel = caramel.ARModel(context, workers, batching=False)
+    armodel = caramel.ARModel(context, workers, batching=False, algorithm="shuffle")
     crossing = Counter()
     for node in armodel.graph_def.node:
         for text in node.input:

@@ -92,10 +92,20 @@ def test_a_network_of_other_workers():
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int32"])
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"wire": "float16"}])
 def test_without_a_network(options, dtype):
-    for elements in (0, 1, 10**8):
+    for elements, algorithm in ((0, "star"), (1, "star"), (10**8, "shuffle")):
         found = choose_collective(CollectiveOptions(**options), 4, dtype, elements)
-        assert (found.algorithm, found.depth, found.predicted_s) == ("shuffle", 1, None)
-        assert found.reason
+        assert (found.algorithm, found.depth, found.predicted_s) == (algorithm, 1, None)
+        assert "no network model" in found.reason
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8, 65])
+def test_few_bytes_without_a_network(workers):
+    """Worker 0 of a star gets and sends all of them, once from and to each of the others."""
+    most = 2**17 // (2 * (workers - 1) * 4)
+    found = [choose_collective(CollectiveOptions(), workers, "float32", most + more).algorithm for more in (0, 1)]
+    assert found == ["star", "shuffle"]
+    assert choose_collective(CollectiveOptions(algorithm="ring"), workers, "float32", 1).algorithm == "ring"
+    assert choose_collective(CollectiveOptions(wire="float16"), workers, "float32", 2 * most).algorithm == "star"
 
 
 @pytest.mark.parametrize("algorithm", [None, "ring"])
