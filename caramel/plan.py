@@ -205,7 +205,7 @@ class Plan:
 
         >>> plan = caramel.ARModel(context, 2).plan
         >>> plan.bytes_per_step, plan.transfers[0].algorithm
-        (8, 'shuffle')
+        (8, 'star')
         >>> caramel.Plan.from_json(plan.to_json()) == plan
         True
     """
