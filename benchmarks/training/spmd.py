@@ -16,7 +16,7 @@ from benchmarks.testbed import Testbed
 from benchmarks.training.contender import Burst, Settings
 from benchmarks.training.workloads import Workload
 from caramel.errors import ClusterError
-from caramel.runtime.host.run_options import TRANSFER_THREADS
+from caramel.plan import TRANSFER_THREADS
 
 INTRA_OP_THREADS = 1
 """Of every contender's workers: four share two cores."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class LaunchedPlace(Place):
     def cluster(self, workers: int) -> Cluster:
         """The cluster, whose workers listen; they are stopped with the command."""
         assert self.membership is not None
-        started = RemoteWorkers(self.membership, self.remote)
+        started = RemoteWorkers(self.membership, replace(self.remote, threads=self.threads))
         click.get_current_context().obj["workers"] = started
         started.start()
         cluster = super().cluster(workers)  # this loads TensorFlow meanwhile

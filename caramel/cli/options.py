@@ -134,6 +134,11 @@ def with_cluster(default: str) -> Callable[..., Any]:
             help="processes: start even where the kernel allows no network namespace. The servers then listen on every "
             "interface, and anyone who reaches them can run any graph.",
         ),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            help="Number of ops that each server which this command starts runs at once; default: as the plan says.",
+        ),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,12 +150,13 @@ def with_cluster(default: str) -> Callable[..., Any]:
             task: int | None,
             base_port: int | None,
             allow_open_ports: bool,
+            threads: int | None,
             **rest: Any,
         ) -> Any:
             context = click.get_current_context()
             refuse_two_descriptions(context.get_parameter_source("cluster") is not ParameterSource.DEFAULT, hosts)
             make = context.obj.get("place", Place)  # launch starts the servers first
-            return command(place=make(cluster, hosts, task, base_port, allow_open_ports), **rest)
+            return command(place=make(cluster, hosts, task, base_port, allow_open_ports, threads), **rest)
 
         return options(with_place)
 

@@ -36,6 +36,7 @@ class Place:
         task: value of ``--task``.
         base_port: value of ``--base-port``.
         allow_open_ports: value of ``--allow-open-ports``.
+        threads: value of ``--threads``.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Place:
     task: int | None = None
     base_port: int | None = None
     allow_open_ports: bool = False
+    threads: int | None = None
 
     @property
     def name(self) -> str:
@@ -66,6 +68,8 @@ class Place:
             raise click.UsageError(f"--cluster takes {', '.join(_KINDS)} or HOST:PORT,HOST:PORT,..., got {self.kind!r}")
         if self.task is not None and self.hosts is None and self.kind in _KINDS:
             raise click.UsageError("--task belongs to --hosts FILE or --cluster HOST:PORT,HOST:PORT,...")
+        if self.threads is not None and self.hosts is None and self.kind in (IN_PROCESS, RAY):
+            raise click.UsageError(f"--threads belongs to servers that this command starts, and it is {self.name}")
         if self.base_port is None:
             return
         if self.hosts is not None or self.kind not in (PROCESSES, SLURM):
@@ -157,7 +161,7 @@ class Place:
         """
         assert self.membership is not None
         number = cpu_count(devices, (WORKER_JOB, self.membership.task)) if devices else None
-        serve(self.membership, number, exits_with_driver=True)
+        serve(self.membership, number, self.threads, exits_with_driver=True)
 
     def cluster(self, workers: int) -> Cluster:
         """The cluster, and TensorFlow loaded. What is started for it ends with the command.
@@ -177,12 +181,14 @@ class Place:
         from caramel.runtime.clusters.existing import Servers
         from caramel.runtime.clusters.in_process import InProcess
         from caramel.runtime.clusters.local_processes import LocalProcesses
+        from caramel.runtime.host.run_options import RunOptions
 
+        options = RunOptions.with_threads(self.threads)
         if membership is None and self.kind == IN_PROCESS:
             return InProcess()
         if membership is None:
-            return LocalProcesses(allow_open_ports=self.allow_open_ports, base_port=self.base_port)
-        servers = Servers(membership.addresses, task=membership.task, workers=membership.workers)
+            return LocalProcesses(allow_open_ports=self.allow_open_ports, base_port=self.base_port, options=options)
+        servers = Servers(membership.addresses, options, membership.task, workers=membership.workers)
         servers.check_drives()
         if membership.task == 0:
             _logger.warning("anyone who reaches %s can run any graph there", membership.addresses[0])
@@ -206,6 +212,7 @@ def refuse_two_descriptions(is_cluster_given: bool, hosts: str | None) -> None:
 def serve(
     membership: Membership,
     devices: int | None,
+    threads: int | None,
     exits_with_driver: bool = False,
     exits_with_input: bool = False,
     as_json: bool = False,
@@ -215,6 +222,7 @@ def serve(
     Args:
         membership: the cluster, with a task.
         devices: number of virtual CPU devices; None for as many as the task has workers.
+        threads: number of ops that it runs at once; None for the default.
         exits_with_driver: whether to end once the driver that used it has ended.
         exits_with_input: whether to end once standard input has ended.
         as_json: whether lines on standard output are for programs.
@@ -230,7 +238,7 @@ def serve(
     load_quietly()
     _logger.warning("anyone who reaches %s can run any graph here", membership.addresses[membership.task])
     number = membership.workers[membership.task] if devices is None else devices
-    serve_forever(membership.addresses, membership.task, number, exits_with_driver, exits_with_input, as_json)
+    serve_forever(membership.addresses, membership.task, number, threads, exits_with_driver, exits_with_input, as_json)
 
 
 def own_task(membership: Membership) -> int | None:

@@ -30,6 +30,12 @@ from caramel.runtime.host.membership import Membership
     help="Number of virtual CPU devices, for as many replicas in this process; default: as in the file of hosts, or 1.",
 )
 @click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Number of ops that it runs at once; default: one for each core, and 6 for transfers. Where steps take less "
+    "than 50 ms, as many as cores are better.",
+)
+@click.option(
     "--exit-with-driver",
     is_flag=True,
     help="End, with exit status 0, once the driver that has used this server has ended.",
@@ -46,6 +52,7 @@ def worker(
     hosts: str | None,
     task: int | None,
     devices: int | None,
+    threads: int | None,
     exit_with_driver: bool,
     exit_with_input: bool,
     as_json: bool,
@@ -59,7 +66,7 @@ def worker(
     """
     refuse_two_descriptions(cluster is not None, hosts)
     membership = _membership(TF_CONFIG if cluster is None else cluster, hosts, task)
-    serve(membership, devices, exit_with_driver, exit_with_input, as_json)
+    serve(membership, devices, threads, exit_with_driver, exit_with_input, as_json)
 
 
 def _membership(cluster: str, hosts: str | None, task: int | None) -> Membership:

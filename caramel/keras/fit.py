@@ -210,7 +210,8 @@ def _opened(
     armodel = ARModel(step.context, workers, **traced)
     if traced.get("trace") is not None or traced.get("plan") is not None:
         say(one_line(armodel, time.perf_counter() - began_s))
-    session = armodel.session(servers_of(model, cluster, workers), step_timeout_s=step_timeout_s)
+    servers = servers_of(model, cluster, workers, armodel.plan.transfer_threads)
+    session = armodel.session(servers, step_timeout_s=step_timeout_s)
     return KeptSession(step, armodel.distributed, session, data)
 
 

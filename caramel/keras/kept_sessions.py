@@ -111,15 +111,16 @@ class _OfModel:
         self._open = ExitStack()
         self._process = os.getpid()
 
-    def servers(self, cluster: Cluster, workers: int) -> Cluster:
-        """Servers of a cluster for all sessions of the model with so many workers."""
+    def servers(self, cluster: Cluster, workers: int, transfer_threads: int | None) -> Cluster:
+        """Servers of a cluster for all sessions of the model with so many workers, as the first of these asks for."""
         for known, number, servers in self._servers:
             if number == workers and (known is cluster or known == cluster):
                 return servers
         if not self.kept and self.uses <= 1:  # no session needs the others
             self._servers.clear()
             self._open.close()
-        servers = self._open.enter_context(cluster.shared())
+        started = cluster if transfer_threads is None else cluster.for_transfers(transfer_threads)
+        servers = self._open.enter_context(started.shared())
         self._servers.append((cluster, workers, servers))
         return servers
 
@@ -153,16 +154,17 @@ weakref.finalize(_close_all, lambda: None)
 atexit.register(_close_all)
 
 
-def servers_of(model: Any, cluster: Cluster, workers: int) -> Cluster:
+def servers_of(model: Any, cluster: Cluster, workers: int, transfer_threads: int | None = None) -> Cluster:
     """A cluster for the sessions of a model, on servers that stay.
 
     Args:
         model: the Keras model.
         cluster: where its workers run.
         workers: number of workers.
+        transfer_threads: see `Cluster.for_transfers`; None where no plan says it.
     """
     with _lock:
-        return _sessions_of(model).servers(cluster, workers)
+        return _sessions_of(model).servers(cluster, workers, transfer_threads)
 
 
 def _sessions_of(model: Any) -> _OfModel:

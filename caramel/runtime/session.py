@@ -176,6 +176,8 @@ class Session:
         self._input_names = {*(i.name for i in self._model.inputs), *self._model.unused_inputs}
         self._evaluations: dict[Any, Any] = {}
         began_s = time.perf_counter()
+        if isinstance(cluster, Cluster):  # what only looks like one may lack the method
+            cluster = cluster.for_transfers(distributed.plan.transfer_threads)
         self._executor = cluster.start(distributed.graph_def, distributed.signature.devices, step_timeout_s)
         try:
             self._state = VariableState(distributed, self._run_op)

@@ -27,6 +27,8 @@ NEEDS = {
     "--workers 2 --cluster processes --base-port 99999999": "--base-port must be",
     "--workers 4 --cluster processes --base-port 65533": "--base-port must be",
     "--workers 2 --base-port 2222": "--base-port belongs to --cluster processes",
+    "--workers 2 --threads 2": "--threads belongs to servers that this command starts, and it is in-process",
+    "--workers 2 --cluster processes --threads 0": "--threads",
     "--workers 2 --cluster elsewhere": "--cluster takes in-process, processes, tf-config, slurm, ray or HOST:PORT",
     "--workers 2 --checkpoint /proc/checkpoints": "no checkpoint can be written to '/proc/checkpoints'",
     "--workers 2 --checkpoint gs://bucket/run": "there can be no checkpoints in 'gs://bucket/run'",

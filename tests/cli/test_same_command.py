@@ -148,3 +148,11 @@ def test_a_worker_that_ends_with_its_input(network):
     assert worker.poll() is None
     worker.stdin.close()
     assert worker.wait(10) == 0
+
+
+@pytest.mark.soak  # as test_servers_that_are_started_for_a_plan
+def test_a_number_of_threads_by_hand(network, least_squares, least_squares_losses):
+    options = ["--workers", 2, "--cluster", "processes", "--allow-open-ports", "--threads", 3]
+    result = network.run("-m", "caramel", "run", f"{least_squares}:program", *options)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"loss (\S+ -> \S+)", result.stdout)[1] == least_squares_losses(2)

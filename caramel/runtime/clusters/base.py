@@ -57,6 +57,14 @@ class Cluster(ABC):
         """
         raise InputError(f"measuring needs a cluster such as caramel.InProcess(), got {self!r}")
 
+    def for_transfers(self, threads: int) -> Cluster:
+        """The same cluster, whose servers have so many threads for transfers, if it starts any.
+
+        Args:
+            threads: number of threads of a server besides those that compute. What the options say has precedence.
+        """
+        return self
+
     def shared(self) -> AbstractContextManager[Cluster]:
         """A cluster whose sessions, at once or one after the other, run on the same servers until the end."""
         return nullcontext(self)

@@ -177,6 +177,10 @@ class Servers(Cluster):
         config = self.options.server_config(cpu_count(devices, (WORKER_JOB, 0)), GROUP_LEADER)
         return OwnServer(self.addresses, config)
 
+    def for_transfers(self, threads: int) -> Servers:
+        """See `Cluster.for_transfers`."""
+        return replace(self, options=self.options.for_transfers(threads))
+
     def with_options(self, options: RunOptions) -> Servers:
         """The same servers with other options of the session."""
         return replace(self, options=options)

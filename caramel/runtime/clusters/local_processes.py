@@ -73,6 +73,10 @@ class LocalProcesses(Cluster):
         client = start_servers(self.launch_settings(configs, tasks))
         return ProcessExecutor(client, graph_def, configs[0], devices, timeout_s)
 
+    def for_transfers(self, threads: int) -> LocalProcesses:
+        """See `Cluster.for_transfers`."""
+        return replace(self, options=self.options.for_transfers(threads))
+
     def with_options(self, options: RunOptions) -> LocalProcesses:
         """Other servers with other options; ports that were asked for are those of the servers that run."""
         return replace(self, options=options, base_port=None)

@@ -33,11 +33,13 @@ class RemoteOptions:
         ssh: the command that connects, with options.
         python: Python with Caramel there; None for the path of this process's own.
         directory: working directory there; None for that of this process where it exists, else the user's own.
+        threads: number of ops that each runs at once; None for the default.
     """
 
     ssh: str = "ssh"
     python: str | None = None
     directory: str | None = None
+    threads: int | None = None
 
 
 class RemoteWorkers:
@@ -69,6 +71,8 @@ class RemoteWorkers:
         """
         host = host_of_address(self._membership.addresses[task])
         worker = worker_command(self._membership, task)
+        if self._options.threads is not None:
+            worker += ["--threads", str(self._options.threads)]
         if is_this_machine(host):
             return [sys.executable, *worker]
         there = self._options.directory

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
+from caramel.plan import TRANSFER_THREADS
 from caramel.runtime.host.environment import usable_cores
-
-TRANSFER_THREADS = 6
-"""Number of threads that a server has besides those that compute.
-
-Sums and copies of a transfer are ops like all others: where every thread computes, they wait until an op of the
-computation ends, and the network with them. Measured with two threads on a step with two ops at a time (VGG-like, 4
-hosts, as much time on the network as computing): 1.06 s, and 0.80 s with two threads more. Where nothing is to be
-computed, more threads cost nothing.
-"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +22,8 @@ class RunOptions:
             late where that was before.
         inter_op_threads: number of ops at the same time, in a pool of the session's own; 0 leaves it to TensorFlow
             and the one pool that a process has for all other sessions.
-        transfer_threads: number of further threads that a server has; see `TRANSFER_THREADS`.
+        transfer_threads: number of further threads that a server has; None for as many as the plan says, see
+            `caramel.Plan.transfer_threads`, where a server is started for it, and else `TRANSFER_THREADS`.
 
     Examples:
         >>> import caramel
@@ -41,7 +34,24 @@ class RunOptions:
     optimize_graph: bool = True
     intra_op_threads: int = 0
     inter_op_threads: int = 0
-    transfer_threads: int = TRANSFER_THREADS
+    transfer_threads: int | None = None
+
+    @classmethod
+    def with_threads(cls, threads: int | None) -> RunOptions:
+        """The options of servers that run so many ops at once.
+
+        Args:
+            threads: number of threads; None for one for each core, and those for transfers.
+        """
+        return cls() if threads is None else cls(inter_op_threads=threads, transfer_threads=0)
+
+    def for_transfers(self, threads: int) -> RunOptions:
+        """The same options with a number of further threads, if they have none.
+
+        Args:
+            threads: number of threads that a server has besides those that compute.
+        """
+        return replace(self, transfer_threads=threads) if self.transfer_threads is None else self
 
     def config(self, cpu_devices: int = 1, group_leader: str = "") -> Any:
         """The ConfigProto.
@@ -64,5 +74,6 @@ class RunOptions:
     def server_config(self, cpu_devices: int = 1, group_leader: str = "") -> Any:
         """The ConfigProto of a server; see `config`."""
         config = self.config(cpu_devices, group_leader)
-        config.inter_op_parallelism_threads = (self.inter_op_threads or usable_cores()) + self.transfer_threads
+        further = TRANSFER_THREADS if self.transfer_threads is None else self.transfer_threads
+        config.inter_op_parallelism_threads = (self.inter_op_threads or usable_cores()) + further
         return config

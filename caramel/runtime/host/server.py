@@ -31,6 +31,7 @@ def serve_forever(
     addresses: Sequence[str],
     task: int,
     devices: int = 1,
+    threads: int | None = None,
     exits_with_driver: bool = False,
     exits_with_input: bool = False,
     as_json: bool = False,
@@ -41,6 +42,7 @@ def serve_forever(
         addresses: address ``host:port`` of each worker, in order.
         task: number of the worker that this server is.
         devices: number of virtual CPU devices, for as many replicas in this process.
+        threads: see `RunOptions.with_threads`.
         exits_with_driver: whether the process ends by itself once a driver that has used the server has ended.
         exits_with_input: whether the process ends by itself once standard input has ended.
         as_json: whether lines on standard output are for programs.
@@ -63,7 +65,7 @@ def serve_forever(
     from caramel.runtime.host.presence import Watch
     from caramel.runtime.host.run_options import RunOptions
 
-    config = RunOptions().server_config(devices, GROUP_LEADER)
+    config = RunOptions.with_threads(threads).server_config(devices, GROUP_LEADER)
     target = _start({WORKER_JOB: dict(enumerate(addresses))}, WORKER_JOB, task, config)
     watch = Watch(target, task_name(WORKER_JOB, task))
     say(_ready(target), ready=target)
