@@ -27,8 +27,8 @@ TOLERANCE = 1e-8
 """Largest difference, as a fraction of the largest value of an array."""
 
 ROUNDING = 10
-"""Largest difference as a multiple of what one device shows by itself if its images differ in their last bits. In some
-of the deep networks, in which four numbers are normalised a hundred times, rounding grows beyond `TOLERANCE`."""
+"""Largest difference as a multiple of what one device shows by itself if its images and weights differ in their last bits.
+In some of the deep networks, in which four numbers are normalised a hundred times, rounding grows beyond `TOLERANCE`."""
 
 LARGEST = 100e6  # parameters
 
@@ -130,11 +130,17 @@ def allowed(value):
 
 
 def rounded_otherwise(name, x, y):
-    """The losses and values of a training on one device whose images differ in their last bits."""
+    """The losses and values of a training on one device whose images and weights differ in their last bits."""
     keras.backend.clear_session()
     model = built(name)
-    last_bits = np.random.default_rng(5).choice([-1, 1], x.shape) * np.finfo(x.dtype).eps
-    return {"losses": in_parts(model, x * (1 + last_bits), y), **values_of(model)}
+    rng = np.random.default_rng(5)
+
+    def rounded(values):
+        return values * (1 + rng.choice([-1, 1], values.shape) * np.finfo(values.dtype).eps)
+
+    for variable in model.trainable_variables:
+        variable.assign(rounded(variable.numpy()))
+    return {"losses": in_parts(model, rounded(x), y), **values_of(model)}
 
 
 def of_each_batch(means):
