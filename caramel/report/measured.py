@@ -82,16 +82,31 @@ def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: It
         _lanes(rank, rows_by_rank.get(rank, []), transfer_rows.get(rank, {}), received.get(rank, []), shifts, end_ns)
         for rank in ranks
     )
-    return StepTimeline("measured", end_ns / 1e9, workers, (*notes, *shift_notes, *_silent(workers)))
+    return StepTimeline(
+        "measured", end_ns / 1e9, workers, (*notes, *shift_notes, *_silent(workers, _expected(distributed)))
+    )
 
 
-def _silent(workers: Iterable[WorkerLanes]) -> Sequence[str]:
-    """A note about workers of whose messages TensorFlow says nothing, now and then, though it does of others."""
+def _silent(workers: Iterable[WorkerLanes], expected: Mapping[int, int]) -> Sequence[str]:
+    """A note about workers of whose messages TensorFlow does not say all, now and then, though it says something."""
     sending = [lanes for lanes in workers if lanes.link]
-    silent = [f"worker {lanes.rank}" for lanes in sending if not lanes.received]
-    if not silent or len(silent) == len(sending):
+    silent = [f"worker {lanes.rank}" for lanes in sending if len(lanes.received) < expected.get(lanes.rank, 0)]
+    if not silent or not any(lanes.received for lanes in sending):
         return ()
-    return (f"TensorFlow kept no account of what {listed(silent)} received in this step.",)
+    return (f"TensorFlow kept no account of all that {listed(silent)} received in this step.",)
+
+
+def _expected(distributed: DistributedModel) -> Mapping[int, int]:
+    """The number of tensors that each worker gets from others for collectives, by its rank."""
+    roles = distributed.roles
+    crossing = {
+        (roles[node.name].rank, text)
+        for node in distributed.emission.graph
+        if roles[node.name].purpose is Purpose.COLLECTIVE
+        for text in data_texts(node)
+        if roles[node_of(text)].rank != roles[node.name].rank
+    }
+    return Counter(rank for rank, _ in crossing)
 
 
 # -- whose rows they are -----------------------------------------------------------------------

@@ -57,9 +57,9 @@ def test_bars_of_a_thread_do_not_overlap_and_threads_are_numbered_once(large_ste
 @pytest.mark.parametrize("ops, workers", [(5000, 8), (20, 3)])
 def test_a_file_is_small_and_quickly_written(large_step, tmp_path, ops, workers):
     steps = [large_step(ops, workers)]
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     write_timeline(tmp_path / "out.json", None, steps)
-    assert time.perf_counter() - start_s < 10
+    assert time.process_time() - start_s < 10
     assert 0 < (tmp_path / "out.json").stat().st_size <= MOST_BYTES
     found = threads(json.loads((tmp_path / "out.json").read_text()))
     assert {process for process, _ in found} == set(range(1, workers + 1))

@@ -34,7 +34,7 @@ def is_product(graph, bar):
 @pytest.fixture(scope="module")
 def model(context):
     """The program for three workers, with one transfer in each window."""
-    return caramel.ARModel(context, 3, postponed=["second"])
+    return caramel.ARModel(context, 3, postponed=["second"], algorithm="shuffle")
 
 
 @pytest.fixture(scope="module")
