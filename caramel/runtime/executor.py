@@ -126,7 +126,7 @@ class SessionExecutor:
             StepError: an op failed.
         """
         with _as_caramel_errors(timeout_s):
-            if self._only_timeout_ms not in (None, _milliseconds(timeout_s)):
+            if not self._is_made_once(timeout_s):
                 return self._run_plainly((*fetches, *targets), feeds, timeout_s)[: len(fetches)]
             return self._callable(fetches, targets, feeds, timeout_s)(*feeds.values())
 
@@ -138,6 +138,10 @@ class SessionExecutor:
         with _as_caramel_errors(timeout_s):
             values = self._run_plainly((*fetches, *targets), feeds, timeout_s, v1.RunOptions.FULL_TRACE, metadata)
         return values[: len(fetches)], metadata.SerializeToString()
+
+    def _is_made_once(self, timeout_s: float) -> bool:
+        """Whether a run is a call that is made once: on servers such a call has the timeout of the session."""
+        return self._only_timeout_ms in (None, _milliseconds(timeout_s))
 
     def _run_plainly(
         self,
@@ -161,7 +165,7 @@ class SessionExecutor:
             except (StepError, ClusterError) as error:
                 return error
 
-        for run in runs:
+        for run in runs if self._is_made_once(timeout_s) else ():
             self._callable(*run, timeout_s)  # making one changes the graph, which two threads must not do
         if self._threads is None and len(runs) > 1:
             self._threads = DaemonThreads(len(runs), "worker data")
@@ -198,7 +202,8 @@ class SessionExecutor:
         dtypes = [self._graph.get_tensor_by_name(name).dtype.as_numpy_dtype for name in feeds]
 
         def run(*values: Any) -> list[Any]:
-            return list(call(*(np.asarray(value, dtype) for value, dtype in zip(values, dtypes))))
+            # What comes back shares memory with variables and constants; what the caller writes to must not.
+            return [np.array(each) for each in call(*(np.asarray(v, dtype) for v, dtype in zip(values, dtypes)))]
 
         return run
 

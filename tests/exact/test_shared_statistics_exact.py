@@ -97,6 +97,18 @@ def running_moments():
     return program([weights, mean, deviations, count], loss, lambda x, y: None)
 
 
+def running_count():
+    """A rate that falls with the number of examples so far, a whole number."""
+    weights = variable("weights", (FEATURES, CLASSES), trainable=True)
+    seen = tf.Variable(0, name="seen", trainable=False, dtype=tf.int64)
+
+    def loss(x, y):
+        seen.assign_add(tf.shape(x, tf.int64)[0])
+        return tf.reduce_mean((x @ weights - y) ** 2) / tf.cast(seen + 1, tf.float64)
+
+    return program([weights, seen], loss, lambda x, y: None)
+
+
 def running_loss():
     """A weight that follows the loss so far."""
     weights, seen = variable("weights", (FEATURES, CLASSES), trainable=True), variable("seen", ())
@@ -164,7 +176,7 @@ def _double():
 
 @pytest.mark.parametrize(
     "make",
-    [centred_targets, codebook, running_moments, running_loss, largest_so_far, layer_with_a_codebook],
+    [centred_targets, codebook, running_moments, running_count, running_loss, largest_so_far, layer_with_a_codebook],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("size", mostly_in_soak([12, 13, 3], 13))

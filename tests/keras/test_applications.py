@@ -26,9 +26,10 @@ but for their rounding: one device alone would then get other weights for anothe
 TOLERANCE = 1e-8
 """Largest difference, as a fraction of the largest value of an array."""
 
-ROUNDING = 10
-"""Largest difference as a multiple of what one device shows by itself if its images and weights differ in their last bits.
-In some of the deep networks, in which four numbers are normalised a hundred times, rounding grows beyond `TOLERANCE`."""
+ROUNDING = 100
+"""Largest difference, after all steps, as a multiple of what one device shows by itself if its images and weights differ in
+their last bits (sums of many terms round more than that). In some of the deep networks, in which four numbers are
+normalised a hundred times, rounding grows beyond `TOLERANCE` in three steps; after the first one nothing does."""
 
 LARGEST = 100e6  # parameters
 
@@ -102,45 +103,59 @@ def test_it_trains_as_one_device_does(name):
     if model.count_params() > LARGEST:
         check_that_it_compiles(model, x, y)
         return
-    wanted = {"losses": in_parts(model, x, y), **values_of(model)}
-    del model
-    keras.backend.clear_session()
-    ours = built(name)
-    losses = Losses()
-    caramel.fit(
-        ours, x, y, workers=WORKERS, batch_size=BATCH, shuffle=False, verbose=0, cluster=AS_WRITTEN, callbacks=[losses]
-    )
-    found = {"losses": of_each_batch(losses.found), **values_of(ours)}
-    far = [path for path, value in wanted.items() if not np.all(np.abs(found[path] - value) <= allowed(value))]
-    if far:
-        again = rounded_otherwise(name, x, y)
+    wanted, found = on_one_device(name, x, y), on_workers(name, x, y)
+    far = beyond(TOLERANCE, found, wanted)
+    if far:  # rounding grows from step to step: the first one shows whether it is that
+        first = x[:BATCH], y[:BATCH]
+        assert not beyond(TOLERANCE, on_workers(name, *first), on_one_device(name, *first))
+        again = on_one_device(name, x, y, rounded=True)
         for path in far:
             rounding = np.max(np.abs(again[path] - wanted[path]))
             largest = np.max(np.abs(found[path] - wanted[path]))
             assert largest <= ROUNDING * rounding, f"{path}: {largest:.3g} where rounding makes {rounding:.3g}"
 
 
-def values_of(model):
-    return {variable.path: variable.numpy() for variable in model.variables}
-
-
-def allowed(value):
-    """Largest difference of an array's values. Less than 1e-6 is nothing but rounding: biases before a normalisation."""
-    return TOLERANCE * np.max(np.abs(value), initial=1e-6)
-
-
-def rounded_otherwise(name, x, y):
-    """The losses and values of a training on one device whose images and weights differ in their last bits."""
+def on_one_device(name, x, y, rounded=False):
+    """The losses and values of a training on one device; where asked for, from other last bits of images and weights."""
     keras.backend.clear_session()
     model = built(name)
     rng = np.random.default_rng(5)
 
-    def rounded(values):
+    def otherwise(values):
         return values * (1 + rng.choice([-1, 1], values.shape) * np.finfo(values.dtype).eps)
 
-    for variable in model.trainable_variables:
-        variable.assign(rounded(variable.numpy()))
-    return {"losses": in_parts(model, rounded(x), y), **values_of(model)}
+    if rounded:
+        x = otherwise(x)
+        for variable in model.trainable_variables:
+            variable.assign(otherwise(variable.numpy()))
+    return {"losses": in_parts(model, x, y), **values_of(model)}
+
+
+def on_workers(name, x, y):
+    """The same on four workers."""
+    keras.backend.clear_session()
+    model = built(name)
+    losses = Losses()
+    caramel.fit(
+        model, x, y, workers=WORKERS, batch_size=BATCH, shuffle=False, verbose=0, cluster=AS_WRITTEN, callbacks=[losses]
+    )
+    return {"losses": of_each_batch(losses.found), **values_of(model)}
+
+
+def beyond(tolerance, found, wanted):
+    """Names of the arrays that differ by more than a fraction of their largest value.
+
+    Less than that of 1e-6 is nothing but rounding: biases before a normalisation.
+    """
+    return [
+        path
+        for path, value in wanted.items()
+        if np.max(np.abs(found[path] - value), initial=0.0) > tolerance * np.max(np.abs(value), initial=1e-6)
+    ]
+
+
+def values_of(model):
+    return {variable.path: variable.numpy() for variable in model.variables}
 
 
 def of_each_batch(means):

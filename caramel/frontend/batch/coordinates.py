@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from caramel.frontend.batch.domain import Coordinates, Examples, Independent, Order, Size, Value, is_invariant
+from caramel.frontend.batch.domain import Coordinates, Examples, Independent, Offsets, Order, Size, Value, is_invariant
 from caramel.frontend.batch.layout import sliced_axis
 from caramel.frontend.batch.op import KEEPS_NUMBERS, MIXES_EXAMPLES, Op
 
@@ -29,19 +29,29 @@ def of_numbers(op: Op) -> Value:
 def of_coordinates(op: Op) -> Value:
     """The value of an op that reads coordinates."""
     first = op.inputs[0]
-    if op.node.op in ("Add", "AddV2"):
-        return _with_offsets(op)
     if op.node.op == "ScatterNd":
         return _scattered(op)
     if isinstance(first, Coordinates):
-        is_kept = (op.node.op in KEEPS_NUMBERS and not op.casts_to_bool) or _gets_an_axis_inside(op)
-        return first if is_kept else op.unknown(_COUNTS_ANEW)
+        return first if _keeps_numbers(op) else op.unknown(_COUNTS_ANEW)
     places = op.inputs[1] if len(op.inputs) > 1 else None
     if op.node.op != "GatherNd" or not isinstance(places, Coordinates) or not isinstance(first, Examples):
         return op.unknown(MIXES_EXAMPLES)
     if first.axis != 0 or first.arrangement != (1, 1, ""):
         return op.unknown(MIXES_EXAMPLES)
     return replace(first, repeated=False, mixed_by=first.mixed_by or places.mixed_by)
+
+
+def of_offsets(op: Op) -> Value:
+    """The value of an op that reads offsets, to add them to places or to get them ready for that."""
+    first = op.inputs[0]
+    if op.node.op in ("Add", "AddV2"):
+        return _with_offsets(op)
+    is_kept = isinstance(first, Offsets) and (_keeps_numbers(op) or _gets_an_axis_inside(op))
+    return first if is_kept else op.unknown(_COUNTS_ANEW)
+
+
+def _keeps_numbers(op: Op) -> bool:
+    return op.node.op in KEEPS_NUMBERS and not op.casts_to_bool
 
 
 def _beside(op: Op) -> Value:
@@ -67,9 +77,9 @@ def _offsets(op: Op) -> Value:
     at = next(position for position, value in enumerate(op.inputs) if isinstance(value, Order))
     number, factors, shape = op.inputs[at], op.integers(1 - at), op.shape(at)
     is_column = isinstance(number, Order) and number.count == 1 and shape is not None and shape[1:] == (1,)
-    if not is_column or op.rank(1 - at) != 1 or not factors or factors != [1, *[0] * (len(factors) - 1)]:
-        return op.unknown(_COUNTS_ANEW)
-    return Coordinates(offset=True)
+    if not is_column or op.rank(1 - at) != 1 or factors is None or len(factors) < 2:
+        return op.unknown(_COUNTS_ANEW)  # one factor would give a column that is added to every coordinate
+    return Offsets() if factors == [1, *[0] * (len(factors) - 1)] else op.unknown(_COUNTS_ANEW)
 
 
 def _gets_an_axis_inside(op: Op) -> bool:
@@ -91,11 +101,13 @@ def _gets_an_axis_inside(op: Op) -> bool:
 
 def _with_offsets(op: Op) -> Value:
     """The numbers of the examples, added to places of which the first coordinate is zero."""
-    at = next(position for position, value in enumerate(op.inputs) if isinstance(value, Coordinates))
-    number, places, ranks = op.inputs[at], op.inputs[1 - at], (op.rank(0), op.rank(1))
+    at = next(position for position, value in enumerate(op.inputs) if isinstance(value, Offsets))
+    places, shapes = op.inputs[1 - at], (op.shape(at), op.shape(1 - at))
+    if None in shapes or len(shapes[0] or ()) != len(shapes[1] or ()) or (shapes[0] or ())[-1] != (shapes[1] or ())[-1]:
+        return op.unknown(_COUNTS_ANEW)
     is_of_examples = isinstance(places, Examples) and places.axis == 0 and places.arrangement == (1, 1, "")
-    is_beside = ranks[0] == ranks[1] and (is_of_examples or is_invariant(places))
-    if not isinstance(number, Coordinates) or not number.offset or not is_beside:
+    is_the_same = is_invariant(places) and (shapes[1] or ())[0] == 1
+    if not is_of_examples and not is_the_same:
         return op.unknown(_COUNTS_ANEW)
     if not _first_coordinate_is_zero(op, op.texts[1 - at]):
         return op.unknown(_COUNTS_ANEW)
@@ -127,7 +139,7 @@ def _scattered(op: Op) -> Value:
         return op.unknown(MIXES_EXAMPLES)
     is_of_examples = entries.axis == 0 and entries.arrangement == (1, 1, "")
     is_for_all = sizes[0] == Size(Fraction(1), Fraction(1)) and all(size.power == 0 for size in sizes[1:])
-    if not is_of_examples or not is_for_all or places.offset:
+    if not is_of_examples or not is_for_all:
         return op.unknown(MIXES_EXAMPLES)
     return replace(entries, repeated=False, normalised=False, mixed_by=entries.mixed_by or places.mixed_by)
 

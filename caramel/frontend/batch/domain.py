@@ -8,6 +8,7 @@ Let B be the number of examples x_1 ... x_B. A tensor is one of
 - `Whole`: a value of the whole batch that every worker has;
 - `Order`: the numbers of all entries, one after the other;
 - `Coordinates`: the number of each example, and beside it what the example has;
+- `Offsets`: the number of each example, and zeros beside it;
 - `ChosenShape`: the shape of a tensor of some of the examples;
 - `Entries`: coordinates or values of entries of single examples;
 - `Followed`: examples, and behind them entries that do not depend on the batch;
@@ -155,11 +156,17 @@ class Coordinates:
 
     Attributes:
         mixed_by: see `Examples`.
-        offset: whether all coordinates but the first are zero.
     """
 
     mixed_by: str | None = None
-    offset: bool = False
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """What makes `Coordinates` of places that begin with zero: the number of each example, and zeros for the others.
+
+    The first axis is that of the examples, the last one that of the coordinates.
+    """
 
 
 @dataclass(frozen=True)
@@ -274,6 +281,7 @@ Value = (
     | Order
     | ChosenShape
     | Coordinates
+    | Offsets
     | Entries
     | Followed
     | Whole

@@ -84,13 +84,14 @@ class Op:
 
     def integer(self, position: int) -> int | None:
         """The value of an input that is one constant integer; else None."""
-        array = self.constant(position)
-        return int(array.ravel()[0]) if array is not None and array.size == 1 else None
+        entries = self.integers(position)
+        return entries[0] if entries is not None and len(entries) == 1 else None
 
     def integers(self, position: int) -> list[int] | None:
         """The entries of an input that is a constant vector of integers, or one integer; else None."""
         array = self.constant(position)
-        return None if array is None else [int(n) for n in array.ravel()]
+        is_whole = array is not None and (array.dtype.kind != "f" or np.array_equal(array, np.floor(array)))
+        return [int(n) for n in array.ravel()] if array is not None and is_whole else None
 
     @property
     def casts_to_bool(self) -> bool:

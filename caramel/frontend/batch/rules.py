@@ -18,7 +18,7 @@ from caramel.frontend.batch import (
     sizes,
     tensor_lists,
 )
-from caramel.frontend.batch.domain import ChosenShape, Coordinates, Entries, Followed, Order, Positions
+from caramel.frontend.batch.domain import ChosenShape, Coordinates, Entries, Followed, Offsets, Order, Positions
 from caramel.frontend.batch.op import Op, Rule
 
 
@@ -65,6 +65,7 @@ _READERS: Mapping[type, Rule] = {
     Order: partitions.of_order,
     ChosenShape: sizes.of_chosen_shape,
     Coordinates: coordinates.of_coordinates,
+    Offsets: coordinates.of_offsets,
     Entries: samplers.of_entries,
     Followed: samplers.of_followed,
 }

@@ -15,7 +15,7 @@ from caramel.frontend.roles.divergence import SHAPE_OPS
 from caramel.frontend.roles.loss_reduction import Reductions
 from caramel.frontend.roles.summed_graph import name_over_workers, with_size, with_sum
 from caramel.graph import ops
-from caramel.graph.graph import data_texts, format_input, node_of, parse_input, tensor_name
+from caramel.graph.graph import NodeDef, data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.guards import guards_of
 from caramel.graph.shapes import static_size
 
@@ -152,30 +152,30 @@ class Search:
         Raises:
             GatherNeeded: the examples of all workers are needed.
         """
-        waiting = list(writers)
         for _ in range(_MAX_ROUNDS):
-            if not waiting:
-                return self.raw
-            node = self.raw.graph[waiting[-1]]
-            if node.op not in _ASSIGNMENTS:
-                return None
             reductions, losses = self.analyse(self.raw)
-            value = reductions.value_of(node.input[1])
-            if is_invariant(value):
-                waiting.pop()
-            elif isinstance(value, Independent):
-                places = self._size_inputs(node.name, 1, reductions)
-                forward = self.raw.graph.ancestors(map(node_of, losses), control=False)
-                if not places or not self._add_size(*places[0], reductions, is_plain=places[0][0] not in forward):
-                    return None
-            else:
-                sums = self._sums_behind(node.input[1], reductions)
-                if not sums:
-                    self._gather_for(node.input[1], reductions, losses)
-                    return None
-                if not self._add(sums[0], reductions, losses):
-                    return None
+            nodes = [self.raw.graph[name] for name in writers]
+            if any(node.op not in _ASSIGNMENTS for node in nodes):
+                return None
+            own = [node for node in nodes if not _is_everywhere(reductions.value_of(node.input[1]))]
+            if not own:
+                return self.raw
+            if not self._add_for_update(own[0], reductions, losses):
+                return None
         return None
+
+    def _add_for_update(self, writer: NodeDef, reductions: Reductions, losses: Sequence[str]) -> bool:
+        """Make one of the values over all workers of which what an op writes is a function; False if there is none."""
+        written = writer.input[1]
+        if isinstance(reductions.value_of(written), Independent):
+            places = self._size_inputs(writer.name, 1, reductions)
+            forward = self.raw.graph.ancestors(map(node_of, losses), control=False)
+            # What no loss is made of is not differentiated, so no gradient reads its inputs.
+            return bool(places) and self._add_size(*places[0], reductions, is_plain=places[0][0] not in forward)
+        sums = self._sums_behind(written, reductions)
+        if not sums:
+            self._gather_for(written, reductions, losses)
+        return bool(sums) and self._add(sums[0], reductions, losses)
 
     def _gather_for(self, written: str, reductions: Reductions, losses: Sequence[str]) -> None:
         """Ask for the examples of all workers, if what is written compares examples with each other."""
@@ -514,6 +514,11 @@ class Search:
     def _is_differentiated_again(self, tensor: str) -> bool:
         targets = {node_of(t) for t, _ in self.raw.differentiated}
         return node_of(tensor) in self.raw.graph.ancestors(sorted(targets), control=False)
+
+
+def _is_everywhere(value: Value) -> bool:
+    """Whether a tensor is known to be the same on all workers."""
+    return isinstance(value, Whole) or is_invariant(value)
 
 
 def may_be_function_of_sums(value: Value) -> bool:

@@ -40,6 +40,9 @@ _UNLOAD_S = 100.0
 _MOST_STOPPED_S = 5.0
 """Seconds for which a server may be stopped by a signal; less than for one of which only its silence is known."""
 
+_UNSEEN_S = 1.0
+"""Seconds after which what was seen of a stopped server does not count any more."""
+
 _GRACE_S = 2.0
 """Seconds that TensorFlow may take to report by itself what a dead server did to a step."""
 
@@ -57,6 +60,7 @@ class Launcher:
         self._target = ""
         self.directory = directory
         self._stopped_s: dict[int, float] = {}  # by process id: since when a server is stopped
+        self._looked_s = 0.0  # when that was last looked at
         self._heartbeats: Any = None  # its threads start after the servers were forked, as those of the supervisor do
         self._supervisor: Any = None
 
@@ -107,6 +111,9 @@ class Launcher:
     def _long_stopped(self) -> str:
         """The servers that have been stopped by a signal for too long, as a clause."""
         now_s = time.monotonic()
+        if now_s - self._looked_s > _UNSEEN_S:
+            self._stopped_s = {}  # it may have gone on meanwhile
+        self._looked_s = now_s
         stopped = [(name, process.pid) for name, process in self._servers if is_stopped(process.pid)]
         self._stopped_s = {pid: self._stopped_s.get(pid, now_s) for _, pid in stopped}
         return "; ".join(

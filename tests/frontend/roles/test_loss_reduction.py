@@ -71,8 +71,12 @@ def scattered(x, y, w, *, first=0, factors=(1, 0)):
     columns = tf.range(3)
     first_of_all = tf.fill([3], first) if first else tf.zeros_like(columns)
     places = tf.tile(tf.expand_dims(tf.stack([first_of_all, columns], 1), 0), [count, 1, 1])
-    places += (tf.range(count)[:, None] * factors)[:, None]
-    return tf.scatter_nd(places, x * w[0, 1], [count + first, 4] if first else [count, 4])
+    numbers = tf.range(count)[:, None]
+    if isinstance(factors[-1], float):
+        places += tf.cast(tf.cast(numbers, tf.float32) * factors, tf.int32)[:, None]
+    else:
+        places += (numbers * factors)[:, None]
+    return tf.scatter_nd(places, x * w[0, 1], [count + first, 4] if first else [count, 9])
 
 
 def alignments(x, y, w, **options):
@@ -275,6 +279,12 @@ def root(x, w):
 NEITHER = {
     "an example written": lambda x, y, w: tf.reduce_mean(row_written(x, y, w, 0) ** 2),
     "scattered by a number that all have": lambda x, y, w: tf.reduce_mean(scattered(x, y, w, factors=(0, 0)) ** 2),
+    "scattered by the number in every coordinate": lambda x, y, w: tf.reduce_mean(
+        scattered(x, y, w, factors=(1,)) * tf.range(9.0)
+    ),
+    "scattered by half of the number": lambda x, y, w: tf.reduce_mean(
+        scattered(x, y, w, factors=(1.0, 0.5)) * tf.range(9.0)
+    ),
     "scattered to the next example": lambda x, y, w: tf.reduce_mean(scattered(x, y, w, first=1)[:-1] ** 2),
     "scattered by twice the number": lambda x, y, w: tf.reduce_sum(
         tf.scatter_nd(2 * tf.range(tf.shape(x)[0])[:, None], x * w[0, 1], [2 * tf.shape(x)[0], 3])[: tf.shape(x)[0]]
@@ -576,27 +586,33 @@ def by_what_was_seen(x, w, seen):
     return tf.reduce_sum(tf.square(x @ w)) / seen
 
 
-def test_a_variable_of_each_worker_in_a_loss():
+def test_a_variable_that_sums_write_in_a_loss():
+    """It is that of all workers: the sums are made over them. See tests/exact/test_shared_statistics_exact.py."""
+
     def variable():
         return tf.Variable(1.0, trainable=False, name="seen")
 
-    with pytest.raises(caramel.CaptureError, match="variable 'seen.*has a value of its own on each worker"):
-        trained(by_what_was_seen, variable())
+    assert trained(by_what_was_seen, variable()) == "sum"
     assert trained(by_what_was_seen, variable(), loss_reduction="mean") == "mean"
 
 
-def test_a_variable_of_each_worker_in_a_loop_of_a_loss():
-    def loss(x, w, seen):
-        seen.assign_add(tf.reduce_sum(tf.abs(x)))
-        (_, total) = tf.while_loop(
-            lambda i, a: i < 3,
-            lambda i, a: (i + 1, a + tf.reduce_mean(tf.square(x @ w)) / seen),
-            (0, 0.0),
-        )
-        return total
+def in_a_loop(x, w, seen):
+    (_, total) = tf.while_loop(
+        lambda i, a: i < 3,
+        lambda i, a: (i + 1, a + tf.reduce_mean(tf.square(x @ w)) / seen[0]),
+        (0, 0.0),
+    )
+    return total
+
+
+@pytest.mark.parametrize("loss", [in_a_loop, lambda x, w, seen: tf.reduce_mean(tf.square(x @ w)) / seen[0]])
+def test_a_variable_of_each_worker_in_a_loss(loss):
+    def of_an_example(x, w, seen):
+        seen.scatter_nd_update([[0]], x[:1, 0])
+        return loss(x, w, seen)
 
     with pytest.raises(caramel.CaptureError, match="variable 'seen.*has a value of its own on each worker"):
-        trained(loss, tf.Variable(1.0, trainable=False, name="seen"))
+        trained(of_an_example, tf.Variable([1.0, 1.0], trainable=False, name="seen"))
 
 
 def fused(x, w, averages):

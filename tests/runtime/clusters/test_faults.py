@@ -121,6 +121,21 @@ def test_a_frozen_worker(compiled, batch, bounded, ours, processes, freeze, task
 
 
 @pytest.mark.soak  # as test_a_frozen_worker
+def test_a_worker_that_is_paused_now_and_then(compiled, batch, freeze):
+    """Seconds between two calls do not count."""
+    with compiled().session(caramel.LocalProcesses()) as session:
+        session.step(*batch)
+        paused = session._executor.worker_pids()[1]
+        for _ in range(2):
+            freeze(paused)
+            threading.Timer(3.0, os.kill, [paused, signal.SIGCONT]).start()
+            began_s = time.monotonic()
+            session.step(*batch)
+            assert time.monotonic() - began_s > 2.5
+            time.sleep(5)
+
+
+@pytest.mark.soak  # as test_a_frozen_worker
 def test_a_worker_that_is_frozen_before_a_session_opens(compiled, batch, freeze):
     """Its servers are not used again."""
     armodel = compiled()
