@@ -30,7 +30,7 @@ browser: $(VENV)/.browser  ## look at a report in a headless Chromium of the sys
 	CARAMEL_SCREENSHOTS=build/browser $(BIN)/python -m pytest tests/report/test_browser.py
 	@echo build/browser
 
-soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers; about an hour
+soak: $(VENV)/.dev  ## the cross product of optimizers, features and numbers of workers, climbs against the planner, large networks; many hours
 	$(BIN)/python -m pytest -m soak $(PARALLEL) --dist load
 
 matrix: $(VENV)/.dev  ## the built wheel with each version of TensorFlow and Keras that it allows; downloads some GB, half an hour and more

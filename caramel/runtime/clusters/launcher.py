@@ -40,11 +40,11 @@ _UNLOAD_S = 100.0
 _MOST_STOPPED_S = 5.0
 """Seconds for which a server may be stopped by a signal; less than for one of which only its silence is known."""
 
-_UNSEEN_S = 1.0
-"""Seconds after which what was seen of a stopped server does not count any more."""
-
 _GRACE_S = 2.0
 """Seconds that TensorFlow may take to report by itself what a dead server did to a step."""
+
+_UNSEEN_S = _GRACE_S + 1.0
+"""Seconds after which what was seen of a stopped server does not count any more: a call looks more often than that."""
 
 
 class Launcher:
