@@ -28,6 +28,11 @@ settings.register_profile("caramel", deadline=None, derandomize=True)
 settings.load_profile("caramel")
 
 
+# A shell without job control lets what it runs in the background ignore Ctrl-C, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_finish():
     """Modules stay: the garbage collector need not go through TensorFlow's again and again, nor often through graphs."""
     gc.collect()

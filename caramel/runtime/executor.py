@@ -202,8 +202,9 @@ class SessionExecutor:
         dtypes = [self._graph.get_tensor_by_name(name).dtype.as_numpy_dtype for name in feeds]
 
         def run(*values: Any) -> list[Any]:
-            # What comes back shares memory with variables and constants; what the caller writes to must not.
-            return [np.array(each) for each in call(*(np.asarray(v, dtype) for v, dtype in zip(values, dtypes)))]
+            results = call(*(np.asarray(value, dtype) for value, dtype in zip(values, dtypes)))
+            # They share memory with variables and constants; what the caller may write to must not. Scalars are no arrays.
+            return [each.copy() if isinstance(each, np.ndarray) else each for each in results]
 
         return run
 

@@ -257,7 +257,7 @@ def test_the_proof_says_what_holds(context):
 def test_differences_are_said(context, plan):
     other = caramel.ARModel(context, 2, batching=False, postponed=["w"], algorithm="ring").plan
     text = plan.diff(other)
-    assert "w: transfer" in text and "backward, shuffle x1" in text and "forward, ring x1" in text
+    assert "w: transfer" in text and "backward, star x1" in text and "forward, ring x1" in text
     assert f"extra_bytes: 0 -> {15 * 4}" in text
     assert plan.diff(plan) == ""
 
