@@ -203,7 +203,7 @@ class SessionExecutor:
 
         def run(*values: Any) -> list[Any]:
             results = call(*(np.asarray(value, dtype) for value, dtype in zip(values, dtypes)))
-            # They share memory with variables and constants; what the caller may write to must not. Scalars are no arrays.
+            # Arrays share memory with variables and constants, which must not change with what the caller writes there.
             return [each.copy() if isinstance(each, np.ndarray) else each for each in results]
 
         return run
