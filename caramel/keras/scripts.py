@@ -24,8 +24,8 @@ from caramel.keras.wrapped_methods import check_runs_on_workers, wrapped_methods
 from caramel.runtime.clusters.base import Cluster
 
 _SEVERAL_MODELS = (
-    "A plan is for one model: a script that trains several takes --network FILE.json in place of --plan (caramel plan "
-    "--measure writes it, too), and each is planned"
+    "A plan is for one model and its numbers: a script that trains several, or gets other arguments, takes --network "
+    "FILE.json in place of --plan (caramel plan --measure writes it, too), and each is planned"
 )
 
 
@@ -73,6 +73,8 @@ class ScriptRun:
             try:
                 return fit_there(model, *given, **named)
             except PlanError as error:
+                if "another program" not in str(error):
+                    raise
                 raise PlanError(f"{error}. {_SEVERAL_MODELS}") from error
 
         def here_if_need_be(method: Any, original: Any) -> Any:
