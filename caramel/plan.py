@@ -447,12 +447,12 @@ class Plan:
             head.append(f"order of gradients: {self.order_reason}")
         if self.extra_bytes:
             head.append(f"each worker keeps {self.extra_bytes:,} bytes of gradients for the next step")
-        counts: dict[str, int] = {}
-        for _, kind in self.variable_classes:
-            counts[kind] = counts.get(kind, 0) + 1
         if self.workers > 1:
             further = f" and {self.transfer_threads} for transfers" if self.transfer_threads else ""
             head.append(f"threads of a server that is started for this: one for each core{further}")
+        counts: dict[str, int] = {}
+        for _, kind in self.variable_classes:
+            counts[kind] = counts.get(kind, 0) + 1
         head.append("variables: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
         notes = ["", *(f"note: {n}" for n in self.notes)] if self.notes else []
         proof = ["", *(f"checked: {p}" for p in self.proof)] if self.proof else []

@@ -22,7 +22,7 @@ ALGORITHM_OF_FEW_BYTES = "star"
 """Name of that of small transfers: 2 (N - 1) messages, where a shuffle has 2 N (N - 1). Both add in rank order."""
 
 FEW_BYTES = 2**17
-"""Bytes that worker 0 of a star may have to send and receive in a small transfer (our choice): about 1 ms of 1 Gbit/s,
+"""Bytes that the root of a star may have to send and receive in a small transfer (our choice): about 1 ms of 1 Gbit/s,
 or four messages."""
 
 

@@ -127,7 +127,7 @@ class SessionExecutor:
         """
         with _as_caramel_errors(timeout_s):
             if not self._is_made_once(timeout_s):
-                return self._run_plainly((*fetches, *targets), feeds, timeout_s)[: len(fetches)]
+                return self._run_plainly(fetches, targets, feeds, timeout_s)
             return self._callable(fetches, targets, feeds, timeout_s)(*feeds.values())
 
     def run_traced(
@@ -136,8 +136,8 @@ class SessionExecutor:
         """Run once with full tracing; see `Executor.run_traced`."""
         metadata = v1.RunMetadata()
         with _as_caramel_errors(timeout_s):
-            values = self._run_plainly((*fetches, *targets), feeds, timeout_s, v1.RunOptions.FULL_TRACE, metadata)
-        return values[: len(fetches)], metadata.SerializeToString()
+            values = self._run_plainly(fetches, targets, feeds, timeout_s, v1.RunOptions.FULL_TRACE, metadata)
+        return values, metadata.SerializeToString()
 
     def _is_made_once(self, timeout_s: float) -> bool:
         """Whether a run is a call that is made once: on servers such a call has the timeout of the session."""
@@ -146,6 +146,7 @@ class SessionExecutor:
     def _run_plainly(
         self,
         fetches: Sequence[str],
+        targets: Sequence[str],
         feeds: Mapping[str, np.ndarray],
         timeout_s: float,
         trace: int = 0,
@@ -153,8 +154,8 @@ class SessionExecutor:
     ) -> list[np.ndarray]:
         """Run as `Session.run` does, with all its options."""
         options = v1.RunOptions(timeout_in_ms=_milliseconds(timeout_s), trace_level=trace)
-        fetched = [self._graph.as_graph_element(name) for name in fetches]
-        return list(self._session.run(fetched, dict(feeds), options=options, run_metadata=into))
+        fetched = [self._graph.as_graph_element(name) for name in (*fetches, *targets)]
+        return list(self._session.run(fetched, dict(feeds), options=options, run_metadata=into)[: len(fetches)])
 
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; see `Executor.run_each`."""

@@ -100,7 +100,7 @@ def test_without_a_network(options, dtype):
 
 @pytest.mark.parametrize("workers", [2, 3, 8, 65])
 def test_few_bytes_without_a_network(workers):
-    """Worker 0 of a star gets and sends all of them, once from and to each of the others."""
+    """The root of a star gets and sends all of them, once from and to each of the others."""
     most = 2**17 // (2 * (workers - 1) * 4)
     found = [choose_collective(CollectiveOptions(), workers, "float32", most + more).algorithm for more in (0, 1)]
     assert found == ["star", "shuffle"]

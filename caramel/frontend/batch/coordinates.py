@@ -102,11 +102,11 @@ def _gets_an_axis_inside(op: Op) -> bool:
 def _with_offsets(op: Op) -> Value:
     """The numbers of the examples, added to places of which the first coordinate is zero."""
     at = next(position for position, value in enumerate(op.inputs) if isinstance(value, Offsets))
-    places, shapes = op.inputs[1 - at], (op.shape(at), op.shape(1 - at))
-    if None in shapes or len(shapes[0] or ()) != len(shapes[1] or ()) or (shapes[0] or ())[-1] != (shapes[1] or ())[-1]:
+    places, shape, other = op.inputs[1 - at], op.shape(at), op.shape(1 - at)
+    if shape is None or other is None or len(shape) != len(other) or shape[-1] != other[-1]:
         return op.unknown(_COUNTS_ANEW)
     is_of_examples = isinstance(places, Examples) and places.axis == 0 and places.arrangement == (1, 1, "")
-    is_the_same = is_invariant(places) and (shapes[1] or ())[0] == 1
+    is_the_same = is_invariant(places) and other[0] == 1
     if not is_of_examples and not is_the_same:
         return op.unknown(_COUNTS_ANEW)
     if not _first_coordinate_is_zero(op, op.texts[1 - at]):

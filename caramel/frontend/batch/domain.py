@@ -322,6 +322,11 @@ def is_invariant(value: Value) -> bool:
     return isinstance(value, Independent) and value.power == 0
 
 
+def is_everywhere(value: Value) -> bool:
+    """Whether a value is known to be the same on all workers."""
+    return isinstance(value, Whole) or is_invariant(value)
+
+
 def joined(first: Value, second: Value) -> Value | None:
     """The value of a tensor that has one of two values, whichever is chosen; None where no value covers both.
 

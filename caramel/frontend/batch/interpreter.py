@@ -21,6 +21,7 @@ from caramel.frontend.batch.domain import (
     Unknown,
     Value,
     Whole,
+    is_everywhere,
     is_invariant,
 )
 from caramel.frontend.batch.op import Op
@@ -211,7 +212,7 @@ class Analysis:
 
     def _of_whole(self, op: Op) -> Value | Sequence[Value]:
         """The values of an op on the whole batch: every worker has them, if all other inputs are the same, too."""
-        if not all(isinstance(v, Whole) or is_invariant(v) for v in op.inputs):
+        if not all(map(is_everywhere, op.inputs)):
             return replace(
                 op.unknown("has values of the whole batch beside those of a worker's part"), beside_whole=True
             )

@@ -267,18 +267,19 @@ def _empty(op: Op) -> Value:
 def _rows_written(op: Op) -> Value:
     """A tensor of which some rows are written or added to, the same rows for all examples."""
     value, indices, rows = op.inputs
-    ranks, shape = (op.rank(0), op.rank(2)), op.shape(1)
-    if not is_invariant(indices) or None in ranks or shape is None or shape[-1] is None:
+    rank, rank_of_rows, shape = op.rank(0), op.rank(2), op.shape(1)
+    if not is_invariant(indices) or rank is None or rank_of_rows is None or shape is None or shape[-1] is None:
         return op.unknown(MIXES_EXAMPLES)
-    inner = [(ranks[0] or 0) - shape[-1], (ranks[1] or 0) - len(shape) + 1]  # axes of a row
-    sides = [(v, (rank or 0) - v.axis) for v, rank in zip((value, rows), ranks) if isinstance(v, Examples)]
-    if inner[0] != inner[1] or any(from_end > inner[0] for _, from_end in sides):
+    inner = rank - shape[-1]  # axes of a row
+    if inner != rank_of_rows - (len(shape) - 1):
         return op.unknown(MIXES_EXAMPLES)
-    moved_to_value = [replace(v, axis=(ranks[0] or 0) - from_end) for v, from_end in sides]
-    other = value if isinstance(rows, Examples) else rows
+    if isinstance(rows, Examples):
+        rows = replace(rows, axis=rows.axis + rank - rank_of_rows)
+    if any(isinstance(v, Examples) and v.axis < rank - inner for v in (value, rows)):
+        return op.unknown(MIXES_EXAMPLES)
     if not all(isinstance(v, Examples) or is_invariant(v) for v in (value, rows)):
         return op.unknown("is not linear in a mean or sum over the batch")
-    return op.joined(moved_to_value[0], moved_to_value[1] if len(sides) == 2 else other)
+    return op.joined(value, rows)
 
 
 def _broadcast_to(op: Op) -> Value:

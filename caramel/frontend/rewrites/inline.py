@@ -37,6 +37,8 @@ _IDENTITY_N = "IdentityN"
 _CASE_OPS = frozenset({"Case", "StatelessCase"})
 """Ops that choose between any number of branches, by an integer."""
 
+_BY_XLA = "_XlaMustCompile"
+"""Attribute of calls that XLA must compile."""
 
 _COMPILED = frozenset(
     {"Conv2DBackpropInput", "Conv2DBackpropFilter", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"}
@@ -97,7 +99,7 @@ def _is_inlined(call: NodeDef, library: Library) -> bool:
 
 def _must_be_compiled(call: NodeDef, library: Library) -> bool:
     """Whether a call only computes, and has ops that only XLA can compute: gradients of convolutions in groups."""
-    is_asked_for = "_XlaMustCompile" in call.attr and call.attr["_XlaMustCompile"].b and not _takes_variables(call)
+    is_asked_for = _BY_XLA in call.attr and call.attr[_BY_XLA].b and not _takes_variables(call)
     return is_asked_for and any(inner.op in _COMPILED for _, inner in library.inner_nodes(call))
 
 

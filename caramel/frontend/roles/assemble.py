@@ -237,7 +237,7 @@ def _with_shared_statistics(
 
     That they are the same on all workers is assumed, and then holds: they are at first, and so is what is written.
     """
-    ends = [node_of(tensor) for call in sorted({g.call for g in used}) for tensor in raw.targets_of(call)]
+    ends = [node_of(tensor) for tensor in _differentiated(raw, used)]
     statistics = [handle for handle, kind in roles.kinds.items() if kind is VariableClass.STATISTICS]
     shared: list[str] = []
     writers: list[str] = []
@@ -269,16 +269,20 @@ def _analyse(
     used: Sequence[RawGradient], inputs: Sequence[Input], kinds: Mapping[str, VariableClass]
 ) -> Callable[[RawProgram], tuple[Reductions, Sequence[str]]]:
     """The function that analyses a program with sums; see `caramel.frontend.roles.forward_search.Analyse`."""
-    calls = sorted({g.call for g in used})
 
     def analyse(program: RawProgram) -> tuple[Reductions, Sequence[str]]:
-        losses = [tensor for call in calls for tensor in program.targets_of(call)]
+        losses = _differentiated(program, used)
         roots = [*program.targets, *map(node_of, losses), *(node_of(t) for _, t in program.outputs)]
         roots += [node_of(g.tensor) for g in used]
         graph = program.graph.pruned(roots)
         return reductions_of(replace(program, graph=graph), used, (), inputs, kinds), losses
 
     return analyse
+
+
+def _differentiated(raw: RawProgram, used: Sequence[RawGradient]) -> list[str]:
+    """The tensors of which some gradients are."""
+    return [tensor for call in sorted({g.call for g in used}) for tensor in raw.targets_of(call)]
 
 
 def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple[Graph, list[RawGradient]]:

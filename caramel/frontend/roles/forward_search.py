@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 
 from caramel.errors import CaptureError
 from caramel.frontend.attributes import OVER_WORKERS_ATTRIBUTE, SIZED_ATTRIBUTE
-from caramel.frontend.batch.domain import Examples, Independent, Statistic, Total, Unknown, Value, Whole, is_invariant
+from caramel.frontend.batch.domain import (
+    Examples,
+    Independent,
+    Statistic,
+    Total,
+    Unknown,
+    Value,
+    Whole,
+    is_everywhere,
+)
 from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.roles.asked_sums import gathered_parts, is_plain, is_settled
 from caramel.frontend.roles.divergence import SHAPE_OPS
@@ -157,7 +166,7 @@ class Search:
             nodes = [self.raw.graph[name] for name in writers]
             if any(node.op not in _ASSIGNMENTS for node in nodes):
                 return None
-            own = [node for node in nodes if not _is_everywhere(reductions.value_of(node.input[1]))]
+            own = [node for node in nodes if not is_everywhere(reductions.value_of(node.input[1]))]
             if not own:
                 return self.raw
             if not self._add_for_update(own[0], reductions, losses):
@@ -253,7 +262,7 @@ class Search:
         if needs.tensors:
             return needs
         for position, text, value in values:
-            if isinstance(value, Whole) or is_invariant(value):
+            if is_everywhere(value):
                 continue
             if isinstance(value, Examples) and not value.mixed_by and not value.chosen and value.power == 0:
                 if value.before is None or name not in self.raw.made:
@@ -514,11 +523,6 @@ class Search:
     def _is_differentiated_again(self, tensor: str) -> bool:
         targets = {node_of(t) for t, _ in self.raw.differentiated}
         return node_of(tensor) in self.raw.graph.ancestors(sorted(targets), control=False)
-
-
-def _is_everywhere(value: Value) -> bool:
-    """Whether a tensor is known to be the same on all workers."""
-    return isinstance(value, Whole) or is_invariant(value)
 
 
 def may_be_function_of_sums(value: Value) -> bool:

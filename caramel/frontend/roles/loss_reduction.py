@@ -20,7 +20,7 @@ from caramel.frontend.batch.domain import (
     Unknown,
     Value,
     Whole,
-    is_invariant,
+    is_everywhere,
 )
 from caramel.frontend.batch.interpreter import Analysis, FunctionBodies
 from caramel.frontend.captured import RawGradient, RawProgram
@@ -77,7 +77,7 @@ class Reductions:
         value = self._analysis.value_of(loss)
         if isinstance(value, Unknown):
             return None, value.why
-        if (is_invariant(value) or isinstance(value, Whole)) and self._is_over_workers(loss):
+        if is_everywhere(value) and self._is_over_workers(loss):
             return "mean", f"the loss {loss!r} is computed from values of the whole batch, summed over the workers"
         if isinstance(value, Independent) or (isinstance(value, Examples) and value.repeated):
             return None, f"the loss {loss!r} does not depend on any input that is split over the workers"
