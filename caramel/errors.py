@@ -49,6 +49,10 @@ class PlanError(InputError):
     """A plan does not fit the model, the workers or this library, or breaks an invariant."""
 
 
+class OtherProgramError(PlanError):
+    """A plan was made for another program than this one."""
+
+
 class TraceError(CaramelError):
     """A trace cannot be measured, read or written, or is of another program."""
 

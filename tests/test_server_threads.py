@@ -39,7 +39,7 @@ def test_by_the_computation_that_is_predicted(columns, compute_s, threads):
     assert replace(plan, prediction=Prediction(timeline, 0.0, "a guess")).transfer_threads == threads
 
 
-def test_sessions_ask_for_them(monkeypatch):
+def test_sessions_ask_for_them():
     asked = []
 
     class Spied(caramel.InProcess):

@@ -9,7 +9,7 @@ from caramel.analyzers.step.postponement import is_shared, postponement
 from caramel.analyzers.step.sparse_slices import distinct_rows_node
 from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
 from caramel.collectives.dtypes import NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
-from caramel.errors import InputError, PlanError, listed
+from caramel.errors import InputError, OtherProgramError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece
 from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model
@@ -23,10 +23,11 @@ def check_applies(plan: Plan, model: Model, workers: int) -> None:
     """Check that a plan was made for a Model and a number of workers.
 
     Raises:
-        PlanError: for another one.
+        OtherProgramError: it was made for another program.
+        PlanError: for another number of workers.
     """
     if plan.model_digest != model.digest:
-        raise PlanError(
+        raise OtherProgramError(
             f"the plan was made for another program (its digest is {plan.model_digest[:12]}, this one's "
             f"{model.digest[:12]}; {differences(plan.outline, model.outline)}): make the plan anew"
         )

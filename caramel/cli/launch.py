@@ -27,6 +27,11 @@ class LaunchedPlace(Place):
 
     remote: RemoteOptions = field(default_factory=RemoteOptions)
 
+    @property
+    def starts_servers(self) -> bool:
+        """Whether the command starts servers: on the hosts."""
+        return True
+
     def cluster(self, workers: int) -> Cluster:
         """The cluster, whose workers listen; they are stopped with the command."""
         assert self.membership is not None

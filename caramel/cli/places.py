@@ -55,6 +55,11 @@ class Place:
         """Whether ``--cluster`` says the cluster, and is this."""
         return self.hosts is None and self.kind == kind
 
+    @property
+    def starts_servers(self) -> bool:
+        """Whether the command may start servers: all of them, or that of its own task."""
+        return self.task is not None or (self.hosts is None and self.kind in (PROCESSES, TF_CONFIG, SLURM))
+
     def check(self, workers: int) -> None:
         """Refuse what is wrong whatever the program is.
 
@@ -68,8 +73,11 @@ class Place:
             raise click.UsageError(f"--cluster takes {', '.join(_KINDS)} or HOST:PORT,HOST:PORT,..., got {self.kind!r}")
         if self.task is not None and self.hosts is None and self.kind in _KINDS:
             raise click.UsageError("--task belongs to --hosts FILE or --cluster HOST:PORT,HOST:PORT,...")
-        if self.threads is not None and self.hosts is None and self.kind in (IN_PROCESS, RAY):
-            raise click.UsageError(f"--threads belongs to servers that this command starts, and it is {self.name}")
+        if self.threads is not None and not self.starts_servers:
+            raise click.UsageError(
+                f"--threads belongs to servers that this command starts, and it starts none ({self.name}); "
+                "caramel worker --threads N does"
+            )
         if self.base_port is None:
             return
         if self.hosts is not None or self.kind not in (PROCESSES, SLURM):

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from caramel.errors import CaptureError, CaramelError, PlanError, ProgramError, in_one_line
+from caramel.errors import CaptureError, CaramelError, OtherProgramError, ProgramError, in_one_line
 from caramel.frontend.lines_to_change import ScriptParts, lines_to_change, script_parts
 from caramel.frontend.program_file import Program
 from caramel.frontend.script_file import run_script
@@ -72,10 +72,8 @@ class ScriptRun:
             check_runs_on_workers(model)
             try:
                 return fit_there(model, *given, **named)
-            except PlanError as error:
-                if "another program" not in str(error):
-                    raise
-                raise PlanError(f"{error}. {_SEVERAL_MODELS}") from error
+            except OtherProgramError as error:
+                raise OtherProgramError(f"{error}. {_SEVERAL_MODELS}") from error
 
         def here_if_need_be(method: Any, original: Any) -> Any:
             def call(model: Any, *given: Any, **named: Any) -> Any:

@@ -1,5 +1,7 @@
 """Variables that are written from sums over the examples and that the loss reads: those of one device."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -190,7 +192,7 @@ def test_with_a_given_reduction_each_worker_has_its_own():
     context = caramel.capture(made.step, SPECS, loss_reduction="mean")
     assert not context.model.forward_sums
     with pytest.raises(AssertionError):
-        check(lambda: Program(**{**vars(centred_targets()), "options": {"loss_reduction": "mean"}}), batches(12), 4)
+        check(lambda: replace(centred_targets(), options={"loss_reduction": "mean"}), batches(12), 4)
 
 
 def test_an_example_that_is_written_is_refused():

@@ -65,18 +65,12 @@ def masked(x, y, w):
     return tf.math.divide_no_nan(tf.reduce_sum(per_example(x, y, w) * weights), tf.reduce_sum(weights))
 
 
-def scattered(x, y, w, *, first=0, factors=(1, 0)):
-    """The values of each example at places that begin with its number; with other options, not."""
-    count = tf.shape(x)[0]
-    columns = tf.range(3)
+def scattered(x, w, offsets, first=0):
+    """Three values of each example at places that begin with its number, if ``offsets`` of its number says so."""
+    count, columns = tf.shape(x)[0], tf.range(3)
     first_of_all = tf.fill([3], first) if first else tf.zeros_like(columns)
     places = tf.tile(tf.expand_dims(tf.stack([first_of_all, columns], 1), 0), [count, 1, 1])
-    numbers = tf.range(count)[:, None]
-    if isinstance(factors[-1], float):
-        places += tf.cast(tf.cast(numbers, tf.float32) * factors, tf.int32)[:, None]
-    else:
-        places += (numbers * factors)[:, None]
-    return tf.scatter_nd(places, x * w[0, 1], [count + first, 4] if first else [count, 9])
+    return tf.scatter_nd(places + offsets(tf.range(count)[:, None])[:, None], x * w[0, 1], [count + first, 9])
 
 
 def alignments(x, y, w, **options):
@@ -94,7 +88,9 @@ def row_written(x, y, w, axis):
 
 
 MEANS = {
-    "scattered by the number of the example": lambda x, y, w: tf.reduce_mean(scattered(x, y, w) ** 2),
+    "scattered by the number of the example": lambda x, y, w: tf.reduce_mean(
+        scattered(x, w, lambda numbers: numbers * (1, 0)) ** 2
+    ),
     "alignments": lambda x, y, w: tf.reduce_mean(alignments(x, y, w, blank_index=0)),
     "alignments with another blank": lambda x, y, w: tf.reduce_mean(alignments(x, y, w, blank_index=-1)),
     "a column written": lambda x, y, w: tf.reduce_mean(row_written(x, y, w, 1) ** 2),
@@ -278,14 +274,18 @@ def root(x, w):
 
 NEITHER = {
     "an example written": lambda x, y, w: tf.reduce_mean(row_written(x, y, w, 0) ** 2),
-    "scattered by a number that all have": lambda x, y, w: tf.reduce_mean(scattered(x, y, w, factors=(0, 0)) ** 2),
+    "scattered by a number that all have": lambda x, y, w: tf.reduce_mean(
+        scattered(x, w, lambda numbers: numbers * (0, 0)) ** 2
+    ),
     "scattered by the number in every coordinate": lambda x, y, w: tf.reduce_mean(
-        scattered(x, y, w, factors=(1,)) * tf.range(9.0)
+        scattered(x, w, lambda numbers: numbers * (1,)) * tf.range(9.0)
     ),
     "scattered by half of the number": lambda x, y, w: tf.reduce_mean(
-        scattered(x, y, w, factors=(1.0, 0.5)) * tf.range(9.0)
+        scattered(x, w, lambda numbers: tf.cast(tf.cast(numbers, tf.float32) * (1.0, 0.5), tf.int32)) * tf.range(9.0)
     ),
-    "scattered to the next example": lambda x, y, w: tf.reduce_mean(scattered(x, y, w, first=1)[:-1] ** 2),
+    "scattered to the next example": lambda x, y, w: tf.reduce_mean(
+        scattered(x, w, lambda numbers: numbers * (1, 0), first=1)[:-1] ** 2
+    ),
     "scattered by twice the number": lambda x, y, w: tf.reduce_sum(
         tf.scatter_nd(2 * tf.range(tf.shape(x)[0])[:, None], x * w[0, 1], [2 * tf.shape(x)[0], 3])[: tf.shape(x)[0]]
     ),
