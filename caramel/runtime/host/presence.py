@@ -3,7 +3,7 @@
 A driver leaves a run on each server that puts the driver's name into a queue of one place, over and over, and so waits
 until somebody takes the name out. Where the driver's process ends, in whatever way, its kernel closes the connection
 and TensorFlow cancels the run: names of drivers that are gone run out. No code of the driver takes part, so one that is
-busy, or stopped, is still there.
+busy, or stopped, is still there. Where its machine cannot be reached, this machine's kernel ends the connection.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from caramel.runtime.host.dead_connections import end_dead_connections
 from caramel.runtime.host.server_version import VersionQuestion
 from caramel.util.daemon_threads import DaemonThreads
 
@@ -241,8 +242,10 @@ class Watch:
             on_freed: function that is called with each process that has ended without closing its sessions, once what
                 it had left was freed.
         """
+        port = int(self._target.rpartition(":")[2])
         while not (ends_with_driver and self.is_over):
             time.sleep(interval_s)
+            end_dead_connections(port)
             try:
                 freed = self.look()
             except tf.errors.OpError:  # this server is too busy

@@ -111,13 +111,14 @@ class Job:
     """Servers and a driver, each started by a function like `subprocess.Popen` of its host.
 
     Args:
-        starts: for each server the function that starts Python there; the driver is beside the first.
+        starts: for each server the function that starts Python there.
         addresses: addresses of the servers.
         program: program of the driver.
         mode: argument of the program.
+        driver_starts: the same function for the driver; default: it is beside the first server.
     """
 
-    def __init__(self, starts, addresses, program=STEPS, mode="steps"):
+    def __init__(self, starts, addresses, program=STEPS, mode="steps", driver_starts=None):
         cluster = ",".join(addresses)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.servers = [
@@ -126,7 +127,7 @@ class Job:
         ]
         for server in self.servers:
             assert "caramel server ready" in line_of(server, 60)
-        self.driver = starts[0](["-c", program, cluster, mode], pipes)
+        self.driver = (driver_starts or starts[0])(["-c", program, cluster, mode], pipes)
 
     def await_line(self, text):
         while (line := line_of(self.driver, 120)) != text + "\n":
@@ -220,22 +221,34 @@ def test_one_that_is_stopped_before_the_session_opens(job):
     assert f"worker 2 at {ADDRESSES[2]} did not answer within 5 s" in said and "caramel worker" in said
 
 
-def test_a_link_that_goes_down():
+def test_a_link_that_goes_down(testbed):
     """Without a reset of connections, as when a cable is pulled."""
+    hosts = testbed.hosts[:2]
+    job = Job([partial(start_on, host) for host in hosts], [f"{host.address}:2222" for host in hosts])
+    job.await_line("runs")
+    cut(hosts[1])
+    assert f"worker 1 at {hosts[1].address}:2222" in job.error()
+
+
+@pytest.fixture
+def testbed():
+    """Three hosts with a link each."""
     sys.path.insert(0, str(ROOT))
     from benchmarks.testbed import Testbed, UnavailableError
-    from benchmarks.testbed.host import INTERFACE
 
     try:
-        testbed = Testbed(2)
+        testbed = Testbed(3)
     except UnavailableError as error:
         pytest.skip(str(error))
     with testbed:
-        starts = [partial(start_on, host) for host in testbed.hosts]
-        job = Job(starts, [f"{host.address}:2222" for host in testbed.hosts])
-        job.await_line("runs")
-        testbed.hosts[1].run(["ip", "link", "set", "dev", INTERFACE, "down"], 10)
-        assert f"worker 1 at {testbed.hosts[1].address}:2222" in job.error()
+        yield testbed
+
+
+def cut(host):
+    """Take a host's link down; no connection is reset."""
+    from benchmarks.testbed.host import INTERFACE
+
+    host.run(["ip", "link", "set", "dev", INTERFACE, "down"], 10)
 
 
 def start_on(host, arguments, pipes):
@@ -267,6 +280,24 @@ def test_a_driver_that_is_killed_leaves_nothing(job, network):
     assert [line_of(third, 60) for _ in range(2)] == ["begins\n", "runs\n"]
     third.send_signal(signal.SIGSTOP)  # busy, or stopped: its names are still there
     assert not any(line_of(server, 5) for server in job.servers)
+
+
+@pytest.mark.parametrize("mode", ["steps", *in_soak("between")])
+def test_a_driver_that_is_cut_off_leaves_nothing(testbed, mode):
+    """Servers hear nothing from it, not even that its connections have ended."""
+    *hosts, last = testbed.hosts
+    addresses = [f"{host.address}:2222" for host in hosts]
+    job = Job([partial(start_on, host) for host in hosts], addresses, mode=mode, driver_starts=partial(start_on, last))
+    job.await_line("runs" if mode == "steps" else "begins")
+    if mode == "between":
+        job.go_on(2)
+        job.await_line("runs")
+    cut(last)
+    if mode == "steps":
+        assert re.search(rf"worker [01] at ({'|'.join(addresses)})", job.error())
+    for server in job.servers:
+        said = line_of(server, 60)
+        assert re.fullmatch(rf"the driver, process {job.driver.pid} on .*, has ended without closing .*\n", said), said
 
 
 @pytest.mark.soak  # as test_a_driver_that_is_killed_leaves_nothing
