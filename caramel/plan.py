@@ -159,6 +159,26 @@ class Prediction:
         """Whether the lower bound is one: it is not above the predicted step, which would be a defect."""
         return self.gap >= -_BOUND_TOLERANCE
 
+    def holds(self, step_s: float) -> bool:
+        """Whether a measured step is within the interval; without one nothing speaks against it.
+
+        Args:
+            step_s: measured seconds of a step.
+        """
+        return self.interval is None or self.interval.low_s <= step_s <= self.interval.high_s
+
+    def beside(self, step_s: float) -> str:
+        """What was predicted, beside what was measured, for people.
+
+        Args:
+            step_s: measured seconds of a step.
+        """
+        predicted_s = self.timeline.iteration_s
+        text = f"predicted {predicted_s * 1e3:.4g} ms ({predicted_s / step_s - 1:+.1%}"
+        if self.interval is None:
+            return f"{text})"
+        return f"{text}, {'within' if self.holds(step_s) else 'outside'} the interval)"
+
     def as_dict(self) -> dict[str, float]:
         """The figures, in SI units."""
         timeline = self.timeline

@@ -58,15 +58,12 @@ class TriedPlan:
         prediction = self.armodel.plan.prediction
         if prediction is None:
             return text
-        predicted_s = prediction.timeline.iteration_s
-        text = f"{text}; predicted {predicted_s * 1e3:.4g} ms ({predicted_s / self.step_s - 1:+.1%}"
-        if prediction.interval is None:
-            return f"{text})"
-        if prediction.interval.low_s <= self.step_s <= prediction.interval.high_s:
-            return f"{text}, within the interval)"
+        text = f"{text}; {prediction.beside(self.step_s)}"
+        if prediction.holds(self.step_s):
+            return text
         why = where_workers_share_cores(self.cluster, self.armodel.plan.workers)
         advice = f"note: {why[0].lower()}{why[1:]}" if why else "measure again with nothing else running"
-        return f"{text}, outside the interval)\n{advice}"
+        return f"{text}\n{advice}"
 
 
 def measured_plan(

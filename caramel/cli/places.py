@@ -51,6 +51,14 @@ class Place:
         """What messages and files call it."""
         return self.kind if self.hosts is None else self.hosts
 
+    @property
+    def options(self) -> list[str]:
+        """The options that say this place, for a command line."""
+        where = ["--cluster", self.kind] if self.hosts is None else ["--hosts", self.hosts]
+        values = {"--task": self.task, "--base-port": self.base_port, "--threads": self.threads}
+        given = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+        return [*where, *given, *(["--allow-open-ports"] if self.allow_open_ports else [])]
+
     def is_kind(self, kind: str) -> bool:
         """Whether ``--cluster`` says the cluster, and is this."""
         return self.hosts is None and self.kind == kind

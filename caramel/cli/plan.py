@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,8 +155,27 @@ def plan(
         *(finished.explain(name) for name in explained),
         "" if earlier is None else earlier.diff(finished) or f"no difference from {other}",
         f"written: {', '.join(written)}" if written else "",
+        "" if out is None else f"next: {_next_command(program, arguments, workers, place, devices, out)}",
     ]
     click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
+
+
+def _next_command(
+    program: str, arguments: Sequence[str], workers: int, place: Place, devices: Sequence[str], plan_file: str
+) -> str:
+    """The command that trains with a plan, where it was made for.
+
+    Args:
+        program: the program, as the command line has it.
+        arguments: arguments of a script.
+        workers: number of workers.
+        place: where they run.
+        devices: device of each worker; empty for the default.
+        plan_file: path of the plan.
+    """
+    options = ["--workers", str(workers), *place.options, *(part for name in devices for part in ("--device", name))]
+    own = ["--", *arguments] if arguments else []
+    return shlex.join(["caramel", "run", program, *options, "--plan", plan_file, *own])
 
 
 def _refuse_predictions(timeline: str | None, as_json: bool) -> None:

@@ -39,6 +39,7 @@ from caramel.util.interrupts import Interrupts
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
     from caramel.frontend.program_file import Program
+    from caramel.plan import Prediction
     from caramel.report.run_record import RunRecord
     from caramel.runtime.checkpoint_directory import CheckpointDirectory
     from caramel.runtime.session import Session, StepResult
@@ -153,7 +154,8 @@ def run(
             steps = max(until_step - session.step_count, 0)
         record = pictures.record(session, armodel)
         write_pictures = partial(pictures.write, armodel, chosen, record)
-        _train(session, loaded, steps, directory, save_every, results, record, write_pictures)
+        prediction = armodel.plan.prediction
+        _train(session, loaded, prediction, steps, directory, save_every, results, record, write_pictures)
 
 
 def _refuse_for_scripts(values: Mapping[str, Any], reason: str) -> None:
@@ -179,6 +181,7 @@ class _Ended(Exception):
 def _train(
     session: Session,
     program: Program,
+    prediction: Prediction | None,
     steps: int | None,
     directory: CheckpointDirectory | None,
     save_every: int | None,
@@ -210,7 +213,7 @@ def _train(
     results.values |= {"steps": rate.steps, "last_step": session.step_count}
     if losses:
         results.add(
-            f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}",
+            f"\n{rate}: loss {losses[0]:.6g} -> {losses[-1]:.6g}{_beside_prediction(prediction, rate)}",
             elapsed_s=rate.elapsed_s,
             step_s=rate.step_s,
             examples_per_s=rate.examples_per_s,
@@ -230,6 +233,13 @@ def _train(
     if program.evaluation_data is not None:
         results.add_evaluation(session.evaluate(*arguments_of(program.evaluation_data)))
     results.end()
+
+
+def _beside_prediction(prediction: Prediction | None, rate: StepRate) -> str:
+    """What was predicted for a step, as a line of its own; nothing where nothing was, or too few steps were made."""
+    if prediction is None or rate.step_s is None:
+        return ""
+    return f"\na step takes {rate.step_s * 1e3:.4g} ms; {prediction.beside(rate.step_s)}"
 
 
 def _say_how_to_go_on(results: Results, directory: CheckpointDirectory | None, last: int | None) -> None:

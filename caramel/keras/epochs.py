@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 import warnings
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -14,6 +17,7 @@ from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import FedBatches
 from caramel.keras.metrics import DistributedMetrics
 from caramel.runtime.session import Session
+from caramel.runtime.step_rate import FIRST_STEPS
 
 
 @dataclass
@@ -83,6 +87,7 @@ class EpochLoop:
     looks_at_values: bool
     length: int | None
     passes: DataPasses | FedBatches
+    _steps_s: array[float] = field(init=False, default_factory=lambda: array("d"))
     _batches_taken: int = field(init=False, default=0)  # of the present pass
     _in_pass: bool = field(init=False, default=False)
     _ended: bool = field(init=False, default=False)
@@ -134,6 +139,11 @@ class EpochLoop:
         self.values.copy_to_model()
         return self.counts.logs(logs)
 
+    @property
+    def step_s(self) -> float | None:
+        """Median seconds of a step, without the first ones, in which TensorFlow optimises the graph; None before."""
+        return statistics.median(self._steps_s[FIRST_STEPS:]) if len(self._steps_s) > FIRST_STEPS else None
+
     def _end_training(self) -> None:
         """End a training whose data is used up; an epoch without a step would have no loss to report."""
         warnings.warn(
@@ -175,11 +185,13 @@ class EpochLoop:
         """Run as many steps as are made at once; their number, and the logs of the last."""
         done = 0
         while done < self.model.steps_per_execution and not self._ended:
+            began_s = time.perf_counter()
             try:
                 result = self.passes.step()
             except EndOfData:
                 self._ended = True
                 break
+            self._steps_s.append(time.perf_counter() - began_s)
             done += 1
             self._batches_taken += 1
             self.passes.took(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -153,10 +153,11 @@ def fit(
             model.reset_metrics()
         remember_trainable(model)
         names = step.counts.names
+        say = _sayer(is_silent=verbose == 0)
         listed = listed_callbacks(callbacks)
         check_monitors(names, listed, validation_names(model, validation_data, names, listed))
         if use.kept is None:
-            use.kept = _opened(model, step, data, number, place, step_timeout_s, options, is_silent=verbose == 0)
+            use.kept = _opened(model, step, data, number, place, step_timeout_s, options, say)
         steps = steps_per_epoch or data.length
         hooks = callback_list(callbacks, model, verbose, epochs, steps, add_history=True)
         model.stop_training = False
@@ -177,9 +178,24 @@ def fit(
         if epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         hooks.on_train_end(logs)
+        plan = use.kept.distributed.plan
+        if plan.prediction is not None and training.step_s is not None:
+            say(f"caramel: a step took {training.step_s * 1e3:.4g} ms; {plan.prediction.beside(training.step_s)}")
         keep(model, _METHOD, purpose_of(model, data, number, place, kept_for), use.kept)
-        model.history.plan = use.kept.distributed.plan
+        model.history.plan = plan
         return model.history
+
+
+def _sayer(is_silent: bool) -> Callable[[str], None]:
+    """A function that takes a line for the user, who may want none; log files have it in any case."""
+
+    def say(line: str) -> None:
+        if is_silent:
+            _logger.info("%s", line)
+        else:
+            click.echo(line)
+
+    return say
 
 
 def _opened(
@@ -190,19 +206,13 @@ def _opened(
     cluster: Cluster,
     step_timeout_s: float,
     options: Mapping[str, Any],
-    is_silent: bool,
+    say: Callable[[str], None],
 ) -> KeptSession:
     """A session of the captured step for all workers: planned where the network is known, which is said in a line."""
 
     def own_step() -> Context:
         arguments, *_ = data.capture_arguments(workers)
         return capture(lambda *batch: model.train_step(as_data(batch)), **arguments)
-
-    def say(line: str) -> None:
-        if is_silent:
-            _logger.info("%s", line)
-        else:
-            click.echo(line)
 
     began_s = time.perf_counter()
     chosen = {name: value for name, value in options.items() if name != "loss_reduction"}

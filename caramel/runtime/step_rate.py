@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-_FIRST = 3
+FIRST_STEPS = 3
 """Number of steps that are left out."""
 
 
@@ -28,7 +28,7 @@ class StepRate:
         """
         self.steps += 1
         self._end_s = time.perf_counter()
-        if self.steps <= _FIRST:
+        if self.steps <= FIRST_STEPS:
             self._begin_s = self._end_s
             return
         self._counted += 1
@@ -56,4 +56,4 @@ class StepRate:
         if self.step_s is None:
             return text
         rate = "" if self.examples_per_s is None else f", {self.examples_per_s:.4g} examples/s"
-        return f"{text} ({self.step_s * 1e3:.1f} ms each after the first {_FIRST}{rate})"
+        return f"{text} ({self.step_s * 1e3:.1f} ms each after the first {FIRST_STEPS}{rate})"

@@ -81,6 +81,7 @@ class _Lines:
     def __init__(self, total: int | None, unit: str, end: str) -> None:
         self._total, self._unit, self._end = total, unit and f" {unit}", end and f", {end}"
         self._start_s = self._last_s = time.monotonic()
+        self._first: tuple[int, float] | None = None  # rounds that were done when the first was shown, and when
 
     def show(self, done: int, text: str) -> None:
         """Print a line, and log it, if the last one is long ago."""
@@ -92,6 +93,8 @@ class _Lines:
     def log(self, done: int, text: str) -> str:
         """Log a line if the last one is long ago; the line, or nothing."""
         now_s = time.monotonic()
+        if self._first is None and done > 0:
+            self._first = done, now_s  # what came before was more than these rounds: a start
         if now_s - self._last_s < _LINE_INTERVAL_S:
             return ""
         self._last_s = now_s
@@ -99,8 +102,9 @@ class _Lines:
         rounds, rest = f"{done}{self._unit}{self._end}", ""
         if self._total is not None:
             rounds = f"{done} of {self._total}{self._unit}"
-            if 0 < done < self._total:
-                rest = f", about {passed_s / done * (self._total - done):.0f} s to go"
+            if self._first is not None and self._first[0] < done < self._total:
+                round_s = (now_s - self._first[1]) / (done - self._first[0])
+                rest = f", about {round_s * (self._total - done):.0f} s to go"
         line = f"{rounds}: {text} ({passed_s:.0f} s{rest})"
         _logger.info("%s", line)
         return line

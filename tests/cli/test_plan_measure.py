@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 
 import pytest
@@ -12,6 +13,7 @@ import caramel
 from caramel.cli.main import main
 from caramel.measure.netbench import QUICK, Settings, quick_up_to
 from caramel.netmodel.file import load
+from caramel.plan import Prediction
 
 SCRIPT = """
     import keras
@@ -59,7 +61,9 @@ def test_a_script_is_planned_and_trained(a_short_look, write, tmp_path):
     assert load(tmp_path / "plan.network.json").workers == (2,)
     plan = caramel.Plan.load(file)
     assert plan.prediction is not None
-    trained = run("run", script, "--workers", 2, "--plan", file)
+    _, *following = shlex.split(re.search("^next: (.*)$", said.stdout, re.MULTILINE)[1])
+    assert following == ["run", str(script), "--workers", "2", "--cluster", "in-process", "--plan", str(file)]
+    trained = run(*following)
     assert f"plan of the training: {plan.digest} losses" in trained.output
     plain = run("run", script, "--workers", 1)
     losses = [[float(text) for text in re.search("losses (.*)", each.output)[1].split()] for each in (trained, plain)]
@@ -88,8 +92,7 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
 
     from caramel.cli.measured_plan import TriedPlan
 
-    interval = SimpleNamespace(low_s=0.9, high_s=1.1)
-    prediction = SimpleNamespace(timeline=SimpleNamespace(iteration_s=1.0), interval=interval)
+    prediction = Prediction(SimpleNamespace(iteration_s=1.0), 1.0, "", interval=SimpleNamespace(low_s=0.9, high_s=1.1))
     armodel = SimpleNamespace(plan=SimpleNamespace(prediction=prediction, workers=4))
 
     def said(step_s, cluster):

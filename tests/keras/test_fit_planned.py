@@ -1,5 +1,6 @@
 """`caramel.fit` where the network is known: it traces and plans by itself, and trains as without a plan."""
 
+import re
 import warnings
 
 import keras
@@ -61,9 +62,12 @@ def test_it_plans_by_itself_and_trains_the_same(kind, capsys):
     assert plain[0].plan.prediction is None
     lines = capsys.readouterr().out.splitlines()
     said = [line for line in lines if line.startswith("caramel:")]
-    assert len(said) == 2 and lines[:2] == said
+    assert len(said) == 3 and lines[:2] == said[:2] and lines[-1] == said[2]
     assert said[0] == "caramel: the step is traced on 2 workers, to plan for this network"
     assert f" {len(plan.transfers)} transfers" in said[1] and "a step is predicted to take" in said[1]
+    assert re.fullmatch(
+        r"caramel: a step took \S+ ms; predicted \S+ ms \([+-]\S+%, (within|outside) the interval\)", said[2]
+    )
 
 
 def own_step(model):

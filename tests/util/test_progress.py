@@ -34,7 +34,7 @@ def test_a_line_now_and_then_where_there_is_no_terminal(capfd, monkeypatch):
             report(done, f"loss {done}")
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.splitlines() == ["2 of 5: loss 2 (10 s, about 15 s to go)", "4 of 5: loss 4 (21 s, about 5 s to go)"]
+    assert err.splitlines() == ["2 of 5: loss 2 (10 s, about 18 s to go)", "4 of 5: loss 4 (21 s, about 6 s to go)"]
 
 
 def test_lines_about_work_of_unknown_length(capfd, monkeypatch):
@@ -53,8 +53,18 @@ def test_lines_that_say_what_is_counted_and_when_it_ends(capfd, monkeypatch):
             report(7, "loss 1")
     assert capfd.readouterr().err.splitlines() == [
         "7 steps, until the data ends: loss 1 (10 s)",
-        "7 of 70 steps: loss 1 (10 s, about 90 s to go)",
+        "7 of 70 steps: loss 1 (10 s)",
     ]
+
+
+def test_a_slow_start_does_not_count_for_what_is_left(capfd, monkeypatch):
+    """Servers start before the first round."""
+    clock = iter([100.0, 140.0, 141.0, 152.0])
+    monkeypatch.setattr("caramel.util.progress.time.monotonic", lambda: next(clock))
+    with progress_over(13) as report:
+        for done in range(1, 4):
+            report(done, "loss 1")
+    assert capfd.readouterr().err.splitlines() == ["1 of 13: loss 1 (40 s)", "3 of 13: loss 1 (52 s, about 60 s to go)"]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -153,7 +153,7 @@ def reduce_program(
     if given is not None:
         if reasons.keys() - {given}:
             raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(reasons.values())}")
-        return Reduction(given, "given by the caller"), reductions
+        return Reduction(given, "given by loss_reduction=, or by what compiled Keras losses declare"), reductions
     if not reasons:
         raise _untold("it is computed inside a loop, or the program gave the gradient to start from (grad_ys)")
     if len(reasons) != 1:
