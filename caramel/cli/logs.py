@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from caramel.cli.files import check_writable
 from caramel.errors import InputError
 from caramel.util.progress import LOGGER_NAME, hide_progress
+from caramel.util.whole_files import check_writable
 
 _LIBRARY = "caramel"
 """Name of the logger above all of the library's."""

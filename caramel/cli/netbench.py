@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caramel.cli.files import check_writable
 from caramel.cli.options import print_json, reporting_errors, with_cluster, with_json
 from caramel.cli.places import RAY, Place
 from caramel.util.units import parse_rate, parse_size
+from caramel.util.whole_files import check_writable
 
 if TYPE_CHECKING:
     from caramel.netmodel.model import NetworkModel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caramel.cli.files import check_writable
+from caramel import __version__
 from caramel.cli.options import (
     check_decisions,
     print_json,
@@ -20,12 +20,14 @@ from caramel.cli.options import (
     with_json,
     with_policies,
 )
-from caramel.cli.pictures import Pictures, with_report, with_timeline
+from caramel.cli.pictures import with_report, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.quiet import load_quietly
 from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
 from caramel.errors import InputError
+from caramel.report.pictures import Pictures
 from caramel.util.progress import say
+from caramel.util.whole_files import check_writable
 
 if TYPE_CHECKING:
     from caramel.netmodel.model import NetworkModel
@@ -104,7 +106,7 @@ def plan(
         _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host)
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
-    pictures = Pictures(program, timeline, report)
+    pictures = Pictures(program, timeline, report, __version__)
     if not (decisions["network"] is not None or workers == 1 or is_measured):
         _refuse_predictions(timeline, as_json)
     check_decisions(workers, devices, decisions)
@@ -138,9 +140,9 @@ def plan(
     if out is not None:
         finished.save(out)
     if tried is None:
-        pictures.write_plan(armodel)
+        pictures.write_plan(finished, armodel.facts)
     else:
-        pictures.write(armodel, tried.cluster, tried.record)
+        pictures.write(finished, armodel.facts, tried.cluster, tried.record)
     if as_json:
         if finished.prediction is None:
             raise InputError(_NOT_PREDICTED)

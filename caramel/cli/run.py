@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caramel import __version__
 from caramel.cli.options import (
     check_decisions,
     compiled,
@@ -24,13 +25,14 @@ from caramel.cli.options import (
     with_plan,
     with_policies,
 )
-from caramel.cli.pictures import Pictures, with_report, with_timeline
+from caramel.cli.pictures import with_report, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.results import Results
 from caramel.cli.scripts import ProgramCommand, check_program, run_script_on_workers
 from caramel.errors import InputError
 from caramel.frontend.program_file import arguments_of
 from caramel.frontend.script_file import is_script
+from caramel.report.pictures import Pictures
 from caramel.runtime.held_directory import held_directory
 from caramel.runtime.step_rate import StepRate
 from caramel.util.arguments import timeout_s
@@ -113,15 +115,11 @@ def run(
             "a script says itself how long it trains (fit's epochs= and steps_per_epoch=), prints what it likes, and "
             "saves by callbacks (keras.callbacks.BackupAndRestore goes on after an end)",
         )
-        _refuse_for_scripts(
-            {"timeline": timeline, "report": report},
-            f"what a script trains is drawn with its plan: caramel plan {program} --measure --report FILE.html",
-        )
     if steps is not None and until_step is not None:
         raise click.UsageError("--steps and --until-step exclude each other")
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
-    pictures = Pictures(program, timeline, report)
+    pictures = Pictures(program, timeline, report, __version__)
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
     timeout_s(step_timeout, "--step-timeout")
@@ -131,7 +129,8 @@ def run(
         place.serve(devices)
     if is_script(program):
         chosen = place.cluster(workers)
-        run_script_on_workers(program, arguments, workers, chosen, step_timeout, devices, decisions)
+        files = {"timeline": timeline, "report": report}
+        run_script_on_workers(program, arguments, workers, chosen, step_timeout, devices, decisions, files)
         return
     with ExitStack() as stack:
         if checkpoint is not None:
@@ -152,8 +151,8 @@ def run(
             _go_on(session, loaded, directory, results)
         if until_step is not None:
             steps = max(until_step - session.step_count, 0)
-        record = pictures.record(session, armodel)
-        write_pictures = partial(pictures.write, armodel, chosen, record)
+        record = pictures.record(session, armodel.distributed)
+        write_pictures = partial(pictures.write, armodel.plan, armodel.facts, chosen, record)
         prediction = armodel.plan.prediction
         _train(session, loaded, prediction, steps, directory, save_every, results, record, write_pictures)
 

@@ -63,6 +63,7 @@ def run_script_on_workers(
     step_timeout_s: float,
     devices: Sequence[str],
     decisions: Mapping[str, Any],
+    files: Mapping[str, str | None],
 ) -> None:
     """Run a script whose models train on workers.
 
@@ -74,6 +75,7 @@ def run_script_on_workers(
         step_timeout_s: seconds that a step may take.
         devices: device of each worker; empty for the default.
         decisions: further options of `ARModel`.
+        files: ``timeline`` and ``report`` of the first ``fit``; each further one writes files with its number.
 
     Raises:
         CaramelError: see `caramel.keras.scripts.ScriptRun.run`.
@@ -81,7 +83,7 @@ def run_script_on_workers(
     from caramel.keras.scripts import ScriptRun
 
     try:
-        ScriptRun(workers, cluster, step_timeout_s, options_of_fit(devices, decisions)).run(file, arguments)
+        ScriptRun(workers, cluster, step_timeout_s, options_of_fit(devices, decisions), files).run(file, arguments)
     except KeyboardInterrupt:
         _logger.warning(
             "the script was interrupted: with the callback keras.callbacks.BackupAndRestore(DIR) of fit, the same "

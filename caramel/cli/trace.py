@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from caramel.cli.files import check_writable
 from caramel.cli.options import (
     print_json,
     reporting_errors,
@@ -15,9 +14,10 @@ from caramel.cli.options import (
     with_devices,
     with_json,
 )
-from caramel.cli.pictures import check_pictures, draw_computation, with_timeline
+from caramel.cli.pictures import draw_computation, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
+from caramel.util.whole_files import check_writable
 
 
 @click.command(cls=ProgramCommand)
@@ -66,7 +66,8 @@ def trace(
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
     check_writable(out)
-    check_pictures(timeline)
+    if timeline is not None:
+        check_writable(timeline)
     place.check(options["workers_on_host"])
     _, devices = place.size(options["workers_on_host"], devices)
     if options["workers"] is None and place.membership is not None:

@@ -16,7 +16,7 @@ from caramel.errors import EndOfData
 from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import FedBatches
 from caramel.keras.metrics import DistributedMetrics
-from caramel.runtime.session import Session
+from caramel.runtime.session import Session, StepResult
 from caramel.runtime.step_rate import FIRST_STEPS
 
 
@@ -77,6 +77,7 @@ class EpochLoop:
         looks_at_values: whether a callback wants the values around batches, or may change them there.
         length: number of batches in the dataset, if it is known.
         passes: passes over the dataset.
+        on_step: function that is called with the result of each step.
     """
 
     model: Any
@@ -87,6 +88,7 @@ class EpochLoop:
     looks_at_values: bool
     length: int | None
     passes: DataPasses | FedBatches
+    on_step: Callable[[StepResult], None]
     _steps_s: array[float] = field(init=False, default_factory=lambda: array("d"))
     _batches_taken: int = field(init=False, default=0)  # of the present pass
     _in_pass: bool = field(init=False, default=False)
@@ -192,6 +194,7 @@ class EpochLoop:
                 self._ended = True
                 break
             self._steps_s.append(time.perf_counter() - began_s)
+            self.on_step(result)
             done += 1
             self._batches_taken += 1
             self.passes.took(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from caramel import __version__
 from caramel.armodel import ARModel
 from caramel.compiler.options import CompileOptions
 from caramel.frontend.context import Context, capture
@@ -23,6 +25,7 @@ from caramel.keras.train_step import as_data
 from caramel.keras.trainable import check_trainable, remember_trainable
 from caramel.keras.validation import Validation, check_validation, validation_names
 from caramel.netmodel.file import as_network
+from caramel.report.pictures import Pictures
 from caramel.runtime.clusters.base import Cluster, workers_of
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.util.arguments import refuse_unknown, whole_number
@@ -56,6 +59,8 @@ def fit(
     workers: int | None = None,
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
+    timeline: str | os.PathLike[str] | None = None,
+    report: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Any:
     """Train a compiled Keras 3 model on N workers.
@@ -91,6 +96,10 @@ def fit(
         workers: number of workers, at least 1; default: as many as the cluster lists (`caramel.Servers`).
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
+        timeline: path of a file for a drawn step, worker by worker, for Perfetto or chrome://tracing; a few steps are
+            traced for it.
+        report: path of an HTML file for a report of the training: where the time of a step goes, what would help, the
+            plan, loss and throughput; the same steps are traced for it.
         options: options of `caramel.ARModel`, such as ``statistics``. With ``network`` alone the step is traced on the
             workers, and planned, before the training; ``trace`` may also be one of the captured ``train_step``. And
             ``loss_reduction`` of `caramel.capture`, where the loss does not say whether it is a mean or a sum.
@@ -99,7 +108,8 @@ def fit(
         The keras.callbacks.History, with the `caramel.Plan` as its ``plan``.
 
     Raises:
-        InputError: the model is not compiled or not as said, an argument does not fit, or the dataset is empty.
+        InputError: the model is not compiled or not as said, an argument does not fit, a file cannot be written, or the
+            dataset is empty.
         CaptureError: the model's training step cannot be captured or replicated.
         DataError: the dataset fails.
         KeyboardInterrupt: SIGINT came. The step that ran then was the last one, and the model has its values; a second
@@ -121,6 +131,8 @@ def fit(
     refuse_unknown(fit, options, _OPTIONS, _INSTEAD)
     check_model(model, "fit")
     _check(epochs, initial_epoch, steps_per_epoch, validation_freq)
+    drawn, described = (None if file is None else os.fspath(file) for file in (timeline, report))
+    pictures = Pictures(model.name, drawn, described, __version__)
     place = cluster_or_default(cluster)
     number, devices = workers_of(place, workers)
     if devices is not None:
@@ -162,6 +174,7 @@ def fit(
         hooks = callback_list(callbacks, model, verbose, epochs, steps, add_history=True)
         model.stop_training = False
         use.kept.passes.epoch_ends()  # Keras calls it once more, after its first look at the data
+        record = pictures.record(use.kept.session, use.kept.distributed)
         hooks.on_train_begin()  # may load values, and say at which epoch they were
         first = getattr(model, "_initial_epoch", None) or initial_epoch
         training = EpochLoop(
@@ -173,12 +186,15 @@ def fit(
             any(may_look_at_values(callback) for callback in hooks.callbacks),
             data.length,
             use.kept.passes,
+            (lambda result: None) if record is None else record.note,
         )
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch, is_silent=verbose == 0)
         if epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         hooks.on_train_end(logs)
         plan = use.kept.distributed.plan
+        if written := pictures.write(plan, use.kept.facts, place, record):
+            say(f"caramel: written: {', '.join(written)}")
         if plan.prediction is not None and training.step_s is not None:
             say(f"caramel: a step took {training.step_s * 1e3:.4g} ms; {plan.prediction.beside(training.step_s)}")
         keep(model, _METHOD, purpose_of(model, data, number, place, kept_for), use.kept)
@@ -222,7 +238,7 @@ def _opened(
         say(one_line(armodel, time.perf_counter() - began_s))
     servers = servers_of(model, cluster, workers, armodel.plan.transfer_threads)
     session = armodel.session(servers, step_timeout_s=step_timeout_s)
-    return KeptSession(step, armodel.distributed, session, data)
+    return KeptSession(step, armodel.distributed, session, data, armodel.facts)
 
 
 def _trained(

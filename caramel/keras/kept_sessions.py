@@ -48,6 +48,7 @@ class KeptSession:
         distributed: the step on all workers.
         session: session that runs it.
         data: data of the last call.
+        facts: facts from which the plan was made, by type.
         values: arrays of the model's variables by name, with which the session has begun.
         passes: passes over the data, which begin anew with each call.
     """
@@ -56,6 +57,7 @@ class KeptSession:
     distributed: DistributedModel
     session: Session
     data: GivenData
+    facts: Mapping[type, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(init=False)
     passes: DataPasses | FedBatches = field(init=False)
     _pipeline: Pipeline | None = field(init=False)  # whose arrays the workers have

@@ -38,12 +38,14 @@ class ScriptRun:
         cluster: where they run.
         step_timeout_s: seconds that a step may take.
         options: further options of `caramel.fit`.
+        files: ``timeline`` and ``report`` of the first ``fit``; each further one writes files with its number.
     """
 
     workers: int
     cluster: Cluster
     step_timeout_s: float
     options: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str | None] = field(default_factory=dict)
 
     def run(self, file: str, arguments: Sequence[str]) -> None:
         """Run a script.
@@ -64,14 +66,16 @@ class ScriptRun:
         }
         fit_there: Callable[..., Any] = partial(fit, **place, **self.options)
         devices = self.options.get("device_list")
-        calls = 0
+        calls = fits = 0
 
         def train(model: Any, *given: Any, **named: Any) -> Any:
-            nonlocal calls
+            nonlocal calls, fits
             calls += 1
+            fits += 1
             check_runs_on_workers(model)
+            files = {name: file and _numbered(file, fits) for name, file in self.files.items()}
             try:
-                return fit_there(model, *given, **named)
+                return fit_there(model, *given, **files, **named)
             except OtherProgramError as error:
                 raise OtherProgramError(f"{error}. {_SEVERAL_MODELS}") from error
 
@@ -106,6 +110,12 @@ class ScriptRun:
             raise ProgramError(
                 f"{file!r} has ended, and no Keras model was trained. {lines_to_change(Path(file), parts)}"
             )
+
+
+def _numbered(file: str, number: int) -> str:
+    """A file's path for the picture of a number: the first one as it is, the third of ``a.html`` is ``a.3.html``."""
+    path = Path(file)
+    return file if number == 1 else str(path.with_suffix(f".{number}{path.suffix}"))
 
 
 class _FirstFit(BaseException):

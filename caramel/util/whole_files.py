@@ -7,9 +7,12 @@ import errno
 import os
 import re
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from caramel.errors import InputError
 
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """The beginning of an address such as ``gs://bucket``, which as a path would be a directory ``gs:`` of this machine.
@@ -56,6 +59,27 @@ def file_to_replace(path: str | os.PathLike[str]) -> Path:
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
         raise OSError(errno.EINVAL, f"there is {kind}, no regular file: give another name", str(path))
     return target
+
+
+def check_writable(file: str) -> None:
+    """Refuse a file that cannot be written, before anything is done for it.
+
+    Args:
+        file: path of a file.
+
+    Raises:
+        InputError: there is no such directory, or it is not writable; or there is something other than a regular file.
+    """
+    try:
+        target = file_to_replace(file)
+    except OSError as error:
+        raise InputError(f"{file!r} cannot be written: {error.strerror}") from error
+    if not os.access(target.parent, os.W_OK):
+        raise InputError(f"{file!r} cannot be written: there is no such directory, or it is not yours to write to")
+    try:
+        tempfile.TemporaryFile(dir=target.parent, prefix=target.name).close()
+    except OSError as error:  # a file system without files of one's own, for one
+        raise InputError(f"{file!r} cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -128,3 +128,23 @@ def test_what_cannot_be_drawn_is_refused_before_any_work(arguments, wanted, tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode in (1, 2) and wanted in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_fit_of_a_script_is_drawn(call, write, tmp_path):
+    script = write(
+        """
+        import keras, numpy as np
+        x = np.ones([24, 3], "float32")
+        for units in (1, 2):
+            model = keras.Sequential([keras.Input([3]), keras.layers.Dense(units)], name=f"with_{units}")
+            model.compile("sgd", "mse")
+            model.fit(x, np.ones([24, units], "float32"), batch_size=4, verbose=0)
+            model.evaluate(x, np.ones([24, units], "float32"), verbose=0)
+        """,
+        "train.py",
+    )
+    call("run", script, "--workers", 2, "--report", tmp_path / "a.html", "--timeline", tmp_path / "a.json")
+    made = {path.name for path in tmp_path.iterdir()} - {"train.py"}
+    assert made == {"a.html", "a.2.html", "a.json", "a.2.json"}
+    assert "with_1" in (tmp_path / "a.html").read_text() and "with_2" in (tmp_path / "a.2.html").read_text()
+    assert lanes(tmp_path / "a.2.json")[0].keys() == {"worker 0", "worker 1"}

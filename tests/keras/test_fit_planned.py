@@ -1,5 +1,6 @@
 """`caramel.fit` where the network is known: it traces and plans by itself, and trains as without a plan."""
 
+import json
 import re
 import warnings
 
@@ -115,3 +116,24 @@ def test_a_plan_serves_a_model_that_is_built_again(monkeypatch):
     history = caramel.fit(model, dataset(), workers=2, epochs=2, verbose=0, cluster=AS_WRITTEN, plan=first[0].plan)
     check_same_bits(first, (history, model))
     assert {v.path for v in first[1].variables}.isdisjoint({v.path for v in model.trainable_variables})
+
+
+def test_a_training_is_drawn(tmp_path, capsys):
+    timeline, report = tmp_path / "step.json", tmp_path / "report.html"
+    plain, drawn = trained(X, Y, batch_size=12), trained(X, Y, batch_size=12, timeline=timeline, report=str(report))
+    check_same_bits(plain, drawn)
+    assert capsys.readouterr().out == ""
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert {event["cat"] for event in events if event["ph"] == "X"} >= {"forward pass", "backward pass", "update"}
+    text = report.read_text()
+    assert "measured step" in text and "after 10 steps" in text and plain[1].name in text
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_training(tmp_path):
+    model = compiled()
+    before = [variable.numpy() for variable in model.variables]
+    for name in ("timeline", "report"):
+        with pytest.raises(caramel.InputError, match="cannot be written"):
+            caramel.fit(model, X, Y, workers=2, **{name: tmp_path / "nowhere" / "a"})
+    for value, variable in zip(before, model.variables):
+        np.testing.assert_array_equal(value, variable)
