@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from benchmarks import build, collectives, depths, lost_workers, planner_speed, planning, versions
+from benchmarks import build, collectives, depths, first_step, lost_workers, planner_speed, planning, versions
 from benchmarks.output import errors_for_click
 from benchmarks.published import calibrations_table, figure_9_table, gaps_table
 from benchmarks.training import prediction_errors
@@ -91,6 +91,7 @@ RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "calibrations": ("published.json", calibrations_table),
     "gaps": ("published.json", gaps_table),
     "versions": ("versions.json", versions.table),
+    "first_step": ("first_step.json", first_step.table),
     "lost_workers": ("lost_workers.json", lost_workers.table),
     "predicted_steps": ("predicted_steps.json", lambda _: prediction_errors.table(prediction_errors.kept(PREDICTED))),
 }

@@ -15,6 +15,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from caramel.errors import CaramelError, ClusterError, InputError, StepError, listed
 from caramel.graph.devices import Device
+from caramel.runtime.growing_graph import GrowingGraph
 from caramel.util.daemon_threads import DaemonThreads
 
 v1 = tf.compat.v1
@@ -27,6 +28,10 @@ def has_native_collectives(graph_def: Any) -> bool:
 
 Run = tuple[Sequence[str], Sequence[str], Mapping[str, np.ndarray]]
 """Tensors to fetch, further ops to run, and arrays to feed by tensor name."""
+
+
+KindOfRun = tuple[Sequence[str], Sequence[str], Iterable[str]]
+"""Tensors to fetch, further ops to run, and names of tensors to feed."""
 
 
 _Key = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]
@@ -53,6 +58,9 @@ class Executor(Protocol):
             ClusterError: a worker is gone or too slow.
         """
 
+    def prepare(self, runs: Sequence[KindOfRun], timeout_s: float) -> None:
+        """Get ready for runs to come, which is the quicker the less of the graph was run before."""
+
     def extend(self, graph_def: bytes) -> None:
         """Add nodes; they may read nodes that are there already."""
 
@@ -76,9 +84,8 @@ class SessionExecutor:
     """
 
     def __init__(self, graph_def: Any, target: str, config: Any) -> None:
-        self._graph = tf.Graph()
-        with self._graph.as_default():
-            tf.import_graph_def(graph_def, name="")
+        self._growing = GrowingGraph(graph_def)
+        self._graph = self._growing.graph
         try:
             self._session = v1.Session(target, graph=self._graph, config=config)
         except tf.errors.OpError as error:
@@ -154,8 +161,15 @@ class SessionExecutor:
     ) -> list[np.ndarray]:
         """Run as `Session.run` does, with all its options."""
         options = v1.RunOptions(timeout_in_ms=_milliseconds(timeout_s), trace_level=trace)
+        self._growing.take_in([*fetches, *targets, *feeds])
         fetched = [self._graph.as_graph_element(name) for name in (*fetches, *targets)]
         return list(self._session.run(fetched, dict(feeds), options=options, run_metadata=into)[: len(fetches)])
+
+    def prepare(self, runs: Sequence[KindOfRun], timeout_s: float) -> None:
+        """Get ready for runs to come; see `Executor.prepare`."""
+        if self._is_made_once(timeout_s):
+            for run in runs:
+                self._callable(*run, timeout_s)
 
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; see `Executor.run_each`."""
@@ -166,8 +180,9 @@ class SessionExecutor:
             except (StepError, ClusterError) as error:
                 return error
 
-        for run in runs if self._is_made_once(timeout_s) else ():
-            self._callable(*run, timeout_s)  # making one changes the graph, which two threads must not do
+        for fetches, targets, feeds in runs:  # what changes the graph, which two threads must not do
+            self._growing.take_in([*fetches, *targets, *feeds])
+        self.prepare(runs, timeout_s)
         if self._threads is None and len(runs) > 1:
             self._threads = DaemonThreads(len(runs), "worker data")
         if self._threads is None:
@@ -197,6 +212,7 @@ class SessionExecutor:
 
         On servers the timeout is that of the session's operations.
         """
+        self._growing.take_in([*fetches, *targets, *feeds])
         options = config_pb2.CallableOptions(fetch=fetches, target=targets, feed=feeds)
         options.run_options.timeout_in_ms = timeout_ms
         call = self._session._make_callable_from_options(options)
@@ -237,16 +253,7 @@ class SessionExecutor:
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes whose inputs may be nodes of the session's graph."""
-        added = v1.GraphDef.FromString(graph_def)
-        names = {node.name for node in added.node}
-        outside: dict[str, Any] = {}
-        with self._graph.as_default():
-            for node in added.node:
-                for text in node.input:
-                    name = text.partition(":")[0]
-                    if name not in names and not text.startswith("^"):
-                        outside[text] = self._graph.get_tensor_by_name(text if ":" in text else text + ":0")
-            tf.import_graph_def(added, name="", input_map=outside)
+        self._growing.add(v1.GraphDef.FromString(graph_def))
 
     def pids(self) -> tuple[int, ...]:
         """This process, which drives."""

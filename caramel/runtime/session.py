@@ -23,7 +23,7 @@ from caramel.modifiers.evaluate import evaluation_graph
 from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.checkpoint import readable
 from caramel.runtime.clusters.base import Cluster, check_cluster
-from caramel.runtime.executor import Executor, Run
+from caramel.runtime.executor import Executor, KindOfRun, Run
 from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_batch
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.step_rate import StepRate
@@ -183,6 +183,7 @@ class Session:
             self._state = VariableState(distributed, self._run_op)
             self._step_count = self._state.initialise()
             self._data = self._new_data(distributed.pipeline)
+            self._executor.prepare(self._later_runs(), step_timeout_s)
         except BaseException:
             self._executor.close()
             raise
@@ -222,6 +223,16 @@ class Session:
         if self._signature.data is None or pipeline is None:
             return None
         return WorkerData(self._signature, self._run_each, pipeline.seed)
+
+    def _later_runs(self) -> list[KindOfRun]:
+        """The runs between steps, for which TensorFlow gets ready sooner before the first step than after it."""
+        flush, save = self._signature.flush, self._signature.save
+        saves: list[Sequence[str]] = [(self._signature.save_prefix, self._signature.save_steps)]
+        runs: list[KindOfRun] = [([], flush, ())] if flush else []
+        if self._signature.data is not None:
+            saves.append((*saves[0], self._signature.data.position))
+            runs += [([], targets, ()) for targets in (self._signature.data.snapshot, self._signature.data.forget)]
+        return [*runs, *(([], [save], fed) for fed in saves)]
 
     def _run_each(self, runs: Sequence[Run]) -> list[list[np.ndarray] | StepError]:
         return self._executor.run_each(runs, self._timeout_s)

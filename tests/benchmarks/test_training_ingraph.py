@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from run_metadata import metadata_of
 from variants import each_once, in_soak, mostly_in_soak
 
 import caramel
@@ -81,14 +82,19 @@ class OneDevice:
         return sum(losses) / len(losses)
 
 
+def handles(contender):
+    """The variables, all in the graph of the session."""
+    growing = contender._executor._growing
+    growing.take_in([*growing._outside])
+    return [op for op in growing.graph.get_operations() if op.type == "VarHandleOp"]
+
+
 def state(contender):
     """The values of all variables by name; several workers may have one."""
-    executor = contender._executor
-    with executor._graph.as_default():
-        handles = [op for op in executor._graph.get_operations() if op.type == "VarHandleOp"]
-        reads = [tf.raw_ops.ReadVariableOp(resource=h.outputs[0], dtype=h.get_attr("dtype")).name for h in handles]
-    found = {}
-    for handle, value in zip(handles, executor.run(reads, [], {}, 60.0)):
+    found, variables = {}, handles(contender)
+    with contender._executor._graph.as_default():
+        reads = [tf.raw_ops.ReadVariableOp(resource=h.outputs[0], dtype=h.get_attr("dtype")).name for h in variables]
+    for handle, value in zip(variables, contender._executor.run(reads, [], {}, 60.0)):
         found.setdefault(handle.name.partition("/")[2], []).append(value)
     return found
 
@@ -191,12 +197,7 @@ def test_many_small_tensors():
 
 def sent(contender):
     """Messages between workers in a step, as TensorFlow has cut its optimized graph: (from, to, bytes), counted."""
-    executor = contender._executor
-    graph = executor._graph
-    wanted = [graph.as_graph_element(name) for name in (*contender._losses, *contender._steps)]
-    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE, output_partition_graphs=True)
-    metadata = v1.RunMetadata()
-    executor._session.run(wanted, options=options, run_metadata=metadata)
+    metadata = metadata_of(contender._executor, *contender._losses, *contender._steps)
     outputs = {}
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
@@ -312,10 +313,6 @@ def test_parameters_and_momenta_are_on_the_first_workers(start, servers):
     where = placed(MIXED, servers)
     assert set(where.values()) == set(range(servers))
     assert found == {f"parameters/{n}{kind}": where[n] for n in where for kind in ("", "/momentum")}
-
-
-def handles(contender):
-    return [op for op in contender._executor._graph.get_operations() if op.type == "VarHandleOp"]
 
 
 @pytest.fixture(scope="module")

@@ -146,10 +146,9 @@ servers_module.SessionExecutor = Spied
 with armodel.session(caramel.Servers(addresses, options=SERIAL, task=0)) as session:
     trained = train(session, [program.feed(batch) for batch in data])
     feeds = split_batch(armodel.signature, bound_arrays(armodel.signature.feeds, (program.feed(data[0]),), {})).feeds
-    metadata, options = tf.compat.v1.RunMetadata(), tf.compat.v1.RunOptions(trace_level=3)
-    made[0]._session.run([*armodel.signature.step], feeds, options, metadata)
+    _, metadata = made[0].run_traced([], armodel.signature.step, feeds, 60.0)
 ran = {}
-for device in metadata.step_stats.dev_stats:
+for device in tf.compat.v1.RunMetadata.FromString(metadata).step_stats.dev_stats:
     for node in device.node_stats:
         ran.setdefault(node.node_name.partition("/")[0], set()).add(device.device)
 with open(sys.argv[4], "wb") as file:

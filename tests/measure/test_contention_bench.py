@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import tensorflow as tf
+from run_metadata import metadata_of
 
 import caramel
 from caramel.collectives.algorithms import Schedules
@@ -162,10 +163,8 @@ def test_tensorflow_leaves_no_product_out(products, threads, loops):
         bench.load(4096, {"beside": build_for(Schedules(), bench, "ring", 1, 4096)}, 3)
         computation = _Computation(bench)
         fetches = [*computation._starts, *computation._ends, *bench.ends("beside")]
-        metadata = v1.RunMetadata()
-        options = v1.RunOptions(output_partition_graphs=True, trace_level=v1.RunOptions.FULL_TRACE)
         computation.seconds(products)
-        bench._executor._session.run(fetches, options=options, run_metadata=metadata)
+        metadata = metadata_of(bench._executor, *fetches)
         ops = Counter(node.op for graph in metadata.partition_graphs for node in graph.node)
         assert ops["MatMul"] + ops["_MklMatMul"] == 2 * loops  # as oneDNN's
         assert ops["Timestamp"] == 3 * 2
@@ -182,9 +181,7 @@ def test_all_reduces_at_once_have_the_same_root_and_wait_for_none_of_each_other(
     with AllReduceBench(caramel.InProcess(), 3) as bench:
         for at_once in (False, True):
             bench.load(4096, {"found": build_for(Schedules(), bench, "star", 1, 4096)}, 4, at_once)
-            metadata = v1.RunMetadata()
-            options = v1.RunOptions(output_partition_graphs=True)
-            bench._executor._session.run(bench.ends("found"), options=options, run_metadata=metadata)
+            metadata = metadata_of(bench._executor, *bench.ends("found"))
             nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
             adding = [n.device for n in nodes.values() if "reduce_" in n.name and n.op in ("AddN", "AddV2", "Add")]
             assert (len(set(adding)) == 1) == at_once

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
+from run_metadata import metadata_of
 from variants import in_soak
 
 import caramel
@@ -109,9 +110,7 @@ def test_tensorflow_optimises_nothing_away(algorithm, depth):
     with AllReduceBench(caramel.InProcess(), workers, uses_native=algorithm == NATIVE) as bench:
         bench.load(size_bytes, {"one": build_for(Schedules(), bench, algorithm, depth, size_bytes)})
         targets, repeats = bench._targets["one"]
-        metadata = v1.RunMetadata()
-        options = v1.RunOptions(output_partition_graphs=True)
-        bench._executor._session.run(targets, options=options, run_metadata=metadata)
+        metadata = metadata_of(bench._executor, *targets)
     ops = Counter(node.op for graph in metadata.partition_graphs for node in graph.node)
     assert repeats > 1
     if algorithm == NATIVE:

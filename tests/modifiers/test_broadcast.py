@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import tensorflow as tf
+from run_metadata import metadata_of
 
 import caramel
 from caramel.graph.graph import node_of
@@ -28,9 +29,7 @@ def session():
 
 def test_every_worker_passes_values_on_to_one_other(session):
     """As TensorFlow runs it, after its own graph optimizers: a link carries each value once."""
-    metadata = v1.RunMetadata()
-    options = v1.RunOptions(output_partition_graphs=True)
-    session.executor._session.run(BROADCAST, options=options, run_metadata=metadata)
+    metadata = metadata_of(session.executor, BROADCAST)
     values = Counter()
     for graph in metadata.partition_graphs:
         made = {node.name: node for node in graph.node}

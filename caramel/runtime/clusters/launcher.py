@@ -226,6 +226,10 @@ class Launcher:
         """Several runs at once."""
         return self._supervisor.call(self._executors[session].run_each, *payload)
 
+    def prepare(self, session: int, payload: Any) -> None:
+        """Get ready for runs of a session."""
+        self._supervisor.call(self._executors[session].prepare, *payload)
+
     def extend(self, session: int, graph_def: bytes) -> None:
         """Add nodes to a session's graph."""
         self._executors[session].extend(graph_def)
@@ -305,6 +309,7 @@ _REQUESTS: dict[str, Callable[..., Any]] = {
     "run": Launcher.run,
     "run_traced": Launcher.run_traced,
     "run_each": Launcher.run_each,
+    "prepare": Launcher.prepare,
     "extend": Launcher.extend,
     "pids": Launcher.pids,
     "trouble": Launcher.trouble,

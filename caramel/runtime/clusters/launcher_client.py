@@ -22,7 +22,7 @@ import numpy as np
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
 from caramel.runtime.clusters.supervision import WHAT_TO_DO
-from caramel.runtime.executor import Run
+from caramel.runtime.executor import KindOfRun, Run
 from caramel.runtime.host.environment import server_environment
 from caramel.runtime.host.processes import is_stopped
 from caramel.util.temporary import is_in_process, new_directory, no_room
@@ -279,6 +279,11 @@ class ProcessExecutor:
         """Run several times at once; see `Executor.run_each`."""
         payload = [(list(fetches), list(targets), dict(feeds)) for fetches, targets, feeds in runs]
         return list(self._request("run_each", (payload, timeout_s), timeout_s))
+
+    def prepare(self, runs: Sequence[KindOfRun], timeout_s: float) -> None:
+        """Get ready for runs; see `Executor.prepare`."""
+        payload = [(list(fetches), list(targets), list(feeds)) for fetches, targets, feeds in runs]
+        self._request("prepare", (payload, timeout_s), timeout_s)
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes; see `Executor.extend`."""

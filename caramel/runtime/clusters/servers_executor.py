@@ -11,7 +11,7 @@ from caramel.errors import StepError
 from caramel.runtime.clusters.driver_server import OwnServer
 from caramel.runtime.clusters.heartbeat import Heartbeats
 from caramel.runtime.clusters.supervision import Supervisor
-from caramel.runtime.executor import Run, SessionExecutor
+from caramel.runtime.executor import KindOfRun, Run, SessionExecutor
 
 _CLOSE_S = 60.0
 """Seconds that closing a session may take while all servers answer: large ones took more than ten."""
@@ -68,6 +68,10 @@ class ServersExecutor:
     def run_each(self, runs: Sequence[Run], timeout_s: float) -> list[list[np.ndarray] | StepError]:
         """Run several times at once; see `Executor.run_each`."""
         return self._supervisor.call(self._session.run_each, runs, timeout_s)  # type: ignore[no-any-return]
+
+    def prepare(self, runs: Sequence[KindOfRun], timeout_s: float) -> None:
+        """Get ready for runs; see `Executor.prepare`."""
+        self._supervisor.call(self._session.prepare, runs, timeout_s)
 
     def extend(self, graph_def: bytes) -> None:
         """Add nodes; see `Executor.extend`."""

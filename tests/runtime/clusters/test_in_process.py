@@ -121,11 +121,9 @@ def spied(monkeypatch):
 def where_ops_ran(executor, signature, batch):
     """Device of every op of one step, from TensorFlow's own trace."""
     feeds = split_batch(signature, bound_arrays(signature.feeds, batch, {})).feeds
-    metadata = v1.RunMetadata()
-    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-    executor._session.run([*signature.losses, *signature.step], feeds, options, metadata)
+    _, metadata = executor.run_traced(signature.losses, signature.step, feeds, 60.0)
     found = {}
-    for device in metadata.step_stats.dev_stats:
+    for device in v1.RunMetadata.FromString(metadata).step_stats.dev_stats:
         for node in device.node_stats:
             found.setdefault(node.node_name.partition(":")[0], set()).add(device.device.rpartition("/device:")[2])
     return found
