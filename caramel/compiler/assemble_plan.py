@@ -12,7 +12,8 @@ from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.plan_checks import check_applies, check_plan
-from caramel.analyzers.registry import automatic_analyzers
+from caramel.analyzers.policies.control_edges import without_needless_order
+from caramel.analyzers.registry import POLICIES, automatic_analyzers
 from caramel.analyzers.step.sparse_slices import with_added_slices
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.compiler.options import CompileOptions
@@ -74,6 +75,8 @@ def assemble_plan(
         network = Network(options.collectives, workers)
         analyzers, notes = _analyzers(model, network, trace, options)
         facts = analyse(analyzers, [model, network], WANTED)
+        if options.analyzers is None and POLICIES[options.policy].edges is None:  # else the order is to be as it is
+            facts = without_needless_order(facts)
         plan = make_plan(model, devices, facts, analyzers, notes, options.uneven_batches, options.statistics, pipeline)
         check_plan(plan, model)
     return plan, facts

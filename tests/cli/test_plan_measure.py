@@ -158,8 +158,6 @@ def test_no_larger_sizes_than_need_be(largest_bytes, count):
         ("--steps", "epochs="),
         ("--until-step", "epochs="),
         ("--checkpoint", "BackupAndRestore"),
-        ("--report", "caramel plan train.py --measure --report"),
-        ("--timeline", "caramel plan train.py --measure --report"),
     ],
 )
 def test_options_of_a_run_that_a_script_decides(option, instead):

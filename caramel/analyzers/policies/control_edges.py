@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import networkx as nx
 
 from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.cost.network import Network
 from caramel.analyzers.policies.order import computing_ops
+from caramel.analyzers.step.boundaries import find_boundaries
 from caramel.errors import InputError
-from caramel.facts import ControlEdges, Dependencies, Trace, UpdateOrder
+from caramel.facts import BACKWARD, Boundaries, ControlEdges, Dependencies, Trace, UpdateOrder
 from caramel.graph import ops
 from caramel.graph.graph import Graph, node_of
 from caramel.graph.guards import guards_of
 from caramel.model import Model
+from caramel.plan import Transfers
 
 ORDER_KINDS = ("total", "updates")
 """Kinds of order that edges can enforce, see `enforced_order`."""
@@ -38,6 +42,23 @@ def serialization() -> Analyzer:
         return replace(edges, reason=f"{edges.reason}; measured cost of an order: {costs} of a step")
 
     return Analyzer("serialization", (Model, Dependencies, UpdateOrder, Trace), ControlEdges, run)
+
+
+def without_needless_order(facts: Mapping[type, Any]) -> Mapping[type, Any]:
+    """Facts without an order that has no use: where all gradients travel in one transfer, it starts after the last.
+
+    Args:
+        facts: facts of the analyzers by type, with those of a plan.
+    """
+    edges: ControlEdges = facts[ControlEdges]
+    transfers: Transfers = facts[Transfers]
+    if not edges.edges or len(transfers.transfers) != 1 or transfers.transfers[0].window != BACKWARD:
+        return facts
+    none = ControlEdges((), "none", "nothing, since all gradients travel together, after the last of them")
+    boundaries = find_boundaries(
+        facts[Model], facts[Dependencies], facts[Trace], facts[UpdateOrder], none, facts[Network]
+    )
+    return {**facts, ControlEdges: none, Boundaries: boundaries}
 
 
 def enforced_order(kind: str) -> Analyzer:

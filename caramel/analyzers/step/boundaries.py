@@ -46,7 +46,8 @@ def find_boundaries(
     """
     needed, others = op_sequence(found, order)
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
-    alone_s = _step_s(trace, enforced)
+    kind = enforced.kind if enforced.edges else "none"
+    alone_s = _step_s(trace, kind)
     sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
     # Times that were not measured are good for an order only; nothing has to be known of transfers for that.
     factor = _computation_factor(network, alone_s, sum(sent_bytes.values())) if trace.runs > 0 else 1.0
@@ -58,7 +59,7 @@ def find_boundaries(
         now_s += scale * trace.op_s.get(op, 0.0) + waits_s.get(op, 0.0)
         ends[op] = now_s
     compute_s = now_s
-    pace = trace.pace.get(enforced.kind if enforced.edges else "none", ())
+    pace = trace.pace.get(kind, ())
     if pace:
         starts, ends = (_at_pace(times, pace, compute_s) for times in (starts, ends))
     by_name = {g.name: g for g in model.gradients}
@@ -139,11 +140,11 @@ def _computation_factor(network: Network, alone_s: float, total_bytes: float) ->
     return network.compute_factor(alone_s, network.time_s(total_bytes), network.processor_s(total_bytes))
 
 
-def _step_s(trace: Trace, enforced: ControlEdges) -> float:
+def _step_s(trace: Trace, kind: str) -> float:
     """Seconds of a step: as measured, and longer by the cost of the order where that was measured."""
     measured = trace.ordered_step_s
     free_s = measured.get("none", 0.0)
-    return trace.step_s * (measured.get(enforced.kind, free_s) / free_s if free_s > 0 else 1.0)
+    return trace.step_s * (measured.get(kind, free_s) / free_s if free_s > 0 else 1.0)
 
 
 def _first_use_s(graph: Graph, user: str, starts: dict[str, float], compute_s: float) -> float:
