@@ -26,6 +26,7 @@ from caramel.runtime.clusters.base import Cluster, check_cluster
 from caramel.runtime.executor import Executor, KindOfRun, Run
 from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_batch
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
+from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.runtime.step_rate import StepRate
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
@@ -178,7 +179,12 @@ class Session:
         began_s = time.perf_counter()
         if isinstance(cluster, Cluster):  # what only looks like one may lack the method
             cluster = cluster.for_transfers(distributed.plan.transfer_threads)
-        self._executor = cluster.start(distributed.graph_def, distributed.signature.devices, step_timeout_s)
+        graph_def = distributed.graph_def
+        is_elsewhere = getattr(cluster, "is_elsewhere", False)
+        self._packed = PackedFeeds.of(graph_def, distributed.signature) if is_elsewhere else None
+        if self._packed is not None:
+            graph_def = self._packed.graph_def(graph_def, distributed.signature.devices)
+        self._executor = cluster.start(graph_def, distributed.signature.devices, step_timeout_s)
         try:
             self._state = VariableState(distributed, self._run_op)
             self._step_count = self._state.initialise()
@@ -316,6 +322,8 @@ class Session:
         batch = self._batch(args, kwargs)
         feeds = dict(batch.feeds)
         feeds.update((name, np.float64(w)) for name, w in zip(self._signature.weights, batch.weights))
+        if self._packed is not None:
+            feeds = self._packed.feeds(feeds)
         names = [name for name, _ in self._signature.outputs]
         fetches = [*self._signature.losses, *(t for _, tensors in self._signature.outputs for t in tensors)]
         values = self._train(fetches, self._signature.step, feeds, run)

@@ -21,6 +21,7 @@ class Cluster(ABC):
     Attributes:
         options: options with which TensorFlow runs the graph.
         tracing_warning: reason to doubt times that are traced there; "" if there is none.
+        is_elsewhere: whether workers are in other processes, so that what is fed travels to them.
 
     Examples:
         >>> import caramel
@@ -30,6 +31,7 @@ class Cluster(ABC):
 
     options: RunOptions
     tracing_warning: str = ""
+    is_elsewhere: bool = True
 
     @property
     def default_devices(self) -> tuple[str, ...]:

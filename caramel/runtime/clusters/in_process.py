@@ -29,6 +29,7 @@ class InProcess(Cluster):
     """
 
     options: RunOptions = field(default_factory=RunOptions)
+    is_elsewhere = False
 
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """Place each worker on a virtual CPU device of its own (or a GPU that is here)."""
