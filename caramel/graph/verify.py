@@ -18,30 +18,49 @@ def verify_structure(graph: Graph, modifier: str, verified: Graph | None = None)
     Args:
         graph: graph to check.
         modifier: name of the modifier that made the graph, for the error.
-        verified: another graph, which has passed. Of shared nodes only the place in the order is checked again.
+        verified: another graph, which has passed. Of shared nodes only what may have changed is checked again.
 
     Raises:
         InvariantError: one of these does not hold.
     """
-    if graph is verified:
-        return
+    verify_nodes(graph, modifier, verified)
     try:
-        graph.order  # noqa: B018 - raises on a missing producer and on a cycle
+        graph.order  # noqa: B018 - raises on a cycle
     except InvariantError as error:
         raise InvariantError(f"after {modifier}: {error}") from None
+
+
+def verify_nodes(graph: Graph, modifier: str, verified: Graph | None = None) -> None:
+    """All that `verify_structure` checks, but for cycles: these are looked for in all of a graph.
+
+    Args:
+        graph: graph to check.
+        modifier: name of the modifier that made the graph, for the error.
+        verified: another graph, which has passed. Of shared nodes only what may have changed is checked again.
+
+    Raises:
+        InvariantError: something does not hold.
+    """
+    if graph is verified:
+        return
     known = {} if verified is None else verified.nodes
     changed = [node for name, node in graph.nodes.items() if known.get(name) is not node]
-    # The readers of a changed node were verified with another node of its name.
-    other = {node.name for node in changed if node.name in known}
-    suspects = {node.name for node in changed}
+    # What reads them was verified with another node of their name, or is left without one.
+    other = {n.name for n in changed if n.name in known and _outputs_differ(n, known[n.name])}
+    other.update(name for name in known if name not in graph)
+    nodes = changed
     if other:
-        suspects.update(name for name in graph.nodes if not other.isdisjoint(graph.sources(name)))
+        new = {node.name for node in changed}
+        nodes = [n for n in graph if n.name in new or not other.isdisjoint(graph.sources(n.name))]
     outputs = _OutputTypes(graph)
-    for node in graph:
-        if node.name in suspects:
-            _verify_inputs(node, outputs, modifier)
+    for node in nodes:
+        _verify_inputs(node, graph, outputs, modifier)
     same_library = verified is not None and graph.library is verified.library
     _verify_functions(graph, changed if same_library else list(graph), not same_library, modifier)
+
+
+def _outputs_differ(one: NodeDef, other: NodeDef) -> bool:
+    return ops.output_types(one) != ops.output_types(other)
 
 
 class _OutputTypes(dict[str, Sequence[int]]):
@@ -75,12 +94,14 @@ def _verify_functions(graph: Graph, nodes: Iterable[NodeDef], look_inside: bool,
             )
 
 
-def _verify_inputs(node: NodeDef, outputs: Mapping[str, Sequence[int]], modifier: str) -> None:
+def _verify_inputs(node: NodeDef, graph: Graph, outputs: Mapping[str, Sequence[int]], modifier: str) -> None:
     name = node.name
     expected = ops.input_types(node)
     position = 0
     for text in node.input:
         producer, index = parse_input(text)
+        if producer not in graph.nodes:
+            raise InvariantError(f"after {modifier}: node {name!r} reads {producer!r}, which does not exist")
         if index < 0:
             position = -1
             continue

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from caramel.graph.verify import verify_structure
+from caramel.errors import InvariantError
+from caramel.graph.graph import Graph
+from caramel.graph.verify import verify_nodes, verify_structure
 from caramel.modifiers.aggregate import aggregate, verify_aggregated
 from caramel.modifiers.cut import cut
 from caramel.modifiers.emission import Emission, Modifier
@@ -66,7 +69,7 @@ FORWARD_PASS = Target(
 
 @paused_gc()
 def emit(target: Target, emission: Emission) -> Emission:
-    """Run a target's modifiers, and the verifier after each.
+    """Run a target's modifiers, and the verifier after each; it looks for cycles at the end, and if need be again.
 
     Args:
         target: the target to emit.
@@ -78,7 +81,17 @@ def emit(target: Target, emission: Emission) -> Emission:
     Raises:
         InvariantError: a modifier broke an invariant; the text names the modifier and the node.
     """
+    try:
+        emitted = _emitted(target, emission, verify_nodes)
+        emitted.graph.order  # noqa: B018 - raises on a cycle
+    except InvariantError:
+        _emitted(target, emission, verify_structure)  # which modifier it was
+        raise
+    return emitted
+
+
+def _emitted(target: Target, emission: Emission, verify: Callable[[Graph, str, Graph], None]) -> Emission:
     for modifier in target.modifiers:
         before, emission = emission, modifier(emission)
-        verify_structure(emission.graph, modifier.__name__, before.graph)
+        verify(emission.graph, modifier.__name__, before.graph)
     return emission

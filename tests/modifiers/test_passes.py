@@ -42,22 +42,30 @@ def begun(armodel):
     return Emission.initial(finished.model, finished.plan, finished.evaluation, finished.pipeline)
 
 
-def breaking(modifier):
-    """The modifier, which also adds a node that reads what is not there."""
+BROKEN = {
+    "'broken' reads 'ghost'": {"broken": "^ghost"},
+    "cycle through 'broken'": {"broken": "^further", "further": "^broken"},
+}
+
+
+def breaking(modifier, added):
+    """The modifier, which also adds nodes; each waits for another."""
 
     def broken(emission):
-        return modifier(emission).extended([(node("broken", "NoOp", ["^ghost"]), Role(Purpose.STATE, 0))])
+        nodes = [(node(name, "NoOp", [awaited]), Role(Purpose.STATE, 0)) for name, awaited in added.items()]
+        return modifier(emission).extended(nodes)
 
     broken.__name__ = modifier.__name__
     return broken
 
 
+@pytest.mark.parametrize("how", BROKEN)
 @pytest.mark.parametrize("target", [ALL_REDUCE, COMPUTATION_ALONE], ids=lambda target: target.name)
-def test_a_broken_graph_is_found_after_the_modifier_that_broke_it(context, target):
+def test_a_broken_graph_is_found_after_the_modifier_that_broke_it(context, target, how):
     start = begun(caramel.ARModel(context, 2))
     for number, modifier in enumerate(target.modifiers):
-        modifiers = (*target.modifiers[:number], breaking(modifier), *target.modifiers[number + 1 :])
-        with pytest.raises(InvariantError, match=f"after {modifier.__name__}: .*'broken' reads 'ghost'"):
+        modifiers = (*target.modifiers[:number], breaking(modifier, BROKEN[how]), *target.modifiers[number + 1 :])
+        with pytest.raises(InvariantError, match=f"after {modifier.__name__}: .*{how}"):
             emit(replace(target, modifiers=modifiers), start)
 
 
