@@ -575,7 +575,8 @@ def with_optimizer(name, option="plain", wrapped=None):
     """A model that is trained by this optimizer, and its data."""
 
     def make():
-        model = words_model(option != "loss_scale_factor")  # Keras cannot scale sparse gradients
+        # Keras cannot scale sparse gradients, and its centered RMSprop fails on one device with words that are new.
+        model = words_model(option != "loss_scale_factor" and name != "RMSprop centered")
         loss = losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer(name, option, wrapped), loss, jit_compile=False)
         return model
