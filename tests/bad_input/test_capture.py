@@ -206,7 +206,7 @@ def test_loss_reduction_says_how_gradients_combine(kind, factor):
     context = caramel.capture(a_step(loss_of=root), SPECS, loss_reduction=kind)
     armodel = caramel.ARModel(context, 2)
     assert armodel.plan.reduction == kind
-    assert "caller" in armodel.plan.reduction_reason
+    assert "loss_reduction=" in armodel.plan.reduction_reason
     # Both workers get the same examples, so both have the same gradient.
     x, y = np.tile(np.eye(3, dtype=np.float32), (2, 1)), np.ones(6, np.float32)
     with armodel.session() as session:
