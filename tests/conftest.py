@@ -255,7 +255,10 @@ class Network:
         return process.communicate()
 
     def close(self):
-        """End everything in it."""
+        """End everything in it; some of what was started has started others."""
+        for pid in self.others():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for process in (*self._started, self._holder):
             process.kill()
             process.wait()
