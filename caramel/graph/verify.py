@@ -46,7 +46,8 @@ def verify_nodes(graph: Graph, modifier: str, verified: Graph | None = None) -> 
     known = {} if verified is None else verified.nodes
     changed = [node for name, node in graph.nodes.items() if known.get(name) is not node]
     # What reads them was verified with another node of their name, or is left without one.
-    other = {n.name for n in changed if n.name in known and _outputs_differ(n, known[n.name])}
+    again = [node for node in changed if node.name in known]
+    other = {n.name for n in again if ops.output_types(n) != ops.output_types(known[n.name])}
     other.update(name for name in known if name not in graph)
     nodes = changed
     if other:
@@ -57,10 +58,6 @@ def verify_nodes(graph: Graph, modifier: str, verified: Graph | None = None) -> 
         _verify_inputs(node, graph, outputs, modifier)
     same_library = verified is not None and graph.library is verified.library
     _verify_functions(graph, changed if same_library else list(graph), not same_library, modifier)
-
-
-def _outputs_differ(one: NodeDef, other: NodeDef) -> bool:
-    return ops.output_types(one) != ops.output_types(other)
 
 
 class _OutputTypes(dict[str, Sequence[int]]):

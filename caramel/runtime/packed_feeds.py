@@ -26,6 +26,9 @@ _ALIGNMENT = 64
 
 _NUMBER_BYTES = 8
 
+_MOST_BYTES = 2**31 - 1
+"""Bytes of the largest array that a message of gRPC can carry."""
+
 
 @dataclass(frozen=True)
 class _Tensor:
@@ -103,14 +106,19 @@ class PackedFeeds:
         return changed
 
     def feeds(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What to feed instead.
+        """What to feed instead; the tensors of a worker by themselves where one array would be too large.
 
         Args:
             feeds: arrays of a step, by tensor name.
         """
         packed = dict(feeds)
         for name, tensors in zip(self.arrays, self.tensors):
-            packed[name] = _packed([np.asarray(packed.pop(tensor.name)) for tensor in tensors])
+            arrays = [np.asarray(feeds[tensor.name]) for tensor in tensors]
+            most = sum(array.nbytes + _ALIGNMENT + _NUMBER_BYTES * (2 + array.ndim) for array in arrays)
+            if most <= _MOST_BYTES:
+                for tensor in tensors:
+                    del packed[tensor.name]
+                packed[name] = _packed(arrays)
         return packed
 
 

@@ -556,6 +556,7 @@ class Session:
             StepError: a step failed before.
         """
         self.flush()
+        self._on_metadata = None
         self._step_count = self._state.begin_again(values, pipeline if loads else None)
         self._data = self._new_data(pipeline or self._distributed.pipeline)
 

@@ -137,3 +137,18 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_training(tmp_path):
             caramel.fit(model, X, Y, workers=2, **{name: tmp_path / "nowhere" / "a"})
     for value, variable in zip(before, model.variables):
         np.testing.assert_array_equal(value, variable)
+
+
+def test_what_is_drawn_ends_with_its_training(tmp_path, monkeypatch):
+    """The next call on the same session traces nothing, although the first one was too short for all steps it draws."""
+    from caramel.runtime.executor import SessionExecutor
+
+    traced = []
+    original = SessionExecutor.run_traced
+    monkeypatch.setattr(SessionExecutor, "run_traced", lambda *call: traced.append(1) or original(*call))
+    model = compiled()
+    options = {"workers": 2, "batch_size": 12, "verbose": 0, "cluster": AS_WRITTEN}
+    caramel.fit(model, X[:36], Y[:36], **options, timeline=tmp_path / "step.json")
+    assert len(traced) == 1
+    caramel.fit(model, X[:36], Y[:36], **options)
+    assert len(traced) == 1

@@ -125,3 +125,19 @@ def test_steps_are_the_same_bits_with_one_feed_for_each_worker(context, monkeypa
     assert one[0] == other[0] and one[1].tobytes() == other[1].tobytes()
     steps = [names for names in fed if names and not names[0].startswith(("caramel/restore", "caramel/save"))]
     assert steps == [[f"caramel/worker_{rank}/fed:0" for rank in range(3)]] * 3
+
+
+def test_what_is_too_large_for_one_message_travels_by_itself(monkeypatch):
+    monkeypatch.setattr("caramel.runtime.packed_feeds._MOST_BYTES", 300)
+    packed, graph_def = packed_for({"x": ("float32", [None]), "y": ("int32", [None])})
+    changed = packed.graph_def(graph_def, [DEVICE])
+    for node in changed.node:
+        node.device = ""
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(changed, name="")
+    with v1.Session(graph=graph) as session:
+        for count, names in ((10, ["caramel/worker_0/fed:0"]), (20, ["x:0", "y:0"])):
+            feeds = packed.feeds({"x:0": np.ones(count, np.float32), "y:0": np.arange(count, dtype=np.int32)})
+            assert [*feeds] == names and all(array.nbytes <= 300 for array in feeds.values())
+            x, y = session.run(["x:0", "y:0"], feeds)
+            assert x.tolist() == [1.0] * count and y.tolist() == [*range(count)]
