@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from caramel.measure.step_stats import Message as TracedMessage
-from caramel.measure.step_stats import Row, parsed_messages, parsed_rows
+from caramel.measure.step_stats import Row, TracedStep, with_all_messages
+from caramel.measure.step_stats import step_of as traced_step_of
 
 _TASK = re.compile(r"/task:(\d+)")
 _TRANSFER = re.compile(r"transfer_(\d+)")
 _WARM_UP_STEPS = 4
+_SPARE_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -66,19 +68,16 @@ class Step:
     step_s: float
 
 
-def step_of(metadata: bytes, start_ns: int) -> Step:
+def step_of(traced: TracedStep, start_ns: int) -> Step:
     """What ran in a step.
 
     Args:
-        metadata: a serialized RunMetadata.
+        traced: rows and messages of the step.
         start_ns: when the step was called.
-
-    Raises:
-        TraceError: the metadata is damaged.
     """
-    works = tuple(_work(row, start_ns) for row in parsed_rows(metadata))
-    traced = (message for message in parsed_messages(metadata) if _task(message.source) != _task(message.target))
-    messages = tuple(_message(message, start_ns) for message in traced)
+    works = tuple(_work(row, start_ns) for row in traced.rows)
+    between = (message for message in traced.messages if _task(message.source) != _task(message.target))
+    messages = tuple(_message(message, start_ns) for message in between)
     return Step(works, messages, max(max(w.end_s for w in works), max((m.end_s for m in messages), default=0.0)))
 
 
@@ -112,21 +111,24 @@ def kind_of(node: str) -> str:
 
 
 def traced_steps(session: Any, count: int) -> list[Step]:
-    """Traced steps of a session.
+    """Traced steps of a session, with all messages: a few more are traced than asked for, see `with_all_messages`.
 
     Args:
         session: of an ARModel.
         count: how many, after some that are not traced.
     """
     session.run(steps=_WARM_UP_STEPS, progress=False)
-    found: list[Step] = []
+    tried: list[tuple[TracedStep, int]] = []
 
     def run(*call: Any) -> Any:
         start_ns = time.time_ns()
         values, metadata = session.executor.run_traced(*call)
-        found.append(step_of(metadata, start_ns))
+        tried.append((traced_step_of(metadata), start_ns))
         return values
 
-    for _ in range(count):
-        session.step_by(run)
-    return found
+    full: list[TracedStep] = []
+    while len(full) < count:
+        for _ in range(count + _SPARE_STEPS):
+            session.step_by(run)
+        full = with_all_messages([step for step, _ in tried])
+    return [step_of(step, start_ns) for step, start_ns in tried if step in full][:count]

@@ -99,6 +99,19 @@ def median_step(steps: Sequence[TracedStep]) -> TracedStep:
     return sorted(steps, key=lambda step: step.time_s)[len(steps) // 2]
 
 
+def with_all_messages(steps: Sequence[TracedStep]) -> list[TracedStep]:
+    """The steps of which as many messages are known as of any.
+
+    TensorFlow asks its servers to log messages without waiting for their answers, before and after a step, so now and
+    then a server that should log does not yet, or not any more, and a step lacks what it received.
+
+    Args:
+        steps: traced steps of one session, at least one.
+    """
+    counts = [len({(each.tensor, each.source, each.target) for each in step.messages}) for step in steps]
+    return [step for step, count in zip(steps, counts) if count == max(counts)]
+
+
 def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
     """Run one step of a session with full tracing.
 

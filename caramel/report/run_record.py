@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 
 from caramel.compiler.distributed_model import DistributedModel
-from caramel.measure.step_stats import median_step, step_of
+from caramel.measure.step_stats import median_step, step_of, with_all_messages
 from caramel.report.measured import measured_timeline
 from caramel.report.step_timeline import StepTimeline
 from caramel.runtime.session import Session, StepResult
@@ -94,7 +94,8 @@ class RunRecord:
         if not self._traced:
             return None
         later = [metadata for number, metadata in self._traced if number > WARM_UP_STEPS]
-        step = median_step([step_of(metadata) for metadata in later or [self._traced[0][1]]])
+        steps = [step_of(metadata) for metadata in later or [self._traced[0][1]]]
+        step = median_step(with_all_messages(steps))
         notes = ["Tracing makes the step that is shown longer than others."]
         if not later:
             notes.append("It is the first step, in which TensorFlow still optimises the graph: make more steps.")

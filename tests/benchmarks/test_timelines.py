@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.timelines import account, carried, contended_s, figure, table
 from benchmarks.training.timeline import Message, Step, Work, step_of
+from caramel.measure.step_stats import step_of as traced_step_of
 
 RATE = 1000.0
 START_NS = 5_000_000_000
@@ -90,17 +91,19 @@ def test_ops_and_messages_are_told_apart():
     device = "/job:worker/replica:0/task:{}/device:CPU:0".format
     label = "[0.1MB] [62.8Mb/s] edge_3_{} from {} to {}".format
     step = step_of(
-        metadata(
-            {
-                device(0): [("worker_0/Relu", "worker_0/Relu = Relu(x)", 1000, 500, 0)],
-                device(1): [
-                    ("worker_1/gradient_tape/MatMul", "", 2000, 250, 0),
-                    ("caramel/transfer_12/sum_1", "", 3000, 100, 0),
-                    ("RecvTensor", label("caramel/transfer_12/sum_1", device(0), device(1)), 500, 4000, 124_416),
-                    ("RecvTensor", label("worker_1/loss", device(0), device(1)), 500, 100, 4),
-                    ("RecvTensor", label("worker_1/loss", device(1), device(1)), 500, 100, 4),
-                ],
-            }
+        traced_step_of(
+            metadata(
+                {
+                    device(0): [("worker_0/Relu", "worker_0/Relu = Relu(x)", 1000, 500, 0)],
+                    device(1): [
+                        ("worker_1/gradient_tape/MatMul", "", 2000, 250, 0),
+                        ("caramel/transfer_12/sum_1", "", 3000, 100, 0),
+                        ("RecvTensor", label("caramel/transfer_12/sum_1", device(0), device(1)), 500, 4000, 124_416),
+                        ("RecvTensor", label("worker_1/loss", device(0), device(1)), 500, 100, 4),
+                        ("RecvTensor", label("worker_1/loss", device(1), device(1)), 500, 100, 4),
+                    ],
+                }
+            )
         ),
         START_NS,
     )

@@ -5,7 +5,15 @@ from tensorflow.core.framework import step_stats_pb2, types_pb2
 from tensorflow.core.protobuf import config_pb2
 
 from caramel.errors import TraceError
-from caramel.measure.step_stats import Row, TracedStep, parsed_rows, ready_orders, rows_by_node
+from caramel.measure.step_stats import (
+    Message,
+    Row,
+    TracedStep,
+    parsed_rows,
+    ready_orders,
+    rows_by_node,
+    with_all_messages,
+)
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 
@@ -181,3 +189,11 @@ def test_what_is_missing():
     nothing = ready_orders([step(w0_x=1)] * 2, producers, 1)
     assert (nothing.distinct, nothing.common) == ((0,), None)
     assert (ready_orders([], producers, 1).distinct, ready_orders([], producers, 1).common) == ((0,), None)
+
+
+def test_steps_with_fewer_messages_than_others_lack_some():
+    """TensorFlow may list a message twice, and may miss what a whole worker has received."""
+    a, b = (Message(tensor, "from", "to", 1, 2, 4) for tensor in "ab")
+    full, twice, short, none = (TracedStep((), None, messages) for messages in [(a, b), (b, a), (a, a), ()])
+    assert with_all_messages([short, full, none, twice]) == [full, twice]
+    assert with_all_messages([none]) == [none]
