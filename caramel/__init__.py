@@ -74,7 +74,8 @@ if TYPE_CHECKING:
     from caramel.runtime.clusters.local_processes import LocalProcesses
     from caramel.runtime.clusters.ray_servers import ray_servers
     from caramel.runtime.host.run_options import RunOptions
-    from caramel.runtime.session import Session, StepResult
+    from caramel.runtime.session import Session
+    from caramel.runtime.step_result import StepResult
 
 __all__ = [
     "all_reduce",

@@ -123,11 +123,11 @@ class Processes:
             if self._is_frozen_between and not self.has_ended:
                 self._processes.freeze(True)
 
-    def load(self, workload: Workload, reduce: str, options: Mapping[str, Any]) -> str:
-        """Make a step in all processes; returns the name by which they know it."""
+    def load(self, workload: Workload, reduce: str, options: Mapping[str, Any], together: int = 1) -> str:
+        """Make a step in all processes, or several that are run together; returns the name by which they know it."""
         name = f"step{next(self._names)}"
         request = {"do": "load", "name": name, "workload": workload.name, "examples": workload.examples}
-        self.ask({**request, "reduce": reduce, "options": dict(options)})
+        self.ask({**request, "reduce": reduce, "options": dict(options), "together": together})
         return name
 
     def pids(self) -> Sequence[int]:
@@ -187,6 +187,7 @@ class SpmdContender:
         settings: what was chosen, in the processes' environment or as options.
         options: of the reduction; None to train without one, every worker alone.
         owns: whether the processes end with it.
+        together: number of steps that follow each other in one ``tf.function``; what `run` counts are these.
     """
 
     def __init__(
@@ -197,13 +198,14 @@ class SpmdContender:
         settings: Settings,
         options: Mapping[str, Any] | None,
         owns: bool = False,
+        together: int = 1,
     ) -> None:
         self.name = name
         self.settings = settings
         self._processes = processes
         self._owns = owns
         self._is_alone = options is None
-        self._step = processes.load(workload, "none" if options is None else "all", options or {})
+        self._step = processes.load(workload, "none" if options is None else "all", options or {}, together)
 
     def run(self, steps: int) -> Burst:
         """See `Contender.run`. Workers that do not wait for each other count as late as the last of them."""

@@ -4,8 +4,8 @@
 Requests, all with ``do``:
 
 - ``load``: ``name``, ``workload``, ``examples``, ``reduce`` (``none``, or ``all`` with the options of the kind): make a
-  step.
-- ``run``: ``name``, ``steps``: run it; answers with the seconds and losses of all steps.
+  step of which ``together`` follow each other in one ``tf.function``.
+- ``run``: ``name``, ``steps``: run it so often; answers with the seconds and last losses.
 - ``drop``: ``name``: forget it.
 - ``begin``: answers when the workers have found each other.
 
@@ -128,10 +128,12 @@ class Worker:
             return None
         raise ValueError(f"unknown request {request['do']!r}")
 
-    def _load(self, name: str, workload: str, examples: int, reduce: str, options: Mapping[str, Any]) -> None:
+    def _load(
+        self, name: str, workload: str, examples: int, reduce: str, options: Mapping[str, Any], together: int
+    ) -> None:
         replica = Replica(self._tf, replace(BY_NAME[workload], examples=examples), self._workers, self._rank)
         step = self._peer(replica, options) if reduce == "all" else lambda: replica.step(lambda gradients: gradients)
-        self._steps[name] = self._tf.function(step)
+        self._steps[name] = self._tf.function(lambda: [step() for _ in range(together)][-1])
 
     def _run(self, step: Callable[[], Any], steps: int) -> Mapping[str, Any]:
         times, losses = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -236,4 +236,28 @@ WORKLOADS: Sequence[Workload] = (
     Workload("tiny", "69 convolutions, 209 small tensors", 560, 10, (8, 8, 3), "float32", _tiny),
 )
 
-BY_NAME: Mapping[str, Workload] = {w.name: w for w in WORKLOADS}
+_NARROW = 32
+"""Numbers in each layer of a workload whose steps are short."""
+
+
+def _narrow(layers: Layers, x: Any, count: int) -> Any:
+    for number in range(count - 1):
+        x = layers.tf.nn.relu(layers.dense(f"dense{number}", x, _NARROW))
+    return layers.dense("classes", x, _NARROW)
+
+
+SHORT: Sequence[Workload] = tuple(
+    Workload(
+        f"dense{count}",
+        f"{count} dense layers of {_NARROW}",
+        32,
+        _NARROW,
+        (_NARROW,),
+        "float32",
+        partial(_narrow, count=count),
+    )
+    for count in (3, 51, 200)
+)
+"""Networks whose computation takes next to nothing: what is left of a step is what running it costs."""
+
+BY_NAME: Mapping[str, Workload] = {w.name: w for w in (*WORKLOADS, *SHORT)}

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from caramel.plan import Prediction
     from caramel.report.run_record import RunRecord
     from caramel.runtime.checkpoint_directory import CheckpointDirectory
-    from caramel.runtime.session import Session, StepResult
+    from caramel.runtime.session import Session
+    from caramel.runtime.step_result import StepResult
 
 _logger = logging.getLogger(__name__)
 
@@ -68,6 +69,14 @@ _logger = logging.getLogger(__name__)
     type=click.IntRange(min=0),
     metavar="N",
     help="Train until step N, those before a checkpoint counted, too: a job that is started again makes no more.",
+)
+@click.option(
+    "--steps-per-execution",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="U",
+    help="Unroll U steps into one run, for less overhead where steps are short. Checkpoints are saved between runs.",
 )
 @click.option(
     "--checkpoint",
@@ -95,6 +104,7 @@ def run(
     place: Place,
     steps: int | None,
     until_step: int | None,
+    steps_per_execution: int,
     checkpoint: str | None,
     save_every: int | None,
     step_timeout: float,
@@ -111,9 +121,16 @@ def run(
     """
     if is_script(program):
         _refuse_for_scripts(
-            {"steps": steps, "until_step": until_step, "checkpoint": checkpoint, "json": as_json or None},
-            "a script says itself how long it trains (fit's epochs= and steps_per_epoch=), prints what it likes, and "
-            "saves by callbacks (keras.callbacks.BackupAndRestore goes on after an end)",
+            {
+                "steps": steps,
+                "until_step": until_step,
+                "steps_per_execution": steps_per_execution if steps_per_execution > 1 else None,
+                "checkpoint": checkpoint,
+                "json": as_json or None,
+            },
+            "a script says itself how long it trains (fit's epochs= and steps_per_epoch=) and how many steps are one "
+            "run (compile(steps_per_execution=)), prints what it likes, and saves by callbacks "
+            "(keras.callbacks.BackupAndRestore goes on after an end)",
         )
     if steps is not None and until_step is not None:
         raise click.UsageError("--steps and --until-step exclude each other")
@@ -154,7 +171,18 @@ def run(
         record = pictures.record(session, armodel.distributed)
         write_pictures = partial(pictures.write, armodel.plan, armodel.facts, chosen, record)
         prediction = armodel.plan.prediction
-        _train(session, loaded, prediction, steps, directory, save_every, results, record, write_pictures)
+        _train(
+            session,
+            loaded,
+            prediction,
+            steps,
+            steps_per_execution,
+            directory,
+            save_every,
+            results,
+            record,
+            write_pictures,
+        )
 
 
 def _refuse_for_scripts(values: Mapping[str, Any], reason: str) -> None:
@@ -182,6 +210,7 @@ def _train(
     program: Program,
     prediction: Prediction | None,
     steps: int | None,
+    steps_per_execution: int,
     directory: CheckpointDirectory | None,
     save_every: int | None,
     results: Results,
@@ -191,15 +220,21 @@ def _train(
     """Train, save and draw; a signal ends it after the step that runs, with the exit status of the signal."""
     saved: dict[int, str] = {}  # prefix of the checkpoint after a step
     losses: list[float] = []
+    together: list[StepResult] = []  # of the present run, in which several steps may be one
     rate = StepRate()
     first = session.step_count
 
     def on_step(result: StepResult) -> None:
-        rate.note(result.examples)
         if record is not None:
             record.note(result)
         losses[1:] = [result.loss]
-        if directory is not None and save_every is not None and result.step % save_every == 0:
+        together.append(result)
+        if result.step < session.step_count:
+            return  # others of the same run follow
+        rate.note(sum(each.examples for each in together), len(together))
+        is_due = save_every is not None and any(each.step % save_every == 0 for each in together)
+        together.clear()
+        if directory is not None and is_due:
             saved[result.step] = directory.save(session)
         if interrupts.number is not None:
             raise _Ended
@@ -208,7 +243,7 @@ def _train(
         _logger.warning("the data goes through this process: %s", program.why_here)
     batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
     with Interrupts(_logger.warning, ends_at_once=True) as interrupts, suppress(_Ended):
-        session.run(batches, steps, on_step=on_step)
+        session.run(batches, steps, steps_per_execution=steps_per_execution, on_step=on_step)
     results.values |= {"steps": rate.steps, "last_step": session.step_count}
     if losses:
         results.add(

@@ -39,6 +39,10 @@ ELEMENT_INDEX, OWN_EXAMPLES, FIRST_ROWS = 0, 1, 2
 """Positions in ``counts``: number of the element in its pass (-1 at the end), examples of this worker, and
 then for each split input the number of examples in the element that the worker read."""
 
+MEAN_WEIGHT, SUM_WEIGHT = 0, 1
+"""Outputs of the node ``element`` after the inputs: the weight of the worker's gradients where the loss is a mean, and
+where it is a sum; see `caramel.runtime.feeds.worker_weights`. They hold where a worker has its rows of each element."""
+
 _IGNORE_STATE = 1
 """tf.data's policy of ignoring ops with state, as in `caramel.data.serialise`."""
 
@@ -129,9 +133,10 @@ class _Builder:
 
     def _kept_types(self) -> dict[str, Any]:
         kept = [self._spec[i.component] for i in self._inputs if i.component is not None]
+        shapes = [_open(s.shape) if i.split else s.shape for i, s in zip(self._inputs, kept)]
         return {
-            "output_types": [s.dtype for s in kept],
-            "output_shapes": [_open(s.shape) if i.split else s.shape for i, s in zip(self._inputs, kept)],
+            "output_types": [*(s.dtype for s in kept), tf.float64, tf.float64],
+            "output_shapes": [*shapes, tf.TensorShape([]), tf.TensorShape([])],
         }
 
     # -- taking elements ---------------------------------------------------------------------
@@ -182,16 +187,20 @@ class _Builder:
         _, *components = raw.OptionalGetValue(optional=optional, **self._element)
         chosen = [(i, components[i.component]) for i in self._inputs if i.component is not None]
         rows = [tf.shape(tensor, tf.int64)[0] for item, tensor in chosen if item.split]
+        weights = [tf.constant(1.0, tf.float64)] * 2
         if not rows:
-            return raw.OptionalFromValue(components=[t for _, t in chosen]), tf.stack([index, tf.constant(0, tf.int64)])
+            kept = [*(t for _, t in chosen), *weights]
+            return raw.OptionalFromValue(components=kept), tf.stack([index, tf.constant(0, tf.int64)])
         if self._sharding is Sharding.SLICE:
             share = rows[0] // workers + tf.cast(rank < rows[0] % workers, tf.int64)
             begin = rank * (rows[0] // workers) + tf.minimum(rank, rows[0] % workers)
             kept = [_rows(tensor, begin, share) if item.split else tensor for item, tensor in chosen]
+            mean = tf.cast(workers * share, tf.float64) / tf.cast(rows[0], tf.float64)
+            weights = [mean, tf.cast(share > 0, tf.float64)]
         else:
             share = tf.where(is_own, rows[0], tf.constant(0, tf.int64))
             kept = [tensor for _, tensor in chosen]
-        return raw.OptionalFromValue(components=kept), tf.stack([index, share, *rows])
+        return raw.OptionalFromValue(components=[*kept, *weights]), tf.stack([index, share, *rows])
 
 
 def _rows(tensor: Any, begin: Any, size: Any) -> Any:

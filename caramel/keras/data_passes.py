@@ -17,7 +17,8 @@ from weakref import WeakKeyDictionary
 
 from caramel.data.components import is_dataset
 from caramel.errors import InputError
-from caramel.runtime.session import Session, StepResult
+from caramel.runtime.session import Session
+from caramel.runtime.step_result import StepResult
 
 
 @dataclass
@@ -83,13 +84,16 @@ class DataPasses:
             next(self._iterator, None)  # a shuffle of a shuffle draws with the first element
         self._present.batches_read += batches
 
-    def step(self) -> StepResult:
-        """Train on the next batch.
+    def steps(self, most: int) -> list[StepResult]:
+        """Train on the next batches: one or more, as many as are one run.
+
+        Args:
+            most: largest number of batches.
 
         Raises:
             EndOfData: the pass has no further batch.
         """
-        return self.session.step()
+        return self.session.steps_together(most)
 
     def epoch_begins(self) -> None:
         """The workers' data has no hooks."""

@@ -16,8 +16,9 @@ from caramel.errors import EndOfData
 from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import FedBatches
 from caramel.keras.metrics import DistributedMetrics
-from caramel.runtime.session import Session, StepResult
-from caramel.runtime.step_rate import FIRST_STEPS
+from caramel.runtime.session import Session
+from caramel.runtime.step_rate import FIRST_RUNS
+from caramel.runtime.step_result import StepResult
 
 
 @dataclass
@@ -144,7 +145,7 @@ class EpochLoop:
     @property
     def step_s(self) -> float | None:
         """Median seconds of a step, without the first ones, in which TensorFlow optimises the graph; None before."""
-        return statistics.median(self._steps_s[FIRST_STEPS:]) if len(self._steps_s) > FIRST_STEPS else None
+        return statistics.median(self._steps_s[FIRST_RUNS:]) if len(self._steps_s) > FIRST_RUNS else None
 
     def _end_training(self) -> None:
         """End a training whose data is used up; an epoch without a step would have no loss to report."""
@@ -184,22 +185,23 @@ class EpochLoop:
             self.values.copy_changes_to_workers()
 
     def _some_steps(self, logs: Any) -> tuple[int, Any]:
-        """Run as many steps as are made at once; their number, and the logs of the last."""
+        """Run as many steps as there are between calls of callbacks; their number, and the logs of the last."""
         done = 0
         while done < self.model.steps_per_execution and not self._ended:
             began_s = time.perf_counter()
             try:
-                result = self.passes.step()
+                results = self.passes.steps(self.model.steps_per_execution - done)
             except EndOfData:
                 self._ended = True
                 break
-            self._steps_s.append(time.perf_counter() - began_s)
-            self.on_step(result)
-            done += 1
-            self._batches_taken += 1
-            self.passes.took(1)
+            self._steps_s.append((time.perf_counter() - began_s) / len(results))
+            done += len(results)
+            self._batches_taken += len(results)
+            self.passes.took(len(results))
             self.values.trained()
-            logs = self.counts.after(result)
+            for result in results:
+                self.on_step(result)
+                logs = self.counts.after(result)
         return done, logs
 
     def _after(self, first: int, logs: Any) -> None:

@@ -19,7 +19,8 @@ from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_o
 from caramel.keras.train_step import leaf_metrics
 from caramel.runtime.clusters.base import Cluster, workers_of
 from caramel.runtime.clusters.in_process import cluster_or_default
-from caramel.runtime.session import Session, StepResult
+from caramel.runtime.session import Session
+from caramel.runtime.step_result import StepResult
 from caramel.util.arguments import refuse_unknown, whole_number
 
 
@@ -251,12 +252,13 @@ def _in_turn(
         results: list[StepResult] = []
         while len(results) < model.steps_per_execution and taken_batches != data.length:
             try:
-                results.append(passes.step())
+                found = passes.steps(1)
             except EndOfData:
                 has_ended = True
                 break
-            passes.took(1)
-            taken_batches += 1
+            results += found
+            passes.took(len(found))
+            taken_batches += len(found)
         if not results:
             break
         yield number + model.steps_per_execution - 1, results

@@ -14,7 +14,8 @@ import tensorflow as tf
 from caramel.data.components import is_dataset
 from caramel.errors import DataError, EndOfData, InputError, in_one_line
 from caramel.keras.data_passes import note_pass
-from caramel.runtime.session import Session, StepResult
+from caramel.runtime.session import Session
+from caramel.runtime.step_result import StepResult
 
 _BATCHES_FOR_SPEC = 2
 """Number of batches that say what all are like, as in Keras: where they differ in a size, it varies."""
@@ -79,13 +80,29 @@ class FedBatches:
     def took(self, batches: int) -> None:
         """Note that batches were read; they are counted here anyway."""
 
-    def step(self) -> StepResult:
-        """Train on the next batch.
+    def steps(self, most: int) -> list[StepResult]:
+        """Train on the next batches: one or more, as many as are one run.
+
+        Args:
+            most: largest number of batches.
 
         Raises:
             EndOfData: the pass has no further batch.
-            DataError: the user's code that makes it fails.
+            DataError: the user's code that makes one fails.
         """
+        taken = [self._next()]
+        while len(taken) < most:
+            try:
+                taken.append(self._next())
+            except (DataError, EndOfData) as error:
+                self._batches = _raising(error)  # when those before it are done
+                break
+        if len(taken) == most:
+            return self.session.steps_together(most, taken)
+        return [self.session.step(*batch) for batch in taken]
+
+    def _next(self) -> tuple[Any, ...]:
+        """The arrays of the next batch."""
         try:
             batch = next(self._batches, None)
         except tf.errors.OpError as error:
@@ -95,7 +112,7 @@ class FedBatches:
             raise DataError(f"the next batch cannot be made: {in_one_line(error)}{hint}") from error
         if batch is None:
             raise EndOfData("the data has no further batch in this pass")
-        return self.session.step(*tf.nest.flatten(self.weighted(batch)))
+        return tuple(tf.nest.flatten(self.weighted(batch)))
 
     def epoch_begins(self) -> None:
         """Tell the data that an epoch begins."""
@@ -230,6 +247,12 @@ class _GeneratedBatches(_EpochsWithoutHooks):
         """What is left."""
         first, self._first = self._first, []
         return itertools.chain(first, (_checked(batch, self._iterator) for batch in self._iterator))
+
+
+def _raising(error: Exception) -> Iterator[Batch]:
+    """An iterator that fails, and has nothing more then."""
+    raise error
+    yield
 
 
 def _as_batch(element: Any) -> Batch:

@@ -14,7 +14,8 @@ from caramel.graph.graph import node_of
 from caramel.keras.train_step import MetricResult, MetricUpdate, StepOutput, StepRecord, leaf_metrics
 from caramel.model import Combination, Model, VariableClass
 from caramel.runtime.feeds import combined_value
-from caramel.runtime.session import Session, StepResult
+from caramel.runtime.session import Session
+from caramel.runtime.step_result import StepResult
 
 
 class DistributedMetrics:

@@ -14,7 +14,8 @@ from caramel.graph.devices import Device
 from caramel.modifiers.emission import replica_name
 
 if TYPE_CHECKING:
-    from caramel.runtime.session import Session, StepResult
+    from caramel.runtime.session import Session
+    from caramel.runtime.step_result import StepResult
 
 
 _MESSAGE_LABEL = re.compile(r"\[[^]]*\] \[[^]]*b/s\] (\S+) from (\S+) to (\S+)")

@@ -61,6 +61,20 @@ def place_input(emission: Emission) -> Emission:
     return emission.extended(added, changed, [t.graph.library for t in pipeline.templates])
 
 
+def weight_of_element(emission: Emission, rank: int) -> str | None:
+    """The tensor with the weight of a worker's gradients, which follows from its element; None where it does not.
+
+    Args:
+        emission: an emission, whose inputs are placed if there is such a tensor.
+        rank: the worker.
+    """
+    pipeline = emission.pipeline
+    if pipeline is None or pipeline.sharding is not names.Sharding.SLICE:
+        return None
+    which = names.SUM_WEIGHT if emission.plan.reduction == "sum" else names.MEAN_WEIGHT
+    return format_input(input_name(rank, names.ELEMENT), len(pipeline.template(rank).order) + which)
+
+
 def _copy(original: NodeDef, rank: int, workers: int, host: str) -> NodeDef:
     name = input_name(rank, original.name)
     if original.name in (names.RANK, names.WORKERS):

@@ -8,6 +8,7 @@ from caramel.graph import ops
 from caramel.graph.graph import NodeDef, copied, format_input, parse_input
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
+from caramel.modifiers.place_input import weight_of_element
 
 
 def weigh(emission: Emission) -> Emission:
@@ -32,7 +33,7 @@ def weigh(emission: Emission) -> Emission:
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
     for rank, device in enumerate(plan.devices):
-        weights = _Weights(rank, device) if plan.weighted else None
+        weights = _Weights(rank, device, weight_of_element(emission, rank)) if plan.weighted else None
         shares = Shares(rank, device, plan.workers, None if weights is None else weights.name)
         _weigh_addends(emission, rank, shares, changed)
         added += [(node_def, Role(Purpose.REPLICA, rank)) for node_def in shares.nodes]
@@ -160,16 +161,24 @@ class Shares:
 
 
 class _Weights:
-    """The nodes that weigh the gradients of one worker."""
+    """The nodes that weigh the gradients of one worker.
 
-    def __init__(self, rank: int, device: str) -> None:
+    Args:
+        rank: the worker.
+        device: its device.
+        default: tensor with the weight where it is not fed; None for 1.
+    """
+
+    def __init__(self, rank: int, device: str, default: str | None) -> None:
         self._rank = rank
         self._device = device
-        default = constant(own_name(rank, "weight/one"), 1.0, "float64", device)
+        self.nodes: list[NodeDef] = []
+        if default is None:
+            self.nodes.append(constant(own_name(rank, "weight/one"), 1.0, "float64", device))
+            default = self.nodes[0].name
         attributes = {"dtype": dtype_attribute("float64"), "shape": shape_attribute(())}
-        weight = node(own_name(rank, "weight"), "PlaceholderWithDefault", [default.name], device, **attributes)
-        self.name = weight.name
-        self.nodes = [default, weight]
+        self.nodes.append(node(own_name(rank, "weight"), "PlaceholderWithDefault", [default], device, **attributes))
+        self.name = self.nodes[-1].name
         self._casts: dict[str, str] = {}
         self._done: dict[str, str] = {}
 

@@ -11,13 +11,14 @@ from caramel.compiler.distributed_model import DistributedModel
 from caramel.measure.step_stats import median_step, step_of, with_all_messages
 from caramel.report.measured import measured_timeline
 from caramel.report.step_timeline import StepTimeline
-from caramel.runtime.session import Session, StepResult
+from caramel.runtime.session import Session
+from caramel.runtime.step_result import StepResult
 
 WARM_UP_STEPS = 3
-"""Number of steps that count neither for rates nor for the timeline: TensorFlow optimises the graph in them."""
+"""Number of runs that count neither for rates nor for the timeline: TensorFlow optimises the graph in them."""
 
 _TRACED = (1, *range(WARM_UP_STEPS + 1, WARM_UP_STEPS + 4))
-"""Numbers of the steps that are traced; the first one is drawn only where there is no later one."""
+"""Numbers of the runs that are traced, each a step; the first one is drawn only where there is no later one."""
 
 
 class RunRecord:
@@ -42,37 +43,47 @@ class RunRecord:
         self._session = session
         self._distributed = distributed
         self._is_drawn = is_drawn
-        self._traced: list[tuple[int, bytes]] = []  # number of a step, counted from 1, and what TensorFlow says of it
+        self._runs = 0
+        self._together: list[StepResult] = []  # of the present run, in which several steps may be one
+        self._plain_steps_s = array("d")
+        self._traced: list[tuple[int, bytes]] = []  # number of a run, counted from 1, and what TensorFlow says of it
         self._last_s = time.perf_counter()
         self._trace_next()
 
     def note(self, result: StepResult) -> None:
-        """Note a step that has just ended.
+        """Note a step that has just ended; of several that are one run each has the same time.
 
         Args:
             result: result of the step.
         """
+        self._together.append(result)
+        if result.step < self._session.step_count:
+            return  # others of the same run follow
         now_s = time.perf_counter()
-        self.losses.append(result.loss)
-        self.step_s.append(now_s - self._last_s)
+        steps_s = [(now_s - self._last_s) / len(self._together)] * len(self._together)
         self._last_s = now_s
-        if self._is_plain(len(self.losses)):
-            self.examples += result.examples
+        self._runs += 1
+        self.losses.extend(each.loss for each in self._together)
+        self.step_s.extend(steps_s)
+        if self._is_plain(self._runs):
+            self._plain_steps_s.extend(steps_s)
+            self.examples += sum(each.examples for each in self._together)
+        self._together = []
         self._trace_next()
 
     def _trace_next(self) -> None:
-        number = len(self.losses) + 1
+        number = self._runs + 1
         if self._is_drawn and number in _TRACED:
             self._session.trace_next(lambda metadata: self._traced.append((number, metadata)))
 
     def _is_plain(self, number: int) -> bool:
-        """Whether the step of a number counts for rates: it is none of the first ones, and not traced."""
+        """Whether the run of a number counts for rates: it is none of the first ones, and not traced."""
         return number > WARM_UP_STEPS and not (self._is_drawn and number in _TRACED)
 
     @property
     def plain_steps_s(self) -> Sequence[float]:
-        """Seconds of the steps that were neither among the first ones nor traced."""
-        return [step_s for number, step_s in enumerate(self.step_s, 1) if self._is_plain(number)]
+        """Seconds of the steps that were neither in the first runs nor traced."""
+        return self._plain_steps_s
 
     @property
     def median_step_s(self) -> float | None:

@@ -59,6 +59,26 @@ def combined_value(values: Sequence[Any], shares: Sequence[int], reduction: str)
     return sum(counted) if reduction == "sum" else sum(counted) / len(values)
 
 
+def step_feeds(signature: Signature, batch: Batch, is_packed: bool) -> dict[str, Any]:
+    """What to feed to a step: no weights that follow from the workers' own elements.
+
+    Args:
+        signature: signature of the step.
+        batch: its batch.
+        is_packed: whether all that may be fed is, as it travels together.
+    """
+    feeds: dict[str, Any] = dict(batch.feeds)
+    data = signature.data
+    if is_packed or data is None or data.sharding != "slice" or signature.reduction == NONE:
+        feeds.update((name, np.float64(weight)) for name, weight in zip(signature.weights, batch.weights))
+    return feeds
+
+
+def step_fetches(signature: Signature) -> list[str]:
+    """What a step gives: the losses of the workers, and then each further result of theirs."""
+    return [*signature.losses, *(tensor for _, tensors in signature.outputs for tensor in tensors)]
+
+
 def bound_arrays(
     feeds: Sequence[Feed],
     args: Sequence[Any],

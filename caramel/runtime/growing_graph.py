@@ -24,6 +24,17 @@ def _colocated(node: Any) -> list[str]:
     return [text.removeprefix("loc:@") for text in texts if text.startswith("loc:@")]
 
 
+def _scopes(name: str) -> list[str]:
+    """The scopes that a name is in.
+
+    TensorFlow gives another name to a node that is named like a scope in which there is something before it comes.
+
+    >>> _scopes("a/b/c")
+    ['a', 'a/b']
+    """
+    return [name[:position] for position, letter in enumerate(name) if letter == "/"]
+
+
 class GrowingGraph:
     """A tf.Graph, and the nodes that may be added to it.
 
@@ -102,7 +113,7 @@ class GrowingGraph:
                 continue
             found.add(name)
             node = self._outside[name]
-            waiting += [*map(node_of, node.input), *_colocated(node)]
+            waiting += [*map(node_of, node.input), *_colocated(node), *_scopes(name)]
             yield node
 
     def _tensor(self, text: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -63,27 +64,28 @@ class PackedFeeds:
     tensors: tuple[tuple[_Tensor, ...], ...]
 
     @classmethod
-    def of(cls, graph_def: Any, signature: Signature) -> PackedFeeds | None:
+    def of(cls, graph_def: Any, signatures: Sequence[Signature], name: str = "fed") -> PackedFeeds | None:
         """What can be packed; None where no worker is fed several tensors.
 
         Strings, tensors without a rank, and what may be left out travel by themselves.
 
         Args:
-            graph_def: the distributed graph.
-            signature: its signature.
+            graph_def: GraphDef with the placeholders.
+            signatures: signature of each step of a run.
+            name: name of the arrays, among those of a worker.
         """
-        required = {name for feed in signature.feeds if not feed.optional for name in feed.placeholders}
         nodes = {n.name: n for n in graph_def.node}
-        by_rank: list[tuple[_Tensor, ...]] = []
-        for rank in range(signature.workers):
-            fed = [feed.placeholders[rank] for feed in signature.feeds]
-            found = [_tensor(name, nodes[node_of(name)]) for name in fed if name in required]
-            found += [_Tensor(name, "float64", 0) for name in signature.weights[rank : rank + 1]]
-            by_rank.append(tuple(each for each in found if each is not None))
+        workers = range(signatures[0].workers)
+        by_rank: list[list[_Tensor]] = [[] for _ in workers]
+        for rank, signature in product(workers, signatures):
+            fed = [feed.placeholders[rank] for feed in signature.feeds if not feed.optional]
+            found = [_tensor(placeholder, nodes[node_of(placeholder)]) for placeholder in fed]
+            by_rank[rank] += [each for each in found if each is not None]
+            by_rank[rank] += [_Tensor(weight, "float64", 0) for weight in signature.weights[rank : rank + 1]]
         if max(map(len, by_rank), default=0) < 2:
             return None
-        arrays = tuple(tensor_name(own_name(rank, "fed")) for rank in range(signature.workers))
-        return cls(arrays, tuple(by_rank))
+        arrays = tuple(tensor_name(own_name(rank, name)) for rank in workers)
+        return cls(arrays, tuple(map(tuple, by_rank)))
 
     def graph_def(self, graph_def: Any, devices: Sequence[str]) -> Any:
         """The graph whose placeholders take what they get out of the arrays.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -24,15 +24,16 @@ from caramel.modifiers.signatures import evaluation_signature
 from caramel.runtime.checkpoint import readable
 from caramel.runtime.clusters.base import Cluster, check_cluster
 from caramel.runtime.executor import Executor, KindOfRun, Run
-from caramel.runtime.feeds import Batch, bound_arrays, combined_value, split_batch
+from caramel.runtime.feeds import Batch, bound_arrays, split_batch, step_feeds, step_fetches
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.runtime.step_rate import StepRate
+from caramel.runtime.step_result import StepResult, step_results
+from caramel.runtime.unrolled_steps import UnrolledSteps
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import timeout_s, whole_number
 from caramel.util.progress import progress_over
-from caramel.util.tables import fitted, preformatted, wrapped
 from caramel.util.temporary import is_in_process
 
 _logger = logging.getLogger(__name__)
@@ -47,6 +48,13 @@ StepRun = Callable[[Sequence[str], Sequence[str], Mapping[str, Any], float], lis
 """A function like `Executor.run`."""
 
 _MOST_STEPS = 2**63 - 1
+
+_NO_DATA = "there is no dataset on the workers: give the batches, or data= to caramel.capture"
+
+_DATA_IS_THERE = (
+    "the workers read the dataset that was given at capture: call run(steps=...) without batches, or capture the "
+    "program without data="
+)
 
 _PARTIAL_RESTORE = (
     "a checkpoint was restored only in part, so variables and the position in the data may not belong together; "
@@ -72,54 +80,6 @@ def _one_at_a_time(method: _Method) -> _Method:
                 raise
 
     return cast(_Method, alone)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of one step.
-
-    Attributes:
-        step: number of steps that the variables have seen, this one included.
-        loss: loss of the whole batch: the weighted mean of the workers' losses, or their sum, as the reported loss
-            is a mean or a sum over the batch. Of a complex loss this is the real part, which its gradient descends.
-        worker_losses: loss of each worker.
-        examples: number of examples in the step (0 where no input is split).
-        worker_examples: number of examples of each worker.
-        outputs: further results of the step function: the values of each worker, by name.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> import caramel
-        >>> w = tf.Variable([0.0, 0.0], name="w")
-        >>> def step(x, y):
-        ...     with tf.GradientTape() as tape:
-        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
-        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
-        ...     return loss
-        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
-
-        >>> with caramel.ARModel(context, 2).session() as session:
-        ...     result = session.step([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [1.0, 2.0, 3.0])
-        >>> result.step, result.examples, result.worker_examples
-        (1, 3, (2, 1))
-        >>> result.worker_losses
-        (2.5, 9.0)
-    """
-
-    step: int
-    loss: float
-    worker_losses: tuple[float, ...]
-    examples: int
-    worker_examples: tuple[int, ...]
-    outputs: Mapping[str, tuple[np.ndarray, ...]]
-
-    def _repr_html_(self) -> str:
-        """The result in a notebook: of the whole batch, and of each worker."""
-        rows = [("", "loss", "examples"), ("all", f"{self.loss:.6g}", f"{self.examples:,}")]
-        for rank, (loss, examples) in enumerate(zip(self.worker_losses, self.worker_examples)):
-            rows.append((f"worker {rank}", f"{loss:.6g}", f"{examples:,}"))
-        outputs = [wrapped(f"outputs: {', '.join(self.outputs)}")] if self.outputs else []
-        return preformatted("\n".join([f"step {self.step:,}", fitted(rows, right={1, 2}), *outputs]))
 
 
 class Session:
@@ -181,7 +141,7 @@ class Session:
             cluster = cluster.for_transfers(distributed.plan.transfer_threads)
         graph_def = distributed.graph_def
         is_elsewhere = getattr(cluster, "is_elsewhere", False)
-        self._packed = PackedFeeds.of(graph_def, distributed.signature) if is_elsewhere else None
+        self._packed = PackedFeeds.of(graph_def, [distributed.signature]) if is_elsewhere else None
         if self._packed is not None:
             graph_def = self._packed.graph_def(graph_def, distributed.signature.devices)
         self._executor = cluster.start(graph_def, distributed.signature.devices, step_timeout_s)
@@ -189,6 +149,7 @@ class Session:
             self._state = VariableState(distributed, self._run_op)
             self._step_count = self._state.initialise()
             self._data = self._new_data(distributed.pipeline)
+            self._unrolled = UnrolledSteps(distributed, self._executor.extend, is_elsewhere)
             self._executor.prepare(self._later_runs(), step_timeout_s)
         except BaseException:
             self._executor.close()
@@ -240,8 +201,8 @@ class Session:
             runs += [([], targets, ()) for targets in (self._signature.data.snapshot, self._signature.data.forget)]
         return [*runs, *(([], [save], fed) for fed in saves)]
 
-    def _run_each(self, runs: Sequence[Run]) -> list[list[np.ndarray] | StepError]:
-        return self._executor.run_each(runs, self._timeout_s)
+    def _run_each(self, runs: Sequence[Run], steps: int) -> list[list[np.ndarray] | StepError]:
+        return self._executor.run_each(runs, self._timeout_s * steps)
 
     def _run_op(self, target: str, feeds: Mapping[str, np.ndarray]) -> None:
         self._executor.run([], [target], feeds, self._timeout_s)
@@ -320,27 +281,18 @@ class Session:
 
     def _step_by(self, run: StepRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepResult:
         batch = self._batch(args, kwargs)
-        feeds = dict(batch.feeds)
-        feeds.update((name, np.float64(w)) for name, w in zip(self._signature.weights, batch.weights))
+        feeds = step_feeds(self._signature, batch, is_packed=self._packed is not None)
         if self._packed is not None:
             feeds = self._packed.feeds(feeds)
-        names = [name for name, _ in self._signature.outputs]
-        fetches = [*self._signature.losses, *(t for _, tensors in self._signature.outputs for t in tensors)]
-        values = self._train(fetches, self._signature.step, feeds, run)
-        self._step_count += 1
+        values = self._train(step_fetches(self._signature), self._signature.step, feeds, run)
+        return self._noted([batch], values)[0]
+
+    def _noted(self, batches: Sequence[Batch], values: Sequence[np.ndarray]) -> list[StepResult]:
+        """The results of steps that have run."""
+        results = step_results(self._signature, batches, values, self._step_count)
+        self._step_count += len(results)
         self._is_pending = bool(self._signature.flush)
-        workers = self._signature.workers
-        losses = tuple(float(np.sum(np.asarray(v).real, dtype=np.float64)) for v in values[:workers])
-        output_values = values[workers:]
-        outputs = {name: tuple(output_values[n * workers : (n + 1) * workers]) for n, name in enumerate(names)}
-        return StepResult(
-            self._step_count,
-            combined_value(losses, batch.shares, self._signature.reported),
-            losses,
-            sum(batch.shares),
-            batch.shares,
-            outputs,
-        )
+        return results
 
     def _train(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], run: StepRun
@@ -354,6 +306,86 @@ class Session:
                 f"(It failed with: {str(error) or type(error).__name__})"
             )
             raise
+
+    # -- several steps in one run --------------------------------------------------------------
+
+    @_one_at_a_time
+    def steps_together(self, steps: int, batches: Sequence[Any] | None = None) -> list[StepResult]:
+        """Several training steps in one run of the graph: the results of as many calls of `step`, for less overhead.
+
+        The steps are unrolled: each worker goes on to the next one as soon as its part of a step is done. Steps that
+        cannot be unrolled run one after the other, and so do those for which the graph would become too large, and
+        those after an element of the data that failed.
+
+        Args:
+            steps: largest number of steps.
+            batches: that many batches, each a tuple of arrays, or a dict; None if the workers have a dataset.
+
+        Returns:
+            The result of each step. All of them with batches; with a dataset at least one, and none of its next pass.
+
+        Raises:
+            InputError: a batch does not fit; nothing has run.
+            EndOfData: with a dataset, the present pass has no further batch; the next step begins another.
+            DataError: an input pipeline failed; no step has run.
+            ClusterError: a worker is lost, or the steps take longer than so many steps may.
+            StepError: an op of a step failed.
+        """
+        self._refuse_after_failure()
+        whole_number(steps, "steps")
+        if batches is not None and len(batches) != steps:
+            raise InputError(f"{len(batches)} batches were given for {steps} steps")
+        if batches is None and self._data is None:
+            raise InputError(_NO_DATA)
+        chunk = self._most_together(steps)
+        if batches is None:
+            return [self.step()] if chunk == 1 else self._run_together(chunk, None)
+        results: list[StepResult] = []
+        while len(results) < steps:
+            some = batches[len(results) : len(results) + chunk]
+            if len(some) == chunk > 1:
+                results += self._run_together(chunk, some)
+            else:
+                results += [self.step(*b) if isinstance(b, tuple) else self.step(b) for b in some]
+        return results
+
+    def _most_together(self, steps: int) -> int:
+        """Number of steps that may be one run; at most as many as are given."""
+        is_fed_besides = self._data is not None and any(not feed.optional for feed in self._signature.feeds)
+        if steps == 1 or is_fed_besides or self._on_metadata is not None:  # a step that is traced runs by itself
+            return 1
+        return self._unrolled.most(steps)
+
+    def _run_together(self, steps: int, batches: Sequence[Any] | None) -> list[StepResult]:
+        """Run the unrolled steps; fewer of them where a pass over the workers' data ends."""
+        together = self._unrolled.steps(steps)
+        if batches is not None:
+            taken = [self._split(batch) for batch in batches]
+        else:
+            assert self._data is not None and together.elements is not None
+            shares = self._data.advance_several(together.elements)
+            taken = [Batch({}, each, self._signature.reduction) for each in shares]
+        if not taken:  # elements are taken one by one for now
+            return [self.step()]
+        first, timeout_s = self._step_count + 1, self._timeout_s * len(taken)
+        numbers = f"{first} to {first + len(taken) - 1}"
+
+        def run(fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], _: float) -> list[np.ndarray]:
+            return self._executor.run(fetches, targets, feeds, timeout_s)
+
+        try:
+            values = self._train(*together.run_of(taken), run)
+        except ClusterError as error:
+            raise ClusterError(f"steps {numbers} cannot go on: {error}") from error
+        except StepError as error:
+            raise StepError(f"one of the steps {numbers} failed: {error}") from error
+        return self._noted(taken, values)
+
+    def _split(self, batch: Any) -> Batch:
+        """A batch of `steps_together`, cut into the workers' parts."""
+        if self._data is not None:
+            raise InputError(_DATA_IS_THERE)
+        return split_batch(self._signature, self._bound(batch if isinstance(batch, tuple) else (batch,), {}))
 
     def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Batch:
         """The feeds of a step; with a dataset, the workers take its next element."""
@@ -376,19 +408,22 @@ class Session:
         batches: Iterable[Any] | None = None,
         steps: int | None = None,
         *,
+        steps_per_execution: int = 1,
         progress: bool = True,
         on_step: Callable[[StepResult], None] | None = None,
     ) -> list[StepResult]:
         """Train on many batches.
 
-        Other threads may use the session between two steps.
+        Other threads may use the session between two runs of the graph.
 
         Args:
             batches: batches, each a tuple of arrays, or a dict; see `step`. None if the workers have a dataset.
             steps: largest number of steps; None for all. With a dataset, None ends with its present pass, and a
                 number goes on over as many passes as it takes.
+            steps_per_execution: number of steps in a run of the graph, which are unrolled; see `steps_together`. What
+                is left over at the end runs step by step.
             progress: whether to show a progress bar, or a line every ten seconds where there is no terminal.
-            on_step: function that is called with the result of every step.
+            on_step: function that is called with the result of every step, when the run that it belongs to has ended.
 
         Returns:
             The result of each step.
@@ -399,45 +434,52 @@ class Session:
             DataError: an input pipeline failed.
         """
         steps = None if steps is None else whole_number(steps, "steps", 0, _MOST_STEPS, "steps are counted in 64 bits")
-        step_results = self._steps(batches, steps)
+        at_once = whole_number(steps_per_execution, "steps_per_execution")
+        runs = self._runs(batches, steps, at_once)
         results: list[StepResult] = []
         rate = StepRate()
         with progress_over(steps, progress, "steps", "until the data ends; --steps (steps=) ends it") as report:
-            for result in step_results:
-                results.append(result)
-                rate.note(result.examples)
+            for together in runs:
+                results += together
+                rate.note(sum(result.examples for result in together), len(together))
                 examples = "" if rate.examples_per_s is None else f", {rate.examples_per_s:.4g} examples/s"
-                report(len(results), f"loss {result.loss:.4g}{examples}")
+                report(len(results), f"loss {results[-1].loss:.4g}{examples}")
                 if on_step is not None:
-                    on_step(result)
+                    for result in together:
+                        on_step(result)
         return results
 
-    def _steps(self, batches: Iterable[Any] | None, steps: int | None) -> Iterator[StepResult]:
-        """Steps on arrays, or on the workers' dataset."""
+    def _runs(self, batches: Iterable[Any] | None, steps: int | None, at_once: int) -> Iterator[list[StepResult]]:
+        """The results of runs on arrays, or on the workers' dataset."""
         if self._data is None or self._signature.data is None:
             if batches is None:
-                raise InputError("there is no dataset on the workers: give the batches, or data= to caramel.capture")
-            return (self.step(*b) if isinstance(b, tuple) else self.step(b) for b in _limited(batches, steps))
+                raise InputError(_NO_DATA)
+            return self._runs_on_batches(_limited(batches, steps), at_once)
         if batches is not None:
-            raise InputError(
-                "the workers read the dataset that was given at capture: call run(steps=...) without batches, or "
-                "capture the program without data="
-            )
+            raise InputError(_DATA_IS_THERE)
         if steps is None and self._signature.data.infinite:
             raise InputError("the dataset has no end: say how many steps, run(steps=...) or --steps")
-        return self._steps_on_data(self._data, steps)
+        return self._runs_on_data(steps, at_once)
 
-    def _steps_on_data(self, data: WorkerData, steps: int | None) -> Iterator[StepResult]:
+    def _runs_on_batches(self, batches: Iterator[Any], at_once: int) -> Iterator[list[StepResult]]:
+        while some := list(itertools.islice(batches, at_once)):
+            if len(some) == at_once:
+                yield self.steps_together(at_once, some)
+            else:
+                yield from (self.steps_together(1, [batch]) for batch in some)
+
+    def _runs_on_data(self, steps: int | None, at_once: int) -> Iterator[list[StepResult]]:
         done = 0
         while steps is None or done < steps:
+            is_left_over = steps is not None and steps - done < at_once
             try:
-                result = self.step()
+                results = self.steps_together(1 if is_left_over else at_once)
             except EndOfData:
                 if steps is None and done > 0:
                     return
                 continue  # the present pass had ended already
-            done += 1
-            yield result
+            done += len(results)
+            yield results
 
     @_one_at_a_time
     def restart_data(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-FIRST_STEPS = 3
-"""Number of steps that are left out."""
+FIRST_RUNS = 3
+"""Number of runs that are left out; each is a step, or several that are one run."""
 
 
 class StepRate:
@@ -17,21 +17,24 @@ class StepRate:
 
     def __init__(self) -> None:
         self.steps = 0
+        self._runs = 0
         self._counted = self._examples = 0
         self._begin_s = self._end_s = self._started_s = time.perf_counter()
 
-    def note(self, examples: int) -> None:
-        """Note a step that has just ended.
+    def note(self, examples: int, steps: int = 1) -> None:
+        """Note a run that has just ended.
 
         Args:
             examples: number of examples in it; 0 where that is not known.
+            steps: number of steps in it.
         """
-        self.steps += 1
+        self.steps += steps
+        self._runs += 1
         self._end_s = time.perf_counter()
-        if self.steps <= FIRST_STEPS:
+        if self._runs <= FIRST_RUNS:
             self._begin_s = self._end_s
             return
-        self._counted += 1
+        self._counted += steps
         self._examples += examples
 
     @property
@@ -56,4 +59,4 @@ class StepRate:
         if self.step_s is None:
             return text
         rate = "" if self.examples_per_s is None else f", {self.examples_per_s:.4g} examples/s"
-        return f"{text} ({self.step_s * 1e3:.1f} ms each after the first {FIRST_STEPS}{rate})"
+        return f"{text} ({self.step_s * 1e3:.1f} ms each after the first {self.steps - self._counted}{rate})"

@@ -17,14 +17,15 @@ import numpy as np
 
 from caramel.data.template import ELEMENT_INDEX
 from caramel.errors import CheckpointError, DataError, EndOfData, InputError, StepError
+from caramel.modifiers.unroll import TakenElements
 from caramel.runtime.checkpoint import fed_path, open_checkpoint, read_values
 from caramel.runtime.example_counts import checked_shares
 from caramel.runtime.executor import Run
 from caramel.signature import DataSignature, Signature
 from caramel.util.arguments import MOST_WORKERS, shown
 
-RunEach = Callable[[Sequence[Run]], list[list[np.ndarray] | StepError]]
-"""A function like `Executor.run_each`."""
+RunEach = Callable[[Sequence[Run], int], list[list[np.ndarray] | StepError]]
+"""A function like `Executor.run_each`, whose second argument is the number of steps in whose time runs must end."""
 
 _SEED_LIMIT = 2**62
 """Bound of the random seeds of shuffles."""
@@ -66,6 +67,9 @@ class WorkerData:
         self._state = _ENDED
         self._ahead: dict[int, np.ndarray] = {}  # after an error: counts of a worker that is ahead of the others
         self._must_replay = False
+        self._is_lost = False  # whether the iterators are somewhere else than after the elements that count as taken
+        self._one_by_one = False  # whether the rest of the pass is taken so, as an element of it has failed
+        self._has_ended: EndOfData | None = None  # found behind elements that were taken together
         self._has_element = [False] * self._workers
         self._run([*self._names.clear, *self._names.forget], {})
 
@@ -73,7 +77,9 @@ class WorkerData:
 
     def restart(self) -> None:
         """Let the next element be the first of a new pass."""
-        self._state = _ENDED
+        if self._is_lost:
+            self._find_back()  # shuffles may have drawn more than they are to have drawn
+        self._state, self._has_ended = _ENDED, None
 
     def skip_passes(self, batches_read: Sequence[int | None]) -> None:
         """Begin passes, so that the shuffles draw their seeds, and let the next element be the first of another one.
@@ -110,9 +116,78 @@ class WorkerData:
             EndOfData: this pass has no further element; the next one begins a new pass.
             DataError: a pipeline failed, or gave what the step cannot take.
         """
+        self._get_ready()
+        counts = self._take_after_error() if self._state == _AFTER_ERROR else self._take_together()
+        return self._checked(counts)
+
+    def advance_several(self, elements: TakenElements) -> list[tuple[int, ...]]:
+        """Take the next elements, one for each of several steps.
+
+        Args:
+            elements: how they are taken, and for how many steps.
+
+        Returns:
+            What `advance` returns, for each step; fewer at the end of a pass. None where an element has failed: then
+            they are taken one by one, by `advance`, to the end of the pass.
+
+        Raises:
+            EndOfData: this pass has no further element; the next one begins a new pass.
+            DataError: a pipeline failed.
+        """
+        self._get_ready()
+        if self._one_by_one or self._state == _AFTER_ERROR:
+            return []
+        taken = self._taken
+        self._is_lost = self._one_by_one = True  # until it is known how many were taken
+        counts_of_steps = list(zip(*elements.counts))
+        runs: list[Run] = [([*names], [op], {}) for names, op in zip(counts_of_steps, elements.advance)]
+        results = self._run_each(runs, len(elements.counts))
+        shares: list[tuple[int, ...]] = []
+        if any(isinstance(result, StepError) for result in results):
+            return shares
+        try:
+            for counts in zip(*results):
+                taken = self._taken
+                shares.append(self._checked(counts))
+        except EndOfData as error:
+            if not shares:
+                self._is_lost = self._one_by_one = False
+                raise
+            self._has_ended = error
+        except DataError:  # it is found once more when the steps before it have run
+            self._taken, self._state = taken, _GOING
+            return shares
+        self._is_lost = self._one_by_one = False
+        return shares
+
+    def _get_ready(self) -> None:
+        """Be after what was taken, in a pass.
+
+        Raises:
+            EndOfData: the pass has ended, as was found before.
+        """
+        if self._has_ended is not None:
+            ended, self._has_ended = self._has_ended, None
+            raise ended
+        if self._is_lost:
+            self._find_back()
         if self._state == _ENDED:
             self._begin()
-        counts = self._take_after_error() if self._state == _AFTER_ERROR else self._take_together()
+
+    def _find_back(self) -> None:
+        """Bring the iterators to where they were before elements were taken together in vain."""
+        passes, taken, state = self._passes, self._taken, self._state
+        try:
+            self._skipped_to(passes, taken, state)
+        except BaseException:
+            self._is_lost = True
+            raise
+        finally:
+            self._passes, self._taken, self._state = passes, taken, state
+        self._one_by_one = True
+
+    def _checked(self, counts: Sequence[np.ndarray]) -> tuple[int, ...]:
+        """The number of examples of each worker, in an element that all of them have."""
         self._check_position(counts)
         return checked_shares(self._signature, counts, f"batch {self._taken - self._stride} of the data")
 
@@ -136,6 +211,7 @@ class WorkerData:
         self._taken = skip
         self._state = _GOING
         self._ahead = {}
+        self._is_lost = self._one_by_one = False
 
     def _replay(self) -> None:
         """Bring the shuffles' seeds to the state in which the passes so far have left them."""
@@ -148,7 +224,7 @@ class WorkerData:
 
     def _run(self, targets: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
         """Run ops of all workers together."""
-        (result,) = self._run_each([([], targets, feeds)])
+        (result,) = self._run_each([([], targets, feeds)], 1)
         if isinstance(result, StepError):
             raise result
 
@@ -158,7 +234,7 @@ class WorkerData:
         runs = [
             ([names.counts[r]], [names.advance[r]], {names.start[r]: np.int64(start)} if start else {}) for r in ranks
         ]
-        return [r if isinstance(r, StepError) else r[0] for r in self._run_each(runs)]
+        return [r if isinstance(r, StepError) else r[0] for r in self._run_each(runs, 1)]
 
     def _take_together(self) -> list[np.ndarray]:
         try:
@@ -179,6 +255,7 @@ class WorkerData:
 
         Every worker has tried the same element then; of N elements it is not known how far each has come.
         """
+        self._one_by_one = True
         failed = self._failed(error)
         self._taken += self._stride
         self._state = state
@@ -252,7 +329,7 @@ class WorkerData:
 
         Between passes there is no position to keep, and no pass begins: `restore` counts the passes.
         """
-        has_state = self._state != _ENDED and not self._ahead and self._names.resumes
+        has_state = self._state != _ENDED and not self._ahead and not self._is_lost and self._names.resumes
         if has_state:
             try:
                 self._run(self._names.snapshot, {})
@@ -281,7 +358,7 @@ class WorkerData:
             DataError: a pipeline failed.
         """
         self._built, self._passes, self._taken, self._state = False, 0, 0, _ENDED
-        self._ahead, self._must_replay = {}, False
+        self._ahead, self._must_replay, self._is_lost, self._has_ended = {}, False, False, None
         if prefix is None or not open_checkpoint(prefix).has_tensor(self._names.position_key):
             return
         saved = read_values(prefix, [self._names.position_key, self._names.digest_key])

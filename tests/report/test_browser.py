@@ -15,7 +15,7 @@ from caramel.report.page import write_report
 from caramel.report.predicted import predicted_timeline
 from caramel.report.run_record import RunRecord
 from caramel.report.what_helps import what_ifs
-from caramel.runtime.session import StepResult
+from caramel.runtime.step_result import StepResult
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install caramel-tf[browser]")
 

@@ -17,7 +17,7 @@ from caramel.report.predicted import predicted_timeline
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import Bar, StepTimeline, WorkerLanes
 from caramel.report.what_helps import what_ifs
-from caramel.runtime.session import StepResult
+from caramel.runtime.step_result import StepResult
 
 VOID = {"meta", "link", "line", "br", "img", "hr", "input"}
 

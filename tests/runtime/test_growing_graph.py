@@ -36,6 +36,9 @@ def whole():
                 v1.enable_control_flow_v2()
         tf.identity(tripled(first) + x, "called")
         tf.split(tf.stack([first, x]), 2, name="parts")
+        tf.add(first, x, name="outer")
+        with tf.name_scope("outer/"):
+            tf.multiply(first, x, name="inner")
     return graph.as_graph_def()
 
 
@@ -57,7 +60,7 @@ def results(grows, names):
     return found
 
 
-NAMES = ["init", "first:0", "called:0", "parts:1", "while/Exit_1:0", "second:0"]
+NAMES = ["init", "first:0", "called:0", "parts:1", "while/Exit_1:0", "second:0", "outer/inner:0", "outer:0"]
 
 
 @pytest.mark.parametrize("turns", range(len(NAMES)))

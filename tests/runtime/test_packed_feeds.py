@@ -28,7 +28,7 @@ def packed_for(placeholders):
             v1.placeholder(dtype, shape, name)
     feeds = tuple(Feed(n, tf.as_dtype(d).name, None, True, False, (f"{n}:0",)) for n, (d, _) in placeholders.items())
     signature = SimpleNamespace(workers=1, feeds=feeds, weights=())  # as far as packing looks at it
-    return PackedFeeds.of(graph.as_graph_def(), signature), graph.as_graph_def()
+    return PackedFeeds.of(graph.as_graph_def(), [signature]), graph.as_graph_def()
 
 
 @strategies.composite

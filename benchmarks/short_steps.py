@@ -1,0 +1,212 @@
+"""``python -m benchmarks.short_steps``: what it costs to run a step in which there is next to nothing to compute.
+
+Networks of narrow dense layers on hosts of a testbed with fast links, all on the machine's cores. Contenders run one
+after the other, round by round, so that what disturbs the machine disturbs all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.collectives import cluster
+from benchmarks.output import errors_for_click, markdown_table, write_json
+from benchmarks.statistics import paired_ratio
+from benchmarks.testbed import Testbed
+from benchmarks.training.contender import STEP_TIMEOUT_S
+from benchmarks.training.effort import FULL
+from benchmarks.training.ours import captured
+from benchmarks.training.spmd import HOROVOD, MIRRORED, Processes, SpmdContender
+from benchmarks.training.steps import Replica
+from benchmarks.training.workloads import SHORT, Workload
+from caramel.armodel import ARModel
+from caramel.frontend.context import Context
+from caramel.measure.netbench import measure_network
+from caramel.netmodel.model import NetworkModel
+
+FED, ON_WORKERS = "caramel", "caramel_data"
+"""This library: with batches from the driver, and with data on the workers."""
+
+TITLES = {FED: "Caramel, fed", ON_WORKERS: "Caramel, data on workers", MIRRORED: "Mirrored", HOROVOD: "Horovod"}
+
+_LINK_BYTES_PER_S = 10e9 / 8
+_SETTLING_RUNS = 10
+
+TimedRuns = Callable[[int], list[float]]
+"""Number of runs -> seconds of each."""
+
+
+def _fed(workload: Workload) -> tuple[Context, tuple[np.ndarray, np.ndarray]]:
+    """A workload's step, captured without data, and a batch for it."""
+    import tensorflow as tf
+
+    import caramel
+
+    tf.keras.backend.clear_session()
+    replica = Replica(tf, workload, 1, 0)
+
+    def step(x: Any, label: Any) -> Any:
+        return replica.step(lambda gradients: gradients, batch=(x, label))
+
+    shapes = tf.TensorSpec([None, *workload.shape], workload.dtype), tf.TensorSpec([None], tf.int32)
+    x, label = workload.batch(tf, 1, 0)
+    return caramel.capture(step, shapes), (x.numpy(), label.numpy())
+
+
+@contextmanager
+def _ours(name: str, workload: Workload, workers: int, servers: Any, network: NetworkModel) -> Iterator[Any]:
+    """A session of this library, planned from a trace and a measured network, and what a step is fed."""
+    import caramel
+
+    context, batch = _fed(workload) if name == FED else (captured(workload), None)
+    given = () if batch is None else batch
+    trace = caramel.trace(context, *given, workers=workers, cluster=servers, runs=5, steps=20, progress=False)
+    model = ARModel(context, workers, trace=trace, network=network)
+    with model.session(servers, step_timeout_s=STEP_TIMEOUT_S) as session:
+        yield session, batch
+
+
+def _timed(session: Any, batch: Any, together: int) -> TimedRuns:
+    """Runs of a session, each of so many steps."""
+    batches = None if batch is None else [batch] * together
+
+    def run(count: int) -> list[float]:
+        times_s = []
+        for _ in range(count):
+            begin_s = time.perf_counter()
+            session.steps_together(together, batches)
+            times_s.append(time.perf_counter() - begin_s)
+        return times_s
+
+    return run
+
+
+def _times_of(contender: SpmdContender, runs: int) -> list[float]:
+    return list(contender.run(runs).times_s)
+
+
+@contextmanager
+def _contenders(
+    workload: Workload,
+    workers: int,
+    together: Sequence[int],
+    pythons: Mapping[str, str],
+    testbed: Testbed,
+    network: NetworkModel,
+) -> Iterator[dict[tuple[str, int], TimedRuns]]:
+    """All contenders, ready to run, by name and number of steps in a run."""
+    servers = cluster(workers, testbed)
+    with ExitStack() as opened:
+        ready: dict[tuple[str, int], TimedRuns] = {}
+        for name in (FED, ON_WORKERS):
+            session, batch = opened.enter_context(_ours(name, workload, workers, servers, network))
+            ready.update(((name, count), _timed(session, batch, count)) for count in together)
+        for name, python in pythons.items():
+            processes = Processes(name, testbed, workers, python)
+            opened.callback(processes.close)
+            for count in together:
+                contender = SpmdContender(name, processes, workload, {}, {}, together=count)
+                ready[name, count] = partial(_times_of, contender)
+        yield ready
+
+
+def measure(
+    workloads: Sequence[Workload],
+    workers: Sequence[int],
+    together: Sequence[int],
+    rounds: int,
+    runs: int,
+    horovod: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The median seconds of each contender's steps, round by round.
+
+    Args:
+        workloads: what is trained.
+        workers: numbers of workers.
+        together: numbers of steps in a run.
+        rounds: how often each contender has its turn.
+        runs: in a turn.
+        horovod: Python of the environment that has Horovod; None leaves it out.
+
+    Raises:
+        ClusterError: a process ended, or did not answer in time.
+        UnavailableError: no testbed can be built here.
+    """
+    pythons = {MIRRORED: sys.executable, **({} if horovod is None else {HOROVOD: horovod})}
+    for count in workers:
+        hosts = max(count, 2)
+        with Testbed(hosts, _LINK_BYTES_PER_S) as testbed:
+            network = measure_network(cluster(hosts, testbed), [hosts], FULL.network, "links of 10 Gbit/s")
+            for workload in workloads:
+                with _contenders(workload, count, together, pythons, testbed, network) as contenders:
+                    for run in contenders.values():
+                        run(_SETTLING_RUNS)
+                    times_s: dict[tuple[str, int], list[float]] = {key: [] for key in contenders}
+                    for _ in range(rounds):
+                        for (name, steps), run in contenders.items():
+                            times_s[name, steps].append(statistics.median(run(runs)) / steps)
+                for steps in together:
+                    of_steps = {name: each for (name, number), each in times_s.items() if number == steps}
+                    yield {"workload": workload.name, "workers": count, "steps": steps, "times_s": of_steps}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The medians of all rounds, and of ratios in the same round.
+
+    Args:
+        rows: what `measure` has found.
+    """
+    names = [name for name in TITLES if all(name in row["times_s"] for row in rows)]
+    titles = {workload.name: workload.title for workload in SHORT}
+    lines = []
+    for row in rows:
+        times_s = row["times_s"]
+        line = [titles[row["workload"]], str(row["workers"]), str(row["steps"])]
+        line += [f"{statistics.median(times_s[name]) * 1e3:.2f}" for name in names]
+        for ours, theirs in ((FED, MIRRORED), (ON_WORKERS, MIRRORED), (ON_WORKERS, FED)):
+            ratio = paired_ratio(times_s[ours], times_s[theirs])
+            line.append(f"{ratio.median:.2f} ({ratio.bounds(2)})")
+        lines.append(line)
+    head = ["network", "workers", "steps in a run", *(f"{TITLES[name]} [ms]" for name in names)]
+    return markdown_table([*head, "fed / Mirrored", "data / Mirrored", "data / fed"], lines)
+
+
+@click.command()
+@click.option("--workload", "names", multiple=True, default=[w.name for w in SHORT], show_default=True)
+@click.option("--workers", multiple=True, type=click.IntRange(min=1), default=(1, 2, 4, 8), show_default=True)
+@click.option("--steps-per-execution", "together", multiple=True, type=click.IntRange(min=1), default=(1, 8))
+@click.option("--rounds", type=click.IntRange(min=1), default=11, show_default=True)
+@click.option("--runs", type=click.IntRange(min=1), default=40, show_default=True, help="In each round.")
+@click.option("--horovod", type=click.Path(exists=True, dir_okay=False), help="Python that has Horovod.")
+@click.option("--json", "path", type=click.Path(dir_okay=False), help="File to write all measurements to.")
+@errors_for_click
+def main(
+    names: tuple[str, ...],
+    workers: tuple[int, ...],
+    together: tuple[int, ...],
+    rounds: int,
+    runs: int,
+    horovod: str | None,
+    path: str | None,
+) -> None:
+    """Measure, and print a table."""
+    chosen = [workload for workload in SHORT if workload.name in names]
+    rows: list[dict[str, Any]] = []
+    for row in measure(chosen, workers, together, rounds, runs, horovod):
+        rows.append(row)
+        click.echo(table([row]).splitlines()[-1], err=True)
+        if path is not None:
+            write_json(rows, path)
+    click.echo(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Unroll: copies of a step that follow each other, so that several steps are one run of the session.
+
+Every worker goes on to the next step as soon as its own part of a step is done: it does not wait for the driver, nor
+for workers that it needs nothing of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from caramel.collectives.algorithms import NATIVE
+from caramel.data import template
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef, copied, format_input, node_of, parse_input, tensor_name
+from caramel.graph.nodes import assign, colocate, group, read, variable
+from caramel.graph.verify import verify_structure
+from caramel.modifiers.emission import Emission, Purpose, own_name
+from caramel.modifiers.place_input import input_name
+from caramel.signature import Signature
+
+MOST_NODES = 100_000
+"""Nodes that the copies of a step may have: TensorFlow takes about a minute to get ready for so many."""
+
+
+@dataclass(frozen=True)
+class TakenElements:
+    """How the workers take the elements of several steps at once.
+
+    Attributes:
+        advance: op of each worker that takes its next elements, one for each step, and keeps them.
+        counts: for each step the counts of each worker; see `caramel.signature.DataSignature`.
+    """
+
+    advance: tuple[str, ...]
+    counts: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """Steps that follow each other in one run.
+
+    Attributes:
+        nodes: nodes to add to the graph of a step.
+        signatures: signature of each step; the first ones may be run without the others.
+        elements: how the workers get their elements; None where the driver feeds all inputs.
+    """
+
+    nodes: Graph
+    signatures: tuple[Signature, ...]
+    elements: TakenElements | None
+
+
+class Unrolling:
+    """What several steps of a distributed graph take.
+
+    Args:
+        emission: a finished emission.
+        signature: its signature.
+    """
+
+    def __init__(self, emission: Emission, signature: Signature) -> None:
+        self._emission = emission
+        self._graph = emission.graph
+        self._library = Library(emission.graph)
+        self._signature = signature
+        outputs = [tensor for _, tensors in signature.outputs for tensor in tensors]
+        self._roots = [*signature.step, *map(node_of, (*signature.losses, *outputs))]
+
+    @cached_property
+    def reason(self) -> str | None:
+        """Why each step must be a run of its own; None where it need not be."""
+        if any(transfer.algorithm == NATIVE for transfer in self._emission.plan.transfers):
+            return "TensorFlow's own all-reduces ('native') are told apart by numbers that each has once in a run"
+        library = self._library
+        for name in self._graph.ancestors(self._roots):
+            node = self._graph[name]
+            if node.op in ops.LEGACY_LOOPS:
+                return f"op {name!r} ({node.op}) belongs to a loop of TensorFlow 1"
+            if node.op not in library and ops.is_reference_op(node):
+                return f"op {name!r} ({node.op}) belongs to a reference variable of TensorFlow 1"
+            everything = [node, *(inner for _, inner in library.inner_nodes(node))]
+            drawing = [n for n in everything if n.op not in library and ops.is_seeded_random(n)]
+            if drawing:
+                return f"op {name!r} ({drawing[0].op}) draws from a state of its own, which a copy does not have"
+        return None
+
+    @property
+    def most_steps(self) -> int:
+        """Number of steps of which the copies have `MOST_NODES` nodes at most; at least 1."""
+        return max(MOST_NODES // len(self._copied), 1)
+
+    @cached_property
+    def _copied(self) -> tuple[str, ...]:
+        """The nodes that each step needs of its own, in the order of the graph: all but pipelines and handles."""
+        needed = self._graph.ancestors(self._roots)
+        return tuple(node.name for node in self._graph if node.name in needed and not self._is_shared(node))
+
+    def _is_shared(self, node: NodeDef) -> bool:
+        is_handle = node.op in _HANDLES and not node.input
+        return is_handle or self._emission.roles[node.name].purpose is Purpose.INPUT
+
+    @cached_property
+    def _elements(self) -> dict[str, int]:
+        """The worker of each node that has the element of the data."""
+        pipeline, ranks = self._emission.pipeline, range(self._signature.workers)
+        return {} if pipeline is None else {input_name(rank, template.ELEMENT): rank for rank in ranks}
+
+    @cached_property
+    def _mine(self) -> frozenset[str]:
+        return frozenset(self._copied)
+
+    @cached_property
+    def _waiting(self) -> frozenset[str]:
+        """The nodes to copy that read or write what outlives a step."""
+        return frozenset(name for name in self._copied if _has_state(self._graph[name], self._library))
+
+    def steps(self, count: int) -> Unrolled:
+        """Steps that follow each other.
+
+        Args:
+            count: number of steps.
+
+        Raises:
+            InvariantError: a copy broke an invariant.
+        """
+        nodes: list[NodeDef] = []
+        elements = None
+        if self._emission.pipeline is not None:
+            nodes, elements = self._taken(count)
+        for number in range(count):
+            nodes += self._copies(_Place(number, count))
+        everything = Graph([*self._graph, *nodes], self._graph.library, self._graph.versions, self._graph)
+        verify_structure(everything, "unroll", self._graph)
+        signatures = tuple(self._signature_of(_Place(number, count)) for number in range(count))
+        return Unrolled(Graph(nodes, None, self._graph.versions), signatures, elements)
+
+    # -- one step ----------------------------------------------------------------------------
+
+    def _copies(self, place: _Place) -> list[NodeDef]:
+        """The nodes of a step, which wait on each worker for the step before."""
+
+        def renamed(name: str) -> str:
+            if name in self._elements:
+                return place.element(self._elements[name])
+            return place.scope + name if name in self._mine else name
+
+        nodes = []
+        for name in self._copied:
+            original = self._graph[name]
+            inputs = (parse_input(text) for text in original.input)
+            copy = copied(original, [format_input(renamed(producer), index) for producer, index in inputs])
+            copy.name = renamed(name)
+            colocate(copy, lambda other: renamed(other) if other in self._graph else None)
+            if place.number and name in self._waiting:
+                copy.input.append("^" + place.before.done(self._emission.roles[name].rank))
+            nodes.append(copy)
+        for rank, names in enumerate(self._ends):
+            device = self._graph[self._signature.step[rank]].device
+            nodes.append(group(place.done(rank), [place.scope + name for name in names], device))
+        return nodes
+
+    @cached_property
+    def _ends(self) -> tuple[tuple[str, ...], ...]:
+        """For each worker what is done last in a step, of all that reads or writes what outlives it."""
+        before = [self._graph.ancestors([step]) for step in self._signature.step]
+        others: list[list[str]] = [[] for _ in before]
+        for name in self._copied:
+            rank = self._emission.roles[name].rank
+            if name in self._waiting and name not in before[rank]:
+                others[rank].append(name)
+        return tuple((step, *rest) for step, rest in zip(self._signature.step, others))
+
+    def _signature_of(self, place: _Place) -> Signature:
+        """The signature of a step."""
+        signature = self._signature
+
+        def renamed(tensors: Sequence[str]) -> tuple[str, ...]:
+            return tuple(place.scope + text if node_of(text) in self._mine else text for text in tensors)
+
+        return replace(
+            signature,
+            feeds=tuple(replace(feed, placeholders=renamed(feed.placeholders)) for feed in signature.feeds),
+            weights=renamed(signature.weights),
+            losses=renamed(signature.losses),
+            outputs=tuple((name, renamed(tensors)) for name, tensors in signature.outputs),
+            step=tuple(place.done(rank) for rank in range(signature.workers)),
+        )
+
+    # -- their elements ----------------------------------------------------------------------
+
+    def _taken(self, count: int) -> tuple[list[NodeDef], TakenElements]:
+        """The nodes that take elements for several steps.
+
+        A worker takes one after the other: each has the one before as an input, which is kept where the data has ended.
+        The last one is also kept where a single step has its own, for what is taken next.
+        """
+        nodes: list[NodeDef] = []
+        advance: list[str] = []
+        counts: list[list[str]] = [[] for _ in range(count)]
+        for rank in range(self._signature.workers):
+            keep = self._graph[input_name(rank, template.ADVANCE)]
+            held, new = keep.input
+            take, taken_output = parse_input(new)
+            counts_output = parse_input(self._graph[input_name(rank, template.COUNTS)].input[0])[1]
+            element = self._graph[input_name(rank, template.ELEMENT)]
+            call, host, taken, kept = self._graph[take], keep.device, "", []
+            for number in range(count):
+                place = _Place(number, count)
+                copy = copied(call)
+                copy.name = input_name(rank, f"{place.name}/take")
+                if taken:
+                    copy.input[_BEFORE] = taken
+                taken = format_input(copy.name, taken_output)
+                counts[number].append(tensor_name(format_input(copy.name, counts_output)))
+                handle = variable(input_name(rank, f"{place.name}/variable"), "variant", (), host, "")
+                handle.attr["shared_name"].s = handle.name.encode()
+                kept.append(assign(input_name(rank, f"{place.name}/keep"), handle.name, taken, "variant", host))
+                own = read(input_name(rank, f"{place.name}/read"), handle.name, "variant", host)
+                value = copied(element, [own.name])
+                value.name = place.element(rank)
+                nodes += [copy, handle, kept[-1], own, value]
+            last = assign(input_name(rank, f"last_of_{count}"), held, taken, "variant", host)
+            all_kept = group(input_name(rank, f"take_{count}"), [each.name for each in (*kept, last)], host)
+            nodes += [last, all_kept]
+            advance.append(all_kept.name)
+        return nodes, TakenElements(tuple(advance), tuple(map(tuple, counts)))
+
+
+_BEFORE = 1
+"""Position of the element before among the inputs of what takes one; see `caramel.data.template`."""
+
+_HANDLES = frozenset({ops.VARIABLE, ops.TABLE, "HashTableV2", "IteratorV2", "OneShotIterator"})
+"""Ops that give what outlives a step, by its name."""
+
+
+def _has_state(node: NodeDef, library: Library) -> bool:
+    """Whether a node reads or writes what outlives a step."""
+    if node.op in library or ops.is_stateful(node):
+        return True
+    return any(dtype == ops.DT_RESOURCE for _, dtype in ops.input_types(node))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A step among several.
+
+    Attributes:
+        number: how many are before it.
+        count: how many there are.
+    """
+
+    number: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        """Short text, in names."""
+        return f"step_{self.number}_of_{self.count}"
+
+    @property
+    def scope(self) -> str:
+        """Prefix of its nodes."""
+        return f"caramel/{self.name}/"
+
+    @property
+    def before(self) -> _Place:
+        """The step before."""
+        return replace(self, number=self.number - 1)
+
+    def done(self, rank: int) -> str:
+        """Name of the op that is done when a worker's part of it is."""
+        return own_name(rank, self.name)
+
+    def element(self, rank: int) -> str:
+        """Name of the node with a worker's element."""
+        return input_name(rank, f"{self.name}/element")
