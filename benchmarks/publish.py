@@ -16,7 +16,17 @@ from typing import Any
 
 import click
 
-from benchmarks import build, collectives, depths, first_step, lost_workers, planner_speed, planning, versions
+from benchmarks import (
+    build,
+    collectives,
+    depths,
+    first_step,
+    lost_workers,
+    planner_speed,
+    planning,
+    short_steps,
+    versions,
+)
 from benchmarks.output import errors_for_click
 from benchmarks.published import calibrations_table, figure_9_table, gaps_table
 from benchmarks.training import prediction_errors
@@ -34,7 +44,13 @@ PLOTS = ROOT / "docs/images"
 DOCUMENTS = tuple(
     ROOT / "docs" / name
     for name in (
-        *("benchmarks/results.md", "benchmarks/cells.md", "benchmarks/all-reduces.md", "benchmarks/large-models.md"),
+        *(
+            "benchmarks/results.md",
+            "benchmarks/cells.md",
+            "benchmarks/all-reduces.md",
+            "benchmarks/large-models.md",
+            "benchmarks/short-steps.md",
+        ),
         *("benchmarks/predictions.md", "validation.md", "reference/versions.md", "how-to/clusters.md"),
     )
 )
@@ -92,6 +108,7 @@ RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "gaps": ("published.json", gaps_table),
     "versions": ("versions.json", versions.table),
     "first_step": ("first_step.json", first_step.table),
+    "short_steps": ("short_steps.json", short_steps.table),
     "lost_workers": ("lost_workers.json", lost_workers.table),
     "predicted_steps": ("predicted_steps.json", lambda _: prediction_errors.table(prediction_errors.kept(PREDICTED))),
 }

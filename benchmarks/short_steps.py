@@ -41,7 +41,7 @@ _LINK_BYTES_PER_S = 10e9 / 8
 _SETTLING_RUNS = 10
 
 TimedRuns = Callable[[int], list[float]]
-"""Number of runs -> seconds of each."""
+"""Number of runs -> seconds of a step in each."""
 
 
 def _fed(workload: Workload) -> tuple[Context, tuple[np.ndarray, np.ndarray]]:
@@ -82,15 +82,15 @@ def _timed(session: Any, batch: Any, together: int) -> TimedRuns:
         times_s = []
         for _ in range(count):
             begin_s = time.perf_counter()
-            session.steps_together(together, batches)
-            times_s.append(time.perf_counter() - begin_s)
+            results = session.steps_together(together, batches)  # fewer where so many copies would be too large
+            times_s.append((time.perf_counter() - begin_s) / len(results))
         return times_s
 
     return run
 
 
-def _times_of(contender: SpmdContender, runs: int) -> list[float]:
-    return list(contender.run(runs).times_s)
+def _times_of(contender: SpmdContender, together: int, runs: int) -> list[float]:
+    return [run_s / together for run_s in contender.run(runs).times_s]
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _contenders(
             opened.callback(processes.close)
             for count in together:
                 contender = SpmdContender(name, processes, workload, {}, {}, together=count)
-                ready[name, count] = partial(_times_of, contender)
+                ready[name, count] = partial(_times_of, contender, count)
         yield ready
 
 
@@ -152,7 +152,7 @@ def measure(
                     times_s: dict[tuple[str, int], list[float]] = {key: [] for key in contenders}
                     for _ in range(rounds):
                         for (name, steps), run in contenders.items():
-                            times_s[name, steps].append(statistics.median(run(runs)) / steps)
+                            times_s[name, steps].append(statistics.median(run(runs)))
                 for steps in together:
                     of_steps = {name: each for (name, number), each in times_s.items() if number == steps}
                     yield {"workload": workload.name, "workers": count, "steps": steps, "times_s": of_steps}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from caramel.collectives.lower import Emitter, Lowered, Request, lower_unchanged
 from caramel.graph.devices import Device
 from caramel.graph.nodes import dtype_attribute
+from caramel.graph.ops import NATIVE_ALL_REDUCE
 
 
 def group_key(devices: Sequence[str]) -> int:
@@ -46,7 +47,7 @@ def lower_native(request: Request, instance: int, after: Sequence[str] = ()) -> 
         reduced = emitter.add(
             rank,
             f"result_{rank}",
-            "CollectiveReduceV2",
+            NATIVE_ALL_REDUCE,
             [
                 source,
                 emitter.integers(rank, request.workers),

@@ -50,6 +50,9 @@ LOOPS = frozenset({"While", "StatelessWhile"})
 CALLS = INLINED_CALLS | BRANCHES | LOOPS
 """Ops that call the functions named in their attributes, and do nothing else."""
 
+NATIVE_ALL_REDUCE = "CollectiveReduceV2"
+"""TensorFlow's own all-reduce."""
+
 TABLE = "MutableHashTableV2"
 """The op that makes a copy of a lookup table."""
 

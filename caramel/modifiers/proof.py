@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from caramel.errors import PlanError
-from caramel.modifiers.emission import Emission, Purpose
+from caramel.graph.graph import Graph
+from caramel.modifiers.emission import Emission, Purpose, Role
 
 
 def prove(emission: Emission) -> tuple[str, ...]:
@@ -19,7 +22,8 @@ def prove(emission: Emission) -> tuple[str, ...]:
         PlanError: the transfers have no common order.
     """
     plan = emission.plan
-    edges = _agreed_order(emission)
+    first_gradients = [transfer.gradients[0] for transfer in plan.transfers]
+    edges = agreed_order(emission.graph, emission.roles, first_gradients)
     nodes = len(emission.graph)
     gradients = len(plan.pieces)
     postponed = plan.postponed
@@ -36,15 +40,22 @@ def prove(emission: Emission) -> tuple[str, ...]:
     return tuple(statements)
 
 
-def _agreed_order(emission: Emission) -> int:
-    """Check that the plan's order of transfers is one that every worker can keep; the number of ordered pairs.
+def agreed_order(graph: Graph, roles: Mapping[str, Role], first_gradients: Sequence[str]) -> int:
+    """Check that the order of transfers is one that every worker can keep; the number of ordered pairs.
 
     Each transfer counts as one event that begins when all of its workers can begin it. If a transfer follows only
     from transfers with smaller numbers, by any path and on any worker, they can run in the order of their numbers.
+
+    Args:
+        graph: graph of all workers.
+        roles: role of each node.
+        first_gradients: for each transfer, by its number, the name of one of its gradients.
+
+    Raises:
+        PlanError: a transfer waits for one with a larger number.
     """
-    plan, graph, roles = emission.plan, emission.graph, emission.roles
     transfers_before: dict[str, int] = {}
-    follows = [0] * len(plan.transfers)
+    follows = [0] * len(first_gradients)
     for name in graph.order:
         mask = 0
         for source in graph.sources(name):
@@ -57,7 +68,7 @@ def _agreed_order(emission: Emission) -> int:
     for number, mask in enumerate(follows):
         if mask >> number:
             later = number + (mask >> number).bit_length() - 1
-            mine, other = (plan.transfers[n].gradients[0] for n in (number, later))
+            mine, other = first_gradients[number], first_gradients[later]
             raise PlanError(
                 f"transfer {number} ({mine!r}, ...) cannot begin before transfer {later} ({other!r}, ...) is done: put "
                 "that one in front, and do not send gradients together that wait for each other"

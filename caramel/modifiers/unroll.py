@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
-from caramel.collectives.algorithms import NATIVE
 from caramel.data import template
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, copied, format_input, node_of, parse_input, tensor_name
 from caramel.graph.nodes import assign, colocate, group, read, variable
 from caramel.graph.verify import verify_structure
-from caramel.modifiers.emission import Emission, Purpose, own_name
+from caramel.modifiers.emission import Emission, Purpose, Role, own_name
 from caramel.modifiers.place_input import input_name
+from caramel.modifiers.proof import agreed_order
 from caramel.signature import Signature
 
 MOST_NODES = 100_000
@@ -72,15 +73,11 @@ class Unrolling:
     @cached_property
     def reason(self) -> str | None:
         """Why each step must be a run of its own; None where it need not be."""
-        if any(transfer.algorithm == NATIVE for transfer in self._emission.plan.transfers):
-            return "TensorFlow's own all-reduces ('native') are told apart by numbers that each has once in a run"
         library = self._library
         for name in self._graph.ancestors(self._roots):
             node = self._graph[name]
-            if node.op in ops.LEGACY_LOOPS:
-                return f"op {name!r} ({node.op}) belongs to a loop of TensorFlow 1"
-            if node.op not in library and ops.is_reference_op(node):
-                return f"op {name!r} ({node.op}) belongs to a reference variable of TensorFlow 1"
+            if node.op == ops.NATIVE_ALL_REDUCE:
+                return "TensorFlow's own all-reduces ('native') have numbers, each of which may come once in a run"
             everything = [node, *(inner for _, inner in library.inner_nodes(node))]
             drawing = [n for n in everything if n.op not in library and ops.is_seeded_random(n)]
             if drawing:
@@ -126,16 +123,30 @@ class Unrolling:
         Raises:
             InvariantError: a copy broke an invariant.
         """
+        places = [_Place(number, count) for number in range(count)]
         nodes: list[NodeDef] = []
         elements = None
         if self._emission.pipeline is not None:
-            nodes, elements = self._taken(count)
-        for number in range(count):
-            nodes += self._copies(_Place(number, count))
-        everything = Graph([*self._graph, *nodes], self._graph.library, self._graph.versions, self._graph)
-        verify_structure(everything, "unroll", self._graph)
-        signatures = tuple(self._signature_of(_Place(number, count)) for number in range(count))
+            nodes, elements = self._taken(places)
+        for place in places:
+            nodes += self._copies(place)
+        self._verify(nodes, places)
+        signatures = tuple(self._signature_of(place) for place in places)
         return Unrolled(Graph(nodes, None, self._graph.versions), signatures, elements)
+
+    def _verify(self, nodes: Sequence[NodeDef], places: Sequence[_Place]) -> None:
+        """Check inputs and cycles, and that all workers can keep one order of the transfers of all steps."""
+        graph = Graph([*self._graph, *nodes], self._graph.library, self._graph.versions, self._graph)
+        verify_structure(graph, "unroll", self._graph)
+        transfers = self._emission.plan.transfers
+        roles = {**self._emission.roles, **dict.fromkeys((node.name for node in nodes), Role(Purpose.REPLICA, 0))}
+        for place, name in product(places, self._copied):
+            role = self._emission.roles[name]
+            if role.transfer is not None:
+                role = replace(role, transfer=place.number * len(transfers) + role.transfer)
+            roles[place.scope + name] = role
+        steps = graph.pruned(place.done(rank) for place in places for rank in range(self._signature.workers))
+        agreed_order(steps, roles, [transfer.gradients[0] for transfer in transfers] * len(places))
 
     # -- one step ----------------------------------------------------------------------------
 
@@ -191,7 +202,7 @@ class Unrolling:
 
     # -- their elements ----------------------------------------------------------------------
 
-    def _taken(self, count: int) -> tuple[list[NodeDef], TakenElements]:
+    def _taken(self, places: Sequence[_Place]) -> tuple[list[NodeDef], TakenElements]:
         """The nodes that take elements for several steps.
 
         A worker takes one after the other: each has the one before as an input, which is kept where the data has ended.
@@ -199,7 +210,8 @@ class Unrolling:
         """
         nodes: list[NodeDef] = []
         advance: list[str] = []
-        counts: list[list[str]] = [[] for _ in range(count)]
+        count = len(places)
+        counts: list[list[str]] = [[] for _ in places]
         for rank in range(self._signature.workers):
             keep = self._graph[input_name(rank, template.ADVANCE)]
             held, new = keep.input
@@ -207,14 +219,13 @@ class Unrolling:
             counts_output = parse_input(self._graph[input_name(rank, template.COUNTS)].input[0])[1]
             element = self._graph[input_name(rank, template.ELEMENT)]
             call, host, taken, kept = self._graph[take], keep.device, "", []
-            for number in range(count):
-                place = _Place(number, count)
+            for place in places:
                 copy = copied(call)
                 copy.name = input_name(rank, f"{place.name}/take")
                 if taken:
                     copy.input[_BEFORE] = taken
                 taken = format_input(copy.name, taken_output)
-                counts[number].append(tensor_name(format_input(copy.name, counts_output)))
+                counts[place.number].append(tensor_name(format_input(copy.name, counts_output)))
                 handle = variable(input_name(rank, f"{place.name}/variable"), "variant", (), host, "")
                 handle.attr["shared_name"].s = handle.name.encode()
                 kept.append(assign(input_name(rank, f"{place.name}/keep"), handle.name, taken, "variant", host))

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from caramel.errors import CaramelError, ClusterError, InputError, StepError, listed
+from caramel.graph import ops
 from caramel.graph.devices import Device
 from caramel.runtime.growing_graph import GrowingGraph
 from caramel.util.daemon_threads import DaemonThreads
@@ -23,7 +24,7 @@ v1 = tf.compat.v1
 
 def has_native_collectives(graph_def: Any) -> bool:
     """Whether TensorFlow's own collective ops are in a graph; they need a group leader."""
-    return any(node.op == "CollectiveReduceV2" for node in graph_def.node)
+    return any(node.op == ops.NATIVE_ALL_REDUCE for node in graph_def.node)
 
 
 Run = tuple[Sequence[str], Sequence[str], Mapping[str, np.ndarray]]

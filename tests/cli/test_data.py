@@ -148,6 +148,19 @@ def test_save_every(train, tmp_path):
     np.testing.assert_allclose(weights(tmp_path / "saved", 7), one_device(7), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("program", ["STEP", *in_soak("FROM_PYTHON")])
+def test_several_steps_in_a_run(train, tmp_path, program):
+    """A checkpoint that is due within a run is saved after it; what is left over of a pass is run, too."""
+    text = globals()[program]
+    options = ["--checkpoint", tmp_path / "saved", "--steps", 12, "--save-every", 2, "--steps-per-execution", 3]
+    assert "12 steps in" in train(text, *options)
+    saved = {int(path.stem.partition("-")[2]) for path in (tmp_path / "saved").glob("*.index")}
+    ends = {"STEP": {3, 5, 8, 10, 12}, "FROM_PYTHON": {3, 6, 9, 12}}[program]
+    assert saved == ends
+    train(text, "--checkpoint", tmp_path / "single", "--steps", 12)
+    np.testing.assert_allclose(weights(tmp_path / "saved", 12), weights(tmp_path / "single", 12), rtol=1e-5)
+
+
 def test_a_pass_after_one_that_was_saved_at_its_last_step(train, tmp_path):
     """The position in that checkpoint is the end of the pass, which the next run begins anew."""
     assert "5 steps in" in train(STEP, "--checkpoint", tmp_path / "saved", "--save-every", 5)

@@ -141,7 +141,8 @@ def test_help_says_what_there_is():
     assert all(word in text for word in ("run", "export", "FILE.py:ENTRY", "--debug"))
     text = shown("run")
     options = (
-        "--workers --cluster in-process processes --steps --checkpoint --save-every --allow-open-ports --base-port"
+        "--workers --cluster in-process processes --steps --steps-per-execution --checkpoint --save-every "
+        "--allow-open-ports --base-port"
     )
     assert [word for word in options.split() if word not in text] == []
     assert all(word in shown("export") for word in ("--workers", "--out", "--device"))

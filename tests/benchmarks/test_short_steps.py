@@ -1,0 +1,27 @@
+"""The benchmark of short steps: what its table says of a record, and that it runs for real."""
+
+import pytest
+
+from benchmarks.short_steps import FED, MIRRORED, ON_WORKERS, measure, table
+from benchmarks.testbed import UnavailableError
+from benchmarks.training.workloads import BY_NAME
+
+
+def test_the_table():
+    times_s = {FED: [0.002, 0.003, 0.004], ON_WORKERS: [0.003, 0.003, 0.003], MIRRORED: [0.004, 0.004, 0.004]}
+    lines = table([{"workload": "dense3", "workers": 4, "steps": 8, "times_s": times_s}]).splitlines()
+    assert lines[0].count("|") == lines[2].count("|") == 10
+    assert lines[2] == "| 3 dense layers of 32 | 4 | 8 | 3.00 | 3.00 | 4.00 | 0.75 (-) | 0.75 (-) | 1.00 (-) |"
+
+
+@pytest.mark.soak
+@pytest.mark.processes
+def test_short_steps_are_measured():
+    try:
+        rows = list(measure([BY_NAME["dense3"]], [2], [1, 3], 2, 3))
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    assert [row["steps"] for row in rows] == [1, 3]
+    for row in rows:
+        assert set(row["times_s"]) == {FED, ON_WORKERS, MIRRORED}
+        assert all(len(each) == 2 and 0 < min(each) < max(each) < 1 for each in row["times_s"].values())
