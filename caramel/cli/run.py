@@ -35,6 +35,7 @@ from caramel.frontend.script_file import is_script
 from caramel.report.pictures import Pictures
 from caramel.runtime.held_directory import held_directory
 from caramel.runtime.step_rate import StepRate
+from caramel.runtime.steps_per_execution import AUTO
 from caramel.util.arguments import timeout_s
 from caramel.util.interrupts import Interrupts
 
@@ -48,6 +49,16 @@ if TYPE_CHECKING:
     from caramel.runtime.step_result import StepResult
 
 _logger = logging.getLogger(__name__)
+
+
+class _StepsInRun(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions of click only
+    """A number of steps, or ``auto``."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """See click.ParamType."""
+        return AUTO if value == AUTO else click.IntRange(min=1).convert(value, param, ctx)
 
 
 @click.command(cls=ProgramCommand)
@@ -72,11 +83,12 @@ _logger = logging.getLogger(__name__)
 )
 @click.option(
     "--steps-per-execution",
-    type=click.IntRange(min=1),
+    type=_StepsInRun(),
     default=1,
     show_default=True,
-    metavar="U",
-    help="Unroll U steps into one run, for less overhead where steps are short. Checkpoints are saved between runs.",
+    metavar="U|auto",
+    help="Unroll U steps into one run, for less overhead where steps are short; auto chooses U after some steps, where "
+    "their number is given. Checkpoints are saved between runs.",
 )
 @click.option(
     "--checkpoint",
@@ -104,7 +116,7 @@ def run(
     place: Place,
     steps: int | None,
     until_step: int | None,
-    steps_per_execution: int,
+    steps_per_execution: int | str,
     checkpoint: str | None,
     save_every: int | None,
     step_timeout: float,
@@ -124,7 +136,7 @@ def run(
             {
                 "steps": steps,
                 "until_step": until_step,
-                "steps_per_execution": steps_per_execution if steps_per_execution > 1 else None,
+                "steps_per_execution": steps_per_execution if steps_per_execution != 1 else None,
                 "checkpoint": checkpoint,
                 "json": as_json or None,
             },
@@ -210,7 +222,7 @@ def _train(
     program: Program,
     prediction: Prediction | None,
     steps: int | None,
-    steps_per_execution: int,
+    steps_per_execution: int | str,
     directory: CheckpointDirectory | None,
     save_every: int | None,
     results: Results,

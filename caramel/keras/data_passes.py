@@ -84,6 +84,10 @@ class DataPasses:
             next(self._iterator, None)  # a shuffle of a shuffle draws with the first element
         self._present.batches_read += batches
 
+    def steps_in_run(self, wanted: int) -> int:
+        """See `Session.steps_in_run`."""
+        return self.session.steps_in_run(wanted)
+
     def steps(self, most: int) -> list[StepResult]:
         """Train on the next batches: one or more, as many as are one run.
 

@@ -186,11 +186,12 @@ class EpochLoop:
 
     def _some_steps(self, logs: Any) -> tuple[int, Any]:
         """Run as many steps as there are between calls of callbacks; their number, and the logs of the last."""
-        done = 0
-        while done < self.model.steps_per_execution and not self._ended:
+        done, wanted = 0, self.model.steps_per_execution
+        in_run = self.passes.steps_in_run(wanted)
+        while done < wanted and not self._ended:
             began_s = time.perf_counter()
             try:
-                results = self.passes.steps(self.model.steps_per_execution - done)
+                results = self.passes.steps(in_run if wanted - done >= in_run else 1)
             except EndOfData:
                 self._ended = True
                 break

@@ -80,6 +80,10 @@ class FedBatches:
     def took(self, batches: int) -> None:
         """Note that batches were read; they are counted here anyway."""
 
+    def steps_in_run(self, wanted: int) -> int:
+        """See `Session.steps_in_run`."""
+        return self.session.steps_in_run(wanted)
+
     def steps(self, most: int) -> list[StepResult]:
         """Train on the next batches: one or more, as many as are one run.
 
@@ -92,6 +96,7 @@ class FedBatches:
         """
         taken = [self._next()]
         while len(taken) < most:
+            taken[-1] = tuple(np.array(each) for each in taken[-1])  # its maker may write the next one into it
             try:
                 taken.append(self._next())
             except (DataError, EndOfData) as error:

@@ -82,12 +82,30 @@ class Unrolling:
             drawing = [n for n in everything if n.op not in library and ops.is_seeded_random(n)]
             if drawing:
                 return f"op {name!r} ({drawing[0].op}) draws from a state of its own, which a copy does not have"
+        in_branch = self._in_branches.intersection(name for names in self._ends for name in names)
+        if in_branch:
+            return f"op {min(in_branch)!r} runs in one branch only, and nothing that the step updates waits for it"
         return None
+
+    @cached_property
+    def _in_branches(self) -> frozenset[str]:
+        """The nodes that do not run where another branch is taken, and what waits for them would not run either."""
+        found: set[str] = set()
+        for name in self._graph.order:
+            op = self._graph[name].op
+            if op in _SWITCHES or (op not in _MERGES and not found.isdisjoint(self._graph.sources(name))):
+                found.add(name)
+        return frozenset(found)
 
     @property
     def most_steps(self) -> int:
         """Number of steps of which the copies have `MOST_NODES` nodes at most; at least 1."""
-        return max(MOST_NODES // len(self._copied), 1)
+        return max(MOST_NODES // self.nodes, 1)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that each step needs of its own."""
+        return len(self._copied)
 
     @cached_property
     def _copied(self) -> tuple[str, ...]:
@@ -96,7 +114,7 @@ class Unrolling:
         return tuple(node.name for node in self._graph if node.name in needed and not self._is_shared(node))
 
     def _is_shared(self, node: NodeDef) -> bool:
-        is_handle = node.op in _HANDLES and not node.input
+        is_handle = not node.input and node.op not in self._library and ops.DT_RESOURCE in ops.output_types(node)
         return is_handle or self._emission.roles[node.name].purpose is Purpose.INPUT
 
     @cached_property
@@ -205,7 +223,8 @@ class Unrolling:
     def _taken(self, places: Sequence[_Place]) -> tuple[list[NodeDef], TakenElements]:
         """The nodes that take elements for several steps.
 
-        A worker takes one after the other: each has the one before as an input, which is kept where the data has ended.
+        A worker takes one after the other: each has the one before as an input, which is kept where the data has ended,
+        and TensorFlow runs nothing of a function with state before it has all inputs.
         The last one is also kept where a single step has its own, for what is taken next.
         """
         nodes: list[NodeDef] = []
@@ -226,8 +245,7 @@ class Unrolling:
                     copy.input[_BEFORE] = taken
                 taken = format_input(copy.name, taken_output)
                 counts[place.number].append(tensor_name(format_input(copy.name, counts_output)))
-                handle = variable(input_name(rank, f"{place.name}/variable"), "variant", (), host, "")
-                handle.attr["shared_name"].s = handle.name.encode()
+                handle = variable(input_name(rank, f"{place.name}/variable"), "variant", (), host)
                 kept.append(assign(input_name(rank, f"{place.name}/keep"), handle.name, taken, "variant", host))
                 own = read(input_name(rank, f"{place.name}/read"), handle.name, "variant", host)
                 value = copied(element, [own.name])
@@ -240,11 +258,14 @@ class Unrolling:
         return nodes, TakenElements(tuple(advance), tuple(map(tuple, counts)))
 
 
+_SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})
+"""Ops with outputs of which one only has a value."""
+
+_MERGES = frozenset({"Merge", "RefMerge"})
+"""Ops that have a value where one of their inputs has one."""
+
 _BEFORE = 1
 """Position of the element before among the inputs of what takes one; see `caramel.data.template`."""
-
-_HANDLES = frozenset({ops.VARIABLE, ops.TABLE, "HashTableV2", "IteratorV2", "OneShotIterator"})
-"""Ops that give what outlives a step, by its name."""
 
 
 def _has_state(node: NodeDef, library: Library) -> bool:

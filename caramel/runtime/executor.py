@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -95,6 +96,7 @@ class SessionExecutor:
         # On servers a call that is made once may take as long as any operation of the session.
         self._only_timeout_ms = config.operation_timeout_in_ms if target else None
         self._threads: DaemonThreads | None = None
+        self._unfinished: list[Future[Any]] = []  # runs for which somebody was interrupted who waited for them
         _open_executors.add(self)
 
     @classmethod
@@ -181,6 +183,8 @@ class SessionExecutor:
             except (StepError, ClusterError) as error:
                 return error
 
+        for each in self._unfinished:
+            each.result()  # it could take an element of data that was made anew meanwhile
         for fetches, targets, feeds in runs:  # what changes the graph, which two threads must not do
             self._growing.take_in([*fetches, *targets, *feeds])
         self.prepare(runs, timeout_s)
@@ -189,8 +193,9 @@ class SessionExecutor:
         if self._threads is None:
             results = [run_one(runs[0])]
         else:
-            running = [self._threads.submit(run_one, run) for run in runs]
-            results = [each.result() for each in running]
+            self._unfinished = [self._threads.submit(run_one, run) for run in runs]
+            results = [each.result() for each in self._unfinished]
+            self._unfinished = []
         values_or_errors: list[list[np.ndarray] | StepError] = []
         for result in results:
             if isinstance(result, ClusterError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ class Batch:
     feeds: Mapping[str, np.ndarray]
     shares: tuple[int, ...]
     reduction: str = "mean"
+
+    def copied(self) -> Batch:
+        """The batch with arrays of its own, which its maker does not write into any more."""
+        return replace(self, feeds={name: np.array(array) for name, array in self.feeds.items()})
 
     @property
     def weights(self) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -29,7 +30,8 @@ from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.runtime.step_rate import StepRate
 from caramel.runtime.step_result import StepResult, step_results
-from caramel.runtime.unrolled_steps import UnrolledSteps
+from caramel.runtime.steps_per_execution import StepsInRun, worthwhile_steps
+from caramel.runtime.unrolled_steps import StepsTogether, UnrolledSteps
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
 from caramel.util.arguments import timeout_s, whole_number
@@ -274,13 +276,19 @@ class Session:
             kwargs: arrays by name; see `step`.
         """
         self._refuse_after_failure()
+        with self._naming_step():
+            return self._step_on(self._batch(args, kwargs), run)
+
+    @contextmanager
+    def _naming_step(self) -> Iterator[None]:
+        """Say which step cannot go on."""
         try:
-            return self._step_by(run, args, kwargs)
+            yield
         except ClusterError as error:
             raise ClusterError(f"step {self._step_count + 1} cannot go on: {error}") from error
 
-    def _step_by(self, run: StepRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepResult:
-        batch = self._batch(args, kwargs)
+    def _step_on(self, batch: Batch, run: StepRun) -> StepResult:
+        """One training step, on a batch that is cut into the workers' parts."""
         feeds = step_feeds(self._signature, batch, is_packed=self._packed is not None)
         if self._packed is not None:
             feeds = self._packed.feeds(feeds)
@@ -314,8 +322,8 @@ class Session:
         """Several training steps in one run of the graph: the results of as many calls of `step`, for less overhead.
 
         The steps are unrolled: each worker goes on to the next one as soon as its part of a step is done. Steps that
-        cannot be unrolled run one after the other, and so do those for which the graph would become too large, and
-        those after an element of the data that failed.
+        cannot be unrolled run one after the other, and so do those for which the graph or what is fed would become too
+        large (see `steps_in_run`), and those after an element of the data that failed.
 
         Args:
             steps: largest number of steps.
@@ -333,53 +341,69 @@ class Session:
         """
         self._refuse_after_failure()
         whole_number(steps, "steps")
-        if batches is not None and len(batches) != steps:
-            raise InputError(f"{len(batches)} batches were given for {steps} steps")
-        if batches is None and self._data is None:
-            raise InputError(_NO_DATA)
-        chunk = self._most_together(steps)
         if batches is None:
-            return [self.step()] if chunk == 1 else self._run_together(chunk, None)
-        results: list[StepResult] = []
-        while len(results) < steps:
-            some = batches[len(results) : len(results) + chunk]
-            if len(some) == chunk > 1:
-                results += self._run_together(chunk, some)
-            else:
-                results += [self.step(*b) if isinstance(b, tuple) else self.step(b) for b in some]
-        return results
+            if self._data is None:
+                raise InputError(_NO_DATA)
+            chunk = self._most_together(steps)
+            return [self.step()] if chunk == 1 else self._run_on_data(chunk)
+        if len(batches) != steps:
+            raise InputError(f"{len(batches)} batches were given for {steps} steps")
+        return self._run_on([self._split(batch) for batch in batches])
+
+    @_one_at_a_time
+    def steps_in_run(self, wanted: int) -> int:
+        """Number of steps that are one run in `steps_together`: fewer than wanted where the graph would be too large.
+
+        Args:
+            wanted: number of steps.
+        """
+        is_fed_besides = self._data is not None and any(not feed.optional for feed in self._signature.feeds)
+        return 1 if wanted == 1 or is_fed_besides else self._unrolled.most(wanted)
 
     def _most_together(self, steps: int) -> int:
-        """Number of steps that may be one run; at most as many as are given."""
-        is_fed_besides = self._data is not None and any(not feed.optional for feed in self._signature.feeds)
-        if steps == 1 or is_fed_besides or self._on_metadata is not None:  # a step that is traced runs by itself
-            return 1
-        return self._unrolled.most(steps)
+        """Number of steps that the next run may have; a step that is traced runs by itself."""
+        return 1 if self._on_metadata is not None else self.steps_in_run(steps)
 
-    def _run_together(self, steps: int, batches: Sequence[Any] | None) -> list[StepResult]:
-        """Run the unrolled steps; fewer of them where a pass over the workers' data ends."""
-        together = self._unrolled.steps(steps)
-        if batches is not None:
-            taken = [self._split(batch) for batch in batches]
-        else:
-            assert self._data is not None and together.elements is not None
-            shares = self._data.advance_several(together.elements)
-            taken = [Batch({}, each, self._signature.reduction) for each in shares]
-        if not taken:  # elements are taken one by one for now
+    def _run_on_data(self, steps: int) -> list[StepResult]:
+        """Run unrolled steps on the workers' data; fewer where a pass ends."""
+        assert self._data is not None
+        shares = self._data.advance_several(lambda: self._unrolled.elements(steps))
+        if not shares:  # elements are taken one by one for now
             return [self.step()]
-        first, timeout_s = self._step_count + 1, self._timeout_s * len(taken)
-        numbers = f"{first} to {first + len(taken) - 1}"
+        batches = [Batch({}, each, self._signature.reduction) for each in shares]
+        return self._run_together(self._unrolled.steps(steps), batches)
+
+    def _run_on(self, batches: Sequence[Batch]) -> list[StepResult]:
+        """Run steps on batches of the driver, in as few runs as may be."""
+        results: list[StepResult] = []
+        while left := batches[len(results) :]:
+            chunk = self._most_together(len(left))
+            if chunk > 1 and len(left) >= chunk and self._unrolled.fits(left[:chunk]):
+                results += self._run_together(self._unrolled.steps(chunk), left[:chunk])
+            else:
+                results.append(self._single(left[0]))
+        return results
+
+    def _single(self, batch: Batch) -> StepResult:
+        """A step in a run of its own."""
+        with self._naming_step():
+            return self._step_on(batch, self._run_step)
+
+    def _run_together(self, together: StepsTogether, batches: Sequence[Batch]) -> list[StepResult]:
+        """Run the first of some unrolled steps, as many as there are batches."""
+        first, timeout_s = self._step_count + 1, self._timeout_s * len(batches)
+        numbers = f"{first} to {first + len(batches) - 1}"
 
         def run(fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], _: float) -> list[np.ndarray]:
             return self._executor.run(fetches, targets, feeds, timeout_s)
 
         try:
-            values = self._train(*together.run_of(taken), run)
+            values = self._train(*together.run_of(batches), run)
         except ClusterError as error:
             raise ClusterError(f"steps {numbers} cannot go on: {error}") from error
         except StepError as error:
             raise StepError(f"one of the steps {numbers} failed: {error}") from error
-        return self._noted(taken, values)
+        return self._noted(batches, values)
 
     def _split(self, batch: Any) -> Batch:
         """A batch of `steps_together`, cut into the workers' parts."""
@@ -408,7 +432,7 @@ class Session:
         batches: Iterable[Any] | None = None,
         steps: int | None = None,
         *,
-        steps_per_execution: int = 1,
+        steps_per_execution: int | str = 1,
         progress: bool = True,
         on_step: Callable[[StepResult], None] | None = None,
     ) -> list[StepResult]:
@@ -421,7 +445,8 @@ class Session:
             steps: largest number of steps; None for all. With a dataset, None ends with its present pass, and a
                 number goes on over as many passes as it takes.
             steps_per_execution: number of steps in a run of the graph, which are unrolled; see `steps_together`. What
-                is left over at the end runs step by step.
+                is left over at the end runs step by step. ``"auto"``: the number is chosen after some single steps, by
+                what they take, what a run costs in which nothing is done, and how many steps are to come (``steps``).
             progress: whether to show a progress bar, or a line every ten seconds where there is no terminal.
             on_step: function that is called with the result of every step, when the run that it belongs to has ended.
 
@@ -434,13 +459,14 @@ class Session:
             DataError: an input pipeline failed.
         """
         steps = None if steps is None else whole_number(steps, "steps", 0, _MOST_STEPS, "steps are counted in 64 bits")
-        at_once = whole_number(steps_per_execution, "steps_per_execution")
-        runs = self._runs(batches, steps, at_once)
+        in_run = StepsInRun(steps_per_execution, steps, self._worthwhile_steps)
+        runs = self._runs(batches, steps, in_run)
         results: list[StepResult] = []
         rate = StepRate()
         with progress_over(steps, progress, "steps", "until the data ends; --steps (steps=) ends it") as report:
             for together in runs:
                 results += together
+                in_run.note(len(together))
                 rate.note(sum(result.examples for result in together), len(together))
                 examples = "" if rate.examples_per_s is None else f", {rate.examples_per_s:.4g} examples/s"
                 report(len(results), f"loss {results[-1].loss:.4g}{examples}")
@@ -449,31 +475,54 @@ class Session:
                         on_step(result)
         return results
 
-    def _runs(self, batches: Iterable[Any] | None, steps: int | None, at_once: int) -> Iterator[list[StepResult]]:
+    @_one_at_a_time
+    def _worthwhile_steps(self, step_s: float, steps: int) -> int:
+        """See `worthwhile_steps`."""
+        most = self.steps_in_run(steps)
+        if most == 1:
+            return 1
+        run_s = self._unrolled.empty_run_s(lambda ops: self._executor.run([], ops, {}, self._timeout_s))
+        return worthwhile_steps(step_s, run_s, steps, self._unrolled.nodes, most)
+
+    def _runs(self, batches: Iterable[Any] | None, steps: int | None, in_run: StepsInRun) -> Iterator[list[StepResult]]:
         """The results of runs on arrays, or on the workers' dataset."""
         if self._data is None or self._signature.data is None:
             if batches is None:
                 raise InputError(_NO_DATA)
-            return self._runs_on_batches(_limited(batches, steps), at_once)
+            return self._runs_on_batches(_limited(batches, steps), in_run)
         if batches is not None:
             raise InputError(_DATA_IS_THERE)
         if steps is None and self._signature.data.infinite:
             raise InputError("the dataset has no end: say how many steps, run(steps=...) or --steps")
-        return self._runs_on_data(steps, at_once)
+        return self._runs_on_data(steps, in_run)
 
-    def _runs_on_batches(self, batches: Iterator[Any], at_once: int) -> Iterator[list[StepResult]]:
-        while some := list(itertools.islice(batches, at_once)):
-            if len(some) == at_once:
-                yield self.steps_together(at_once, some)
-            else:
-                yield from (self.steps_together(1, [batch]) for batch in some)
+    def _runs_on_batches(self, batches: Iterator[Any], in_run: StepsInRun) -> Iterator[list[StepResult]]:
+        while True:
+            count, drawn, failure = self.steps_in_run(in_run.count), [], None
+            try:
+                for batch in itertools.islice(batches, count):
+                    drawn.append(self._split(batch) if count == 1 else self._split(batch).copied())
+            except Exception as error:  # of the caller's code, or of a batch that does not fit: after those before it
+                failure = error
+            for some in [drawn] if len(drawn) == count else [[batch] for batch in drawn]:
+                yield self._run_drawn(some)
+            if failure is not None:
+                raise failure
+            if len(drawn) < count:
+                return
 
-    def _runs_on_data(self, steps: int | None, at_once: int) -> Iterator[list[StepResult]]:
+    @_one_at_a_time
+    def _run_drawn(self, batches: Sequence[Batch]) -> list[StepResult]:
+        self._refuse_after_failure()
+        return self._run_on(batches)
+
+    def _runs_on_data(self, steps: int | None, in_run: StepsInRun) -> Iterator[list[StepResult]]:
         done = 0
         while steps is None or done < steps:
-            is_left_over = steps is not None and steps - done < at_once
+            count = self.steps_in_run(in_run.count)
+            is_left_over = steps is not None and steps - done < count
             try:
-                results = self.steps_together(1 if is_left_over else at_once)
+                results = self.steps_together(1 if is_left_over else count)
             except EndOfData:
                 if steps is None and done > 0:
                     return

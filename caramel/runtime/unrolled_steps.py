@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from caramel.compiler.distributed_model import DistributedModel
+from caramel.graph.graph import Graph
+from caramel.graph.nodes import node
+from caramel.modifiers.emission import own_name
 from caramel.modifiers.unroll import MOST_NODES, TakenElements, Unrolling
 from caramel.runtime.feeds import Batch, step_feeds, step_fetches
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.signature import Signature
+
+_EMPTY_RUNS = 9
+
+_MOST_FED_BYTES = 2**30
+"""Bytes of what is fed in a run to workers elsewhere; a message of gRPC can have almost twice as many."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class UnrolledSteps:
         self._unrolling = Unrolling(distributed.emission, distributed.signature)
         self._extend = extend
         self._is_elsewhere = is_elsewhere
-        self._said_why_not = False
+        self._said_why_not = self._has_empty_run = False
         self._by_count: dict[int, StepsTogether] = {}
 
     def most(self, steps: int) -> int:
@@ -80,6 +92,49 @@ class UnrolledSteps:
             warnings.warn(f"each step is a run of its own, as it cannot be unrolled: {reason}", stacklevel=5)
             self._said_why_not = True
         return 1
+
+    def fits(self, batches: Sequence[Batch]) -> bool:
+        """Whether batches can be fed in one run: to workers elsewhere they travel in one message.
+
+        Args:
+            batches: batch of each step.
+        """
+        size = sum(np.asarray(array).nbytes for batch in batches for array in batch.feeds.values())
+        return not self._is_elsewhere or size <= _MOST_FED_BYTES
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes of each step."""
+        return self._unrolling.nodes
+
+    def empty_run_s(self, run: Callable[[Sequence[str]], object]) -> float:
+        """Seconds of a run in which every worker does nothing.
+
+        Args:
+            run: function that runs ops.
+        """
+        nodes = [
+            node(own_name(rank, "nothing"), "NoOp", (), device) for rank, device in enumerate(self._signature.devices)
+        ]
+        if not self._has_empty_run:
+            self._extend(Graph(nodes).to_bytes())
+            self._has_empty_run = True
+        times_s = []
+        for _ in range(_EMPTY_RUNS):
+            begin_s = time.perf_counter()
+            run([each.name for each in nodes])
+            times_s.append(time.perf_counter() - begin_s)
+        return statistics.median(times_s)
+
+    def elements(self, count: int) -> TakenElements:
+        """How the workers take their elements for steps, whose nodes are in the session's graph then.
+
+        Args:
+            count: number of steps.
+        """
+        found = self.steps(count).elements
+        assert found is not None
+        return found
 
     def steps(self, count: int) -> StepsTogether:
         """Steps whose nodes are in the session's graph.

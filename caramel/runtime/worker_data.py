@@ -68,6 +68,7 @@ class WorkerData:
         self._ahead: dict[int, np.ndarray] = {}  # after an error: counts of a worker that is ahead of the others
         self._must_replay = False
         self._is_lost = False  # whether the iterators are somewhere else than after the elements that count as taken
+        self._failed_before = 0  # how many of the elements that come again may have failed before
         self._one_by_one = False  # whether the rest of the pass is taken so, as an element of it has failed
         self._has_ended: EndOfData | None = None  # found behind elements that were taken together
         self._has_element = [False] * self._workers
@@ -79,7 +80,7 @@ class WorkerData:
         """Let the next element be the first of a new pass."""
         if self._is_lost:
             self._find_back()  # shuffles may have drawn more than they are to have drawn
-        self._state, self._has_ended = _ENDED, None
+        self._state, self._has_ended, self._ahead = _ENDED, None, {}
 
     def skip_passes(self, batches_read: Sequence[int | None]) -> None:
         """Begin passes, so that the shuffles draw their seeds, and let the next element be the first of another one.
@@ -98,6 +99,7 @@ class WorkerData:
                 "(they are repeated, cached or concatenated): their next order cannot be drawn on the workers. Make "
                 "that other dataset from shuffles of its own"
             )
+        self.restart()
         if not self._names.anew and self._names.draws != "never":
             for batches in batches_read:
                 self._begin()
@@ -120,11 +122,11 @@ class WorkerData:
         counts = self._take_after_error() if self._state == _AFTER_ERROR else self._take_together()
         return self._checked(counts)
 
-    def advance_several(self, elements: TakenElements) -> list[tuple[int, ...]]:
+    def advance_several(self, elements_of: Callable[[], TakenElements]) -> list[tuple[int, ...]]:
         """Take the next elements, one for each of several steps.
 
         Args:
-            elements: how they are taken, and for how many steps.
+            elements_of: function that says how they are taken, and for how many steps.
 
         Returns:
             What `advance` returns, for each step; fewer at the end of a pass. None where an element has failed: then
@@ -137,7 +139,7 @@ class WorkerData:
         self._get_ready()
         if self._one_by_one or self._state == _AFTER_ERROR:
             return []
-        taken = self._taken
+        elements, taken = elements_of(), self._taken
         self._is_lost = self._one_by_one = True  # until it is known how many were taken
         counts_of_steps = list(zip(*elements.counts))
         runs: list[Run] = [([*names], [op], {}) for names, op in zip(counts_of_steps, elements.advance)]
@@ -153,7 +155,7 @@ class WorkerData:
             if not shares:
                 self._is_lost = self._one_by_one = False
                 raise
-            self._has_ended = error
+            self._has_ended, self._state = error, _GOING
         except DataError:  # it is found once more when the steps before it have run
             self._taken, self._state = taken, _GOING
             return shares
@@ -168,6 +170,7 @@ class WorkerData:
         """
         if self._has_ended is not None:
             ended, self._has_ended = self._has_ended, None
+            self._state = _ENDED
             raise ended
         if self._is_lost:
             self._find_back()
@@ -175,16 +178,19 @@ class WorkerData:
             self._begin()
 
     def _find_back(self) -> None:
-        """Bring the iterators to where they were before elements were taken together in vain."""
-        passes, taken, state = self._passes, self._taken, self._state
+        """Begin the pass again, after elements were taken together in vain, and look for the next one.
+
+        What was taken is not left out by the dataset: elements that have failed before would fail on the way.
+        """
+        passes, taken = self._passes, self._taken
         try:
-            self._skipped_to(passes, taken, state)
+            self._skipped_to(passes, 0, _GOING)
         except BaseException:
             self._is_lost = True
             raise
         finally:
-            self._passes, self._taken, self._state = passes, taken, state
-        self._one_by_one = True
+            self._passes, self._taken, self._state = passes, taken, _AFTER_ERROR
+        self._one_by_one, self._failed_before = True, taken
 
     def _checked(self, counts: Sequence[np.ndarray]) -> tuple[int, ...]:
         """The number of examples of each worker, in an element that all of them have."""
@@ -212,6 +218,7 @@ class WorkerData:
         self._state = _GOING
         self._ahead = {}
         self._is_lost = self._one_by_one = False
+        self._failed_before = 0
 
     def _replay(self) -> None:
         """Bring the shuffles' seeds to the state in which the passes so far have left them."""
@@ -256,14 +263,10 @@ class WorkerData:
         Every worker has tried the same element then; of N elements it is not known how far each has come.
         """
         self._one_by_one = True
-        failed = self._failed(error)
+        first = self._taken
         self._taken += self._stride
         self._state = state
-        return failed
-
-    def _failed(self, error: StepError) -> DataError:
-        last = self._taken + self._stride - 1
-        batches = f"batch {self._taken}" if self._stride == 1 else f"one of the batches {self._taken} to {last}"
+        batches = f"batch {first}" if self._stride == 1 else f"one of the batches {first} to {self._taken - 1}"
         return DataError(
             f"the input pipeline failed at {batches} of pass {self._passes - 1}: {error}. No step has run and no "
             "variable has changed; the next step goes on with what follows"
@@ -281,7 +284,7 @@ class WorkerData:
                 break
             start = max(positions)
         if errors and max(positions) > self._taken:  # not only what had failed already; what was found stays
-            raise self._failed(errors[-1]) from errors[-1]
+            raise self._missed(errors[-1], _AFTER_ERROR) from errors[-1]
         counts = [self._ahead[rank] for rank in range(self._workers)]
         self._ahead, self._state = {}, _GOING
         return counts
@@ -289,7 +292,7 @@ class WorkerData:
     def _search(self, rank: int, start: int) -> list[StepError]:
         """Find one worker's next element from number ``start`` on; the errors on the way."""
         errors: list[StepError] = []
-        while len(errors) <= self._stride:
+        while len(errors) <= self._stride + self._failed_before:
             (result,) = self._take([rank], start)
             if not isinstance(result, StepError):
                 self._ahead[rank] = _ended(result) if result[ELEMENT_INDEX] < 0 else result

@@ -6,12 +6,15 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 from numbered_data import model, numbers, seen
 from variants import in_soak
 
 import caramel
 from caramel.errors import ClusterError, DataError, EndOfData, InputError, StepError
 from caramel.runtime.clusters.local_processes import LocalProcesses
+from caramel.runtime.steps_per_execution import READY_S_PER_NODE, worthwhile_steps
 
 
 def passes(session, together, count):
@@ -113,6 +116,48 @@ def test_a_pass_that_is_left_where_an_error_is_near():
     assert orders(2) == orders(1)
 
 
+@pytest.mark.parametrize("together", [1, 4])
+def test_a_checkpoint_at_the_end_of_a_pass(together, tmp_path):
+    """The end was seen already, where steps are made together; it comes when it would have come."""
+    with model(numbers(4).batch(2)).session() as session:
+        while session.step_count < 2:
+            session.steps_together(together)
+        session.save(tmp_path / "saved")
+        with pytest.raises(EndOfData):
+            session.step()
+        session.step()
+        session.restore(tmp_path / "saved")
+        with pytest.raises(EndOfData):
+            session.steps_together(together)
+        assert seen(session.step()) == [0, 1]
+
+
+@pytest.mark.parametrize("resumed", [False, *in_soak(True)])
+def test_an_element_that_fails_behind_others_that_did(resumed, tmp_path):
+    """Those that were taken in vain are looked for again, over what has failed on the way."""
+    with model(numbers(20, bad=[4, 13]).batch(2)).session() as session:
+        session.run(steps=2)
+        with pytest.raises(DataError, match="batch 2 of pass 0"):
+            session.step()
+        session.run(steps=2)
+        if resumed:
+            session.save(tmp_path / "saved")
+            session.restore(tmp_path / "saved")
+        session._data._one_by_one = False  # as it is after a restore
+        found = []
+        with pytest.raises(DataError, match="batch 6 of pass 0"):
+            while True:
+                found += map(seen, session.steps_together(4))
+        assert found == [[10, 11]]
+        assert [seen(r) for r in session.run(steps_per_execution=4)] == [[14, 15], [16, 17], [18, 19]]
+
+
+def test_one_graph_serves_what_is_left_over():
+    with model(numbers(22).batch(2)).session() as session:
+        session.run(steps=30, steps_per_execution=4, progress=False)
+        assert list(session._unrolled._by_count) == [4]
+
+
 def test_on_step_and_the_last_steps():
     found = []
     with model(numbers(20).batch(2)).session() as session:
@@ -157,6 +202,48 @@ def test_batches_of_the_driver():
         assert session.values()["w"] == pytest.approx(want, rel=1e-6)
 
 
+def reused():
+    """Batches in one array, which is filled anew for each."""
+    array = np.empty(4, np.float32)
+    for number in range(5):
+        array[:] = number
+        yield (array,)
+
+
+def test_batches_in_an_array_that_is_used_again():
+    with fed().session() as session:
+        want = [r.loss for r in session.run(reused(), progress=False)]
+    with fed().session() as session:
+        assert [r.loss for r in session.run(reused(), steps_per_execution=3, progress=False)] == want
+
+
+def test_batches_before_one_that_cannot_be_had():
+    """They are trained on, as they are step by step."""
+
+    def failing():
+        yield from ([batch(1)] * 3)
+        raise ValueError("no further batch")
+
+    with fed().session() as session:
+        with pytest.raises(ValueError, match="no further"):
+            session.run(failing(), steps_per_execution=4)
+        assert session.step_count == 3
+        with pytest.raises(InputError, match="there are 5 batches for 6 steps"):
+            session.run([batch(1)] * 5, 6, steps_per_execution=4)
+        assert session.step_count == 8
+        with pytest.raises(InputError, match="shape"):
+            session.run([batch(1), (np.zeros((4, 2)),)], steps_per_execution=2)
+        assert session.step_count == 9
+
+
+def test_batches_that_are_too_large_for_one_message(monkeypatch):
+    with fed().session() as session:
+        monkeypatch.setattr(session._unrolled, "_is_elsewhere", True)
+        monkeypatch.setattr("caramel.runtime.unrolled_steps._MOST_FED_BYTES", 40)
+        assert len(session.steps_together(2, [batch(1)] * 2)) == 2 and session._unrolled._by_count
+        assert len(session.steps_together(3, [batch(1)] * 3)) == 3 and list(session._unrolled._by_count) == [2]
+
+
 @pytest.mark.parametrize(
     "arguments, text",
     [
@@ -186,6 +273,23 @@ def test_an_op_that_fails():
             session.steps_together(3, [batch(1), batch(100), batch(1)])
         with pytest.raises(StepError, match="restore a checkpoint first"):
             session.step(*batch(1))
+
+
+def test_a_value_that_is_read_in_one_branch_only():
+    """What waits for it would not run where the other branch is taken."""
+    v1 = tf.compat.v1
+    with caramel.capture(replicated=["p"]) as context:
+        x, p = v1.placeholder(tf.float32, [None], "x"), v1.placeholder(tf.bool, [], "p")
+        w = v1.get_variable("w", [], initializer=tf.ones_initializer())
+        other = v1.get_variable("other", [], initializer=tf.ones_initializer(), trainable=False)
+        loss = tf.reduce_mean((w * x) ** 2) + tf.cond(p, lambda: other.read_value(), lambda: tf.constant(0.0))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    batches = [{"x": batch(1)[0], "p": number % 2 == 0} for number in range(4)]
+    with caramel.ARModel(context, 2).session() as session:
+        want = [session.step(each).loss for each in batches]
+    with caramel.ARModel(context, 2).session() as session, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert [r.loss for r in session.steps_together(4, batches)] == want
 
 
 def test_steps_that_cannot_be_unrolled_run_one_by_one():
@@ -218,6 +322,65 @@ def test_graphs_that_become_too_large(monkeypatch):
         assert session._unrolled.most(8) == 2
         results = session.run([batch(1)] * 5, steps_per_execution=4, progress=False)
         assert [r.step for r in results] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("on_workers", [False, True])
+def test_a_number_that_is_chosen(on_workers, monkeypatch):
+    """After some single steps; what they took, and what an empty run takes, is measured."""
+    asked = []
+
+    def choose(*arguments):
+        asked.append(arguments)
+        return 4
+
+    monkeypatch.setattr("caramel.runtime.session.worthwhile_steps", choose)
+    runs = []
+    armodel = model(numbers(20).batch(2)) if on_workers else fed()
+    batches = None if on_workers else [batch(1)] * 30
+    with armodel.session() as session:
+        session.run(batches, 30, steps_per_execution="auto", on_step=lambda r: runs.append(session.step_count))
+        ((step_s, run_s, steps, nodes, most),) = asked
+        assert 0 < run_s < step_s < 5 and steps == 19 and most == 19 and nodes == session._unrolled.nodes
+        session.run(batches, steps_per_execution="auto")  # the number of steps is not known
+        assert len(asked) == 1
+    together = [runs.count(end) for end in dict.fromkeys(runs)]
+    # A pass over the data has 10 batches, so it ends within a run.
+    assert together == ([1] * 11 + [4, 4, 1, 4, 4, 1, 1] if on_workers else [1] * 11 + [4] * 4 + [1] * 3)
+
+
+@pytest.mark.parametrize("steps", [10, 11, 12, 13])
+def test_a_number_that_is_chosen_for_nothing(steps):
+    with fed().session() as session:
+        assert len(session.run([batch(1)] * steps, steps, steps_per_execution="auto", progress=False)) == steps
+
+
+@pytest.mark.parametrize("number", ["often", 0, 1.5, None])
+def test_bad_numbers_of_steps_in_a_run(number):
+    with fed().session() as session, pytest.raises(InputError, match="steps_per_execution"):
+        session.run([batch(1)], steps_per_execution=number)
+
+
+@given(
+    step_s=st.floats(1e-4, 1.0),
+    part=st.floats(0, 1),
+    steps=st.integers(0, 10**6),
+    nodes=st.integers(10, 10**5),
+    most=st.integers(1, 20),
+)
+def test_the_number_with_which_a_training_ends_first(step_s, part, steps, nodes, most):
+    """Each run costs what an empty one costs; getting ready costs its nodes. A gain of less than 5 % does not count."""
+    run_s = part * step_s
+
+    def total_s(count):
+        return (steps / count) * run_s + steps * (step_s - run_s) + (count * nodes * READY_S_PER_NODE) * (count > 1)
+
+    found = worthwhile_steps(step_s, run_s, steps, nodes, most)
+    assert 1 <= found <= most
+    times_s = {count: total_s(count) for count in (1, 2, 4, 8, 16) if count <= most}
+    if found > 1:
+        assert times_s[found] <= min(times_s.values()) + 1e-9 and times_s[found] <= 0.95 * times_s[1] + 1e-9
+    else:
+        assert times_s[1] <= 0.0 or min(times_s.values()) >= 0.95 * times_s[1] - 1e-9
 
 
 def test_threads_take_turns():

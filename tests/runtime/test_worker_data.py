@@ -12,6 +12,7 @@ from variants import in_soak
 
 import caramel
 from caramel.errors import DataError, EndOfData, StepError
+from caramel.modifiers.unroll import TakenElements
 from caramel.runtime.checkpoint import read_values, write_values
 from caramel.runtime.executor import SessionExecutor
 from caramel.runtime.worker_data import WorkerData
@@ -161,10 +162,16 @@ class Workers:
         self.count, self.length, self.stride, self.bad, self.random = count, length, stride, bad, random
         self.next = [0] * count
         self.held = [None] * count
+        self.several = [[] for _ in range(count)]  # what each has taken for several steps
 
     def run_each(self, runs, steps):
         results = []
         for _, targets, feeds in runs:
+            if any(t.startswith("several") for t in targets):
+                if self.random.random() < 0.1:
+                    raise KeyboardInterrupt
+                results.append(self.take_several(int(targets[0].rpartition("_")[2]), steps))
+                continue
             if any(t.startswith("begin") for t in targets):
                 self.next = [0] * self.count
             ranks = [int(t.rpartition("_")[2]) for t in targets if t.startswith("advance")]
@@ -173,6 +180,15 @@ class Workers:
             good = [self.take(rank, int(feeds.get(f"start_{rank}", 0))) for rank in ranks]
             results.append([self.counts(rank) for rank in ranks] if all(good) else StepError("broken"))
         return results
+
+    def take_several(self, rank, steps):
+        self.several[rank], counts = [], []
+        for _ in range(steps):
+            if not self.take(rank, 0):
+                return StepError("broken")
+            self.several[rank].append(self.held[rank])
+            counts.append(self.counts(rank))
+        return counts
 
     def take(self, rank, start):
         """One element (or group) from number `start` on; False if it fails on the way."""
@@ -224,16 +240,24 @@ def driver(workers):
     length=st.integers(1, 12),
     grouped=st.booleans(),
     bad=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 11)), max_size=8),
+    together=st.integers(1, 4),
     random=st.randoms(use_true_random=False),
 )
-def test_workers_find_to_each_other_again(count, length, grouped, bad, random):
+def test_workers_find_to_each_other_again(count, length, grouped, bad, together, random):
     """Whatever fails where, and whoever was interrupted: steps run on one element, in order, each at most once."""
     workers = Workers(count, length, count if grouped else 1, bad, random)
     data = driver(workers)
+    several = TakenElements(
+        tuple(f"several_{rank}" for rank in range(count)), tuple(tuple("c" * count) for _ in range(together))
+    )
     used, errors, interrupts = [], 0, 0
     while True:
+        shares = []
         try:
-            data.advance()
+            if together > 1:
+                shares = data.advance_several(lambda: several)
+            if not shares:
+                data.advance()
         except KeyboardInterrupt:
             interrupts += 1
             continue
@@ -244,6 +268,11 @@ def test_workers_find_to_each_other_again(count, length, grouped, bad, random):
             continue
         except EndOfData:
             break
+        if shares:
+            taken = [each[: len(shares)] for each in workers.several]
+            assert all(each == taken[0] for each in taken), taken
+            used += taken[0]
+            continue
         assert len(set(workers.held)) == 1, workers.held
         used.append(workers.held[0])
     assert used == sorted(set(used))

@@ -1,0 +1,97 @@
+"""How many steps are worth being one run: what unrolling saves, and what it costs at first."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+
+from caramel.errors import InputError
+from caramel.util.arguments import whole_number
+
+_logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+"""Asks for the number of steps in a run to be chosen."""
+
+_LEFT_OUT, _TRIED = 3, 8
+"""Number of single steps that do not count, in which TensorFlow gets ready, and of those that are measured."""
+
+_CHOICES = (2, 4, 8, 16)
+
+READY_S_PER_NODE = 1.5e-3
+"""Seconds that it takes TensorFlow to get ready for a node of unrolled steps: import and optimizers, on two cores."""
+
+_LEAST_GAIN = 0.05
+"""Part of a step below which it is not worth the trouble."""
+
+
+def worthwhile_steps(step_s: float, run_s: float, steps: int, nodes: int, most: int) -> int:
+    """The number of steps in a run with which a training ends first; 1 where unrolling saves little.
+
+    Args:
+        step_s: seconds of a step that is a run of its own.
+        run_s: seconds of a run in which nothing is done.
+        steps: number of steps to come.
+        nodes: number of nodes of a step.
+        most: largest number of steps in a run.
+
+    >>> worthwhile_steps(0.006, 0.002, 100_000, 500, 200)
+    16
+    >>> worthwhile_steps(0.006, 0.002, 1_000, 500, 200)
+    1
+    >>> worthwhile_steps(0.500, 0.002, 100_000, 500, 200)
+    1
+    """
+
+    def total_s(count: int) -> float:
+        ready_s = 0.0 if count == 1 else count * nodes * READY_S_PER_NODE
+        return ready_s + steps * (step_s - run_s * (1 - 1 / count))
+
+    best = min((count for count in (1, *_CHOICES) if count <= most), key=total_s)
+    return best if total_s(best) < (1 - _LEAST_GAIN) * total_s(1) else 1
+
+
+class StepsInRun:
+    """The number of steps in a run, while a training goes on.
+
+    Args:
+        given: a number, or `AUTO`: then single steps are measured first.
+        steps: number of steps of the training; None if it is not known, and then `AUTO` is 1.
+        choose: function that chooses: seconds of a single step and number of steps to come -> number of steps in a run.
+
+    Attributes:
+        count: the number for the next run.
+
+    Raises:
+        InputError: it is neither.
+    """
+
+    def __init__(self, given: int | str, steps: int | None, choose: Callable[[float, int], int]) -> None:
+        if isinstance(given, str) and given != AUTO:
+            raise InputError(f"steps_per_execution must be a number of steps, or 'auto', got {given!r}")
+        self.count = 1 if isinstance(given, str) else whole_number(given, "steps_per_execution")
+        self._is_open = given == AUTO and steps is not None
+        self._steps_left = steps or 0
+        self._choose = choose
+        self._steps_s: list[float] = []
+        self._last_s = time.perf_counter()
+
+    def note(self, steps: int) -> None:
+        """Note a run that has just ended.
+
+        Args:
+            steps: number of steps in it.
+        """
+        if not self._is_open:
+            return
+        now_s = time.perf_counter()
+        self._steps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        self._steps_left -= steps
+        if len(self._steps_s) == _LEFT_OUT + _TRIED and self._steps_left > 1:
+            step_s = statistics.median(self._steps_s[_LEFT_OUT:])
+            self.count = self._choose(step_s, self._steps_left)
+            self._is_open = False
+            _logger.info("a step takes %.3g ms; steps in a run from now on: %d", step_s * 1e3, self.count)
