@@ -45,7 +45,7 @@ class RunRecord:
         self._is_drawn = is_drawn
         self._runs = 0
         self._together: list[StepResult] = []  # of the present run, in which several steps may be one
-        self._plain_steps_s = array("d")
+        self._plain = array("q")  # positions of the steps that count for rates
         self._traced: list[tuple[int, bytes]] = []  # number of a run, counted from 1, and what TensorFlow says of it
         self._last_s = time.perf_counter()
         self._trace_next()
@@ -63,11 +63,11 @@ class RunRecord:
         steps_s = [(now_s - self._last_s) / len(self._together)] * len(self._together)
         self._last_s = now_s
         self._runs += 1
+        if self._is_plain(self._runs):
+            self._plain.extend(range(len(self.losses), len(self.losses) + len(steps_s)))
+            self.examples += sum(each.examples for each in self._together)
         self.losses.extend(each.loss for each in self._together)
         self.step_s.extend(steps_s)
-        if self._is_plain(self._runs):
-            self._plain_steps_s.extend(steps_s)
-            self.examples += sum(each.examples for each in self._together)
         self._together = []
         self._trace_next()
 
@@ -83,7 +83,7 @@ class RunRecord:
     @property
     def plain_steps_s(self) -> Sequence[float]:
         """Seconds of the steps that were neither in the first runs nor traced."""
-        return self._plain_steps_s
+        return [self.step_s[position] for position in self._plain]
 
     @property
     def median_step_s(self) -> float | None:

@@ -144,7 +144,9 @@ def test_a_page_that_cannot_be_written(planned, tmp_path):
 
 
 class Untraced:
-    """In the place of a session, of which nothing is wanted."""
+    """In the place of a session, of which nothing is wanted but the number of steps."""
+
+    step_count = 0
 
     def trace_next(self, on_metadata):
         """Trace nothing."""
@@ -152,8 +154,10 @@ class Untraced:
 
 def recorded(planned, losses):
     """The record of a training with these losses."""
-    record = RunRecord(Untraced(), planned.distributed)
+    session = Untraced()
+    record = RunRecord(session, planned.distributed)
     for step, loss in enumerate(losses, 1):
+        session.step_count = step
         record.note(StepResult(step, loss, (), 24, (8, 8, 8), {}))
     return record
 
@@ -165,6 +169,18 @@ def test_the_head_has_the_median_of_plain_steps_and_their_examples(planned):
     text = Page(report_page(report_of(planned, record=record))).text
     assert "200 ms median of 6 steps" in text and "120 /s" in text and "after 12 steps; first 3" in text
     assert "outside the interval" in text
+
+
+def test_steps_of_one_run_share_its_time(planned):
+    """Four runs of three steps, of which the first three do not count."""
+    session = Untraced()
+    record = RunRecord(session, planned.distributed, is_drawn=False)
+    for run in range(4):
+        session.step_count = 3 * run + 3
+        for step in range(3 * run + 1, 3 * run + 4):
+            record.note(StepResult(step, 1.0, (), 24, (8, 8, 8), {}))
+    assert len(record.losses) == len(record.step_s) == 12 and record.examples == 3 * 24
+    assert record.plain_steps_s == [record.step_s[-1]] * 3
 
 
 def test_a_loss_that_is_no_number_is_a_warning(planned):
