@@ -51,7 +51,7 @@ _PLACES = {
     "save_trace": "measure.trace_file",
     "Servers": "runtime.clusters.existing",
     "Session": "runtime.session",
-    "StepResult": "runtime.session",
+    "StepResult": "runtime.step_result",
     "trace": "measure.tracer",
     "traced_step": "measure.step_stats",
 }

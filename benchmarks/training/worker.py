@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.steps import Replica
-from benchmarks.training.workloads import BY_NAME
+from benchmarks.training.workloads import ALL_BY_NAME
 from caramel.runtime.host.namespaces import die_with_parent
 
 _CLONE_NEWUTS = 0x04000000
@@ -131,7 +131,7 @@ class Worker:
     def _load(
         self, name: str, workload: str, examples: int, reduce: str, options: Mapping[str, Any], together: int
     ) -> None:
-        replica = Replica(self._tf, replace(BY_NAME[workload], examples=examples), self._workers, self._rank)
+        replica = Replica(self._tf, replace(ALL_BY_NAME[workload], examples=examples), self._workers, self._rank)
         step = self._peer(replica, options) if reduce == "all" else lambda: replica.step(lambda gradients: gradients)
         self._steps[name] = self._tf.function(lambda: [step() for _ in range(together)][-1])
 

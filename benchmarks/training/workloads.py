@@ -260,4 +260,6 @@ SHORT: Sequence[Workload] = tuple(
 )
 """Networks whose computation takes next to nothing: what is left of a step is what running it costs."""
 
-BY_NAME: Mapping[str, Workload] = {w.name: w for w in (*WORKLOADS, *SHORT)}
+BY_NAME: Mapping[str, Workload] = {w.name: w for w in WORKLOADS}
+
+ALL_BY_NAME: Mapping[str, Workload] = {**BY_NAME, **{w.name: w for w in SHORT}}

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.short_steps import FED, MIRRORED, ON_WORKERS, measure, table
 from benchmarks.testbed import UnavailableError
-from benchmarks.training.workloads import BY_NAME
+from benchmarks.training.workloads import ALL_BY_NAME
 
 
 def test_the_table():
@@ -18,7 +18,7 @@ def test_the_table():
 @pytest.mark.processes
 def test_short_steps_are_measured():
     try:
-        rows = list(measure([BY_NAME["dense3"]], [2], [1, 3], 2, 3))
+        rows = list(measure([ALL_BY_NAME["dense3"]], [2], [1, 3], 2, 3))
     except UnavailableError as error:
         pytest.skip(str(error))
     assert [row["steps"] for row in rows] == [1, 3]
