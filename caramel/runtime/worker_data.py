@@ -68,6 +68,7 @@ class WorkerData:
         self._ahead: dict[int, np.ndarray] = {}  # after an error: counts of a worker that is ahead of the others
         self._must_replay = False
         self._is_lost = False  # whether the iterators are somewhere else than after the elements that count as taken
+        self._is_restored = False  # whether a checkpoint has begun the pass, in which elements may have failed then
         self._failed_before = 0  # how many of the elements that come again may have failed before
         self._one_by_one = False  # whether the rest of the pass is taken so, as an element of it has failed
         self._has_ended: EndOfData | None = None  # found behind elements that were taken together
@@ -178,19 +179,20 @@ class WorkerData:
             self._begin()
 
     def _find_back(self) -> None:
-        """Begin the pass again, after elements were taken together in vain, and look for the next one.
+        """Begin the pass again, after elements were taken together in vain, behind what was taken before.
 
-        What was taken is not left out by the dataset: elements that have failed before would fail on the way.
+        In a pass that a checkpoint has begun some of that may have failed. Where a dataset leaves it out it would fail
+        again, so it is looked for what follows.
         """
-        passes, taken = self._passes, self._taken
+        passes, taken, is_restored = self._passes, self._taken, self._is_restored
         try:
-            self._skipped_to(passes, 0, _GOING)
+            self._skipped_to(passes, 0 if is_restored else taken, _GOING)
         except BaseException:
             self._is_lost = True
             raise
         finally:
-            self._passes, self._taken, self._state = passes, taken, _AFTER_ERROR
-        self._one_by_one, self._failed_before = True, taken
+            self._passes, self._taken, self._state = passes, taken, _AFTER_ERROR if is_restored else _GOING
+        self._one_by_one, self._failed_before = True, taken if is_restored else 0
 
     def _checked(self, counts: Sequence[np.ndarray]) -> tuple[int, ...]:
         """The number of examples of each worker, in an element that all of them have."""
@@ -217,7 +219,7 @@ class WorkerData:
         self._taken = skip
         self._state = _GOING
         self._ahead = {}
-        self._is_lost = self._one_by_one = False
+        self._is_lost = self._one_by_one = self._is_restored = False
         self._failed_before = 0
 
     def _replay(self) -> None:
@@ -386,6 +388,7 @@ class WorkerData:
         else:
             self._skipped_to(passes, taken, state)
         self._passes, self._taken, self._state = passes, taken, state
+        self._is_restored = True
 
     def _ensure_elements(self) -> None:
         """Let each worker have an element, in case its dataset ends before the others'."""

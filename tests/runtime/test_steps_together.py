@@ -143,7 +143,7 @@ def test_an_element_that_fails_behind_others_that_did(resumed, tmp_path):
         if resumed:
             session.save(tmp_path / "saved")
             session.restore(tmp_path / "saved")
-        session._data._one_by_one = False  # as it is after a restore
+        session._data._one_by_one, session._data._is_restored = False, True  # as it is after a restore
         found = []
         with pytest.raises(DataError, match="batch 6 of pass 0"):
             while True:

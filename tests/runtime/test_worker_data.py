@@ -173,7 +173,7 @@ class Workers:
                 results.append(self.take_several(int(targets[0].rpartition("_")[2]), steps))
                 continue
             if any(t.startswith("begin") for t in targets):
-                self.next = [0] * self.count
+                self.next = [int(feeds.get(f"skip_{rank}", 0)) for rank in range(self.count)]
             ranks = [int(t.rpartition("_")[2]) for t in targets if t.startswith("advance")]
             if len(runs) > 1 and self.random.random() < 0.1:
                 raise KeyboardInterrupt
