@@ -130,7 +130,7 @@ def _try(session: Session, program: Program, record: RunRecord) -> None:
     """Make some steps."""
 
     def run(steps: int) -> None:
-        session.run(None if program.on_workers else program.batches(steps), steps, on_step=record.note, progress=False)
+        session.run(None if program.on_workers else program.batches(steps), steps, on_run=record.note, progress=False)
 
     run(_UNTIMED_STEPS + _LEAST_STEPS)
     more = int(_BUDGET_S / statistics.median(record.plain_steps_s)) - _LEAST_STEPS

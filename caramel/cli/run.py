@@ -232,22 +232,17 @@ def _train(
     """Train, save and draw; a signal ends it after the step that runs, with the exit status of the signal."""
     saved: dict[int, str] = {}  # prefix of the checkpoint after a step
     losses: list[float] = []
-    together: list[StepResult] = []  # of the present run, in which several steps may be one
     rate = StepRate()
     first = session.step_count
 
-    def on_step(result: StepResult) -> None:
+    def on_run(results: Sequence[StepResult]) -> None:
+        rate.note(sum(result.examples for result in results), len(results))
         if record is not None:
-            record.note(result)
-        losses[1:] = [result.loss]
-        together.append(result)
-        if result.step < session.step_count:
-            return  # others of the same run follow
-        rate.note(sum(each.examples for each in together), len(together))
-        is_due = save_every is not None and any(each.step % save_every == 0 for each in together)
-        together.clear()
-        if directory is not None and is_due:
-            saved[result.step] = directory.save(session)
+            record.note(results)
+        losses.extend(result.loss for result in results)
+        del losses[1:-1]  # the first and the last one are shown
+        if directory is not None and save_every is not None and any(r.step % save_every == 0 for r in results):
+            saved[session.step_count] = directory.save(session)
         if interrupts.number is not None:
             raise _Ended
 
@@ -255,7 +250,7 @@ def _train(
         _logger.warning("the data goes through this process: %s", program.why_here)
     batches = None if program.on_workers else program.batches(steps, taken=session.step_count)
     with Interrupts(_logger.warning, ends_at_once=True) as interrupts, suppress(_Ended):
-        session.run(batches, steps, steps_per_execution=steps_per_execution, on_step=on_step)
+        session.run(batches, steps, steps_per_execution=steps_per_execution, on_run=on_run)
     results.values |= {"steps": rate.steps, "last_step": session.step_count}
     if losses:
         results.add(

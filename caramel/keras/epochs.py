@@ -6,7 +6,7 @@ import statistics
 import time
 import warnings
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class EpochLoop:
         looks_at_values: whether a callback wants the values around batches, or may change them there.
         length: number of batches in the dataset, if it is known.
         passes: passes over the dataset.
-        on_step: function that is called with the result of each step.
+        on_run: function that is called with the results of the steps of each run.
     """
 
     model: Any
@@ -89,7 +89,7 @@ class EpochLoop:
     looks_at_values: bool
     length: int | None
     passes: DataPasses | FedBatches
-    on_step: Callable[[StepResult], None]
+    on_run: Callable[[Sequence[StepResult]], None]
     _steps_s: array[float] = field(init=False, default_factory=lambda: array("d"))
     _batches_taken: int = field(init=False, default=0)  # of the present pass
     _in_pass: bool = field(init=False, default=False)
@@ -200,8 +200,8 @@ class EpochLoop:
             self._batches_taken += len(results)
             self.passes.took(len(results))
             self.values.trained()
+            self.on_run(results)
             for result in results:
-                self.on_step(result)
                 logs = self.counts.after(result)
         return done, logs
 

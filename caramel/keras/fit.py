@@ -186,7 +186,7 @@ def fit(
             any(may_look_at_values(callback) for callback in hooks.callbacks),
             data.length,
             use.kept.passes,
-            (lambda result: None) if record is None else record.note,
+            (lambda results: None) if record is None else record.note,
         )
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch, is_silent=verbose == 0)
         if epochs > 0:

@@ -221,41 +221,41 @@ class Unrolling:
     # -- their elements ----------------------------------------------------------------------
 
     def _taken(self, places: Sequence[_Place]) -> tuple[list[NodeDef], TakenElements]:
-        """The nodes that take elements for several steps.
+        """The nodes that take elements for several steps."""
+        by_rank = [self._taken_by(rank, places) for rank in range(self._signature.workers)]
+        advance = tuple(nodes[-1].name for nodes, _ in by_rank)
+        counts = tuple(zip(*(counts for _, counts in by_rank)))
+        return [node for nodes, _ in by_rank for node in nodes], TakenElements(advance, counts)
 
-        A worker takes one after the other: each has the one before as an input, which is kept where the data has ended,
-        and TensorFlow runs nothing of a function with state before it has all inputs.
-        The last one is also kept where a single step has its own, for what is taken next.
+    def _taken_by(self, rank: int, places: Sequence[_Place]) -> tuple[list[NodeDef], list[str]]:
+        """The nodes that take a worker's elements, the last of which is done when all are kept; their counts.
+
+        One is taken after the other: each has the one before as an input, which is kept where the data has ended, and
+        TensorFlow runs nothing of a function with state before it has all inputs. The last one is also kept where a
+        single step has its own, for what is taken next.
         """
+        keep, element = (self._graph[input_name(rank, name)] for name in (template.ADVANCE, template.ELEMENT))
+        held, new = keep.input
+        take, output = parse_input(new)
+        counts_output = parse_input(self._graph[input_name(rank, template.COUNTS)].input[0])[1]
         nodes: list[NodeDef] = []
-        advance: list[str] = []
-        count = len(places)
-        counts: list[list[str]] = [[] for _ in places]
-        for rank in range(self._signature.workers):
-            keep = self._graph[input_name(rank, template.ADVANCE)]
-            held, new = keep.input
-            take, taken_output = parse_input(new)
-            counts_output = parse_input(self._graph[input_name(rank, template.COUNTS)].input[0])[1]
-            element = self._graph[input_name(rank, template.ELEMENT)]
-            call, host, taken, kept = self._graph[take], keep.device, "", []
-            for place in places:
-                copy = copied(call)
-                copy.name = input_name(rank, f"{place.name}/take")
-                if taken:
-                    copy.input[_BEFORE] = taken
-                taken = format_input(copy.name, taken_output)
-                counts[place.number].append(tensor_name(format_input(copy.name, counts_output)))
-                handle = variable(input_name(rank, f"{place.name}/variable"), "variant", (), host)
-                kept.append(assign(input_name(rank, f"{place.name}/keep"), handle.name, taken, "variant", host))
-                own = read(input_name(rank, f"{place.name}/read"), handle.name, "variant", host)
-                value = copied(element, [own.name])
-                value.name = place.element(rank)
-                nodes += [copy, handle, kept[-1], own, value]
-            last = assign(input_name(rank, f"last_of_{count}"), held, taken, "variant", host)
-            all_kept = group(input_name(rank, f"take_{count}"), [each.name for each in (*kept, last)], host)
-            nodes += [last, all_kept]
-            advance.append(all_kept.name)
-        return nodes, TakenElements(tuple(advance), tuple(map(tuple, counts)))
+        kept: list[NodeDef] = []
+        counts: list[str] = []
+        taken = self._graph[take].input[_BEFORE]
+        for place in places:
+            copy = copied(self._graph[take])
+            copy.name, copy.input[_BEFORE] = input_name(rank, f"{place.name}/take"), taken
+            taken = format_input(copy.name, output)
+            counts.append(tensor_name(format_input(copy.name, counts_output)))
+            handle = variable(input_name(rank, f"{place.name}/variable"), "variant", (), keep.device)
+            kept.append(assign(input_name(rank, f"{place.name}/keep"), handle.name, taken, "variant", keep.device))
+            own = read(input_name(rank, f"{place.name}/read"), handle.name, "variant", keep.device)
+            value = copied(element, [own.name])
+            value.name = place.element(rank)
+            nodes += [copy, handle, kept[-1], own, value]
+        kept.append(assign(input_name(rank, f"last_of_{len(places)}"), held, taken, "variant", keep.device))
+        all_kept = group(input_name(rank, f"take_{len(places)}"), [each.name for each in kept], keep.device)
+        return [*nodes, kept[-1], all_kept], counts
 
 
 _SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})

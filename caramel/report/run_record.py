@@ -14,10 +14,10 @@ from caramel.report.step_timeline import StepTimeline
 from caramel.runtime.session import Session
 from caramel.runtime.step_result import StepResult
 
-WARM_UP_STEPS = 3
+_WARM_UP_RUNS = 3
 """Number of runs that count neither for rates nor for the timeline: TensorFlow optimises the graph in them."""
 
-_TRACED = (1, *range(WARM_UP_STEPS + 1, WARM_UP_STEPS + 4))
+_TRACED = (1, *range(_WARM_UP_RUNS + 1, _WARM_UP_RUNS + 4))
 """Numbers of the runs that are traced, each a step; the first one is drawn only where there is no later one."""
 
 
@@ -44,31 +44,26 @@ class RunRecord:
         self._distributed = distributed
         self._is_drawn = is_drawn
         self._runs = 0
-        self._together: list[StepResult] = []  # of the present run, in which several steps may be one
         self._plain = array("q")  # positions of the steps that count for rates
         self._traced: list[tuple[int, bytes]] = []  # number of a run, counted from 1, and what TensorFlow says of it
         self._last_s = time.perf_counter()
         self._trace_next()
 
-    def note(self, result: StepResult) -> None:
-        """Note a step that has just ended; of several that are one run each has the same time.
+    def note(self, results: Sequence[StepResult]) -> None:
+        """Note a run that has just ended; of several steps that are one run each has the same time.
 
         Args:
-            result: result of the step.
+            results: results of its steps.
         """
-        self._together.append(result)
-        if result.step < self._session.step_count:
-            return  # others of the same run follow
         now_s = time.perf_counter()
-        steps_s = [(now_s - self._last_s) / len(self._together)] * len(self._together)
+        steps_s = [(now_s - self._last_s) / len(results)] * len(results)
         self._last_s = now_s
         self._runs += 1
         if self._is_plain(self._runs):
-            self._plain.extend(range(len(self.losses), len(self.losses) + len(steps_s)))
-            self.examples += sum(each.examples for each in self._together)
-        self.losses.extend(each.loss for each in self._together)
+            self._plain.extend(range(len(self.losses), len(self.losses) + len(results)))
+            self.examples += sum(result.examples for result in results)
+        self.losses.extend(result.loss for result in results)
         self.step_s.extend(steps_s)
-        self._together = []
         self._trace_next()
 
     def _trace_next(self) -> None:
@@ -78,7 +73,7 @@ class RunRecord:
 
     def _is_plain(self, number: int) -> bool:
         """Whether the run of a number counts for rates: it is none of the first ones, and not traced."""
-        return number > WARM_UP_STEPS and not (self._is_drawn and number in _TRACED)
+        return number > _WARM_UP_RUNS and not (self._is_drawn and number in _TRACED)
 
     @property
     def plain_steps_s(self) -> Sequence[float]:
@@ -104,7 +99,7 @@ class RunRecord:
         """
         if not self._traced:
             return None
-        later = [metadata for number, metadata in self._traced if number > WARM_UP_STEPS]
+        later = [metadata for number, metadata in self._traced if number > _WARM_UP_RUNS]
         steps = [step_of(metadata) for metadata in later or [self._traced[0][1]]]
         step = median_step(with_all_messages(steps))
         notes = ["Tracing makes the step that is shown longer than others."]

@@ -435,6 +435,7 @@ class Session:
         steps_per_execution: int | str = 1,
         progress: bool = True,
         on_step: Callable[[StepResult], None] | None = None,
+        on_run: Callable[[Sequence[StepResult]], None] | None = None,
     ) -> list[StepResult]:
         """Train on many batches.
 
@@ -449,6 +450,7 @@ class Session:
                 what they take, what a run costs in which nothing is done, and how many steps are to come (``steps``).
             progress: whether to show a progress bar, or a line every ten seconds where there is no terminal.
             on_step: function that is called with the result of every step, when the run that it belongs to has ended.
+            on_run: function that is called with the results of every run.
 
         Returns:
             The result of each step.
@@ -470,6 +472,8 @@ class Session:
                 rate.note(sum(result.examples for result in together), len(together))
                 examples = "" if rate.examples_per_s is None else f", {rate.examples_per_s:.4g} examples/s"
                 report(len(results), f"loss {results[-1].loss:.4g}{examples}")
+                if on_run is not None:
+                    on_run(together)
                 if on_step is not None:
                     for result in together:
                         on_step(result)

@@ -130,8 +130,8 @@ class WorkerData:
             elements_of: function that says how they are taken, and for how many steps.
 
         Returns:
-            What `advance` returns, for each step; fewer at the end of a pass. None where an element has failed: then
-            they are taken one by one, by `advance`, to the end of the pass.
+            What `advance` returns, for each step; fewer at the end of a pass. An empty list where an element has
+            failed: then they are taken one by one, by `advance`, to the end of the pass.
 
         Raises:
             EndOfData: this pass has no further element; the next one begins a new pass.

@@ -41,7 +41,7 @@ def report(planned, tmp_path_factory):
     """The file of a report with all that a report can have."""
     record = RunRecord(Untraced(), planned.distributed)
     for step in range(1, 200):
-        record.note(StepResult(step, 3.0 / step, (), 24, (8, 8, 8), {}))
+        record.note([StepResult(step, 3.0 / step, (), 24, (8, 8, 8), {})])
     path = tmp_path_factory.mktemp("report") / "report.html"
     predicted = predicted_timeline(planned.plan)
     warnings = ("a warning with a word that is " + "very" * 60 + " long",)

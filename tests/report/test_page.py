@@ -144,9 +144,7 @@ def test_a_page_that_cannot_be_written(planned, tmp_path):
 
 
 class Untraced:
-    """In the place of a session, of which nothing is wanted but the number of steps."""
-
-    step_count = 0
+    """In the place of a session, of which nothing is wanted."""
 
     def trace_next(self, on_metadata):
         """Trace nothing."""
@@ -154,11 +152,9 @@ class Untraced:
 
 def recorded(planned, losses):
     """The record of a training with these losses."""
-    session = Untraced()
-    record = RunRecord(session, planned.distributed)
+    record = RunRecord(Untraced(), planned.distributed)
     for step, loss in enumerate(losses, 1):
-        session.step_count = step
-        record.note(StepResult(step, loss, (), 24, (8, 8, 8), {}))
+        record.note([StepResult(step, loss, (), 24, (8, 8, 8), {})])
     return record
 
 
@@ -173,12 +169,9 @@ def test_the_head_has_the_median_of_plain_steps_and_their_examples(planned):
 
 def test_steps_of_one_run_share_its_time(planned):
     """Four runs of three steps, of which the first three do not count."""
-    session = Untraced()
-    record = RunRecord(session, planned.distributed, is_drawn=False)
+    record = RunRecord(Untraced(), planned.distributed, is_drawn=False)
     for run in range(4):
-        session.step_count = 3 * run + 3
-        for step in range(3 * run + 1, 3 * run + 4):
-            record.note(StepResult(step, 1.0, (), 24, (8, 8, 8), {}))
+        record.note([StepResult(3 * run + step, 1.0, (), 24, (8, 8, 8), {}) for step in (1, 2, 3)])
     assert len(record.losses) == len(record.step_s) == 12 and record.examples == 3 * 24
     assert record.plain_steps_s == [record.step_s[-1]] * 3
 
