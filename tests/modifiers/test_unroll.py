@@ -55,6 +55,34 @@ def test_what_has_state_waits_for_the_step_before(workers):
             assert theirs and before >= set(theirs), name
 
 
+def test_what_only_the_loss_reads_comes_before_the_next_step():
+    """It reads what the step has written; nothing in the step waits for it, but the next write does."""
+    v1 = tf.compat.v1
+    with caramel.capture() as context:
+        x = v1.placeholder(tf.float32, [None], "x")
+        w = v1.get_variable("w", [], initializer=tf.ones_initializer())
+        count = v1.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
+        counted = count.assign_add(1.0, read_value=False)
+        with tf.control_dependencies([counted]):
+            loss = tf.reduce_mean((w * x) ** 2) + count.read_value()
+        tf.group(v1.train.GradientDescentOptimizer(0.1).minimize(loss), counted)
+    made = caramel.ARModel(context, 2).distributed
+    unrolled = Unrolling(made.emission, made.signature).steps(3)
+    graph = whole(made, unrolled)
+
+    def of_count(op, number, rank):
+        return [
+            node.name
+            for node in unrolled.nodes
+            if node.op == op and node.input[0] == f"worker_{rank}/count" and f"step_{number}_of_3/" in node.name
+        ]
+
+    for number, rank in ((1, 0), (1, 1), (2, 0), (2, 1)):
+        (write,) = of_count("AssignAddVariableOp", number, rank)
+        (read,) = of_count("ReadVariableOp", number - 1, rank)
+        assert read in graph.ancestors([write])
+
+
 def test_steps_that_may_be_run_alone_need_nothing_of_later_ones():
     made, unrolling_of = unrolling()
     unrolled = unrolling_of.steps(4)

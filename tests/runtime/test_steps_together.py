@@ -158,6 +158,18 @@ def test_one_graph_serves_what_is_left_over():
         assert list(session._unrolled._by_count) == [4]
 
 
+@pytest.mark.parametrize("together", [2, 5])
+def test_a_worker_whose_data_has_ended_goes_on_with_its_last_element(together):
+    def drawn(steps):
+        data = lambda workers, rank: numbers(12 - 2 * rank).batch(2)  # noqa: E731
+        with model(data, 3).session() as session:
+            results = session.run(steps_per_execution=steps, progress=False)
+        return [[share.tolist() for share in result.outputs["seen"]] for result in results]
+
+    found = drawn(together)
+    assert found == drawn(1) and found[-1] == [[10, 11], [8, 9], [6, 7]]
+
+
 def test_on_step_and_the_last_steps():
     found = []
     with model(numbers(20).batch(2)).session() as session:
