@@ -167,13 +167,16 @@ class Prediction:
         """
         return self.interval is None or self.interval.low_s <= step_s <= self.interval.high_s
 
-    def beside(self, step_s: float) -> str:
+    def beside(self, step_s: float, steps_in_run: int = 1) -> str:
         """What was predicted, beside what was measured, for people.
 
         Args:
             step_s: measured seconds of a step.
+            steps_in_run: number of steps in a run of the graph; the prediction is for one.
         """
         predicted_s = self.timeline.iteration_s
+        if steps_in_run > 1:
+            return f"predicted {predicted_s * 1e3:.4g} ms for a step by itself, and {steps_in_run} were one run"
         text = f"predicted {predicted_s * 1e3:.4g} ms ({predicted_s / step_s - 1:+.1%}"
         if self.interval is None:
             return f"{text})"

@@ -84,11 +84,9 @@ class _StepsInRun(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
 @click.option(
     "--steps-per-execution",
     type=_StepsInRun(),
-    default=1,
-    show_default=True,
     metavar="U|auto",
     help="Unroll U steps into one run, for less overhead where steps are short; auto chooses U after some steps, where "
-    "their number is given. Checkpoints are saved between runs.",
+    "their number is given. Checkpoints are saved between runs. Default: 1; a script says it itself.",
 )
 @click.option(
     "--checkpoint",
@@ -116,7 +114,7 @@ def run(
     place: Place,
     steps: int | None,
     until_step: int | None,
-    steps_per_execution: int | str,
+    steps_per_execution: int | str | None,
     checkpoint: str | None,
     save_every: int | None,
     step_timeout: float,
@@ -136,7 +134,7 @@ def run(
             {
                 "steps": steps,
                 "until_step": until_step,
-                "steps_per_execution": steps_per_execution if steps_per_execution != 1 else None,
+                "steps_per_execution": steps_per_execution,
                 "checkpoint": checkpoint,
                 "json": as_json or None,
             },
@@ -188,7 +186,7 @@ def run(
             loaded,
             prediction,
             steps,
-            steps_per_execution,
+            steps_per_execution or 1,
             directory,
             save_every,
             results,
@@ -280,7 +278,7 @@ def _beside_prediction(prediction: Prediction | None, rate: StepRate) -> str:
     """What was predicted for a step, as a line of its own; nothing where nothing was, or too few steps were made."""
     if prediction is None or rate.step_s is None:
         return ""
-    return f"\na step takes {rate.step_s * 1e3:.4g} ms; {prediction.beside(rate.step_s)}"
+    return f"\na step takes {rate.step_s * 1e3:.4g} ms; {prediction.beside(rate.step_s, rate.steps_in_run)}"
 
 
 def _say_how_to_go_on(results: Results, directory: CheckpointDirectory | None, last: int | None) -> None:

@@ -147,6 +147,16 @@ class EpochLoop:
         """Median seconds of a step, without the first ones, in which TensorFlow optimises the graph; None before."""
         return statistics.median(self._steps_s[FIRST_RUNS:]) if len(self._steps_s) > FIRST_RUNS else None
 
+    @property
+    def steps_in_run(self) -> int:
+        """Number of steps that are one run."""
+        return self.passes.steps_in_run(self.model.steps_per_execution)
+
+    @property
+    def ready_s(self) -> float:
+        """About how many seconds TensorFlow will take to get ready for such a run; see `Session.ready_s`."""
+        return self.session.ready_s(self.steps_in_run)
+
     def _end_training(self) -> None:
         """End a training whose data is used up; an epoch without a step would have no loss to report."""
         warnings.warn(
@@ -187,7 +197,7 @@ class EpochLoop:
     def _some_steps(self, logs: Any) -> tuple[int, Any]:
         """Run as many steps as there are between calls of callbacks; their number, and the logs of the last."""
         done, wanted = 0, self.model.steps_per_execution
-        in_run = self.passes.steps_in_run(wanted)
+        in_run = self.steps_in_run
         while done < wanted and not self._ended:
             began_s = time.perf_counter()
             try:

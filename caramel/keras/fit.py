@@ -188,6 +188,11 @@ def fit(
             use.kept.passes,
             (lambda results: None) if record is None else record.note,
         )
+        if (ready_s := training.ready_s) >= 1:
+            say(
+                f"caramel: {training.steps_in_run} steps are one run; "
+                f"TensorFlow takes about {ready_s:.0f} s for its first"
+            )
         logs = _trained(training, validation, range(first, epochs), steps_per_epoch, is_silent=verbose == 0)
         if epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
@@ -196,7 +201,8 @@ def fit(
         if written := pictures.write(plan, use.kept.facts, place, record):
             say(f"caramel: written: {', '.join(written)}")
         if plan.prediction is not None and training.step_s is not None:
-            say(f"caramel: a step took {training.step_s * 1e3:.4g} ms; {plan.prediction.beside(training.step_s)}")
+            beside = plan.prediction.beside(training.step_s, training.steps_in_run)
+            say(f"caramel: a step took {training.step_s * 1e3:.4g} ms; {beside}")
         keep(model, _METHOD, purpose_of(model, data, number, place, kept_for), use.kept)
         model.history.plan = plan
         return model.history

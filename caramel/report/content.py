@@ -102,21 +102,23 @@ def notes(report: Report) -> list[tuple[str, str]]:
     if report.record is not None:
         bad = next((n for n, loss in enumerate(report.record.losses, 1) if not math.isfinite(loss)), None)
         found += [] if bad is None else [("warning", f"The loss is no finite number in step {bad} of this run.")]
-    record, prediction = report.record, report.plan.prediction
-    if record is not None and prediction is not None and prediction.interval is not None and record.median_step_s:
-        interval, median_s = prediction.interval, record.median_step_s
-        if not interval.low_s <= median_s <= interval.high_s:
-            found.insert(
-                0,
-                (
-                    "warning",
-                    f"The measured step of {milliseconds(median_s)} is outside the interval of the prediction: trace "
-                    "and measure the network anew where it trains, with nothing else running.",
-                ),
-            )
+    if outside_s := _outside_interval(report):
+        text = (
+            f"The measured step of {milliseconds(outside_s)} is outside the interval of the prediction: trace and "
+            "measure the network anew where it trains, with nothing else running."
+        )
+        found.insert(0, ("warning", text))
     found += [("plan", note) for note in report.plan.notes]
     found += [("checked", statement) for statement in report.plan.proof]
     return found
+
+
+def _outside_interval(report: Report) -> float | None:
+    """Measured seconds of a step that the prediction does not hold for; it says nothing of steps that are one run."""
+    record, prediction = report.record, report.plan.prediction
+    if record is None or prediction is None or record.median_step_s is None or record.steps_in_run > 1:
+        return None
+    return None if prediction.holds(record.median_step_s) else record.median_step_s
 
 
 def versions(report: Report) -> list[tuple[str, str]]:

@@ -12,12 +12,10 @@ from caramel.measure.step_stats import median_step, step_of, with_all_messages
 from caramel.report.measured import measured_timeline
 from caramel.report.step_timeline import StepTimeline
 from caramel.runtime.session import Session
+from caramel.runtime.step_rate import FIRST_RUNS, SettledRuns
 from caramel.runtime.step_result import StepResult
 
-_WARM_UP_RUNS = 3
-"""Number of runs that count neither for rates nor for the timeline: TensorFlow optimises the graph in them."""
-
-_TRACED = (1, *range(_WARM_UP_RUNS + 1, _WARM_UP_RUNS + 4))
+_TRACED = (1, *range(FIRST_RUNS + 1, FIRST_RUNS + 4))
 """Numbers of the runs that are traced, each a step; the first one is drawn only where there is no later one."""
 
 
@@ -43,7 +41,7 @@ class RunRecord:
         self._session = session
         self._distributed = distributed
         self._is_drawn = is_drawn
-        self._runs = 0
+        self._runs = SettledRuns()
         self._plain = array("q")  # positions of the steps that count for rates
         self._traced: list[tuple[int, bytes]] = []  # number of a run, counted from 1, and what TensorFlow says of it
         self._last_s = time.perf_counter()
@@ -58,8 +56,7 @@ class RunRecord:
         now_s = time.perf_counter()
         steps_s = [(now_s - self._last_s) / len(results)] * len(results)
         self._last_s = now_s
-        self._runs += 1
-        if self._is_plain(self._runs):
+        if self._runs.note(len(results)) and not self._is_traced(self._runs.runs):
             self._plain.extend(range(len(self.losses), len(self.losses) + len(results)))
             self.examples += sum(result.examples for result in results)
         self.losses.extend(result.loss for result in results)
@@ -67,17 +64,21 @@ class RunRecord:
         self._trace_next()
 
     def _trace_next(self) -> None:
-        number = self._runs + 1
-        if self._is_drawn and number in _TRACED:
+        number = self._runs.runs + 1
+        if self._is_traced(number):
             self._session.trace_next(lambda metadata: self._traced.append((number, metadata)))
 
-    def _is_plain(self, number: int) -> bool:
-        """Whether the run of a number counts for rates: it is none of the first ones, and not traced."""
-        return number > _WARM_UP_RUNS and not (self._is_drawn and number in _TRACED)
+    def _is_traced(self, number: int) -> bool:
+        return self._is_drawn and number in _TRACED
+
+    @property
+    def steps_in_run(self) -> int:
+        """Largest number of steps that were one run."""
+        return self._runs.largest
 
     @property
     def plain_steps_s(self) -> Sequence[float]:
-        """Seconds of the steps that were neither in the first runs nor traced."""
+        """Seconds of the steps that count for rates: not those of first runs (see `SettledRuns`), nor traced ones."""
         return [self.step_s[position] for position in self._plain]
 
     @property
@@ -99,10 +100,13 @@ class RunRecord:
         """
         if not self._traced:
             return None
-        later = [metadata for number, metadata in self._traced if number > _WARM_UP_RUNS]
+        later = [metadata for number, metadata in self._traced if number > FIRST_RUNS]
         steps = [step_of(metadata) for metadata in later or [self._traced[0][1]]]
         step = median_step(with_all_messages(steps))
-        notes = ["Tracing makes the step that is shown longer than others."]
+        notes = [
+            "The step that is shown was traced, which changes its time; "
+            "what the driver does between steps is not shown."
+        ]
         if not later:
             notes.append("It is the first step, in which TensorFlow still optimises the graph: make more steps.")
         return measured_timeline(self._distributed, step, notes)

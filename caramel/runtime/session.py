@@ -30,7 +30,7 @@ from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.runtime.step_rate import StepRate
 from caramel.runtime.step_result import StepResult, step_results
-from caramel.runtime.steps_per_execution import StepsInRun, worthwhile_steps
+from caramel.runtime.steps_per_execution import READY_S_PER_NODE, StepsInRun, worthwhile_steps
 from caramel.runtime.unrolled_steps import StepsTogether, UnrolledSteps
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
@@ -359,6 +359,14 @@ class Session:
         """
         is_fed_besides = self._data is not None and any(not feed.optional for feed in self._signature.feeds)
         return 1 if wanted == 1 or is_fed_besides else self._unrolled.most(wanted)
+
+    def ready_s(self, steps: int) -> float:
+        """About how many seconds TensorFlow will take to get ready for a run of several steps; 0 if it is ready.
+
+        Args:
+            steps: number of steps in the run.
+        """
+        return 0.0 if steps == 1 or self._unrolled.has(steps) else steps * self._unrolled.nodes * READY_S_PER_NODE
 
     def _most_together(self, steps: int) -> int:
         """Number of steps that the next run may have; a step that is traced runs by itself."""

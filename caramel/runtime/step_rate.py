@@ -8,6 +8,31 @@ FIRST_RUNS = 3
 """Number of runs that are left out; each is a step, or several that are one run."""
 
 
+class SettledRuns:
+    """Tells which runs count for rates: none of the first ones, and no first one of so many steps.
+
+    Attributes:
+        runs: number of runs so far.
+        largest: largest number of steps in a run so far.
+    """
+
+    def __init__(self) -> None:
+        self.runs = self.largest = 0
+        self._seen: set[int] = set()  # numbers of steps for which TensorFlow has optimised the graph
+
+    def note(self, steps: int) -> bool:
+        """Note a run that has just ended; whether it counts.
+
+        Args:
+            steps: number of steps in it.
+        """
+        self.runs += 1
+        self.largest = max(self.largest, steps)
+        counts = self.runs > FIRST_RUNS and steps in self._seen
+        self._seen.add(steps)
+        return counts
+
+
 class StepRate:
     """The rate of the steps so far; begins with the first step.
 
@@ -17,9 +42,10 @@ class StepRate:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._runs = 0
+        self._runs = SettledRuns()
         self._counted = self._examples = 0
-        self._begin_s = self._end_s = self._started_s = time.perf_counter()
+        self._counted_s = 0.0
+        self._end_s = self._started_s = time.perf_counter()
 
     def note(self, examples: int, steps: int = 1) -> None:
         """Note a run that has just ended.
@@ -28,14 +54,17 @@ class StepRate:
             examples: number of examples in it; 0 where that is not known.
             steps: number of steps in it.
         """
+        before_s, self._end_s = self._end_s, time.perf_counter()
         self.steps += steps
-        self._runs += 1
-        self._end_s = time.perf_counter()
-        if self._runs <= FIRST_RUNS:
-            self._begin_s = self._end_s
-            return
-        self._counted += steps
-        self._examples += examples
+        if self._runs.note(steps):
+            self._counted += steps
+            self._counted_s += self._end_s - before_s
+            self._examples += examples
+
+    @property
+    def steps_in_run(self) -> int:
+        """Largest number of steps that were one run."""
+        return self._runs.largest
 
     @property
     def elapsed_s(self) -> float:
@@ -45,7 +74,7 @@ class StepRate:
     @property
     def step_s(self) -> float | None:
         """Seconds of a step, as a mean; None while there are too few."""
-        return (self._end_s - self._begin_s) / self._counted if self._counted else None
+        return self._counted_s / self._counted if self._counted else None
 
     @property
     def examples_per_s(self) -> float | None:

@@ -126,6 +126,10 @@ class UnrolledSteps:
             times_s.append(time.perf_counter() - begin_s)
         return statistics.median(times_s)
 
+    def has(self, count: int) -> bool:
+        """Whether nodes of so many steps are in the session's graph."""
+        return count in self._by_count
+
     def elements(self, count: int) -> TakenElements:
         """How the workers take their elements for steps, whose nodes are in the session's graph then.
 

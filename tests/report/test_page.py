@@ -168,12 +168,14 @@ def test_the_head_has_the_median_of_plain_steps_and_their_examples(planned):
 
 
 def test_steps_of_one_run_share_its_time(planned):
-    """Four runs of three steps, of which the first three do not count."""
+    """Four runs of three steps, of which the first three do not count, and the first of two steps."""
     record = RunRecord(Untraced(), planned.distributed, is_drawn=False)
     for run in range(4):
         record.note([StepResult(3 * run + step, 1.0, (), 24, (8, 8, 8), {}) for step in (1, 2, 3)])
-    assert len(record.losses) == len(record.step_s) == 12 and record.examples == 3 * 24
-    assert record.plain_steps_s == [record.step_s[-1]] * 3
+    record.note([StepResult(step, 1.0, (), 24, (8, 8, 8), {}) for step in (13, 14)])
+    assert record.steps_in_run == 3
+    assert len(record.losses) == len(record.step_s) == 14 and record.examples == 3 * 24
+    assert record.plain_steps_s == [record.step_s[11]] * 3
 
 
 def test_a_loss_that_is_no_number_is_a_warning(planned):

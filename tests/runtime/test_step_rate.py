@@ -36,3 +36,13 @@ def test_examples_that_are_not_known(at):
         at(float(seconds))
         rate.note(0)
     assert str(rate) == "5 steps in 5.0 s (1000.0 ms each after the first 3)"
+
+
+def test_the_first_run_of_so_many_steps_does_not_count(at):
+    """TensorFlow gets ready for it; steps by themselves before and after it do."""
+    rate = StepRate()
+    for seconds, steps in ((5, 1), (6, 1), (7, 1), (8, 1), (28, 4), (30, 4), (32, 4), (33, 1)):
+        at(float(seconds))
+        rate.note(8 * steps, steps)
+    assert rate.steps == 17 and rate.steps_in_run == 4
+    assert rate.step_s == pytest.approx((1 + 2 + 2 + 1) / 10) and rate.examples_per_s == pytest.approx(80 / 6)
