@@ -117,7 +117,7 @@ def measured_plan(
     armodel = ARModel(program.context, workers, device_list=device_list, **options)
     say("4 of 4: trying the plan")
     with armodel.session(cluster) as session:
-        record = RunRecord(session, armodel.distributed, is_drawn)
+        record = RunRecord(session, is_drawn)
         _try(session, program, record)
     return TriedPlan(armodel, network, record, cluster)
 

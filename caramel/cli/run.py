@@ -178,7 +178,7 @@ def run(
             _go_on(session, loaded, directory, results)
         if until_step is not None:
             steps = max(until_step - session.step_count, 0)
-        record = pictures.record(session, armodel.distributed)
+        record = pictures.record(session)
         write_pictures = partial(pictures.write, armodel.plan, armodel.facts, chosen, record)
         prediction = armodel.plan.prediction
         _train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,12 +17,15 @@ from caramel.frontend.context import Context
 from caramel.graph.devices import default_devices, parse_devices
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Emission, Role
+from caramel.modifiers.optimize import is_optimizable, optimize
 from caramel.modifiers.passes import ALL_REDUCE, COMPUTATION_ALONE, FORWARD_PASS, Target, emit
 from caramel.modifiers.proof import prove
 from caramel.modifiers.signatures import make_signature
 from caramel.plan import Plan
 from caramel.signature import NONE, Signature
 from caramel.util.arguments import whole_number
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,20 @@ class DistributedModel:
     def graph_def(self) -> Any:
         """The GraphDef. It holds no values; do not modify it."""
         return self.emission.graph.to_graph_def()
+
+    @cached_property
+    def optimized(self) -> DistributedModel | None:
+        """The same, as TensorFlow's graph optimizers would have it; None where they should work on it themselves.
+
+        It is optimised once, whatever the number of workers, and is to run with these optimizers off.
+        """
+        if not is_optimizable(self.emission):
+            return None
+        try:
+            return replace(self, emission=optimize(self.emission, self.signature))
+        except (InvariantError, ImportError) as error:  # of TensorFlow's, which are none of its public functions
+            _logger.warning("TensorFlow optimises the graph of all workers when it first runs it: %s", error)
+            return None
 
 
 def distribute(target: Target, context: Context, start: Emission) -> DistributedModel:

@@ -78,6 +78,12 @@ def constant(name: str, value: object, dtype: str, device: str) -> NodeDef:
     return node(name, "Const", (), device, dtype=dtype_attribute(dtype), value=attr_value_pb2.AttrValue(tensor=proto))
 
 
+def colocated(node_def: NodeDef) -> list[str]:
+    """The ops with which a node asks to be colocated."""
+    texts = (text.decode() for text in node_def.attr["_class"].list.s) if "_class" in node_def.attr else ()
+    return [text.removeprefix(_COLOCATION_PREFIX) for text in texts if text.startswith(_COLOCATION_PREFIX)]
+
+
 def colocate(node_def: NodeDef, renamed: Callable[[str], str | None]) -> None:
     """Rename the ops with which a node asks to be colocated, in place; ops without a new name are dropped."""
     if "_class" not in node_def.attr:

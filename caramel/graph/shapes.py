@@ -17,7 +17,8 @@ Shape = tuple[int | None, ...]
 def static_shape(graph: Graph, tensor: str) -> Shape | None:
     """The shape of a tensor; None where not even its rank is known."""
     name, index = parse_input(tensor)
-    shapes = graph[name].attr[SHAPES_ATTRIBUTE].list.shape
+    attributes = graph[name].attr  # to which a look at what is not there would add it
+    shapes = attributes[SHAPES_ATTRIBUTE].list.shape if SHAPES_ATTRIBUTE in attributes else ()
     return sizes(shapes[index]) if index < len(shapes) else None
 
 

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches
-from caramel.errors import CaptureError, InputError, in_one_line
+from caramel.errors import CaptureError, InputError
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.context import Context
+from caramel.keras.building import after_building
 from caramel.keras.given_data import GivenData
 from caramel.keras.metrics import DistributedMetrics
 from caramel.keras.train_step import (
     NOTHING,
     StepRecord,
-    as_data,
     declared_reduction,
     watched_prediction,
     watched_step,
@@ -43,18 +41,19 @@ class CapturedStep:
 
 
 def captured_training(model: Any, data: GivenData, workers: int, options: Mapping[str, Any]) -> CapturedStep:
-    """The training step, and its metrics.
+    """The training step, and its metrics; the model's variables are made where they do not exist yet.
 
     The reduction that the compiled losses declare counts where the graph does not tell, and it is unambiguous.
 
     Args:
-        model: compiled model whose variables exist.
+        model: compiled model.
         data: batches.
         workers: number of workers.
         options: of the call: ``loss_reduction`` and ``sharding``.
 
     Raises:
         CaptureError: the step cannot be captured.
+        InputError: the model cannot take such batches.
     """
 
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
@@ -70,16 +69,17 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
             context = _captured_from(watched_step(model, record), arguments, loss_reduction=reduction)
         return _captured(model, context, record, workers, reduction)
 
-    return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
+    ways = data.capture_arguments(workers, options.get("sharding"))
+    return after_building(model, data.element_spec, "train_step", lambda: _first_of(captured, ways))
 
 
 def captured_forward(
     model: Any, data: GivenData, workers: int, method: str, options: Mapping[str, Any]
 ) -> CapturedStep:
-    """A step that trains nothing, and its metrics.
+    """A step that trains nothing, and its metrics; the model's variables are made where they do not exist yet.
 
     Args:
-        model: model whose variables exist.
+        model: the model.
         data: batches.
         workers: number of workers.
         method: name of the model's method: ``"test_step"`` or ``"predict_step"``.
@@ -87,6 +87,7 @@ def captured_forward(
 
     Raises:
         CaptureError: the step cannot be captured.
+        InputError: the model cannot take such batches.
     """
 
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
@@ -95,7 +96,8 @@ def captured_forward(
         context = _captured_from(watched, arguments, loss=NOTHING, loss_reduction="mean", trains=False)
         return _captured(model, context, record, workers)
 
-    return _first_of(captured, data.capture_arguments(workers, options.get("sharding")))
+    ways = data.capture_arguments(workers, options.get("sharding"))
+    return after_building(model, data.element_spec, method, lambda: _first_of(captured, ways))
 
 
 def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], **options: Any) -> Context:
@@ -124,61 +126,6 @@ def _captured(
     live = {name: variable for name, variable in context.live_variables.items() if id(variable) not in of_metrics}
     counts = DistributedMetrics(model, step, record, names, reduction)
     return CapturedStep(context, counts, live, record.prediction)
-
-
-def build(model: Any, element_spec: Any, method: str) -> None:
-    """Make the variables of the model, its metrics and its optimizer, which Keras only makes at the first batch.
-
-    Nothing runs, so no layer that draws random numbers or counts its calls is ahead when the training begins.
-
-    Args:
-        model: the model.
-        element_spec: structure of tf.TensorSpec of a batch.
-        method: name of the model's method for a step.
-
-    Raises:
-        InputError: the model cannot take such batches.
-    """
-    takes_anything = getattr(type(model), method) is not getattr(keras.Model, method)  # a step of the model's own
-    if isinstance(element_spec, tuple) and len(element_spec) > 3 and not takes_anything:
-        raise InputError(f"the dataset's elements have {len(element_spec)} parts: give (x, y) or (x, y, sample_weight)")
-    examples = examples_in_batches(element_spec)
-    try:
-        try:
-            _trace(getattr(model, method), arguments_of(element_spec))
-        except Exception:
-            if examples is None:
-                raise
-            # Some programs have the number of examples in them.
-            _trace(getattr(model, method), arguments_of_rows(element_spec, examples))
-    except Exception as error:  # Keras and the user's layers raise what they like
-        hint = " Elements are batches: is dataset.batch(size) missing?" if _seems_unbatched(model, element_spec) else ""
-        has_targets = isinstance(element_spec, tuple) and len(element_spec) > 1
-        if "None values not supported" in str(error) and not has_targets:
-            hint = " There are no targets: give y=, or batches (x, y)"
-        raise InputError(
-            f"model {model.name!r} cannot take batches {element_spec}: "
-            f"{type(error).__name__}: {in_one_line(error)}.{hint}"
-        ) from error
-    model.reset_metrics()
-
-
-def _seems_unbatched(model: Any, element_spec: Any) -> bool:
-    """Whether a dataset's elements lack a dimension: that of the batch, probably."""
-    ranks = [spec.shape.rank for spec in tf.nest.flatten(element_spec) if hasattr(spec, "shape")]
-    x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
-    inputs = zip(tf.nest.flatten(x), getattr(model, "inputs", None) or (), strict=False)
-    return 0 in ranks or any(spec.shape.rank == len(tensor.shape) - 1 for spec, tensor in inputs if spec.shape.rank)
-
-
-def _trace(method: Any, arguments: Sequence[Any]) -> None:
-    """Trace a step, which makes the variables that it needs; nothing of it runs."""
-
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def step(*parts: Any) -> None:
-        method(as_data(parts))
-
-    step.get_concrete_function(*arguments)
 
 
 def check_model(model: Any, who: str, must_be_compiled: bool = True) -> None:

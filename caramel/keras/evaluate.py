@@ -12,7 +12,7 @@ import numpy as np
 from caramel.compiler.distributed_model import forward_pass
 from caramel.errors import EndOfData, InputError
 from caramel.keras.callbacks import callback_list
-from caramel.keras.captured_steps import build, captured_forward, check_model
+from caramel.keras.captured_steps import captured_forward, check_model
 from caramel.keras.epochs import ModelValues
 from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
@@ -223,7 +223,6 @@ class _Place:
         kept = taken(model, self.method, self._purpose(model, data), data)
         if kept is not None:
             return kept
-        build(model, data.element_spec, self.method)
         step = captured_forward(model, data, self.workers, self.method, {"sharding": self.sharding})
         distributed = forward_pass(step.context, self.workers, self.sharding, self.devices)
         servers = servers_of(model, self.cluster, self.workers)

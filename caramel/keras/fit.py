@@ -16,7 +16,7 @@ from caramel.armodel import ARModel
 from caramel.compiler.options import CompileOptions
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import callback_list, check_monitors, listed_callbacks, may_look_at_values
-from caramel.keras.captured_steps import CapturedStep, build, captured_training, check_model
+from caramel.keras.captured_steps import CapturedStep, captured_training, check_model
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.given_data import GivenData, given_data
 from caramel.keras.kept_sessions import KeptSession, keep, purpose_of, servers_of, taken, using
@@ -158,7 +158,6 @@ def fit(
     with using(model) as use:
         use.kept = taken(model, _METHOD, purpose_of(model, data, number, place, kept_for), data)
         if use.kept is None:
-            build(model, data.element_spec, _METHOD)
             step = captured_training(model, data, number, options)
         else:
             step = use.kept.step
@@ -174,7 +173,7 @@ def fit(
         hooks = callback_list(callbacks, model, verbose, epochs, steps, add_history=True)
         model.stop_training = False
         use.kept.passes.epoch_ends()  # Keras calls it once more, after its first look at the data
-        record = pictures.record(use.kept.session, use.kept.distributed)
+        record = pictures.record(use.kept.session)
         hooks.on_train_begin()  # may load values, and say at which epoch they were
         first = getattr(model, "_initial_epoch", None) or initial_epoch
         training = EpochLoop(

@@ -16,7 +16,7 @@ from caramel.errors import CaptureError, CaramelError, OtherProgramError, Progra
 from caramel.frontend.lines_to_change import ScriptParts, lines_to_change, script_parts
 from caramel.frontend.program_file import Program
 from caramel.frontend.script_file import run_script
-from caramel.keras.captured_steps import build, captured_training, check_model
+from caramel.keras.captured_steps import captured_training, check_model
 from caramel.keras.evaluate import evaluate, predict
 from caramel.keras.fit import fit
 from caramel.keras.given_data import GivenData, given_data
@@ -176,7 +176,6 @@ def _program_of_fit(
     check_runs_on_workers(model)
     check_model(model, "fit")
     data = _data_of_fit(model, given, named)
-    build(model, data.element_spec, "train_step")
     step = captured_training(model, data, workers, options)
     batch = data.a_batch()
     return Program(step.context, [tuple(batch)] if batch else None, None)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from caramel.util.whole_files import check_writable
 
 if TYPE_CHECKING:
-    from caramel.compiler.distributed_model import DistributedModel
     from caramel.plan import Plan
     from caramel.report.run_record import RunRecord
     from caramel.runtime.clusters.base import Cluster
@@ -63,13 +62,13 @@ class Pictures:
         if self._report is not None:
             write_report(self._report, Report(self._title, plan, self._version, predicted, what_ifs(plan, facts)))
 
-    def record(self, session: Session, distributed: DistributedModel) -> RunRecord | None:
+    def record(self, session: Session) -> RunRecord | None:
         """A record of the steps to come; None if no picture is wanted."""
         if not self.are_wanted:
             return None
         from caramel.report.run_record import RunRecord
 
-        return RunRecord(session, distributed)
+        return RunRecord(session)
 
     def write(self, plan: Plan, facts: Mapping[type, Any], cluster: Cluster, record: RunRecord | None) -> list[str]:
         """Write the pictures after a training; their files.

@@ -7,7 +7,6 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from caramel.compiler.distributed_model import DistributedModel
 from caramel.measure.step_stats import median_step, step_of, with_all_messages
 from caramel.report.measured import measured_timeline
 from caramel.report.step_timeline import StepTimeline
@@ -30,16 +29,14 @@ class RunRecord:
 
     Args:
         session: session that is about to train.
-        distributed: its distributed model.
         is_drawn: whether a timeline is wanted, so that a few steps are traced.
     """
 
-    def __init__(self, session: Session, distributed: DistributedModel, is_drawn: bool = True) -> None:
+    def __init__(self, session: Session, is_drawn: bool = True) -> None:
         self.losses = array("d")
         self.step_s = array("d")
         self.examples = 0
         self._session = session
-        self._distributed = distributed
         self._is_drawn = is_drawn
         self._runs = SettledRuns()
         self._plain = array("q")  # positions of the steps that count for rates
@@ -109,4 +106,4 @@ class RunRecord:
         ]
         if not later:
             notes.append("It is the first step, in which TensorFlow still optimises the graph: make more steps.")
-        return measured_timeline(self._distributed, step, notes)
+        return measured_timeline(self._session.distributed, step, notes)

@@ -13,15 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from caramel.graph.graph import node_of
+from caramel.graph.nodes import colocated
 
 _COLOCATION = "_class"
 """Attribute of a node with the names of those on whose device it is to be."""
-
-
-def _colocated(node: Any) -> list[str]:
-    """The nodes that a node is colocated with."""
-    texts = (text.decode() for text in node.attr[_COLOCATION].list.s) if _COLOCATION in node.attr else ()
-    return [text.removeprefix("loc:@") for text in texts if text.startswith("loc:@")]
 
 
 def _scopes(name: str) -> list[str]:
@@ -90,7 +85,7 @@ class GrowingGraph:
                 kept = [text for text in node.input if text not in found]
                 del node.input[:]
                 node.input.extend(kept)
-            if not wanted.keys() >= {*_colocated(node)}:
+            if not wanted.keys() >= {*colocated(node)}:
                 places[name] = tf.compat.v1.AttrValue()
                 places[name].CopyFrom(node.attr[_COLOCATION])
                 del node.attr[_COLOCATION]
@@ -113,7 +108,7 @@ class GrowingGraph:
                 continue
             found.add(name)
             node = self._outside[name]
-            waiting += [*map(node_of, node.input), *_colocated(node), *_scopes(name)]
+            waiting += [*map(node_of, node.input), *colocated(node), *_scopes(name)]
             yield node
 
     def _tensor(self, text: str) -> Any:

@@ -126,7 +126,6 @@ class Session:
         step_timeout_s = timeout_s(step_timeout_s, "step_timeout_s")
         if distributed.plan.deterministic:
             refuse_rounding_rewrites()
-        self._distributed = distributed
         self._model = distributed.model
         self._signature = distributed.signature
         self._timeout_s = step_timeout_s
@@ -141,6 +140,10 @@ class Session:
         began_s = time.perf_counter()
         if isinstance(cluster, Cluster):  # what only looks like one may lack the method
             cluster = cluster.for_transfers(distributed.plan.transfer_threads)
+        as_written = cluster.as_written() if isinstance(cluster, Cluster) and cluster.options.optimize_graph else None
+        if as_written is not None and distributed.optimized is not None:
+            cluster, distributed = as_written, distributed.optimized
+        self._distributed = distributed
         graph_def = distributed.graph_def
         is_elsewhere = getattr(cluster, "is_elsewhere", False)
         self._packed = PackedFeeds.of(graph_def, [distributed.signature]) if is_elsewhere else None
@@ -208,6 +211,11 @@ class Session:
 
     def _run_op(self, target: str, feeds: Mapping[str, np.ndarray]) -> None:
         self._executor.run([], [target], feeds, self._timeout_s)
+
+    @property
+    def distributed(self) -> DistributedModel:
+        """The distributed model that runs: that of the session, optimised where that is done here."""
+        return self._distributed
 
     @property
     def executor(self) -> Executor:

@@ -39,7 +39,7 @@ class Untraced:
 @pytest.fixture(scope="module")
 def report(planned, tmp_path_factory):
     """The file of a report with all that a report can have."""
-    record = RunRecord(Untraced(), planned.distributed)
+    record = RunRecord(Untraced())
     for step in range(1, 200):
         record.note([StepResult(step, 3.0 / step, (), 24, (8, 8, 8), {})])
     path = tmp_path_factory.mktemp("report") / "report.html"

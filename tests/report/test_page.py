@@ -152,7 +152,7 @@ class Untraced:
 
 def recorded(planned, losses):
     """The record of a training with these losses."""
-    record = RunRecord(Untraced(), planned.distributed)
+    record = RunRecord(Untraced())
     for step, loss in enumerate(losses, 1):
         record.note([StepResult(step, loss, (), 24, (8, 8, 8), {})])
     return record
@@ -169,7 +169,7 @@ def test_the_head_has_the_median_of_plain_steps_and_their_examples(planned):
 
 def test_steps_of_one_run_share_its_time(planned):
     """Four runs of three steps, of which the first three do not count, and the first of two steps."""
-    record = RunRecord(Untraced(), planned.distributed, is_drawn=False)
+    record = RunRecord(Untraced(), is_drawn=False)
     for run in range(4):
         record.note([StepResult(3 * run + step, 1.0, (), 24, (8, 8, 8), {}) for step in (1, 2, 3)])
     record.note([StepResult(step, 1.0, (), 24, (8, 8, 8), {}) for step in (13, 14)])

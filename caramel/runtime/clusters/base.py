@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import tensorflow as tf
+
 from caramel.errors import InputError
 from caramel.graph.devices import Device, other_than_default
 from caramel.runtime.executor import Executor
@@ -59,6 +61,13 @@ class Cluster(ABC):
         """
         raise InputError(f"measuring needs a cluster such as caramel.InProcess(), got {self!r}")
 
+    def as_written(self) -> Cluster | None:
+        """The same cluster, on the same servers, for graphs that TensorFlow's optimizers shall leave as they are.
+
+        None where there is no such thing, or where they would do something else there than here: for GPUs.
+        """
+        return None
+
     def for_transfers(self, threads: int) -> Cluster:
         """The same cluster, whose servers have so many threads for transfers, if it starts any.
 
@@ -88,6 +97,11 @@ class Cluster(ABC):
             devices: device string of each worker.
         """
         return max(Counter(Device.parse(text).worker for text in devices).values())
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that TensorFlow can use."""
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def workers_of(cluster: Cluster, workers: Any) -> tuple[int, tuple[str, ...] | None]:

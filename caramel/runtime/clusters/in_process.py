@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from caramel.errors import InputError
 from caramel.graph.devices import InProcessPlacement, in_process_mapping, task_name
-from caramel.runtime.clusters.base import Cluster, check_cluster
+from caramel.runtime.clusters.base import Cluster, check_cluster, has_gpu
 from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
 from caramel.runtime.host.run_options import RunOptions
 
@@ -46,6 +46,10 @@ class InProcess(Cluster):
     def with_options(self, options: RunOptions) -> InProcess:
         """The same with other options."""
         return replace(self, options=options)
+
+    def as_written(self) -> InProcess | None:
+        """See `Cluster.as_written`."""
+        return None if has_gpu() else self.with_options(self.options.as_written())
 
     def most_in_a_process(self, devices: Sequence[str]) -> int:
         """All of them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import Device, cpu_count, task_name
-from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.base import Cluster, has_gpu
 from caramel.runtime.clusters.launcher_client import LauncherClient, LaunchSettings, ProcessExecutor, start_servers
 from caramel.runtime.executor import Executor, has_native_collectives
 from caramel.runtime.host.membership import LAST_PORT
@@ -80,6 +80,10 @@ class LocalProcesses(Cluster):
     def with_options(self, options: RunOptions) -> LocalProcesses:
         """Other servers with other options; ports that were asked for are those of the servers that run."""
         return replace(self, options=options, base_port=None)
+
+    def as_written(self) -> LocalProcesses | None:
+        """See `Cluster.as_written`."""
+        return None if has_gpu() else replace(self, options=self.options.as_written())
 
     @contextmanager
     def shared(self) -> Iterator[Cluster]:
@@ -175,9 +179,21 @@ class SharedProcesses(Cluster):
             InputError: the servers that were started first are not those of these devices.
             ClusterError: a worker cannot be started or reached.
         """
+        return self.start_with(self.options, graph_def, devices, timeout_s)
+
+    def start_with(self, options: RunOptions, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
+        """Open a session with other options than the servers'; see `start`.
+
+        Args:
+            options: options with which TensorFlow runs the graph.
+            graph_def: the distributed graph.
+            devices: device string of each worker.
+            timeout_s: seconds that a worker may take to answer.
+        """
         if has_native_collectives(graph_def):
             # The servers that are kept have the ports that were asked for.
-            return replace(self._cluster, base_port=None).start(graph_def, devices, timeout_s)
+            own = replace(self._cluster, base_port=None, options=options)
+            return own.start(graph_def, devices, timeout_s)
         tasks, configs = self._cluster.tasks(devices), self._cluster.configs(devices, "")
         if self._client is None or not self._client.is_well():
             self.close()  # what is left of them
@@ -188,9 +204,30 @@ class SharedProcesses(Cluster):
                 f"the servers that are kept are those of {listed(task_name(*task) for task in self._tasks)}, each "
                 f"with as many devices as the first session had; {listed(devices)} need others"
             )
-        return ProcessExecutor(self._client, graph_def, configs[0], devices, timeout_s, is_alone=False)
+        config = replace(self._cluster, options=options).configs(devices, "")[0]
+        return ProcessExecutor(self._client, graph_def, config, devices, timeout_s, is_alone=False)
+
+    def as_written(self) -> Cluster | None:
+        """See `Cluster.as_written`."""
+        return None if has_gpu() else _AsWritten(self)
 
     def close(self) -> None:
         """Stop the servers; nothing happens the second time."""
         if self._client is not None:
             self._client.close()
+
+
+class _AsWritten(Cluster):
+    """Servers that are shared, for sessions whose graphs are to run as they are.
+
+    Args:
+        servers: the servers.
+    """
+
+    def __init__(self, servers: SharedProcesses) -> None:
+        self.options = servers.options.as_written()
+        self._servers = servers
+
+    def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
+        """Open a session; see `SharedProcesses.start`."""
+        return self._servers.start_with(self.options, graph_def, devices, timeout_s)

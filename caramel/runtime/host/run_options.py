@@ -45,6 +45,10 @@ class RunOptions:
         """
         return cls() if threads is None else cls(inter_op_threads=threads, transfer_threads=0)
 
+    def as_written(self) -> RunOptions:
+        """The same options for a graph that is to run as it is."""
+        return replace(self, optimize_graph=False)
+
     def for_transfers(self, threads: int) -> RunOptions:
         """The same options with a number of further threads, if they have none.
 

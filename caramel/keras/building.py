@@ -1,0 +1,140 @@
+"""Making the variables that Keras only makes at the first batch: of a model, its metrics and its optimizer.
+
+Nothing runs, so no layer that draws random numbers or counts its calls is ahead when the training begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches
+from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
+from caramel.keras.train_step import as_data
+
+_T = TypeVar("_T")
+
+
+def after_building(model: Any, element_spec: Any, method: str, captured: Callable[[], _T]) -> _T:
+    """What a function captures once the model, its metrics and its optimizer have their variables.
+
+    Args:
+        model: the model.
+        element_spec: structure of tf.TensorSpec of a batch.
+        method: name of the model's method for a step.
+        captured: function that captures the step.
+
+    Raises:
+        CaptureError: the step cannot be captured.
+        InputError: the model cannot take such batches.
+    """
+    if _build_from_output(model, element_spec, method):
+        try:
+            return captured()
+        except UnsupportedError:
+            raise
+        except CaptureError:  # perhaps for want of a variable; else tracing says what it is, or the error comes again
+            pass
+    _build_by_tracing(model, element_spec, method)
+    return captured()
+
+
+def _build_from_output(model: Any, element_spec: Any, method: str) -> bool:
+    """Make what a step of Keras' own needs from what is known of the model's output; whether that can be done.
+
+    It is the layers that take long to trace, and they have their variables already.
+    """
+    output = _output(model) if getattr(type(model), method) is getattr(keras.Model, method) else None
+    if output is None:
+        return False
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def results(predicted: Any, *parts: Any) -> None:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_data(parts))
+        if method == "train_step":
+            model.compute_loss(x, y, predicted, sample_weight, training=True)
+        model.compute_metrics(x, y, predicted, sample_weight)
+
+    try:
+        if method != "predict_step":
+            results.get_concrete_function(output, *arguments_of(element_spec))
+        if method == "train_step":
+            model.optimizer.build(model.trainable_variables)
+    except Exception:  # Keras and the user's losses and metrics raise what they like; tracing will raise it, too
+        return False
+    if method != "predict_step":
+        model.reset_metrics()
+    return True
+
+
+def _output(model: Any) -> tf.TensorSpec | None:
+    """What a model of layers predicts, if that is one tensor; None for other models.
+
+    Losses and metrics keep the structure with which they are built: it must be the one that Keras gives them.
+    """
+    caller = next(kind for kind in type(model).__mro__ if "call" in vars(kind))
+    if not model.built or not caller.__module__.startswith("keras."):  # it has a `call` of its own
+        return None
+    if isinstance(model, keras.Sequential):
+        output = model.outputs[0] if len(model.outputs) == 1 else None
+    else:
+        output = getattr(model, "output", None)
+    if not isinstance(output, keras.KerasTensor) or output.sparse or getattr(output, "ragged", False):
+        return None
+    return tf.TensorSpec(output.shape, output.dtype)
+
+
+def _build_by_tracing(model: Any, element_spec: Any, method: str) -> None:
+    """Make all that a step needs by tracing it.
+
+    Args:
+        model: the model.
+        element_spec: structure of tf.TensorSpec of a batch.
+        method: name of the model's method for a step.
+
+    Raises:
+        InputError: the model cannot take such batches.
+    """
+    takes_anything = getattr(type(model), method) is not getattr(keras.Model, method)  # a step of the model's own
+    if isinstance(element_spec, tuple) and len(element_spec) > 3 and not takes_anything:
+        raise InputError(f"the dataset's elements have {len(element_spec)} parts: give (x, y) or (x, y, sample_weight)")
+    examples = examples_in_batches(element_spec)
+    try:
+        try:
+            _trace(getattr(model, method), arguments_of(element_spec))
+        except Exception:
+            if examples is None:
+                raise
+            # Some programs have the number of examples in them.
+            _trace(getattr(model, method), arguments_of_rows(element_spec, examples))
+    except Exception as error:  # Keras and the user's layers raise what they like
+        hint = " Elements are batches: is dataset.batch(size) missing?" if _seems_unbatched(model, element_spec) else ""
+        has_targets = isinstance(element_spec, tuple) and len(element_spec) > 1
+        if "None values not supported" in str(error) and not has_targets:
+            hint = " There are no targets: give y=, or batches (x, y)"
+        raise InputError(
+            f"model {model.name!r} cannot take batches {element_spec}: "
+            f"{type(error).__name__}: {in_one_line(error)}.{hint}"
+        ) from error
+    model.reset_metrics()
+
+
+def _seems_unbatched(model: Any, element_spec: Any) -> bool:
+    """Whether a dataset's elements lack a dimension: that of the batch, probably."""
+    ranks = [spec.shape.rank for spec in tf.nest.flatten(element_spec) if hasattr(spec, "shape")]
+    x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    inputs = zip(tf.nest.flatten(x), getattr(model, "inputs", None) or (), strict=False)
+    return 0 in ranks or any(spec.shape.rank == len(tensor.shape) - 1 for spec, tensor in inputs if spec.shape.rank)
+
+
+def _trace(method: Any, arguments: Sequence[Any]) -> None:
+    """Trace a step, which makes the variables that it needs; nothing of it runs."""
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def step(*parts: Any) -> None:
+        method(as_data(parts))
+
+    step.get_concrete_function(*arguments)

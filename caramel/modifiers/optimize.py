@@ -1,0 +1,294 @@
+"""Optimize: TensorFlow's graph optimizers, run once on what the steps of all workers have in common.
+
+TensorFlow itself would optimise the graph of all workers, when it first runs a step: N times the same work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from caramel.errors import InvariantError
+from caramel.graph import ops
+from caramel.graph.devices import Device
+from caramel.graph.graph import Graph, NodeDef, copied, format_input, node_of, parse_input, tensor_name
+from caramel.graph.nodes import colocated, dtype_attribute, node, shape_attribute, variable
+from caramel.graph.shapes import SHAPES_ATTRIBUTE, Shape, sizes
+from caramel.graph.verify import verify_structure
+from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
+from caramel.signature import Signature
+
+_REPLICA, _OWN, _NEW, _OUTSIDE = "replica/", "own/", "new/", "outside/"
+"""Beginnings of the names of a step that stands for those of all workers."""
+
+_HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+def optimize(emission: Emission, signature: Signature) -> Emission:
+    """Optimise the nodes that the steps of all workers have in common, as TensorFlow would before the first run.
+
+    What workers do differently, the transfers between them and what is fed stay as they are; what reads these is
+    optimised without knowing their values.
+
+    Args:
+        emission: a finished emission.
+        signature: its signature.
+
+    Returns:
+        The emission with fewer nodes, which TensorFlow is to run as they are.
+
+    Raises:
+        InvariantError: the optimised graph is not what it should be.
+    """
+    common = _Common(emission, signature)
+    optimized = common.put_back(_optimized(common.graph_def(), common.kept))
+    verify_structure(optimized.graph, "optimize", emission.graph)
+    for runs in (signature.step, signature.flush):
+        before, after = (_writes(e.graph, runs) for e in (emission, optimized))
+        if before != after:
+            raise InvariantError(f"after optimize: other ops write when {runs[0]!r} runs: {sorted(before ^ after)[:3]}")
+    return optimized
+
+
+def is_optimizable(emission: Emission) -> bool:
+    """Whether `optimize` does what TensorFlow would do: there are several workers, none of which asks for a GPU."""
+    devices = {node.device for node in emission.graph}
+    return emission.plan.workers > 1 and all(Device.parse(text).type in (None, "CPU") for text in devices)
+
+
+def _optimized(graph_def: Any, kept: Collection[str]) -> Any:
+    """What TensorFlow's optimizers make of a graph in which some nodes must keep their names and values."""
+    from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2, rewriter_config_pb2
+    from tensorflow.python.grappler import cluster, tf_optimizer
+
+    meta_graph = meta_graph_pb2.MetaGraphDef()
+    meta_graph.graph_def.CopyFrom(graph_def)
+    meta_graph.collection_def["train_op"].node_list.value.extend(sorted(kept))
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    # Loops and branches stay ops with functions, which TensorFlow takes apart when the graph runs: as nodes, a loop is
+    # a cycle, and has a name that may come once only.
+    config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
+    # A machine that is only described: to look at the real one makes the process's threads, with options of its own.
+    properties = device_properties_pb2.DeviceProperties(type="CPU", num_cores=1)
+    machine = cluster.Cluster(devices=[device_properties_pb2.NamedDevice(name=_HERE, properties=properties)])
+    try:
+        return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=machine)
+    finally:
+        machine.Shutdown()
+
+
+def _writes(graph: Graph, roots: Sequence[str]) -> set[str]:
+    """The ops that write variables when some ops run."""
+    return {name for name in graph.ancestors(roots) if ops.is_variable_write(graph[name])}
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An input of a node that all workers have.
+
+    Attributes:
+        texts: the input as each worker has it.
+        index: which output of its node it is; -1 for a control input.
+    """
+
+    texts: tuple[str, ...]
+    index: int
+
+
+class _Common:
+    """The nodes that the steps of all workers have in common, under names that are the same for all of them.
+
+    Args:
+        emission: a finished emission.
+        signature: its signature.
+    """
+
+    def __init__(self, emission: Emission, signature: Signature) -> None:
+        self._emission, self._graph = emission, emission.graph
+        self._ranks = range(len(emission.plan.devices))
+        self._results = [*signature.step, *signature.losses, *(t for _, tensors in signature.outputs for t in tensors)]
+        fed = {name for feed in signature.feeds for name in feed.placeholders}
+        self._fed = {node_of(name) for name in (*fed, *signature.weights)}
+        self._by_rank = self._nodes_by_rank()
+        self._names = tuple(name for name in self._by_rank[0] if self._is_everywhere(name))
+        self._known = frozenset(self._names)
+        self._own = [{name: nodes[name] for name in self._names} for nodes in self._by_rank]
+        self._gradient_shapes = {g.tensor: g.shape for g in emission.model.gradients if not g.is_sparse}
+        self._outside: dict[tuple[str, ...], str] = {}  # stand-in for what each worker has elsewhere, by its inputs
+        self._stand_ins: list[NodeDef] = []
+
+    def _nodes_by_rank(self) -> list[dict[str, NodeDef]]:
+        """For each worker the nodes of its step, in the order of the graph, by the names that all workers share."""
+        needed = self._graph.ancestors(map(node_of, self._results), stop=self._fed.__contains__)
+        by_rank: list[dict[str, NodeDef]] = [{} for _ in self._ranks]
+        for each in self._graph:
+            role = self._emission.roles[each.name]
+            if each.name in needed and role.purpose is Purpose.REPLICA and each.name not in self._fed:
+                name = _shared_name(role.rank, each.name)
+                if name is not None:
+                    by_rank[role.rank][name] = each
+        return by_rank
+
+    def _is_everywhere(self, name: str) -> bool:
+        """Whether all workers have a node, which differs in nothing but its inputs."""
+        nodes = [nodes.get(name) for nodes in self._by_rank]
+        first = _kind(0, nodes[0])
+        return all(each is not None and _kind(rank, each) == first for rank, each in enumerate(nodes))
+
+    def _inputs(self, name: str) -> list[_Input]:
+        by_rank = [self._by_rank[rank][name].input for rank in self._ranks]
+        return [_Input(texts, parse_input(texts[0])[1]) for texts in zip(*by_rank)]
+
+    def graph_def(self) -> Any:
+        """The GraphDef of the nodes, and of stand-ins for what they read elsewhere."""
+        nodes = []
+        for name in self._names:
+            each = copied(self._by_rank[0][name], [self._read(name, *item) for item in enumerate(self._inputs(name))])
+            each.name = name
+            each.attr.pop("_class", None)
+            each.attr.pop(SHAPES_ATTRIBUTE, None)
+            nodes.append(each)
+        graph_def = Graph([*self._stand_ins, *nodes], self._graph.library, self._graph.versions).to_graph_def()
+        for each in graph_def.node:
+            each.device = _HERE
+        return graph_def
+
+    def _read(self, reader: str, position: int, read: _Input) -> str:
+        """An input under the names that all workers share."""
+        names = {_shared_name(rank, node_of(text)) for rank, text in enumerate(read.texts)}
+        indices = {parse_input(text)[1] for text in read.texts}
+        name = names.pop()
+        if not names and len(indices) == 1 and name in self._known:
+            return format_input(name, read.index)
+        if read.texts not in self._outside:
+            self._outside[read.texts] = f"{_OUTSIDE}{len(self._outside)}"
+            self._stand_ins += _stand_in(self._outside[read.texts], *self._type(reader, position, read))
+        return format_input(self._outside[read.texts], min(read.index, 0))
+
+    def _type(self, reader: str, position: int, read: _Input) -> tuple[str, Shape | None]:
+        """Element type and shape of what a node reads elsewhere, as far as they are known."""
+        if read.index < 0:
+            return "float32", ()
+        producer, index = parse_input(read.texts[0])
+        dtype = ops.dtype_name(ops.output_types(self._graph[producer])[index])
+        model, name = self._emission.model, reader.removeprefix(_REPLICA)
+        if producer in self._fed or name not in model.graph:
+            return dtype, None
+        original = model.graph[name]
+        if original.op == "Placeholder":  # which reads an element now
+            return dtype, sizes(original.attr["shape"].shape)
+        texts = original.input
+        return dtype, self._gradient_shapes.get(tensor_name(texts[position])) if position < len(texts) else None
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """The nodes that others read or wait for, or that give results, and the stand-ins."""
+        read = {*map(node_of, self._results)}
+        for each in self._others:
+            read.update(map(node_of, each.input))
+            read.update(colocated(each))
+        shared = {_shared_name(rank, name) for rank, name in product(self._ranks, read)}
+        return frozenset({*(name for name in self._names if name in shared), *self._outside.values()})
+
+    @cached_property
+    def _others(self) -> tuple[NodeDef, ...]:
+        """The nodes that stay as they are."""
+        taken = {each.name for nodes in self._own for each in nodes.values()}
+        return tuple(each for each in self._graph if each.name not in taken)
+
+    def put_back(self, graph_def: Any) -> Emission:
+        """The emission in which each worker has the nodes of a graph in place of its own.
+
+        Args:
+            graph_def: GraphDef that the optimizers made of `graph_def`.
+
+        Raises:
+            InvariantError: something is missing.
+        """
+        missing = self.kept.difference(each.name for each in graph_def.node)
+        if missing:
+            raise InvariantError(f"after optimize: {sorted(missing)[0]!r} is gone")
+        elsewhere = {name: texts for texts, name in self._outside.items()}
+        new = [each for each in graph_def.node if not each.name.startswith(_OUTSIDE)]
+        nodes = [*self._others]
+        roles = {each.name: self._emission.roles[each.name] for each in nodes}
+        for rank, text in enumerate(self._emission.plan.devices):
+            device = str(Device.parse(text))
+            own = [self._copy(each, rank, device, elsewhere) for each in new]
+            nodes += own
+            roles.update((each.name, Role(Purpose.REPLICA, rank)) for each in own)
+        library = _with_functions(self._graph.library, graph_def.library)
+        return replace(self._emission, graph=Graph(nodes, library, self._graph.versions), roles=roles)
+
+    def _copy(self, shared: NodeDef, rank: int, device: str, elsewhere: Mapping[str, tuple[str, ...]]) -> NodeDef:
+        """A worker's copy of an optimised node."""
+        inputs = []
+        for text in shared.input:
+            name, index = parse_input(text)
+            if name in elsewhere:
+                name, own_index = parse_input(elsewhere[name][rank])
+                inputs.append(format_input(name, -1 if index < 0 else own_index))
+            else:
+                inputs.append(format_input(_own_name(rank, name), index))
+        own = copied(shared, inputs)
+        own.name, own.device = _own_name(rank, shared.name), device
+        own.attr.pop(SHAPES_ATTRIBUTE, None)
+        original = self._own[rank].get(shared.name)
+        if original is not None:
+            own.device = original.device
+            if "shared_name" in original.attr:
+                own.attr["shared_name"].CopyFrom(original.attr["shared_name"])
+        return own
+
+
+def _shared_name(rank: int, name: str) -> str | None:
+    """The name of a worker's node that is the same for all workers; None for other nodes."""
+    for start, shared in ((replica_name(rank, ""), _REPLICA), (own_name(rank, ""), _OWN)):
+        if name.startswith(start):
+            return shared + name.removeprefix(start)
+    return None
+
+
+def _own_name(rank: int, name: str) -> str:
+    """A worker's name for a node that all workers have; the inverse of `_shared_name`."""
+    if name.startswith(_REPLICA):
+        return replica_name(rank, name.removeprefix(_REPLICA))
+    return own_name(rank, name.removeprefix(_OWN) if name.startswith(_OWN) else _NEW + name)
+
+
+def _kind(rank: int, original: NodeDef | None) -> bytes:
+    """All of a node but its name, its device, and what it reads."""
+    if original is None:
+        return b""
+    each = copied(original, [("^" if text.startswith("^") else "") for text in original.input])
+    each.name = each.device = ""
+    each.attr.pop("_class", None)
+    if "shared_name" in each.attr:
+        each.attr["shared_name"].s = each.attr["shared_name"].s.removeprefix(replica_name(rank, "").encode())
+    return each.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def _stand_in(name: str, dtype: str, shape: Shape | None) -> list[NodeDef]:
+    """Nodes for a value of which only type and shape are known: TensorFlow takes what a variable has for unknown."""
+    if dtype in ("resource", "variant"):
+        attributes = {"dtype": dtype_attribute(dtype), "shape": shape_attribute(())}
+        return [node(name, "Placeholder", (), _HERE, **attributes)]
+    handle = variable(f"{name}/variable", dtype, (), _HERE, name)
+    handle.attr["shape"].CopyFrom(shape_attribute(None if shape is None else [-1 if s is None else s for s in shape]))
+    return [handle, node(name, "ReadVariableOp", [handle.name], _HERE, dtype=dtype_attribute(dtype))]
+
+
+def _with_functions(library: Any, optimized: Any) -> Any:
+    """A library with the functions that the optimizers made or changed, and with those that they dropped."""
+    if library is None or not library.function:
+        return library
+    union = type(library)()
+    union.CopyFrom(optimized)
+    names = {function.signature.name for function in union.function}
+    union.function.extend(f for f in library.function if f.signature.name not in names)
+    union.gradient.extend(g for g in library.gradient if g not in union.gradient)
+    return union

@@ -1,0 +1,117 @@
+"""The variables of a model, its metrics and its optimizer are made without tracing its layers once more."""
+
+import keras
+import numpy as np
+import pytest
+from fit_common import AS_WRITTEN, compiled, dataset, same
+
+import caramel
+
+
+class Counted(keras.layers.Layer):
+    """Counts how often it is traced, which its model does once for itself."""
+
+    traced = 0
+
+    def call(self, x):
+        Counted.traced += 1
+        return x * 1.0
+
+
+def counted(inputs, outputs):
+    Counted.traced = 0
+    return keras.Model(inputs, outputs)
+
+
+def functional():
+    x = keras.Input([4], dtype="float64")
+    return counted(
+        x, keras.layers.Dense(3, dtype="float64")(Counted(dtype="float64")(keras.layers.Dense(4, dtype="float64")(x)))
+    )
+
+
+def sequential():
+    Counted.traced = 0
+    model = keras.Sequential(
+        [
+            keras.Input([4], dtype="float64"),
+            keras.layers.Dense(4, dtype="float64"),
+            Counted(dtype="float64"),
+            keras.layers.Dense(3, dtype="float64"),
+        ]
+    )
+    Counted.traced = 0
+    return model
+
+
+def in_a_list():
+    x = keras.Input([4], dtype="float64")
+    return counted([x], [keras.layers.Dense(3, dtype="float64")(Counted(dtype="float64")(x))])
+
+
+class OfItsOwn(keras.Model):
+    """A model whose layers are not known before it is called."""
+
+    def __init__(self):
+        super().__init__()
+        Counted.traced = 0
+        self.parts = [
+            keras.layers.Dense(4, dtype="float64"),
+            Counted(dtype="float64"),
+            keras.layers.Dense(3, dtype="float64"),
+        ]
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+DATA = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
+OPTIONS = {"batch_size": 6, "shuffle": False, "verbose": 0, "epochs": 2}
+
+
+def with_loss(make, optimizer="adam"):
+    keras.utils.set_random_seed(3)
+    model = make()
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("make, once", [(functional, True), (sequential, True), (in_a_list, False), (OfItsOwn, False)])
+def test_layers_are_traced_once_where_the_output_is_known(make, once):
+    model = with_loss(make)
+    got = caramel.fit(model, *DATA, workers=2, cluster=AS_WRITTEN, **OPTIONS)
+    assert (Counted.traced == 1) == once
+    other = with_loss(make)
+    want = other.fit(*DATA, **OPTIONS)
+    same((want, other), (got, model), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_what_trains_nothing(method):
+    model = with_loss(functional)
+    given = DATA if method == "evaluate" else DATA[:1]
+    got = getattr(caramel, method)(model, *given, workers=2, batch_size=6, verbose=0)
+    assert Counted.traced == 1
+    np.testing.assert_allclose(got, getattr(model, method)(*given, batch_size=6, verbose=0), rtol=1e-5)
+
+
+def test_an_optimizer_that_scales_the_loss():
+    model = with_loss(functional, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    got = caramel.fit(model, *DATA, workers=2, cluster=AS_WRITTEN, **OPTIONS)
+    other = with_loss(functional, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    same((other.fit(*DATA, **OPTIONS), other), (got, model), rtol=1e-5)
+
+
+def test_what_layers_say_of_batches_that_do_not_fit():
+    model = with_loss(functional)
+    with pytest.raises(caramel.InputError, match="cannot take batches .*incompatible with the layer"):
+        caramel.fit(model, np.zeros((12, 5), "float32"), DATA[1], workers=2, **OPTIONS)
+
+
+def test_a_loss_that_does_not_fit_the_output():
+    model = compiled()
+    model.compile("sgd", keras.losses.CategoricalCrossentropy())
+    with pytest.raises(caramel.InputError, match="cannot take batches"):
+        caramel.fit(model, dataset(), workers=2, verbose=0)
