@@ -23,10 +23,12 @@ class CaptureError(CaramelError):
 
     Attributes:
         wants_reduction: whether all that is missing is that the caller says ``loss_reduction=``.
+        is_raised_by_program: whether the program itself raised an error while it was traced.
     """
 
-    # An attribute of the class, as AutoGraph makes errors anew that have no constructor of their own.
+    # Attributes of the class, as AutoGraph makes errors anew that have no constructor of their own.
     wants_reduction = False
+    is_raised_by_program = False
 
 
 class UnsupportedError(CaptureError):

@@ -81,17 +81,18 @@ class DistributedModel:
 
     @cached_property
     def optimized(self) -> DistributedModel | None:
-        """The same, as TensorFlow's graph optimizers would have it; None where they should work on it themselves.
+        """The same, as TensorFlow's graph optimizers would have it; None where they should, or must, do it themselves.
 
         It is optimised once, whatever the number of workers, and is to run with these optimizers off.
         """
         if not is_optimizable(self.emission):
             return None
         try:
-            return replace(self, emission=optimize(self.emission, self.signature))
-        except (InvariantError, ImportError) as error:  # of TensorFlow's, which are none of its public functions
+            optimized = optimize(self.emission, self.signature)
+        except (InvariantError, ImportError) as error:
             _logger.warning("TensorFlow optimises the graph of all workers when it first runs it: %s", error)
             return None
+        return None if optimized is None else replace(self, emission=optimized)
 
 
 def distribute(target: Target, context: Context, start: Emission) -> DistributedModel:

@@ -17,7 +17,7 @@ Shape = tuple[int | None, ...]
 def static_shape(graph: Graph, tensor: str) -> Shape | None:
     """The shape of a tensor; None where not even its rank is known."""
     name, index = parse_input(tensor)
-    attributes = graph[name].attr  # to which a look at what is not there would add it
+    attributes = graph[name].attr  # a key that is looked up in it, and is not there, would be added
     shapes = attributes[SHAPES_ATTRIBUTE].list.shape if SHAPES_ATTRIBUTE in attributes else ()
     return sizes(shapes[index]) if index < len(shapes) else None
 

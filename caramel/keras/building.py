@@ -5,6 +5,7 @@ Nothing runs, so no layer that draws random numbers or counts its calls is ahead
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches
-from caramel.errors import CaptureError, InputError, UnsupportedError, in_one_line
+from caramel.errors import CaptureError, InputError, in_one_line
 from caramel.keras.train_step import as_data
 
 _T = TypeVar("_T")
@@ -34,10 +35,9 @@ def after_building(model: Any, element_spec: Any, method: str, captured: Callabl
     if _build_from_output(model, element_spec, method):
         try:
             return captured()
-        except UnsupportedError:
-            raise
-        except CaptureError:  # perhaps for want of a variable; else tracing says what it is, or the error comes again
-            pass
+        except CaptureError as error:
+            if not error.is_raised_by_program:
+                raise
     _build_by_tracing(model, element_spec, method)
     return captured()
 
@@ -47,21 +47,25 @@ def _build_from_output(model: Any, element_spec: Any, method: str) -> bool:
 
     It is the layers that take long to trace, and they have their variables already.
     """
-    output = _output(model) if getattr(type(model), method) is getattr(keras.Model, method) else None
+    is_kerass = getattr(type(model), method) is getattr(keras.Model, method) and method not in vars(model)
+    output = _output(model) if is_kerass else None
     if output is None:
         return False
+    # Keras 3.2 has no such argument, nor have losses that were written for it.
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    mode = {"training": True} if takes_training else {}
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def results(predicted: Any, *parts: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_data(parts))
         if method == "train_step":
-            model.compute_loss(x, y, predicted, sample_weight, training=True)
+            model.compute_loss(x, y, predicted, sample_weight, **mode)
         model.compute_metrics(x, y, predicted, sample_weight)
 
     try:
         if method != "predict_step":
             results.get_concrete_function(output, *arguments_of(element_spec))
-        if method == "train_step":
+        if method == "train_step" and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     except Exception:  # Keras and the user's losses and metrics raise what they like; tracing will raise it, too
         return False
@@ -76,7 +80,7 @@ def _output(model: Any) -> tf.TensorSpec | None:
     Losses and metrics keep the structure with which they are built: it must be the one that Keras gives them.
     """
     caller = next(kind for kind in type(model).__mro__ if "call" in vars(kind))
-    if not model.built or not caller.__module__.startswith("keras."):  # it has a `call` of its own
+    if not model.built or "call" in vars(model) or not caller.__module__.startswith("keras."):  # it has one of its own
         return None
     if isinstance(model, keras.Sequential):
         output = model.outputs[0] if len(model.outputs) == 1 else None

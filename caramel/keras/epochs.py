@@ -34,7 +34,7 @@ class ModelValues:
     session: Session
     live: Mapping[str, Any]
     known: InitVar[Mapping[str, np.ndarray]]
-    _known: dict[str, np.ndarray] = field(init=False)
+    _known: dict[str, Any] = field(init=False)  # arrays, or tensors, which need no room until their variable changes
     _in_model: bool = field(init=False, default=True)
 
     def __post_init__(self, known: Mapping[str, np.ndarray]) -> None:
@@ -48,18 +48,25 @@ class ModelValues:
         """Give the model the workers' values, if the workers have trained further since the last time."""
         if self._in_model:
             return
-        values = self.session.values()
-        for name, variable in self.live.items():
-            variable.assign(values[name])
-            self._known[name] = values[name]
+
+        def take(name: str, value: np.ndarray) -> None:
+            self.live[name].assign(value)
+            self._known[name] = self.live[name].read_value()
+
+        self.session.give_values(self.live, take)
         self._in_model = True
 
     def copy_changes_to_workers(self) -> None:
         """Give the workers the values that callbacks have changed in the model."""
-        now = {name: v.numpy() for name, v in self.live.items()}
-        changed = {n: value for n, value in now.items() if not np.array_equal(value, self._known[n], equal_nan=True)}
-        self.session.assign(changed)
+        now = {name: variable.read_value() for name, variable in self.live.items()}
+        changed = {name: value for name, value in now.items() if not _are_equal(value, self._known[name])}
+        self.session.assign({name: value.numpy() for name, value in changed.items()})
         self._known.update(changed)
+
+
+def _are_equal(value: Any, known: Any) -> bool:
+    """Whether a variable has a value, both as arrays or tensors; what is no number is equal to itself."""
+    return np.array_equal(np.asarray(value), np.asarray(known), equal_nan=True)
 
 
 @dataclass

@@ -5,16 +5,17 @@ TensorFlow itself would optimise the graph of all workers, when it first runs a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
-from caramel.errors import InvariantError
+from caramel.errors import InvariantError, in_one_line
 from caramel.graph import ops
 from caramel.graph.devices import Device
-from caramel.graph.graph import Graph, NodeDef, copied, format_input, node_of, parse_input, tensor_name
+from caramel.graph.functions import Library
+from caramel.graph.graph import Graph, NodeDef, copied, data_texts, format_input, node_of, parse_input, tensor_name
 from caramel.graph.nodes import colocated, dtype_attribute, node, shape_attribute, variable
 from caramel.graph.shapes import SHAPES_ATTRIBUTE, Shape, sizes
 from caramel.graph.verify import verify_structure
@@ -25,9 +26,13 @@ _REPLICA, _OWN, _NEW, _OUTSIDE = "replica/", "own/", "new/", "outside/"
 """Beginnings of the names of a step that stands for those of all workers."""
 
 _HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
+"""The device of a step that stands for those of all workers."""
+
+_MOST_OTHERS = 0.2
+"""Part of a worker's nodes that may stay as they are."""
 
 
-def optimize(emission: Emission, signature: Signature) -> Emission:
+def optimize(emission: Emission, signature: Signature) -> Emission | None:
     """Optimise the nodes that the steps of all workers have in common, as TensorFlow would before the first run.
 
     What workers do differently, the transfers between them and what is fed stay as they are; what reads these is
@@ -38,12 +43,15 @@ def optimize(emission: Emission, signature: Signature) -> Emission:
         signature: its signature.
 
     Returns:
-        The emission with fewer nodes, which TensorFlow is to run as they are.
+        The emission with fewer nodes, which TensorFlow is to run as they are; None where workers have so much of their
+        own that TensorFlow should optimise all of it.
 
     Raises:
         InvariantError: the optimised graph is not what it should be.
     """
     common = _Common(emission, signature)
+    if not common.is_most:
+        return None
     optimized = common.put_back(_optimized(common.graph_def(), common.kept))
     verify_structure(optimized.graph, "optimize", emission.graph)
     for runs in (signature.step, signature.flush):
@@ -77,6 +85,8 @@ def _optimized(graph_def: Any, kept: Collection[str]) -> Any:
     machine = cluster.Cluster(devices=[device_properties_pb2.NamedDevice(name=_HERE, properties=properties)])
     try:
         return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=machine)
+    except Exception as error:  # it is no public function, and promises nothing
+        raise InvariantError(f"after optimize: {in_one_line(error)}") from error
     finally:
         machine.Shutdown()
 
@@ -109,6 +119,7 @@ class _Common:
 
     def __init__(self, emission: Emission, signature: Signature) -> None:
         self._emission, self._graph = emission, emission.graph
+        self._library = Library(emission.graph)
         self._ranks = range(len(emission.plan.devices))
         self._results = [*signature.step, *signature.losses, *(t for _, tensors in signature.outputs for t in tensors)]
         fed = {name for feed in signature.feeds for name in feed.placeholders}
@@ -138,6 +149,13 @@ class _Common:
         nodes = [nodes.get(name) for nodes in self._by_rank]
         first = _kind(0, nodes[0])
         return all(each is not None and _kind(rank, each) == first for rank, each in enumerate(nodes))
+
+    @property
+    def is_most(self) -> bool:
+        """Whether it is all of a step but some ops without functions, which would stay as they are."""
+        others = [node for name, node in self._by_rank[0].items() if name not in self._known]
+        calls = any(map(self._calls_functions, others))
+        return not calls and len(others) <= _MOST_OTHERS * len(self._by_rank[0])
 
     def _inputs(self, name: str) -> list[_Input]:
         by_rank = [self._by_rank[rank][name].input for rank in self._ranks]
@@ -171,7 +189,7 @@ class _Common:
 
     def _type(self, reader: str, position: int, read: _Input) -> tuple[str, Shape | None]:
         """Element type and shape of what a node reads elsewhere, as far as they are known."""
-        if read.index < 0:
+        if read.index < 0:  # it is only waited for: any value will do
             return "float32", ()
         producer, index = parse_input(read.texts[0])
         dtype = ops.dtype_name(ops.output_types(self._graph[producer])[index])
@@ -192,7 +210,24 @@ class _Common:
             read.update(map(node_of, each.input))
             read.update(colocated(each))
         shared = {_shared_name(rank, name) for rank, name in product(self._ranks, read)}
-        return frozenset({*(name for name in self._names if name in shared), *self._outside.values()})
+        return frozenset(
+            {*(name for name in self._names if name in shared), *self._results_of_calls, *self._outside.values()}
+        )
+
+    @property
+    def _results_of_calls(self) -> Iterator[str]:
+        """The nodes that read a result of a branch or loop.
+
+        An effect of a function, such as an assertion, may have nothing but a result that waits for it. Whoever waits
+        for the reader of that result must not wait for the call instead: TensorFlow would drop the effect.
+        """
+        calls = {each.name for each in self._own[0].values() if self._calls_functions(each)}
+        for name, each in self._own[0].items():
+            if any(node_of(text) in calls for text in data_texts(each)):
+                yield name
+
+    def _calls_functions(self, node: NodeDef) -> bool:
+        return node.op in self._library or ops.calls_functions(node.op)
 
     @cached_property
     def _others(self) -> tuple[NodeDef, ...]:

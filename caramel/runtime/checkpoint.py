@@ -25,6 +25,9 @@ _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _JOURNAL = ".saving"
 """End of the names of journals."""
 
+_GROUP_BYTES = 2**27
+"""Bytes of which TensorFlow has a copy while it writes."""
+
 OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Key that only checkpoints written by tf.train.Checkpoint have."""
 
@@ -54,6 +57,35 @@ def write_values(
             session.run(save, {holder: values[n] for holder, n in zip(holders, names)})
 
 
+def write_in_groups(prefix: str, values: Mapping[str, np.ndarray], variables: Iterable[Variable] = ()) -> None:
+    """Write arrays by name as `write_values` does, with a copy of some of them at a time.
+
+    Args:
+        prefix: prefix of the checkpoint, in a directory that is local and has nothing else.
+        values: the arrays.
+        variables: see `write_values`.
+    """
+    found = {v.name: v.checkpoint_place[0] for v in variables}
+    groups: list[dict[str, np.ndarray]] = [{}]
+    size, last = 0, None
+    for name in sorted(values, key=lambda name: found.get(name, name)):  # the parts of a variable are written together
+        key = found.get(name, name)
+        if size >= _GROUP_BYTES and key != last:
+            groups.append({})
+            size = 0
+        groups[-1][name] = values[name]
+        size += values[name].nbytes
+        last = key
+    if len(groups) == 1:
+        write_values(prefix, values, variables)
+        return
+    for number, group in enumerate(groups):
+        write_values(f"{prefix}_{number}", group, variables)
+    with tf.Graph().as_default(), v1.Session() as session:
+        parts = [f"{prefix}_{number}" for number in range(len(groups))]
+        session.run(tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix))
+
+
 def read_values(
     prefix: str | os.PathLike[str], names: Iterable[str] | None = None, variables: Iterable[Variable] = ()
 ) -> dict[str, np.ndarray]:
@@ -67,21 +99,25 @@ def read_values(
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
     """
+    return dict(each_value(prefix, names, variables))
+
+
+def each_value(
+    prefix: str | os.PathLike[str], names: Iterable[str] | None = None, variables: Iterable[Variable] = ()
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Read arrays one after the other, each with its name; see `read_values`."""
     reader = open_checkpoint(prefix)
-    wanted_names = reader.get_variable_to_shape_map() if names is None else names
-    try:
-        values = {}
-        in_parts = {v.name: v for v in variables if v.part is not None}
-        for name in wanted_names:
-            part = in_parts[name].part if name in in_parts else None
-            values[name] = (
-                reader.get_tensor(name)
-                if part is None
-                else reader.get_tensor(part.name)[part.slices(in_parts[name].shape)]
-            )
-        return values
-    except _READ_ERRORS as error:
-        raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
+    in_parts = {v.name: v for v in variables if v.part is not None}
+    for name in reader.get_variable_to_shape_map() if names is None else names:
+        part = in_parts[name].part if name in in_parts else None
+        try:
+            if part is None:
+                value = reader.get_tensor(name)
+            else:
+                value = reader.get_tensor(part.name)[part.slices(in_parts[name].shape)]
+        except _READ_ERRORS as error:
+            raise CheckpointError(f"checkpoint {str(prefix)!r} is damaged: {error}") from error
+        yield name, value
 
 
 def open_checkpoint(prefix: str | os.PathLike[str]) -> Any:

@@ -66,6 +66,13 @@ class Executor(Protocol):
     def extend(self, graph_def: bytes) -> None:
         """Add nodes; they may read nodes that are there already."""
 
+    def has_gpu(self) -> bool:
+        """Whether a worker has a GPU.
+
+        Raises:
+            ClusterError: a worker is gone.
+        """
+
     def pids(self) -> tuple[int, ...]:
         """Process ids of the driver and then of the servers that were started with it, by task."""
 
@@ -230,6 +237,13 @@ class SessionExecutor:
             return [each.copy() if isinstance(each, np.ndarray) else each for each in results]
 
         return run
+
+    def has_gpu(self) -> bool:
+        """Whether a device is a GPU; see `Executor.has_gpu`."""
+        try:
+            return any(device.device_type == "GPU" for device in self._session.list_devices())
+        except tf.errors.OpError as error:
+            raise caramel_error(error, "while opening the session") from error
 
     def require_devices(self, devices: Sequence[str]) -> None:
         """Check that the workers' devices exist; TensorFlow would silently use others instead.

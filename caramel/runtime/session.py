@@ -140,27 +140,43 @@ class Session:
         began_s = time.perf_counter()
         if isinstance(cluster, Cluster):  # what only looks like one may lack the method
             cluster = cluster.for_transfers(distributed.plan.transfer_threads)
-        as_written = cluster.as_written() if isinstance(cluster, Cluster) and cluster.options.optimize_graph else None
-        if as_written is not None and distributed.optimized is not None:
-            cluster, distributed = as_written, distributed.optimized
-        self._distributed = distributed
-        graph_def = distributed.graph_def
-        is_elsewhere = getattr(cluster, "is_elsewhere", False)
-        self._packed = PackedFeeds.of(graph_def, [distributed.signature]) if is_elsewhere else None
-        if self._packed is not None:
-            graph_def = self._packed.graph_def(graph_def, distributed.signature.devices)
-        self._executor = cluster.start(graph_def, distributed.signature.devices, step_timeout_s)
+        self._packed: PackedFeeds | None = None
+        self._distributed, self._executor = self._started(distributed, cluster)
         try:
-            self._state = VariableState(distributed, self._run_op)
+            self._state = VariableState(self._distributed, self._run_op)
             self._step_count = self._state.initialise()
             self._data = self._new_data(distributed.pipeline)
-            self._unrolled = UnrolledSteps(distributed, self._executor.extend, is_elsewhere)
+            is_elsewhere = getattr(cluster, "is_elsewhere", False)
+            self._unrolled = UnrolledSteps(self._distributed, self._executor.extend, is_elsewhere)
             self._executor.prepare(self._later_runs(), step_timeout_s)
         except BaseException:
             self._executor.close()
             raise
         devices = ", ".join(distributed.signature.devices)
         _logger.info("opened a session in %.1f s on %s", time.perf_counter() - began_s, devices)
+
+    def _started(self, distributed: DistributedModel, cluster: Cluster) -> tuple[DistributedModel, Executor]:
+        """What runs on the cluster, and its executor: optimised here if that is what TensorFlow would do there."""
+        as_written = cluster.as_written() if isinstance(cluster, Cluster) and cluster.options.optimize_graph else None
+        if as_written is not None and distributed.optimized is not None:
+            executor = self._start(distributed.optimized, as_written)
+            has_gpu = True
+            try:
+                has_gpu = executor.has_gpu()
+            finally:
+                if has_gpu:
+                    executor.close()
+            if not has_gpu:
+                return distributed.optimized, executor
+        return distributed, self._start(distributed, cluster)
+
+    def _start(self, distributed: DistributedModel, cluster: Cluster) -> Executor:
+        graph_def, devices = distributed.graph_def, distributed.signature.devices
+        if getattr(cluster, "is_elsewhere", False):
+            self._packed = PackedFeeds.of(graph_def, [distributed.signature])
+        if self._packed is not None:
+            graph_def = self._packed.graph_def(graph_def, devices)
+        return cluster.start(graph_def, devices, self._timeout_s)
 
     def __enter__(self) -> Session:
         return self
@@ -637,6 +653,17 @@ class Session:
         """The value of every saved variable on worker 0, by the user's name."""
         self.flush()
         return self._state.values(self._step_count)
+
+    @_one_at_a_time
+    def give_values(self, names: Iterable[str], take: Callable[[str, np.ndarray], object]) -> None:
+        """Give the values of variables on worker 0 to a function, one after the other; large ones need less room so.
+
+        Args:
+            names: the user's names of the variables.
+            take: function of a name and an array.
+        """
+        self.flush()
+        self._state.give_values(self._step_count, names, take)
 
     @_one_at_a_time
     def assign(self, values: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -264,9 +264,22 @@ class VariableState:
             raise InputError(
                 "only a captured step function has variables to write to; for a graph use values() or save()"
             )
-        values = self.values(steps)
-        for name, variable in live_variables.items():
-            variable.assign(values[name])
+        self.give_values(steps, live_variables, lambda name, value: live_variables[name].assign(value))
+
+    def give_values(self, steps: int, names: Iterable[str], take: Callable[[str, np.ndarray], object]) -> None:
+        """Give worker 0's values to a function, one after the other; none of them if one cannot be read.
+
+        Args:
+            steps: number of steps so far.
+            names: names of variables.
+            take: function of a name and an array.
+        """
+        with _temporary_prefix() as prefix:
+            self._write(prefix, steps)
+            for _ in checkpoint.each_value(prefix, names, self._model.variables):
+                pass
+            for name, value in checkpoint.each_value(prefix, names, self._model.variables):
+                take(name, value)
 
     def save(self, path: str | os.PathLike[str], steps: int, position: Mapping[str, np.ndarray] | None = None) -> str:
         """Write a checkpoint, in the format of the user's tf.train.Checkpoint if there is one.
@@ -343,7 +356,7 @@ _COPY_SCOPE = "caramel/copy_file"
 def _put_down(prefix: str, values: Mapping[str, np.ndarray], model: Model) -> None:
     """Write a checkpoint that only exists meanwhile."""
     try:
-        checkpoint.write_values(prefix, values, model.variables)
+        checkpoint.write_in_groups(prefix, values, model.variables)
     except tf.errors.OpError as error:
         raise no_room(in_one_line(error), CheckpointError) from error
 

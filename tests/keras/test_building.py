@@ -104,6 +104,48 @@ def test_an_optimizer_that_scales_the_loss():
     same((other.fit(*DATA, **OPTIONS), other), (got, model), rtol=1e-5)
 
 
+class Momentum(keras.optimizers.Optimizer):
+    """An optimizer as Keras' documentation shows how to write one: `build` makes what it needs, whenever it is called."""
+
+    def __init__(self):
+        super().__init__(learning_rate=0.1)
+
+    def build(self, variables):
+        super().build(variables)
+        self.momentums = [self.add_variable_from_reference(v, "momentum") for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        momentum = self.momentums[self._get_variable_index(variable)]
+        self.assign(momentum, 0.9 * momentum + gradient)
+        self.assign_sub(variable, 0.1 * momentum)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [Momentum, lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 2.0**10, 1)]
+)
+def test_an_optimizer_that_has_trained_goes_on(optimizer):
+    """Batches of another size are another capture; the state of the first training is still there."""
+    want, got = with_loss(functional, optimizer()), with_loss(functional, optimizer())
+    for batch_size in (6, 4):
+        want.fit(*DATA, **{**OPTIONS, "batch_size": batch_size})
+        caramel.fit(got, *DATA, workers=2, cluster=AS_WRITTEN, **{**OPTIONS, "batch_size": batch_size})
+    assert len(got.optimizer.variables) == len(want.optimizer.variables)
+    for mine, theirs in zip([*got.variables, *got.optimizer.variables], [*want.variables, *want.optimizer.variables]):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-12, err_msg=mine.path)
+
+
+def test_a_call_that_an_instance_was_given():
+    """It returns something else than its class: losses are built for that."""
+    want, got = with_loss(functional), with_loss(functional)
+    for model in (want, got):
+        model.call = lambda x, training=None, mask=None, model=model: [type(model).call(model, x)]
+    same(
+        (want.fit(*DATA, **OPTIONS), want),
+        (caramel.fit(got, *DATA, workers=2, cluster=AS_WRITTEN, **OPTIONS), got),
+        1e-5,
+    )
+
+
 def test_what_layers_say_of_batches_that_do_not_fit():
     model = with_loss(functional)
     with pytest.raises(caramel.InputError, match="cannot take batches .*incompatible with the layer"):

@@ -6,15 +6,16 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.grappler import tf_optimizer
 
 import caramel
 from caramel.errors import InvariantError
-from caramel.graph import ops
 from caramel.graph.graph import node_of
 from caramel.graph.verify import verify_structure
 from caramel.modifiers import optimize as module
 from caramel.modifiers.emission import Purpose
 from caramel.modifiers.optimize import is_optimizable, optimize
+from caramel.runtime.executor import SessionExecutor
 
 WORKERS = 3
 
@@ -75,21 +76,33 @@ def test_variables_stay_those_of_their_worker(plain):
             assert graph[node.name].attr["shared_name"].s == node.attr["shared_name"].s
 
 
-def test_functions_with_random_numbers_of_each_worker_stay_apart():
-    """Workers call functions of their own, with seeds of their own; nothing is taken for common that is not."""
-
-    @tf.function
-    def noise(x):
-        return tf.random.normal(tf.shape(x), seed=7)
-
-    made = distributed(hidden=lambda x: x + noise(x) + tf.random.normal(tf.shape(x), seed=3))
-    seeds = {}
+def test_random_numbers_of_each_worker_stay_apart():
+    made = distributed(hidden=lambda x: x + tf.random.normal(tf.shape(x), seed=3))
+    seeds = []
     for graph in (made.emission.graph, made.optimized.emission.graph):
-        drawing = [n for n in graph if ops.is_known(n.op) and "seed2" in n.attr and ops.is_seeded_random(n)]
-        seeds[graph] = sorted((n.name, n.attr["seed2"].i) for n in drawing)
-        assert len({seed for _, seed in seeds[graph]}) == 2 * WORKERS
-    first, second = seeds.values()
-    assert first == second
+        drawing = [n for n in graph if "seed2" in n.attr]
+        seeds.append(sorted((n.name, n.attr["seed2"].i) for n in drawing))
+        assert len({seed for _, seed in seeds[-1]}) == WORKERS
+    assert seeds[0] == seeds[1]
+
+
+def test_functions_of_each_worker_are_for_tensorflow_to_optimise():
+    """Workers call functions of their own, with seeds of their own, which nothing here would optimise."""
+
+    def hidden(x):
+        def body(n, y):
+            return n + 1, y + tf.random.normal(tf.shape(y), seed=7)
+
+        return tf.while_loop(lambda n, y: n < 3, body, [tf.constant(0), x])[1]
+
+    made = distributed(hidden=hidden)
+    assert is_optimizable(made.emission) and made.optimized is None
+
+
+def test_steps_with_little_in_common_are_for_tensorflow_to_optimise(plain, monkeypatch):
+    real = module._kind
+    monkeypatch.setattr(module, "_kind", lambda rank, node: real(rank, node) + b"%d" % rank)
+    assert optimize(plain.emission, plain.signature) is None
 
 
 def test_values_that_are_fed_are_not_known():
@@ -168,17 +181,60 @@ def test_a_write_that_is_gone_is_noticed(plain, monkeypatch):
         optimize(plain.emission, plain.signature)
 
 
-@pytest.mark.parametrize("error", [InvariantError("after optimize: a cycle"), ImportError("no such module")])
+@pytest.mark.parametrize(
+    "error", [InvariantError("a cycle"), ImportError("no such module"), TypeError("other arguments"), ValueError("bad")]
+)
 def test_without_it_tensorflow_optimises_all(monkeypatch, caplog, error):
-    def fail(graph_def, kept):
+    def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(module, "_optimized", fail)
+    monkeypatch.setattr(tf_optimizer, "OptimizeGraph", fail)
     made = distributed()
     with caramel.Session(made, caramel.InProcess()) as session:
         assert session.distributed is made
         assert np.isfinite(session.step(np.ones((6, 2), np.float32), np.ones(6, np.float32)).loss)
-    assert f"TensorFlow optimises the graph of all workers when it first runs it: {error}" in caplog.text
+    assert (
+        f"TensorFlow optimises the graph of all workers when it first runs it: after optimize: {error}" in caplog.text
+    )
+
+
+def test_servers_with_gpus_are_started_again_for_tensorflow_to_optimise(plain, monkeypatch):
+    """A GPU is only seen when the servers run; they then get the graph as it was emitted."""
+    started, closed = [], []
+    monkeypatch.setattr(SessionExecutor, "has_gpu", lambda executor: True)
+    real = SessionExecutor.close
+    monkeypatch.setattr(SessionExecutor, "close", lambda executor: (closed.append(executor), real(executor)))
+
+    class Spied(caramel.InProcess):
+        def start(self, graph_def, devices, timeout_s):
+            started.append((self.options.optimize_graph, len(graph_def.node)))
+            return super().start(graph_def, devices, timeout_s)
+
+    with caramel.Session(plain, Spied()) as session:
+        assert session.distributed is plain and len(closed) == 1
+    assert started == [(False, len(plain.optimized.emission.graph)), (True, len(plain.emission.graph))]
+
+
+def test_clusters_of_the_users_own_keep_what_they_have(plain):
+    class Logged(caramel.InProcess):
+        def __init__(self, log):
+            super().__init__()
+            object.__setattr__(self, "log", log)
+
+        def start(self, *given):
+            self.log.append("started")
+            return super().start(*given)
+
+    class Least(caramel.Cluster):
+        def start(self, *given):
+            return caramel.InProcess().start(*given)
+
+    log = []
+    with caramel.Session(plain, Logged(log)) as session:
+        assert session.distributed is plain.optimized
+    with caramel.Session(plain, Least()) as session:
+        assert session.distributed is plain
+    assert log == ["started"]
 
 
 def test_a_loop_is_still_one_op():

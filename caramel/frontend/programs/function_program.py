@@ -253,10 +253,12 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
     except (CaptureError, UnsupportedError) as error:
         raise _as_raised(error) from None
     except Exception as error:
-        raise CaptureError(
+        refusal = CaptureError(
             f"{what} {_name_of(python_function)!r} cannot be traced with inputs {list(specs)}: "
             f"{type(error).__name__}{_where(error)}: {in_one_line(error)}"
-        ) from error
+        )
+        refusal.is_raised_by_program = True
+        raise refusal from error
 
 
 def _name_of(function: Any) -> str:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, _UnreadVariable
 
 from caramel.errors import UnsupportedError
@@ -20,17 +21,18 @@ from caramel.frontend.recording.automatic_names import Renaming
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Initial values copied when the program was captured.
+    """Initial values as they were when the program was captured.
 
     Attributes:
-        values: arrays by variable name.
+        values: arrays by variable name, or tensors, which stay as they are when TensorFlow changes their variables, and
+            need no room of their own until then.
     """
 
-    values: Mapping[str, np.ndarray]
+    values: Mapping[str, Any]
 
     def load(self) -> Mapping[str, np.ndarray]:
-        """The initial values by variable name."""
-        return self.values
+        """The initial values by variable name; the arrays must not be written to."""
+        return {name: np.asarray(value) for name, value in self.values.items()}
 
 
 class Naming:
@@ -149,11 +151,12 @@ class Naming:
         return raw
 
     def snapshot(self) -> Snapshot:
-        """Copy the current values of all variables."""
-        values = dict(self._constants)
-        for name, variable in self.objects.items():
-            if name not in values:
-                values[name] = variable.numpy().copy()
+        """The current values of all variables."""
+        values: dict[str, Any] = dict(self._constants)
+        with tf.device("CPU:0"):
+            for name, variable in self.objects.items():
+                if name not in values:
+                    values[name] = tf.identity(variable.read_value())
         return Snapshot(values)
 
     @property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -31,7 +32,7 @@ class Cluster(ABC):
         True
     """
 
-    options: RunOptions
+    options: RunOptions = RunOptions()
     tracing_warning: str = ""
     is_elsewhere: bool = True
 
@@ -64,7 +65,8 @@ class Cluster(ABC):
     def as_written(self) -> Cluster | None:
         """The same cluster, on the same servers, for graphs that TensorFlow's optimizers shall leave as they are.
 
-        None where there is no such thing, or where they would do something else there than here: for GPUs.
+        None where there is no such thing, or where they would do something else there than here: for GPUs. Where these
+        turn out to be elsewhere (`Executor.has_gpu`), the session starts the cluster itself instead.
         """
         return None
 
@@ -97,6 +99,21 @@ class Cluster(ABC):
             devices: device string of each worker.
         """
         return max(Counter(Device.parse(text).worker for text in devices).values())
+
+
+_ClusterKind = TypeVar("_ClusterKind", bound=Cluster)
+
+
+def with_options(cluster: _ClusterKind, options: RunOptions) -> _ClusterKind:
+    """A copy of a cluster, with all else that it has, also where its class is the user's own.
+
+    Args:
+        cluster: the cluster.
+        options: options of the copy.
+    """
+    same = copy.copy(cluster)
+    object.__setattr__(same, "options", options)  # clusters are frozen
+    return same
 
 
 def has_gpu() -> bool:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ import tensorflow as tf
 from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import Device, cpu_count, default_devices, devices_on_servers, task_name
 from caramel.runtime.clusters.attendance import attend
-from caramel.runtime.clusters.base import Cluster, has_gpu
+from caramel.runtime.clusters.base import Cluster, has_gpu, with_options
 from caramel.runtime.clusters.driver_server import START_TIMEOUT_S, OwnServer, is_listening
 from caramel.runtime.clusters.heartbeat import Heartbeats, Member
 from caramel.runtime.clusters.servers_executor import ServersExecutor
@@ -26,7 +26,7 @@ from caramel.runtime.executor import Executor, SessionExecutor, caramel_error, h
 from caramel.runtime.host.hosts_file import from_hosts_file
 from caramel.runtime.host.membership import WORKER_JOB, Membership, checked_addresses, from_resolver, from_tf_config
 from caramel.runtime.host.names import unknown_hosts
-from caramel.runtime.host.presence import Presence, new_name, others_at
+from caramel.runtime.host.presence import new_name, others_at
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import GROUP_LEADER, serve_forever
 from caramel.util.arguments import whole_number
@@ -186,16 +186,8 @@ class Servers(Cluster):
         return replace(self, options=options)
 
     def as_written(self) -> Servers | None:
-        """See `Cluster.as_written`; servers that do not run yet are taken to be like this machine."""
-        return None if has_gpu() or self._has_gpu() else self.with_options(self.options.as_written())
-
-    def _has_gpu(self) -> bool:
-        """Whether the first server that runs already has a GPU; the others are taken to be like it."""
-        for member, address in zip(self._members(), self.addresses):
-            if is_listening(address):
-                with suppress(tf.errors.OpError), Presence(member.task).open(member.target) as session:
-                    return any(device.device_type == "GPU" for device in session.list_devices())
-        return False
+        """See `Cluster.as_written`; the servers may have GPUs, which is seen when they run."""
+        return None if has_gpu() else with_options(self, self.options.as_written())
 
     @contextmanager
     def held(self, workers: int) -> Iterator[None]:

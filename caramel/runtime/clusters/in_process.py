@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from caramel.errors import InputError
 from caramel.graph.devices import InProcessPlacement, in_process_mapping, task_name
-from caramel.runtime.clusters.base import Cluster, check_cluster, has_gpu
+from caramel.runtime.clusters.base import Cluster, check_cluster, has_gpu, with_options
 from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
 from caramel.runtime.host.run_options import RunOptions
 
@@ -49,7 +49,7 @@ class InProcess(Cluster):
 
     def as_written(self) -> InProcess | None:
         """See `Cluster.as_written`."""
-        return None if has_gpu() else self.with_options(self.options.as_written())
+        return None if has_gpu() else with_options(self, self.options.as_written())
 
     def most_in_a_process(self, devices: Sequence[str]) -> int:
         """All of them."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from caramel import errors
 from caramel.errors import CaramelError, ClusterError, StepError
+from caramel.runtime.clusters.base import has_gpu
 from caramel.runtime.clusters.supervision import WHAT_TO_DO
 from caramel.runtime.executor import KindOfRun, Run
 from caramel.runtime.host.environment import server_environment
@@ -251,6 +252,10 @@ class ProcessExecutor:
                 client.close()
             raise
         self._is_open = True
+
+    def has_gpu(self) -> bool:
+        """Whether this machine, on which the servers run, has a GPU."""
+        return has_gpu()
 
     @property
     def launcher_pid(self) -> int:

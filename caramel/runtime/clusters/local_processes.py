@@ -9,7 +9,7 @@ from typing import Any
 
 from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import Device, cpu_count, task_name
-from caramel.runtime.clusters.base import Cluster, has_gpu
+from caramel.runtime.clusters.base import Cluster, has_gpu, with_options
 from caramel.runtime.clusters.launcher_client import LauncherClient, LaunchSettings, ProcessExecutor, start_servers
 from caramel.runtime.executor import Executor, has_native_collectives
 from caramel.runtime.host.membership import LAST_PORT
@@ -83,7 +83,7 @@ class LocalProcesses(Cluster):
 
     def as_written(self) -> LocalProcesses | None:
         """See `Cluster.as_written`."""
-        return None if has_gpu() else replace(self, options=self.options.as_written())
+        return None if has_gpu() else with_options(self, self.options.as_written())
 
     @contextmanager
     def shared(self) -> Iterator[Cluster]:

@@ -59,6 +59,10 @@ class ServersExecutor:
         """Run once; see `Executor.run`."""
         return self._supervisor.call(self._session.run, fetches, targets, feeds, timeout_s)  # type: ignore[no-any-return]
 
+    def has_gpu(self) -> bool:
+        """Whether a server has a GPU; see `Executor.has_gpu`."""
+        return self._supervisor.call(self._session.has_gpu)  # type: ignore[no-any-return]
+
     def run_traced(
         self, fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, np.ndarray], timeout_s: float
     ) -> tuple[list[np.ndarray], bytes]:
