@@ -23,7 +23,7 @@ _LEAST_STEPS, _MOST_STEPS, _BUDGET_S = 5, 30, 20.0
 """Numbers of steps that are timed: between these, as many as fit into so many seconds."""
 
 _UNTIMED_STEPS = 6
-"""Number of steps before those: the first ones, in which TensorFlow optimises the graph, and some that are drawn."""
+"""Number of steps before those: the first ones, in which TensorFlow gets ready, and some that are drawn."""
 
 
 @dataclass(frozen=True)

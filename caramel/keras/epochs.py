@@ -151,7 +151,7 @@ class EpochLoop:
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of a step, without the first ones, in which TensorFlow optimises the graph; None before."""
+        """Median seconds of a step, without the first ones, in which TensorFlow gets ready; None before."""
         return statistics.median(self._steps_s[FIRST_RUNS:]) if len(self._steps_s) > FIRST_RUNS else None
 
     @property

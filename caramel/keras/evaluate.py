@@ -273,8 +273,9 @@ def _take_values(kept: KeptSession) -> None:
     """Give the model what the step itself has written besides metrics, such as the state of random numbers."""
     written = {name for name, _ in kept.distributed.model.updates}
     live = {name: variable for name, variable in kept.step.live.items() if name in written}
+    known = kept.taken_values()
     if live:
-        values = ModelValues(kept.session, live, kept.values)
+        values = ModelValues(kept.session, live, known)
         values.trained()
         values.copy_to_model()
 

@@ -181,7 +181,7 @@ def fit(
             use.kept.session,
             hooks,
             step.counts,
-            ModelValues(use.kept.session, step.live, use.kept.values),
+            ModelValues(use.kept.session, step.live, use.kept.taken_values()),
             any(may_look_at_values(callback) for callback in hooks.callbacks),
             data.length,
             use.kept.passes,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from caramel.compiler.distributed_model import DistributedModel
@@ -23,6 +24,7 @@ from caramel.data.components import is_dataset
 from caramel.data.dataset import training_data
 from caramel.data.pipeline import Pipeline
 from caramel.errors import CaramelError
+from caramel.frontend.programs.naming import Snapshot
 from caramel.keras.captured_steps import CapturedStep
 from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import FedBatches
@@ -49,7 +51,6 @@ class KeptSession:
         session: session that runs it.
         data: data of the last call.
         facts: facts from which the plan was made, by type.
-        values: arrays of the model's variables by name, with which the session has begun.
         passes: passes over the data, which begin anew with each call.
     """
 
@@ -58,14 +59,22 @@ class KeptSession:
     session: Session
     data: GivenData
     facts: Mapping[type, Any] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(init=False)
     passes: DataPasses | FedBatches = field(init=False)
+    _values: Mapping[str, Any] = field(init=False)
     _pipeline: Pipeline | None = field(init=False)  # whose arrays the workers have
 
     def __post_init__(self) -> None:
         self.passes = self.data.passes(self.session)
         self._pipeline = self.distributed.pipeline
-        self.values = self.distributed.model.values.load()
+        source = self.distributed.model.values
+        self._values = source.load()
+        if isinstance(source, Snapshot):  # each use begins with what the variables have then
+            source.forget(self.step.context.live_variables)
+
+    def taken_values(self) -> Mapping[str, Any]:
+        """Arrays of the model's variables by name, with which the session has begun; once, as they may be large."""
+        values, self._values = self._values, {}
+        return values
 
     def begin_again(self, data: GivenData) -> bool:
         """Let the session begin with the model's present values; False if the workers cannot read this data.
@@ -81,8 +90,8 @@ class KeptSession:
             loads = self._pipeline is None or not self._pipeline.has_same_arrays(pipeline)
             self._pipeline = pipeline
         live = self.step.context.live_variables
-        self.values = {name: variable.numpy() for name, variable in live.items()}
-        self.session.begin_again(self.values, pipeline, loads)
+        self._values = {name: np.asarray(variable.read_value()) for name, variable in live.items()}
+        self.session.begin_again(self._values, pipeline, loads)
         self.passes = data.passes(self.session)
         self.data = data
         return True

@@ -117,7 +117,8 @@ def traced_step(session: Session, *args: Any, **kwargs: Any) -> TracedStep:
     """Run one step of a session with full tracing.
 
     Where the session's cluster has graph optimizers on (the default), ops that they have joined, replaced or
-    removed are missing or have other names: use ``InProcess(RunOptions(optimize_graph=False))`` or the like.
+    removed are missing or have other names (``caramel/worker_R/new/...``): use
+    ``InProcess(RunOptions(optimize_graph=False))`` or the like.
 
     Args:
         session: session of an ARModel, or of a computation without communication.

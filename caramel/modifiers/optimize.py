@@ -62,9 +62,9 @@ def optimize(emission: Emission, signature: Signature) -> Emission | None:
 
 
 def is_optimizable(emission: Emission) -> bool:
-    """Whether `optimize` does what TensorFlow would do: there are several workers, none of which asks for a GPU."""
+    """Whether `optimize` does what TensorFlow would do: nothing asks for a GPU."""
     devices = {node.device for node in emission.graph}
-    return emission.plan.workers > 1 and all(Device.parse(text).type in (None, "CPU") for text in devices)
+    return all(Device.parse(text).type in (None, "CPU") for text in devices)
 
 
 def _optimized(graph_def: Any, kept: Collection[str]) -> Any:

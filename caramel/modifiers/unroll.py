@@ -23,7 +23,7 @@ from caramel.modifiers.proof import agreed_order
 from caramel.signature import Signature
 
 MOST_NODES = 100_000
-"""Nodes that the copies of a step may have: TensorFlow takes about a minute to get ready for so many."""
+"""Nodes that the copies of a step may have: TensorFlow takes about half a minute to get ready for so many."""
 
 
 @dataclass(frozen=True)

@@ -105,5 +105,5 @@ class RunRecord:
             "what the driver does between steps is not shown."
         ]
         if not later:
-            notes.append("It is the first step, in which TensorFlow still optimises the graph: make more steps.")
+            notes.append("It is the first step, in which TensorFlow still gets ready: make more steps.")
         return measured_timeline(self._session.distributed, step, notes)

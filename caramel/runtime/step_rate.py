@@ -1,4 +1,4 @@
-"""How fast steps are, without the first ones, in which TensorFlow optimises the graph and connections are made."""
+"""How fast steps are, without the first ones, in which TensorFlow gets ready and connections are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SettledRuns:
 
     def __init__(self) -> None:
         self.runs = self.largest = 0
-        self._seen: set[int] = set()  # numbers of steps for which TensorFlow has optimised the graph
+        self._seen: set[int] = set()  # numbers of steps for which TensorFlow is ready
 
     def note(self, steps: int) -> bool:
         """Note a run that has just ended; whether it counts.

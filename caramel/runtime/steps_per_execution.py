@@ -20,8 +20,8 @@ _LEFT_OUT, _TRIED = 3, 8
 
 _CHOICES = (2, 4, 8, 16)
 
-READY_S_PER_NODE = 1.5e-3
-"""Seconds that it takes TensorFlow to get ready for a node of unrolled steps: import and optimizers, on two cores."""
+READY_S_PER_NODE = 0.25e-3
+"""Seconds that it takes to get ready for a node of unrolled steps: import, placement and partition, on two cores."""
 
 _LEAST_GAIN = 0.05
 """Part of a step below which it is not worth the trouble."""

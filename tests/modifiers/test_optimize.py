@@ -133,12 +133,15 @@ def test_what_the_workers_read_is_not_known(sharding):
     assert len(set(losses)) == 4
 
 
-@pytest.mark.parametrize("workers, device", [(1, None), (2, "/job:worker/task:{}/device:GPU:0")])
-def test_what_tensorflow_should_optimise_by_itself(workers, device):
-    devices = None if device is None else [device.format(task) for task in range(workers)]
-    made = distributed(workers, device_list=devices)
+def test_steps_on_gpus_are_for_tensorflow_to_optimise():
+    made = distributed(2, device_list=[f"/job:worker/task:{task}/device:GPU:0" for task in range(2)])
     assert not is_optimizable(made.emission)
     assert made.optimized is None
+
+
+def test_one_worker():
+    made = distributed(1)
+    assert len(made.optimized.emission.graph) < len(made.emission.graph)
 
 
 def test_an_op_on_a_gpu_is_for_tensorflow_to_optimise():

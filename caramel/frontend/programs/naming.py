@@ -28,7 +28,16 @@ class Snapshot:
             need no room of their own until then.
     """
 
-    values: Mapping[str, Any]
+    values: dict[str, Any]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Give up values that nobody will ask for, of variables that are about to change.
+
+        Args:
+            names: names of variables.
+        """
+        for name in names:
+            self.values.pop(name, None)
 
     def load(self) -> Mapping[str, np.ndarray]:
         """The initial values by variable name; the arrays must not be written to."""
