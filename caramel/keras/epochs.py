@@ -19,6 +19,7 @@ from caramel.keras.metrics import DistributedMetrics
 from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.runtime.step_result import StepResult
+from caramel.util.arrays import array_of
 
 
 @dataclass
@@ -66,7 +67,7 @@ class ModelValues:
 
 def _are_equal(value: Any, known: Any) -> bool:
     """Whether a variable has a value, both as arrays or tensors; what is no number is equal to itself."""
-    return np.array_equal(np.asarray(value), np.asarray(known), equal_nan=True)
+    return np.array_equal(array_of(value), array_of(known), equal_nan=True)
 
 
 @dataclass

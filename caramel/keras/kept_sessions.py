@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from caramel.compiler.distributed_model import DistributedModel
@@ -32,6 +31,7 @@ from caramel.keras.given_data import GivenData
 from caramel.netmodel.model import NetworkModel
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.session import Session
+from caramel.util.arrays import array_of
 from caramel.util.temporary import is_in_process
 
 _MOST_MODELS = 2
@@ -90,7 +90,7 @@ class KeptSession:
             loads = self._pipeline is None or not self._pipeline.has_same_arrays(pipeline)
             self._pipeline = pipeline
         live = self.step.context.live_variables
-        self._values = {name: np.asarray(variable.read_value()) for name, variable in live.items()}
+        self._values = {name: array_of(variable.read_value()) for name, variable in live.items()}
         self.session.begin_again(self._values, pipeline, loads)
         self.passes = data.passes(self.session)
         self.data = data

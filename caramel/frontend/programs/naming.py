@@ -17,6 +17,7 @@ from caramel.errors import UnsupportedError
 from caramel.frontend.captured import RawTable, RawVariable
 from caramel.frontend.programs.tables import table_behind
 from caramel.frontend.recording.automatic_names import Renaming
+from caramel.util.arrays import array_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Snapshot:
 
     def load(self) -> Mapping[str, np.ndarray]:
         """The initial values by variable name; the arrays must not be written to."""
-        return {name: np.asarray(value) for name, value in self.values.items()}
+        return {name: array_of(value) for name, value in self.values.items()}
 
 
 class Naming:
