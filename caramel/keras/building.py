@@ -36,7 +36,7 @@ def after_building(model: Any, element_spec: Any, method: str, captured: Callabl
         try:
             return captured()
         except CaptureError as error:
-            if not error.is_raised_by_program:
+            if not error.may_be_once:
                 raise
     _build_by_tracing(model, element_spec, method)
     return captured()

@@ -67,7 +67,8 @@ class ModelValues:
 
 def _are_equal(value: Any, known: Any) -> bool:
     """Whether a variable has a value, both as arrays or tensors; what is no number is equal to itself."""
-    return np.array_equal(array_of(value), array_of(known), equal_nan=True)
+    first, second = array_of(value), array_of(known)
+    return np.array_equal(first, second, equal_nan=first.dtype != object)  # texts cannot be asked
 
 
 @dataclass

@@ -317,13 +317,25 @@ def _stand_in(name: str, dtype: str, shape: Shape | None) -> list[NodeDef]:
     return [handle, node(name, "ReadVariableOp", [handle.name], _HERE, dtype=dtype_attribute(dtype))]
 
 
+def _may_lose_effects(function: Any, known: Collection[str]) -> bool:
+    """Whether effects of calls inside a function have nothing but a result that waits for them.
+
+    See `_Common._results_of_calls`; functions of TensorFlow 2 say themselves which effects they have.
+    """
+    calls = any(node.op in known or ops.calls_functions(node.op) for node in function.node_def)
+    return calls and not function.control_ret
+
+
 def _with_functions(library: Any, optimized: Any) -> Any:
     """A library with the functions that the optimizers made or changed, and with those that they dropped."""
     if library is None or not library.function:
         return library
+    known = {function.signature.name: function for function in library.function}
+    as_before = {name for name, function in known.items() if _may_lose_effects(function, known)}
     union = type(library)()
-    union.CopyFrom(optimized)
+    union.function.extend(f for f in optimized.function if f.signature.name not in as_before)
     names = {function.signature.name for function in union.function}
     union.function.extend(f for f in library.function if f.signature.name not in names)
+    union.gradient.extend(optimized.gradient)
     union.gradient.extend(g for g in library.gradient if g not in union.gradient)
     return union

@@ -30,7 +30,7 @@ from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.runtime.step_rate import StepRate
 from caramel.runtime.step_result import StepResult, step_results
-from caramel.runtime.steps_per_execution import READY_S_PER_NODE, StepsInRun, worthwhile_steps
+from caramel.runtime.steps_per_execution import OPTIMIZED_S_PER_NODE, READY_S_PER_NODE, StepsInRun, worthwhile_steps
 from caramel.runtime.unrolled_steps import StepsTogether, UnrolledSteps
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
@@ -142,6 +142,7 @@ class Session:
             cluster = cluster.for_transfers(distributed.plan.transfer_threads)
         self._packed: PackedFeeds | None = None
         self._distributed, self._executor = self._started(distributed, cluster)
+        self._is_optimized = self._distributed is not distributed
         try:
             self._state = VariableState(self._distributed, self._run_op)
             self._step_count = self._state.initialise()
@@ -390,7 +391,13 @@ class Session:
         Args:
             steps: number of steps in the run.
         """
-        return 0.0 if steps == 1 or self._unrolled.has(steps) else steps * self._unrolled.nodes * READY_S_PER_NODE
+        return 0.0 if steps == 1 or self._unrolled.has(steps) else steps * self._nodes_s
+
+    @property
+    def _nodes_s(self) -> float:
+        """Seconds that it takes to get ready for the nodes of an unrolled step."""
+        node_s = READY_S_PER_NODE if self._is_optimized else READY_S_PER_NODE + OPTIMIZED_S_PER_NODE
+        return self._unrolled.nodes * node_s
 
     def _most_together(self, steps: int) -> int:
         """Number of steps that the next run may have; a step that is traced runs by itself."""
@@ -518,7 +525,7 @@ class Session:
         if most == 1:
             return 1
         run_s = self._unrolled.empty_run_s(lambda ops: self._executor.run([], ops, {}, self._timeout_s))
-        return worthwhile_steps(step_s, run_s, steps, self._unrolled.nodes, most)
+        return worthwhile_steps(step_s, run_s, steps, self._nodes_s, most)
 
     def _runs(self, batches: Iterable[Any] | None, steps: int | None, in_run: StepsInRun) -> Iterator[list[StepResult]]:
         """The results of runs on arrays, or on the workers' dataset."""

@@ -23,30 +23,33 @@ _CHOICES = (2, 4, 8, 16)
 READY_S_PER_NODE = 0.25e-3
 """Seconds that it takes to get ready for a node of unrolled steps: import, placement and partition, on two cores."""
 
+OPTIMIZED_S_PER_NODE = 1.25e-3
+"""Seconds that it takes besides where TensorFlow must optimise the graph itself."""
+
 _LEAST_GAIN = 0.05
 """Part of a step below which it is not worth the trouble."""
 
 
-def worthwhile_steps(step_s: float, run_s: float, steps: int, nodes: int, most: int) -> int:
+def worthwhile_steps(step_s: float, run_s: float, steps: int, node_s: float, most: int) -> int:
     """The number of steps in a run with which a training ends first; 1 where unrolling saves little.
 
     Args:
         step_s: seconds of a step that is a run of its own.
         run_s: seconds of a run in which nothing is done.
         steps: number of steps to come.
-        nodes: number of nodes of a step.
+        node_s: seconds that it takes to get ready for the nodes of a step.
         most: largest number of steps in a run.
 
-    >>> worthwhile_steps(0.006, 0.002, 100_000, 500, 200)
+    >>> worthwhile_steps(0.006, 0.002, 100_000, 0.5, 200)
     16
-    >>> worthwhile_steps(0.006, 0.002, 1_000, 500, 200)
+    >>> worthwhile_steps(0.006, 0.002, 1_000, 0.5, 200)
     1
-    >>> worthwhile_steps(0.500, 0.002, 100_000, 500, 200)
+    >>> worthwhile_steps(0.500, 0.002, 100_000, 0.5, 200)
     1
     """
 
     def total_s(count: int) -> float:
-        ready_s = 0.0 if count == 1 else count * nodes * READY_S_PER_NODE
+        ready_s = 0.0 if count == 1 else count * node_s
         return ready_s + steps * (step_s - run_s * (1 - 1 / count))
 
     best = min((count for count in (1, *_CHOICES) if count <= most), key=total_s)

@@ -22,6 +22,7 @@ from caramel.modifiers.save_restore import assignment_nodes, file_copy_nodes, lo
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted_array
 from caramel.util.arguments import shown
+from caramel.util.interrupts import Interrupts
 from caramel.util.temporary import no_room, temporary_directory
 from caramel.util.text_files import path_text
 from caramel.util.whole_files import refuse_remote
@@ -269,17 +270,22 @@ class VariableState:
     def give_values(self, steps: int, names: Iterable[str], take: Callable[[str, np.ndarray], object]) -> None:
         """Give worker 0's values to a function, one after the other; none of them if one cannot be read.
 
+        A signal that would end the program waits until all are given.
+
         Args:
             steps: number of steps so far.
             names: names of variables.
             take: function of a name and an array.
         """
+        names = tuple(names)
         with _temporary_prefix() as prefix:
             self._write(prefix, steps)
             for _ in checkpoint.each_value(prefix, names, self._model.variables):
                 pass
-            for name, value in checkpoint.each_value(prefix, names, self._model.variables):
-                take(name, value)
+            with Interrupts(lambda line: None) as signals:
+                for name, value in checkpoint.each_value(prefix, names, self._model.variables):
+                    take(name, value)
+        signals.raise_ended()
 
     def save(self, path: str | os.PathLike[str], steps: int, position: Mapping[str, np.ndarray] | None = None) -> str:
         """Write a checkpoint, in the format of the user's tf.train.Checkpoint if there is one.

@@ -157,3 +157,28 @@ def test_a_loss_that_does_not_fit_the_output():
     model.compile("sgd", keras.losses.CategoricalCrossentropy())
     with pytest.raises(caramel.InputError, match="cannot take batches"):
         caramel.fit(model, dataset(), workers=2, verbose=0)
+
+
+class Once(keras.layers.Layer):
+    """Does something the first time that it trains, which is no part of a captured step."""
+
+    seen = False
+
+    def call(self, x, training=None):
+        if training and not self.seen:
+            self.seen = True
+            return x + 0.0
+        return x
+
+
+def test_a_layer_that_does_something_once():
+    def make():
+        x = keras.Input([4], dtype="float64")
+        return keras.Model(x, keras.layers.Dense(3, dtype="float64")(Once(dtype="float64")(x)))
+
+    want, got = with_loss(make, "sgd"), with_loss(make, "sgd")
+    with_keras, with_workers = (
+        want.fit(*DATA, **OPTIONS),
+        caramel.fit(got, *DATA, workers=2, cluster=AS_WRITTEN, **OPTIONS),
+    )
+    same((with_keras, want), (with_workers, got), rtol=1e-5)

@@ -297,3 +297,37 @@ def test_no_threads_are_made_that_a_session_could_not_choose_any_more():
     """A process has one pool of threads for what is inside an op, as its first session wants it."""
     done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0"
+
+
+def test_an_assertion_in_a_loop_of_tensorflow_1_holds():
+    """Its functions do not say that they have effects; TensorFlow would drop what only a result inside waits for."""
+    v1 = tf.compat.v1
+    with caramel.capture() as context:
+        x = v1.placeholder(tf.float32, [None], "x")
+        w = v1.get_variable("w", [], initializer=tf.ones_initializer())
+
+        def body(number, y):
+            with tf.control_dependencies([tf.debugging.assert_less(y, 100.0, "the data is too large")]):
+                return number + 1, tf.identity(y) * 1.5
+
+        y = tf.while_loop(lambda number, y: number < 3, body, [tf.constant(0), x])[1]
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(w * y))
+    with caramel.ARModel(context, 2).session() as session:
+        assert session.distributed.graph_def != caramel.ARModel(context, 2).graph_def
+        session.step({"x": np.ones(4, np.float32)})
+        with pytest.raises(caramel.StepError, match="the data is too large"):
+            session.step({"x": np.full(4, 90.0, np.float32)})
+
+
+def test_an_assertion_in_a_branch_of_tensorflow_1_holds():
+    v1 = tf.compat.v1
+    with caramel.capture() as context:
+        x = v1.placeholder(tf.float32, [None], "x")
+        w = v1.get_variable("w", [], initializer=tf.ones_initializer())
+        with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, "the data is too large")]):
+            y = tf.identity(x)
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(w * y))
+    with caramel.ARModel(context, 2).session() as session:
+        session.step({"x": np.ones(4, np.float32)})
+        with pytest.raises(caramel.StepError, match="the data is too large"):
+            session.step({"x": np.full(4, 101.0, np.float32)})

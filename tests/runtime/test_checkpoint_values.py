@@ -1,5 +1,8 @@
 """Values on their way between the program and the workers: some at a time, and all or none."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -97,3 +100,25 @@ def test_nothing_is_given_where_one_value_cannot_be_read(monkeypatch):
         with pytest.raises(CheckpointError, match="is damaged"):
             session.write_back()
     assert variables[0].numpy().tolist() == [0.0] * 3
+
+
+def test_a_signal_waits_until_all_values_are_given(monkeypatch):
+    """Else the program's variables would be of two steps."""
+    variables, armodel = model()
+    real = checkpoint.each_value
+
+    calls = []
+
+    def interrupted(*given):
+        calls.append(given)
+        for number, item in enumerate(real(*given)):
+            if len(calls) == 2 and number == 1:  # the first call only reads
+                os.kill(os.getpid(), signal.SIGINT)
+            yield item
+
+    with armodel.session() as session:
+        session.step(np.ones(2))
+        monkeypatch.setattr(checkpoint, "each_value", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.write_back()
+    assert [variable.numpy().tolist() for variable in variables] == [[number - 1.0] * 3 for number in range(3)]

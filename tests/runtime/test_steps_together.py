@@ -351,8 +351,9 @@ def test_a_number_that_is_chosen(on_workers, monkeypatch):
     batches = None if on_workers else [batch(1)] * 30
     with armodel.session() as session:
         session.run(batches, 30, steps_per_execution="auto", on_step=lambda r: runs.append(session.step_count))
-        ((step_s, run_s, steps, nodes, most),) = asked
-        assert 0 < run_s < step_s < 5 and steps == 19 and most == 19 and nodes == session._unrolled.nodes
+        ((step_s, run_s, steps, node_s, most),) = asked
+        assert 0 < run_s < step_s < 5 and steps == 19 and most == 19
+        assert node_s == session._unrolled.nodes * READY_S_PER_NODE
         session.run(batches, steps_per_execution="auto")  # the number of steps is not known
         assert len(asked) == 1
     together = [runs.count(end) for end in dict.fromkeys(runs)]
@@ -376,17 +377,17 @@ def test_bad_numbers_of_steps_in_a_run(number):
     step_s=st.floats(1e-4, 1.0),
     part=st.floats(0, 1),
     steps=st.integers(0, 10**6),
-    nodes=st.integers(10, 10**5),
+    node_s=st.floats(1e-3, 1e3),
     most=st.integers(1, 20),
 )
-def test_the_number_with_which_a_training_ends_first(step_s, part, steps, nodes, most):
+def test_the_number_with_which_a_training_ends_first(step_s, part, steps, node_s, most):
     """Each run costs what an empty one costs; getting ready costs its nodes. A gain of less than 5 % does not count."""
     run_s = part * step_s
 
     def total_s(count):
-        return (steps / count) * run_s + steps * (step_s - run_s) + (count * nodes * READY_S_PER_NODE) * (count > 1)
+        return (steps / count) * run_s + steps * (step_s - run_s) + (count * node_s) * (count > 1)
 
-    found = worthwhile_steps(step_s, run_s, steps, nodes, most)
+    found = worthwhile_steps(step_s, run_s, steps, node_s, most)
     assert 1 <= found <= most
     times_s = {count: total_s(count) for count in (1, 2, 4, 8, 16) if count <= most}
     if found > 1:

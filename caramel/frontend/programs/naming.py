@@ -26,7 +26,7 @@ class Snapshot:
 
     Attributes:
         values: arrays by variable name, or tensors, which stay as they are when TensorFlow changes their variables, and
-            need no room of their own until then.
+            need no room of their own until then if they are on this host.
     """
 
     values: dict[str, Any]

@@ -200,11 +200,13 @@ def refuse_python_state(first: Any, second: Any, changed: list[str], name: str) 
     if fingerprint(first) == fingerprint(second):
         return
     what = f"changes {listed(changed, 3)} in Python, and uses it" if changed else "uses Python values that differ"
-    raise CaptureError(
+    refusal = CaptureError(
         f"the training step {name!r} {what}: its graph is another each time it is traced, and a captured step is "
         "traced once, so the value would stay as it is now. Keep it in a tf.Variable, draw random numbers with "
         "tf.random, or wrap the step in tf.function if it should stay"
     )
+    refusal.may_be_once = True
+    raise refusal
 
 
 def fingerprint(graph: Any) -> str:
