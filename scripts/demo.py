@@ -65,8 +65,8 @@ def main() -> int:
     cluster = caramel.InProcess()
     started = time.perf_counter()
     with here.session(cluster) as session:
-        record = RunRecord(session, here.distributed)
-        results = session.run(loaded.batches(STEPS), on_step=record.note)
+        record = RunRecord(session)
+        results = session.run(loaded.batches(STEPS), on_run=record.note)
         elapsed = time.perf_counter() - started
         accuracy = float(session.evaluate(*loaded.evaluation_data)["accuracy"])
     together = [r.loss for r in results]

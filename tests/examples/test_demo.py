@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_the_demo_writes_what_it_says():
     environment = {
         name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
