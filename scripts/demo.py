@@ -120,9 +120,9 @@ def planned(loaded: Any) -> tuple[Any, Any]:
     settings = Settings(sizes=(4096, 2**18), algorithms=("shuffle",), depths=(1,), rounds=3, contention=False)
     memory = measure_network(caramel.InProcess(), [WORKERS], settings, "the memory of this machine")
     batch = next(loaded.batches(1))
-    options: dict[str, Any] = {"job_workers": WORKERS, "runs": 5, "steps": 15, "orders": False, "progress": False}
-    shared = caramel.trace(loaded.context, *batch, workers=WORKERS, **options)
-    alone = caramel.trace(loaded.context, *batch, workers=1, **options)
+    options: dict[str, Any] = {"workers": WORKERS, "runs": 5, "steps": 15, "orders": False, "progress": False}
+    shared = caramel.trace(loaded.context, *batch, **options)
+    alone = caramel.trace(loaded.context, *batch, workers_on_host=1, **options)
     here = caramel.ARModel(loaded.context, WORKERS, trace=shared, network=memory)
     links = caramel.NetworkModel.from_link_rate(LINK_BYTES_PER_S)
     return here, caramel.ARModel(loaded.context, WORKERS, trace=alone, network=links)
