@@ -23,12 +23,12 @@ class CaptureError(CaramelError):
 
     Attributes:
         wants_reduction: whether all that is missing is that the caller says ``loss_reduction=``.
-        may_be_once: whether it may go well the next time: the program raised an error, or does something once.
+        may_pass_later: whether it may go well the next time: the program raised an error, or does something once.
     """
 
     # Attributes of the class, as AutoGraph makes errors anew that have no constructor of their own.
     wants_reduction = False
-    may_be_once = False
+    may_pass_later = False
 
 
 class UnsupportedError(CaptureError):

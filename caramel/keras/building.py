@@ -36,7 +36,7 @@ def after_building(model: Any, element_spec: Any, method: str, captured: Callabl
         try:
             return captured()
         except CaptureError as error:
-            if not error.may_be_once:
+            if not error.may_pass_later:
                 raise
     _build_by_tracing(model, element_spec, method)
     return captured()
@@ -47,8 +47,8 @@ def _build_from_output(model: Any, element_spec: Any, method: str) -> bool:
 
     It is the layers that take long to trace, and they have their variables already.
     """
-    is_kerass = getattr(type(model), method) is getattr(keras.Model, method) and method not in vars(model)
-    output = _output(model) if is_kerass else None
+    has_keras_step = getattr(type(model), method) is getattr(keras.Model, method) and method not in vars(model)
+    output = _output(model) if has_keras_step else None
     if output is None:
         return False
     # Keras 3.2 has no such argument, nor have losses that were written for it.
@@ -79,8 +79,8 @@ def _output(model: Any) -> tf.TensorSpec | None:
 
     Losses and metrics keep the structure with which they are built: it must be the one that Keras gives them.
     """
-    caller = next(kind for kind in type(model).__mro__ if "call" in vars(kind))
-    if not model.built or "call" in vars(model) or not caller.__module__.startswith("keras."):  # it has one of its own
+    owner = next(kind for kind in type(model).__mro__ if "call" in vars(kind))
+    if not model.built or "call" in vars(model) or not owner.__module__.startswith("keras."):  # it has one of its own
         return None
     if isinstance(model, keras.Sequential):
         output = model.outputs[0] if len(model.outputs) == 1 else None

@@ -6,7 +6,7 @@ TensorFlow itself would optimise the graph of all workers, when it first runs a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -28,7 +28,7 @@ _REPLICA, _OWN, _NEW, _OUTSIDE = "replica/", "own/", "new/", "outside/"
 _HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
 """The device of a step that stands for those of all workers."""
 
-_MOST_OTHERS = 0.2
+_MOST_LEFT = 0.2
 """Part of a worker's nodes that may stay as they are."""
 
 
@@ -96,19 +96,6 @@ def _writes(graph: Graph, roots: Sequence[str]) -> set[str]:
     return {name for name in graph.ancestors(roots) if ops.is_variable_write(graph[name])}
 
 
-@dataclass(frozen=True)
-class _Input:
-    """An input of a node that all workers have.
-
-    Attributes:
-        texts: the input as each worker has it.
-        index: which output of its node it is; -1 for a control input.
-    """
-
-    texts: tuple[str, ...]
-    index: int
-
-
 class _Common:
     """The nodes that the steps of all workers have in common, under names that are the same for all of them.
 
@@ -124,10 +111,10 @@ class _Common:
         self._results = [*signature.step, *signature.losses, *(t for _, tensors in signature.outputs for t in tensors)]
         fed = {name for feed in signature.feeds for name in feed.placeholders}
         self._fed = {node_of(name) for name in (*fed, *signature.weights)}
-        self._by_rank = self._nodes_by_rank()
-        self._names = tuple(name for name in self._by_rank[0] if self._is_everywhere(name))
-        self._known = frozenset(self._names)
-        self._own = [{name: nodes[name] for name in self._names} for nodes in self._by_rank]
+        by_rank = self._nodes_by_rank()
+        names = [name for name in by_rank[0] if _is_everywhere(name, by_rank)]
+        self._own = [{name: nodes[name] for name in names} for nodes in by_rank]  # of each worker, by shared names
+        self._left = [node for name, node in by_rank[0].items() if name not in self._own[0]]
         self._gradient_shapes = {g.tensor: g.shape for g in emission.model.gradients if not g.is_sparse}
         self._outside: dict[tuple[str, ...], str] = {}  # stand-in for what each worker has elsewhere, by its inputs
         self._stand_ins: list[NodeDef] = []
@@ -144,28 +131,18 @@ class _Common:
                     by_rank[role.rank][name] = each
         return by_rank
 
-    def _is_everywhere(self, name: str) -> bool:
-        """Whether all workers have a node, which differs in nothing but its inputs."""
-        nodes = [nodes.get(name) for nodes in self._by_rank]
-        first = _kind(0, nodes[0])
-        return all(each is not None and _kind(rank, each) == first for rank, each in enumerate(nodes))
-
     @property
     def is_most(self) -> bool:
         """Whether it is all of a step but some ops without functions, which would stay as they are."""
-        others = [node for name, node in self._by_rank[0].items() if name not in self._known]
-        calls = any(map(self._calls_functions, others))
-        return not calls and len(others) <= _MOST_OTHERS * len(self._by_rank[0])
-
-    def _inputs(self, name: str) -> list[_Input]:
-        by_rank = [self._by_rank[rank][name].input for rank in self._ranks]
-        return [_Input(texts, parse_input(texts[0])[1]) for texts in zip(*by_rank)]
+        calls = any(map(self._calls_functions, self._left))
+        return not calls and len(self._left) <= _MOST_LEFT * (len(self._left) + len(self._own[0]))
 
     def graph_def(self) -> Any:
         """The GraphDef of the nodes, and of stand-ins for what they read elsewhere."""
         nodes = []
-        for name in self._names:
-            each = copied(self._by_rank[0][name], [self._read(name, *item) for item in enumerate(self._inputs(name))])
+        for name, first in self._own[0].items():
+            inputs = zip(*(own[name].input for own in self._own))
+            each = copied(first, [self._read(name, position, texts) for position, texts in enumerate(inputs)])
             each.name = name
             each.attr.pop("_class", None)
             each.attr.pop(SHAPES_ATTRIBUTE, None)
@@ -175,23 +152,23 @@ class _Common:
             each.device = _HERE
         return graph_def
 
-    def _read(self, reader: str, position: int, read: _Input) -> str:
-        """An input under the names that all workers share."""
-        names = {_shared_name(rank, node_of(text)) for rank, text in enumerate(read.texts)}
-        indices = {parse_input(text)[1] for text in read.texts}
-        name = names.pop()
-        if not names and len(indices) == 1 and name in self._known:
-            return format_input(name, read.index)
-        if read.texts not in self._outside:
-            self._outside[read.texts] = f"{_OUTSIDE}{len(self._outside)}"
-            self._stand_ins += _stand_in(self._outside[read.texts], *self._type(reader, position, read))
-        return format_input(self._outside[read.texts], min(read.index, 0))
+    def _read(self, reader: str, position: int, texts: tuple[str, ...]) -> str:
+        """An input under the names that all workers share, from the input as each worker has it."""
+        parsed = [parse_input(text) for text in texts]
+        shared = {(_shared_name(rank, name), index) for rank, (name, index) in enumerate(parsed)}
+        name, index = shared.pop()
+        if not shared and name in self._own[0]:
+            return format_input(name, index)
+        if texts not in self._outside:
+            self._outside[texts] = f"{_OUTSIDE}{len(self._outside)}"
+            self._stand_ins += _stand_in(self._outside[texts], *self._type(reader, position, texts[0]))
+        return format_input(self._outside[texts], min(index, 0))
 
-    def _type(self, reader: str, position: int, read: _Input) -> tuple[str, Shape | None]:
+    def _type(self, reader: str, position: int, text: str) -> tuple[str, Shape | None]:
         """Element type and shape of what a node reads elsewhere, as far as they are known."""
-        if read.index < 0:  # it is only waited for: any value will do
+        producer, index = parse_input(text)
+        if index < 0:  # it is only waited for: any value will do
             return "float32", ()
-        producer, index = parse_input(read.texts[0])
         dtype = ops.dtype_name(ops.output_types(self._graph[producer])[index])
         model, name = self._emission.model, reader.removeprefix(_REPLICA)
         if producer in self._fed or name not in model.graph:
@@ -211,7 +188,7 @@ class _Common:
             read.update(colocated(each))
         shared = {_shared_name(rank, name) for rank, name in product(self._ranks, read)}
         return frozenset(
-            {*(name for name in self._names if name in shared), *self._results_of_calls, *self._outside.values()}
+            {*(name for name in self._own[0] if name in shared), *self._results_of_calls, *self._outside.values()}
         )
 
     @property
@@ -278,6 +255,11 @@ class _Common:
             if "shared_name" in original.attr:
                 own.attr["shared_name"].CopyFrom(original.attr["shared_name"])
         return own
+
+
+def _is_everywhere(name: str, by_rank: Sequence[Mapping[str, NodeDef]]) -> bool:
+    """Whether all workers have a node, which differs in nothing but its inputs."""
+    return len({_kind(rank, nodes.get(name)) for rank, nodes in enumerate(by_rank)}) == 1
 
 
 def _shared_name(rank: int, name: str) -> str | None:

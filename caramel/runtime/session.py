@@ -161,14 +161,14 @@ class Session:
         as_written = cluster.as_written() if isinstance(cluster, Cluster) and cluster.options.optimize_graph else None
         if as_written is not None and distributed.optimized is not None:
             executor = self._start(distributed.optimized, as_written)
-            has_gpu = True
             try:
                 has_gpu = executor.has_gpu()
-            finally:
-                if has_gpu:
-                    executor.close()
+            except BaseException:
+                executor.close()
+                raise
             if not has_gpu:
                 return distributed.optimized, executor
+            executor.close()
         return distributed, self._start(distributed, cluster)
 
     def _start(self, distributed: DistributedModel, cluster: Cluster) -> Executor:

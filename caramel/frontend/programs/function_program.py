@@ -257,7 +257,7 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
             f"{what} {_name_of(python_function)!r} cannot be traced with inputs {list(specs)}: "
             f"{type(error).__name__}{_where(error)}: {in_one_line(error)}"
         )
-        refusal.may_be_once = True
+        refusal.may_pass_later = True
         raise refusal from error
 
 

@@ -205,7 +205,7 @@ def refuse_python_state(first: Any, second: Any, changed: list[str], name: str) 
         "traced once, so the value would stay as it is now. Keep it in a tf.Variable, draw random numbers with "
         "tf.random, or wrap the step in tf.function if it should stay"
     )
-    refusal.may_be_once = True
+    refusal.may_pass_later = True
     raise refusal
 
 
