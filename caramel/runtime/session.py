@@ -306,11 +306,13 @@ class Session:
 
     @contextmanager
     def _naming_step(self) -> Iterator[None]:
-        """Say which step cannot go on."""
+        """Say which step cannot go on, or has failed."""
         try:
             yield
         except ClusterError as error:
             raise ClusterError(f"step {self._step_count + 1} cannot go on: {error}") from error
+        except StepError as error:
+            raise StepError(f"step {self._step_count + 1} failed: {error}") from error
 
     def _step_on(self, batch: Batch, run: StepRun) -> StepResult:
         """One training step, on a batch that is cut into the workers' parts."""

@@ -7,6 +7,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import caramel
 
@@ -121,3 +122,29 @@ def test_the_next_training_goes_on_from_there():
     model = interrupted(signal.SIGINT, Signals(signal.SIGINT, epoch=0, batch=3), verbose=0)
     caramel.fit(model, X, Y, workers=2, batch_size=10, epochs=1, shuffle=False, verbose=0)
     assert_same_weights(model, trained(8))
+
+
+class Checked(keras.layers.Layer):
+    def call(self, x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, "pixel too large")]):
+            return tf.identity(x)
+
+
+@pytest.mark.parametrize("epochs_before", [0, 1])
+def test_a_step_that_fails_is_named_and_the_model_has_what_it_had_last(epochs_before):
+    inputs = keras.Input([4])
+    model = keras.Model(inputs, keras.layers.Dense(3)(Checked()(inputs)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = np.ones((40, 4), "float32"), np.zeros(40, int)
+    options = {"batch_size": 4, "workers": 2, "verbose": 0, "shuffle": False}
+    for _ in range(epochs_before):
+        caramel.fit(model, x, y, **options)
+    before = [value.numpy() for value in model.weights]
+    x[30] = 1000.0
+    with pytest.raises(caramel.StepError, match=f"step {10 * epochs_before + 8} failed: .*pixel too large"):
+        caramel.fit(model, x, y, **options)
+    for weight, value in zip(model.weights, before):
+        np.testing.assert_array_equal(weight, value)
+    assert model.optimizer.iterations == 10 * epochs_before
+    caramel.fit(model, x[:28], y[:28], **options)
+    assert model.optimizer.iterations == 10 * epochs_before + 7
