@@ -30,8 +30,8 @@ from benchmarks import (
 from benchmarks.output import errors_for_click
 from benchmarks.published import calibrations_table, figure_9_table, gaps_table
 from benchmarks.training import prediction_errors
-from benchmarks.training.findings import findings
-from benchmarks.training.grid import cells, is_core
+from benchmarks.training.findings import ACCELERATED, COMPUTED, Targets, findings
+from benchmarks.training.grid import cells, emulated_cells, is_core
 from benchmarks.training.plots import write_plots
 from benchmarks.training.records import Cell, Row, by_cell, load
 from benchmarks.training.report import ablation_table, cell_table, misses, overview, summary
@@ -64,17 +64,20 @@ class RecordSet:
         pattern: of their files' names.
         cells: that they should have.
         where: follows the name of each cell.
+        targets: of cells of this kind.
     """
 
     pattern: str
     cells: tuple[Cell, ...]
     where: str = ""
+    targets: Targets = COMPUTED
 
 
 SETS: Mapping[str, RecordSet] = {
     "": RecordSet("training*.json", tuple(cells())),
     # Times of two machines in one table would show their difference, not that of the contenders.
     "slower": RecordSet("slower*.json", tuple(c for c in cells() if is_core(c)), ", on the slower machine"),
+    "emulated": RecordSet("emulated*.json", tuple(emulated_cells()), ", emulated accelerators", ACCELERATED),
 }
 """By what stands before the name of a table; plots are of the first one."""
 
@@ -87,8 +90,8 @@ def _cell_tables(rows: Sequence[Row], of: RecordSet) -> str:
 
 TABLES: Mapping[str, Callable[[Sequence[Row], RecordSet], str]] = {
     "steps": lambda rows, _: overview(rows),
-    "targets": lambda rows, of: summary(findings(rows, of.cells)),
-    "misses": lambda rows, of: misses(findings(rows, of.cells), rows),
+    "targets": lambda rows, of: summary(findings(rows, of.cells, of.targets)),
+    "misses": lambda rows, of: misses(findings(rows, of.cells, of.targets), rows),
     "ablations": lambda rows, _: ablation_table(rows),
     "cells": _cell_tables,
 }

@@ -15,13 +15,25 @@ import click
 from benchmarks.output import errors_for_click
 from benchmarks.testbed.commands import TestbedError, check_system
 from benchmarks.training.contender import SETTLING_STEPS, Contender
+from benchmarks.training.effort import EMULATED as EFFORT_EMULATED
 from benchmarks.training.effort import FULL, QUICK, Effort
 from benchmarks.training.entry import Conditions, checked_burst, step_time_s
 from benchmarks.training.evidence import Evidence, folder_of, keep
-from benchmarks.training.grid import MULTIPLE, cells, fitted_times, link_rate, run_cell, with_rho
+from benchmarks.training.findings import ACCELERATED, COMPUTED
+from benchmarks.training.grid import (
+    MULTIPLE,
+    cells,
+    emulated_cells,
+    fitted_times,
+    link_rate,
+    on_links,
+    run_cell,
+    with_rho,
+)
 from benchmarks.training.names import COMPUTE, COMPUTE_IN_GRAPH, OURS, TITLES
 from benchmarks.training.ours import OPTIONS, limits_at, predicted_at_s, predicted_s
 from benchmarks.training.plots import write_plots
+from benchmarks.training.profiles import EMULATED
 from benchmarks.training.records import (
     Cell,
     Origin,
@@ -82,6 +94,8 @@ class Preparations:
 
     def workload(self, cell: Cell) -> Workload:
         """That of a cell, with examples and links that make its rho."""
+        if cell.workload in EMULATED:
+            return on_links(EMULATED[cell.workload], cell.workers, cell.rho)
         nominal = BY_NAME[cell.workload]
         if cell.workload not in self._computing_s:
             self._computing_s[cell.workload] = self._measured_times(nominal)
@@ -241,7 +255,7 @@ def measure(
 
 def _failed(site: Site, cell: Cell, program: str, error: CaramelError) -> list[Row]:
     """The rows of a cell of which nothing can be measured."""
-    workload = BY_NAME[cell.workload]
+    workload = {**BY_NAME, **EMULATED}[cell.workload]
     conditions = Conditions(workload.examples, program, [link_rate(workload, cell.rho)], 0.0)
     failed = [Failed(name, {}, in_one_line(error)) for name in site.taking_part]
     return run_cell(cell, failed, conditions, site.meter(), 1, 1)
@@ -254,8 +268,9 @@ def _tell(cell: Cell, what: str) -> None:
 
 @click.command()
 @click.option("--quick", is_flag=True, help="A few cells, in ten minutes.")
+@click.option("--emulated", is_flag=True, help="Networks whose computation takes time and no processor.")
 @click.option("--core", is_flag=True, help="Only 4 workers, where sending takes as long as computing and twice that.")
-@click.option("--workload", "workloads", multiple=True, type=click.Choice(list(BY_NAME)), help="Default: all.")
+@click.option("--workload", "workloads", multiple=True, type=click.Choice([*BY_NAME, *EMULATED]), help="Default: all.")
 @click.option("--workers", multiple=True, type=int, help="Only cells with so many.")
 @click.option("--rho", "rhos", multiple=True, type=float, help="Only cells with such communication / computation.")
 @click.option(
@@ -283,6 +298,7 @@ def _tell(cell: Cell, what: str) -> None:
 @errors_for_click
 def main(
     quick: bool,
+    emulated: bool,
     core: bool,
     workloads: tuple[str, ...],
     workers: tuple[int, ...],
@@ -297,15 +313,18 @@ def main(
     plots: str | None,
 ) -> None:
     """Compare training steps. What is in the results already is not measured again."""
-    everything = cells(quick, core, workloads or tuple(BY_NAME))
-    expected = [c for c in everything if (not workers or c.workers in workers) and (not rhos or c.rho in rhos)]
+    if emulated and (quick or core):
+        raise InputError("--emulated has cells of its own: choose with --workers, --rho and --workload")
+    everything = emulated_cells() if emulated else cells(quick, core, workloads or tuple(BY_NAME))
+    chosen = (c for c in everything if not workloads or c.workload in workloads)
+    expected = [c for c in chosen if (not workers or c.workers in workers) and (not rhos or c.rho in rhos)]
     if not expected:
         raise InputError(f"no cell is such; there are {', '.join(map(str, everything))}")
     python = horovod or (str(HOROVOD) if HOROVOD.exists() else None)
     peers = horovod_versions(python)
     if horovod is not None and "horovod" not in peers:
         raise InputError(f"{horovod!r} is no Python with Horovod: make horovod builds one, or leave out --horovod")
-    usual = QUICK if quick else FULL
+    usual = QUICK if quick else EFFORT_EMULATED if emulated else FULL
     effort = replace(usual, rounds=rounds or usual.rounds, steps=steps or usual.steps)
     if contenders:
         effort = replace(effort, contenders=tuple(n for n in TITLES if n == COMPUTE or n in contenders))
@@ -317,7 +336,7 @@ def main(
     wanted = record.unfinished(expected, retry)
     origin = Origin(None, None, new.versions, commit_here())
     record = _measured(record, wanted, python, effort, program, origin, results)
-    click.echo(report(record.rows, expected))
+    click.echo(report(record.rows, expected, ACCELERATED if emulated else COMPUTED))
     if plots is not None:
         for path in write_plots(record.rows, plots):
             click.echo(f"{path}")
@@ -335,7 +354,8 @@ def _measured(
     """The record with these cells, which have an origin with the time besides; each is saved when it is done."""
     began_at, began_s = now(), time.monotonic()
     for workers in dict.fromkeys(cell.workers for cell in wanted):
-        with Site(workers, python, effort) as site:
+        accelerated = all(cell.workload in EMULATED for cell in wanted)
+        with Site(workers, python, effort, accelerated) as site:
             preparations = Preparations(site, record.sweeps, effort.computed_bursts)
             for cell in (c for c in wanted if c.workers == workers):
                 try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from benchmarks.training import names
 from caramel.measure.netbench import SMALLEST_SIZE
@@ -87,3 +87,21 @@ QUICK = Effort(
         names.HOROVOD,
     ),
 )
+
+EMULATED = replace(
+    FULL,
+    network=replace(FULL.network, contention=False),  # computation takes no processor from transfers
+    contenders=(
+        names.COMPUTE,
+        names.COMPUTE_HOROVOD,
+        names.OURS,
+        "caramel_paper",
+        "caramel_nothing",
+        names.MIRRORED,
+        names.MIRRORED_BEST,
+        names.HOROVOD,
+        names.HOROVOD_BEST,
+        "ps_all",
+    ),
+)
+"""With emulated accelerators."""

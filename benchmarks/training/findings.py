@@ -10,16 +10,11 @@ from typing import TypeVar
 from benchmarks.statistics import LEAST_ROUNDS, Ratio, geometric_mean, paired_ratio
 from benchmarks.training.grid import is_core
 from benchmarks.training.names import ABLATIONS, MIRRORED, OURS, PEERS, SWEPT
+from benchmarks.training.processor_bound import processor_bound_s
 from benchmarks.training.records import MOST_DRIFT, Cell, Row, by_cell, drift
 
-MEAN_OF_LIMIT = 1.10
-WORST_OF_LIMIT = 1.25
-SHARE_OF_GAP = 0.70
 MOST_OF_PEER = 1.03
 SPEED_UP = 1.6
-PREDICTED_WITHIN = 0.10
-SHARE_PREDICTED = 0.80
-MOST_MINUTES = 100
 
 KEPT, MISSED, INCOMPLETE, WITHDRAWN = "kept", "MISSED", "not all measured", "withdrawn"
 
@@ -28,6 +23,66 @@ PAPERS_POLICY = "caramel_paper"
 PROGRAMS_WITHOUT_BUCKETS = frozenset({"3b606b5bdd2d", "5cd73cd4904e", "c31bcd3f0593", "f5b25b1a23bb"})
 """Versions of this library in which the paper's policy took the first jump of a network for its threshold, and so sent
 each gradient by itself."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What cells of one kind should show.
+
+    Attributes:
+        about: which cells the limits are about, for people.
+        is_about: the same.
+        mean_of_limit: most of step / limit in the geometric mean.
+        worst_of_limit: most of step / limit in any cell.
+        mean_of_bound: most of step / the bound that counts processors, in the geometric mean of all cells; None where
+            they have nothing to do.
+        worst_of_bound: most of it in any cell.
+        share_of_gap: least part of the best swept peer's distance to the limit that is closed.
+        predicted_within: part of a step by which a prediction may be wrong.
+        share_predicted: least part of the cells whose predictions are not.
+        most_minutes: that measuring the cells may take; None for as many as it takes.
+        most_processor: a cell is left out where this library's processor time of a step, over the cores, is a larger
+            part of the limit; None to leave out none.
+    """
+
+    about: str
+    is_about: Callable[[Cell], bool]
+    mean_of_limit: float
+    worst_of_limit: float
+    share_of_gap: float
+    predicted_within: float
+    share_predicted: float
+    mean_of_bound: float | None = None
+    worst_of_bound: float | None = None
+    most_minutes: int | None = None
+    most_processor: float | None = None
+
+
+COMPUTED = Targets(
+    "4 workers, rho 1 and 2",
+    is_core,
+    mean_of_limit=1.10,
+    worst_of_limit=1.25,
+    share_of_gap=0.70,
+    predicted_within=0.10,
+    share_predicted=0.80,
+    mean_of_bound=1.06,
+    worst_of_bound=1.20,
+    most_minutes=100,
+)
+"""Of networks that the machine's processors compute."""
+
+ACCELERATED = Targets(
+    "4 and 8 workers, rho 0.5 to 2",
+    lambda cell: cell.workers <= 8 and cell.rho <= 2.0,
+    mean_of_limit=1.03,
+    worst_of_limit=1.08,
+    share_of_gap=0.90,
+    predicted_within=0.05,
+    share_predicted=0.90,
+    most_processor=0.7,
+)
+"""Of networks on emulated accelerators."""
 
 Rows = Mapping[str, Row]
 T = TypeVar("T")
@@ -57,26 +112,31 @@ class Finding:
     notes: tuple[str, ...]
 
 
-def findings(rows: Iterable[Row], expected: Iterable[Cell] = ()) -> list[Finding]:
+def findings(rows: Iterable[Row], expected: Iterable[Cell] = (), targets: Targets = COMPUTED) -> list[Finding]:
     """All of them.
 
     Args:
         rows: of all cells.
         expected: cells that should be among them; those that are not count as not measured.
+        targets: of cells of this kind.
     """
     cells: dict[Cell, Rows] = {cell: {} for cell in expected}
     cells.update(by_cell(rows))
-    core = {cell: each for cell, each in cells.items() if is_core(cell)}
+    busy = _busy(cells, targets)
+    cells = {cell: each for cell, each in cells.items() if cell not in busy}
+    core = {cell: each for cell, each in cells.items() if targets.is_about(cell)}
     return [
+        *_left_out(busy, targets),
         _failures(cells),
-        *_over_limit(core),
-        _gap_closed(core, cells),
+        *_over_limit(core, targets),
+        _gap_closed(core, cells, targets),
         _slower(cells),
         _speed_up(cells),
-        _predictions(cells),
+        _predictions(cells, targets),
+        *_over_bound(cells, targets),
         *(_gain(cells, name) for name in ABLATIONS if any(name in each for each in cells.values())),
         _disturbed(cells),
-        _minutes(core),
+        *([] if targets.most_minutes is None else [_minutes(core, targets.about, targets.most_minutes)]),
     ]
 
 
@@ -103,6 +163,30 @@ def against(row: Row, other: Row) -> Ratio:
 # -- each of them ----------------------------------------------------------------------------------
 
 
+def _busy(cells: Mapping[Cell, Rows], targets: Targets) -> Mapping[Cell, float]:
+    """Cells that say more of the machine's processors than of the accelerators, and the part of the limit they need."""
+    if targets.most_processor is None:
+        return {}
+
+    def part(rows: Rows) -> float:
+        origin = rows[OURS].origin if OURS in rows else None
+        cores = None if origin is None else origin.versions.get("cores")
+        if not isinstance(cores, int):
+            raise _Missing("the number of cores is not recorded")
+        return _get(rows, OURS, "processor_s") / cores / _get(rows, OURS, "limit_s")
+
+    found, _ = _of_each(cells, part)
+    return {cell: each for cell, each in found.items() if each > targets.most_processor}
+
+
+def _left_out(busy: Mapping[Cell, float], targets: Targets) -> list[Finding]:
+    if targets.most_processor is None:
+        return []
+    what = f"cells left out, whose processor time over the cores is more than {targets.most_processor:g} of the limit"
+    notes = tuple(f"{cell}: {each:.2f}" for cell, each in busy.items())
+    return [Finding(what, float(len(busy)), str(len(busy)), "none", KEPT, notes)]
+
+
 def _failures(cells: Mapping[Cell, Rows]) -> Finding:
     failed: list[str] = []
     missing: list[tuple[Cell, str]] = []
@@ -115,26 +199,47 @@ def _failures(cells: Mapping[Cell, Rows]) -> Finding:
     return _finding("cells in which this library failed", float(len(failed)), shown, "0", not failed, missing, failed)
 
 
-def _over_limit(core: Mapping[Cell, Rows]) -> list[Finding]:
+def _over_limit(core: Mapping[Cell, Rows], targets: Targets) -> list[Finding]:
     found, missing = _of_each(core, lambda rows: _get(rows, OURS) / _get(rows, OURS, "limit_s"))
-    names = (
-        "step / limit, geometric mean of 4 workers, rho 1 and 2",
-        "step / limit, the worst of 4 workers, rho 1 and 2",
-    )
-    targets = (f"at most {MEAN_OF_LIMIT:.2f}", f"at most {WORST_OF_LIMIT:.2f}")
+    names = tuple(f"step / limit, {kind} of {targets.about}" for kind in ("geometric mean", "the worst"))
+    most = tuple(f"at most {each:.2f}" for each in (targets.mean_of_limit, targets.worst_of_limit))
     if not found:
-        return [_nothing(what, target, missing) for what, target in zip(names, targets)]
+        return [_nothing(what, target, missing) for what, target in zip(names, most)]
     mean, worst = geometric_mean(list(found.values())), max(found.values())
-    over = [f"{cell}: {ratio:.3f}" for cell, ratio in found.items() if ratio > WORST_OF_LIMIT]
+    over = [f"{cell}: {ratio:.3f}" for cell, ratio in found.items() if ratio > targets.worst_of_limit]
     return [
-        _finding(names[0], mean, f"{mean:.3f}", targets[0], mean <= MEAN_OF_LIMIT, missing),
-        _finding(names[1], worst, f"{worst:.3f}", targets[1], not over, missing, over),
+        _finding(names[0], mean, f"{mean:.3f}", most[0], mean <= targets.mean_of_limit, missing),
+        _finding(names[1], worst, f"{worst:.3f}", most[1], not over, missing, over),
     ]
 
 
-def _gap_closed(core: Mapping[Cell, Rows], cells: Mapping[Cell, Rows]) -> Finding:
-    what = "share of the best swept peer's distance to the limit that is closed, median of 4 workers, rho 1 and 2"
-    target = f"at least {SHARE_OF_GAP:.0%}"
+def _over_bound(cells: Mapping[Cell, Rows], targets: Targets) -> list[Finding]:
+    if targets.mean_of_bound is None or targets.worst_of_bound is None:
+        return []
+
+    def ratio(rows: Rows) -> float:
+        bound_s = processor_bound_s(rows)
+        if bound_s is None:
+            raise _Missing("the processor time of a byte is not known")
+        return _get(rows, OURS) / bound_s
+
+    found, missing = _of_each(cells, ratio)
+    names = tuple(f"step / the bound that counts processors, {kind}" for kind in ("geometric mean", "the worst"))
+    most = tuple(f"at most {each:.2f}" for each in (targets.mean_of_bound, targets.worst_of_bound))
+    if not found:
+        return [_nothing(what, target, missing) for what, target in zip(names, most)]
+    mean, worst = geometric_mean(list(found.values())), max(found.values())
+    over = [f"{cell}: {each:.3f}" for cell, each in found.items() if each > targets.worst_of_bound]
+    shown = f"{mean:.3f} over {_cells(len(found))}"
+    return [
+        _finding(names[0], mean, shown, most[0], mean <= targets.mean_of_bound, missing),
+        _finding(names[1], worst, f"{worst:.3f}", most[1], not over, missing, over),
+    ]
+
+
+def _gap_closed(core: Mapping[Cell, Rows], cells: Mapping[Cell, Rows], targets: Targets) -> Finding:
+    what = f"share of the best swept peer's distance to the limit that is closed, median of {targets.about}"
+    target = f"at least {targets.share_of_gap:.0%}"
 
     def gap(rows: Rows) -> tuple[float, float]:
         peer = best_peer(rows)
@@ -155,7 +260,7 @@ def _gap_closed(core: Mapping[Cell, Rows], cells: Mapping[Cell, Rows]) -> Findin
         return _nothing(what, target, missing, notes)
     share = statistics.median(shares)
     shown = f"{share:.1%} over {_cells(len(shares))}"
-    return _finding(what, share, shown, target, share >= SHARE_OF_GAP, missing, notes)
+    return _finding(what, share, shown, target, share >= targets.share_of_gap, missing, notes)
 
 
 def _slower(cells: Mapping[Cell, Rows]) -> Finding:
@@ -210,16 +315,16 @@ def _speed_up(cells: Mapping[Cell, Rows]) -> Finding:
     return _finding(what, mean, shown, f"at least {SPEED_UP}", mean >= SPEED_UP, missing, notes)
 
 
-def _predictions(cells: Mapping[Cell, Rows]) -> Finding:
-    what = f"cells whose step is predicted within {PREDICTED_WITHIN:.0%}"
+def _predictions(cells: Mapping[Cell, Rows], targets: Targets) -> Finding:
+    what = f"cells whose step is predicted within {targets.predicted_within:.0%}"
     found, missing = _of_each(cells, lambda rows: _get(rows, OURS, "predicted_s") / _get(rows, OURS) - 1)
-    target = f"at least {SHARE_PREDICTED:.0%}"
+    target = f"at least {targets.share_predicted:.0%}"
     if not found:
         return _nothing(what, target, missing)
-    off = [f"{cell}: off by {each:+.1%}" for cell, each in found.items() if abs(each) > PREDICTED_WITHIN]
+    off = [f"{cell}: off by {each:+.1%}" for cell, each in found.items() if abs(each) > targets.predicted_within]
     share = 1 - len(off) / len(found)
     shown = f"{share:.0%} of {_cells(len(found))}"
-    return _finding(what, share, shown, target, share >= SHARE_PREDICTED, missing, off)
+    return _finding(what, share, shown, target, share >= targets.share_predicted, missing, off)
 
 
 def _gain(cells: Mapping[Cell, Rows], name: str) -> Finding:
@@ -251,7 +356,7 @@ def _disturbed(cells: Mapping[Cell, Rows]) -> Finding:
     return _finding(what, float(len(notes)), f"{len(notes)} of {len(longest)}", "0", not notes, missing, notes)
 
 
-def _minutes(core: Mapping[Cell, Rows]) -> Finding:
+def _minutes(core: Mapping[Cell, Rows], about: str, most: int) -> Finding:
     """How long the cells took that the limits are about, with all that was prepared for them."""
 
     def took_s(rows: Rows) -> float:
@@ -261,14 +366,14 @@ def _minutes(core: Mapping[Cell, Rows]) -> Finding:
             return row.origin.took_s
         raise _Missing("not measured")
 
-    what = "minutes that measuring took, 4 workers, rho 1 and 2"
-    target = f"at most {MOST_MINUTES}"
+    what = f"minutes that measuring took, {about}"
+    target = f"at most {most}"
     found, missing = _of_each(core, took_s)
     if not found:
         return replace(_nothing(what, target, missing), shown="not recorded" if core else "nothing")
     minutes = sum(found.values()) / 60
     shown = f"{minutes:.0f} for {_cells(len(found))}"
-    return _finding(what, minutes, shown, target, minutes <= MOST_MINUTES, missing)
+    return _finding(what, minutes, shown, target, minutes <= most, missing)
 
 
 # -- what they share -------------------------------------------------------------------------------

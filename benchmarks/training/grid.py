@@ -11,6 +11,7 @@ from benchmarks.training.contender import SETTLING_STEPS, Contender, Settings
 from benchmarks.training.entry import Conditions, Entry, checked_burst, step_time_s
 from benchmarks.training.meters import Meter
 from benchmarks.training.names import MIRRORED, OURS
+from benchmarks.training.profiles import COMPUTATION_S, EMULATED, TOTAL_BYTES
 from benchmarks.training.records import Cell, Row, Tried
 from benchmarks.training.workloads import BY_NAME, Workload
 from caramel.errors import CaramelError, ClusterError, InputError, in_one_line
@@ -60,6 +61,28 @@ def cells(quick: bool = False, core: bool = False, workloads: Sequence[str] = tu
         found += [Cell(name, CORE_WORKERS, 0.5) for name in workloads]
         found += [Cell(name, workers, 1.0) for workers in (2, 8) for name in FEW if name in workloads]
     return found
+
+
+def emulated_cells() -> list[Cell]:
+    """Those with emulated accelerators: first what the limits are about, then more hosts and slower links."""
+    first = [Cell(name, workers, rho) for workers in (4, 8) for rho in (1.0, 2.0, 0.5) for name in EMULATED]
+    further = [Cell(name, workers, 4.0) for workers in (4, 8) for name in EMULATED]
+    return first + further + [Cell(name, 16, rho) for rho in (1.0, 2.0, 0.5, 4.0) for name in EMULATED]
+
+
+def on_links(workload: Workload, workers: int, rho: float) -> Workload:
+    """An emulated workload with links on which sending takes so many times as long as computing.
+
+    The links are the same for all of them, as their totals are.
+
+    Args:
+        workload: of `EMULATED`.
+        workers: number of workers.
+        rho: as for `link_rate`.
+    """
+    sent_bytes = 2 * (workers - 1) / workers * TOTAL_BYTES
+    bits_per_s = 8 * sent_bytes / (rho * COMPUTATION_S) / _PAYLOAD
+    return replace(workload, link_bits_per_s=bits_per_s * min(rho, 1.0))
 
 
 def is_core(cell: Cell) -> bool:

@@ -103,3 +103,7 @@ class Layers:
     def table(self, name: str, rows: int, width: int) -> Any:
         """All rows of a table."""
         return self._declare(self.parameters, name, (rows, width), 0.05)
+
+    def flat(self, name: str, size: int) -> Any:
+        """A flat parameter, all zeros at first."""
+        return self._declare(self.parameters, name, (size,))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from benchmarks.output import markdown_table
 from benchmarks.statistics import Ratio, geometric_mean
-from benchmarks.training.findings import INCOMPLETE, MISSED, Finding, against, best_peer, findings
+from benchmarks.training.findings import COMPUTED, INCOMPLETE, MISSED, Finding, Targets, against, best_peer, findings
 from benchmarks.training.names import (
     ABLATIONS,
     COMPUTATIONS,
@@ -23,8 +22,8 @@ from benchmarks.training.names import (
     SWEPT,
     TITLES,
 )
+from benchmarks.training.processor_bound import processor_bound_s, workload_of
 from benchmarks.training.records import MOST_DRIFT, Cell, Row, by_cell, drift
-from benchmarks.training.workloads import BY_NAME
 
 NONE = "-"
 NOT_RECORDED = "not recorded"
@@ -43,14 +42,15 @@ HEAD = (
 )
 
 
-def report(rows: Sequence[Row], expected: Sequence[Cell] = ()) -> str:
+def report(rows: Sequence[Row], expected: Sequence[Cell] = (), targets: Targets = COMPUTED) -> str:
     """All of it.
 
     Args:
         rows: of all cells.
         expected: the cells that should have been measured.
+        targets: of cells of this kind.
     """
-    parts = ["## Targets", summary(findings(rows, expected)), "## Steps in short", overview(rows)]
+    parts = ["## Targets", summary(findings(rows, expected, targets)), "## Steps in short", overview(rows)]
     costs = ablation_table(rows)
     if costs:
         parts += ["## What each optimisation brings", costs]
@@ -120,20 +120,24 @@ def overview(rows: Sequence[Row]) -> str:
         "limit [ms]",
         "this library [ms]",
         "of the limit",
+        "of the bound with processors",
         "processor, alone [s]",
     )
     lines = []
     for cell, those in by_cell(rows).items():
         ours, peer = those.get(OURS), best_peer(those)
         time_s, compute_s, limit_s = (None, None, None) if ours is None else (ours.time_s, ours.compute_s, ours.limit_s)
-        of_limit = gap = NONE
+        of_limit = of_bound = gap = NONE
+        bound_s = processor_bound_s(those)
+        if time_s is not None and bound_s is not None:
+            of_bound = f"{time_s / bound_s:.2f}"
         if time_s is not None and limit_s is not None:
             of_limit = f"{time_s / limit_s:.2f}"
             if peer is not None and peer.time_s is not None and peer.time_s > limit_s:
                 gap = f"{(peer.time_s - time_s) / (peer.time_s - limit_s):.0%}"
         theirs = [_time(those.get(name)) for name in peers]
         effort = ", ".join(_processor(those.get(name)) for name in (OURS, COMPUTE))
-        shown = (_rho(ours), _ms(compute_s), _ms(limit_s), _time(ours), of_limit, effort, *theirs, gap)
+        shown = (_rho(ours), _ms(compute_s), _ms(limit_s), _time(ours), of_limit, of_bound, effort, *theirs, gap)
         lines.append((cell.workload, str(cell.workers), f"{cell.rho:g}", *shown))
     table = markdown_table((*head, *(f"{TITLES[name]} [ms]" for name in peers), "gap closed"), lines)
     return "\n\n".join(
@@ -197,9 +201,9 @@ def measured_rho(row: Row | None) -> float | None:
     Args:
         row: of a contender of the cell; None without one.
     """
-    if row is None or row.compute_s is None or row.workload not in BY_NAME:
+    workload = None if row is None else workload_of(row)
+    if row is None or row.compute_s is None or workload is None:
         return None
-    workload = replace(BY_NAME[row.workload], examples=row.examples)
     return workload.sent_bytes(row.workers) / row.link_bytes_per_s / row.compute_s
 
 

@@ -13,6 +13,7 @@ from benchmarks.collectives import cluster
 from benchmarks.testbed import Testbed
 from benchmarks.testbed.cores import SharedCores
 from benchmarks.training import names
+from benchmarks.training.accelerated import Accelerated
 from benchmarks.training.contender import Burst, Contender, Settings
 from benchmarks.training.effort import FULL, Effort
 from benchmarks.training.grid import best_of, sweep
@@ -29,6 +30,7 @@ from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.measure.netbench import measure_network
 from caramel.netmodel.model import NetworkModel
+from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.local_processes import SharedProcesses
 from caramel.runtime.host.run_options import RunOptions
 
@@ -79,6 +81,7 @@ class Site:
         workers: number of hosts, each with one worker of each contender.
         horovod: Python of the environment that has Horovod; None where there is none.
         effort: how much is measured.
+        accelerated: whether each host has an accelerator, which is emulated.
 
     Attributes:
         testbed: the hosts.
@@ -89,7 +92,7 @@ class Site:
         UnavailableError: no testbed can be built here.
     """
 
-    def __init__(self, workers: int, horovod: str | None, effort: Effort = FULL) -> None:
+    def __init__(self, workers: int, horovod: str | None, effort: Effort = FULL, accelerated: bool = False) -> None:
         self.workers = workers
         self._effort = effort
         self._pythons = {MIRRORED: sys.executable, **({} if horovod is None else {HOROVOD: horovod})}
@@ -102,9 +105,11 @@ class Site:
             self.testbed = self._open.enter_context(Testbed(workers, _FIRST_BYTES_PER_S, _BURST_BYTES))
             self._open.enter_context(SharedCores(self.testbed))
             options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
-            self.cluster = replace(cluster(workers, self.testbed), options=options)
+            processes = replace(cluster(workers, self.testbed), options=options)
             # With servers of its own for each contender that needs some, their memory would not do.
-            self.shared = SharedProcesses(self.cluster)
+            self._servers = SharedProcesses(processes)
+            self.cluster: Cluster = Accelerated(processes) if accelerated else processes
+            self.shared: Cluster = Accelerated(self._servers) if accelerated else self._servers
             self._open.callback(self.end_cell)
         except BaseException:
             self.close()
@@ -115,7 +120,7 @@ class Site:
 
         Processes keep the memory of all that they have computed: after eleven cells there was none left.
         """
-        self.shared.close()
+        self._servers.close()
         for kind in tuple(self._peers):
             self._end_peer(kind)
 
@@ -275,7 +280,7 @@ class Site:
             swept: settings of the peers.
         """
         peers = {kind: Group(partial(self._end_peer, kind)) for kind in (MIRRORED, HOROVOD)}
-        in_graph, own = Group(self.shared.close), Group(lambda: None)
+        in_graph, own = Group(self._servers.close), Group(lambda: None)
         makers: dict[str, tuple[Group, Callable[[], Contender]]] = {
             names.COMPUTE: (peers[MIRRORED], partial(self._alone, workload, MIRRORED)),
             names.COMPUTE_HOROVOD: (peers[HOROVOD], partial(self._alone, workload, HOROVOD)),

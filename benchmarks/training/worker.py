@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.training.profiles import EMULATED, sleeping
 from benchmarks.training.steps import Replica
 from benchmarks.training.workloads import ALL_BY_NAME
 from caramel.runtime.host.namespaces import die_with_parent
@@ -131,7 +132,8 @@ class Worker:
     def _load(
         self, name: str, workload: str, examples: int, reduce: str, options: Mapping[str, Any], together: int
     ) -> None:
-        replica = Replica(self._tf, replace(ALL_BY_NAME[workload], examples=examples), self._workers, self._rank)
+        known = {**ALL_BY_NAME, **EMULATED}[workload]
+        replica = Replica(self._tf, replace(sleeping(known), examples=examples), self._workers, self._rank)
         step = self._peer(replica, options) if reduce == "all" else lambda: replica.step(lambda gradients: gradients)
         self._steps[name] = self._tf.function(lambda: [step() for _ in range(together)][-1])
 

@@ -115,7 +115,11 @@ def test_of_a_cell_in_several_files_the_last_measurement_counts(files, programs,
 def test_sets_are_apart(tmp_path):
     saved(tmp_path, "training.json", (1.0, "2026-01-31", "a"))
     saved(tmp_path, "slower_core.json", (1.0, "2026-02-01", "b"))
-    assert {group: [row.program for row in measured(tmp_path, group)] for group in SETS} == {"": ["a"], "slower": ["b"]}
+    assert {group: [row.program for row in measured(tmp_path, group)] for group in SETS} == {
+        "": ["a"],
+        "slower": ["b"],
+        "emulated": [],
+    }
 
 
 def test_documents_say_what_was_measured():

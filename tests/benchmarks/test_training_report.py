@@ -16,6 +16,7 @@ from benchmarks.training.findings import (
     findings,
 )
 from benchmarks.training.plots import DRAWN, times_figure, utilisation_figure, write_plots
+from benchmarks.training.processor_bound import least_byte_s, processor_bound_s
 from benchmarks.training.records import Cell, Origin, Row
 from benchmarks.training.report import (
     ablation_costs,
@@ -173,8 +174,8 @@ def test_the_report_has_every_contender_of_every_cell():
     assert "caramel was not measured: mlp, 4 workers, rho 2\n" in text
 
 
-def timed(given, took_s, began_at="2026-01-31T23:59:59Z"):
-    return [replace(row, origin=Origin(began_at, took_s, {})) for row in given]
+def timed(given, took_s, began_at="2026-01-31T23:59:59Z", **versions):
+    return [replace(row, origin=Origin(began_at, took_s, versions)) for row in given]
 
 
 def minutes(*given, expected=()):
@@ -242,11 +243,11 @@ def test_the_overview_has_a_line_for_each_cell():
     first[0] = replace(first[0], processor_s=1.75)
     second = rows(SECOND, 2.0, caramel=2.0, mwms=3.0, mwms_best=1.9, errors=("mwms",))
     sent_s = 2 * 3 / 4 * 4 * sum(math.prod(each.shape) for each in BY_NAME["vgg"].parameters.values()) / 1e7
-    _, _, *lines = overview([*first, *second, *rows(OTHER, mwms=2.0)]).splitlines()
+    _, _, *lines = overview(timed([*first, *second, *rows(OTHER, mwms=2.0)], 60.0, cores=2)).splitlines()
     assert lines == [
-        f"| vgg | 4 | 1 | {sent_s / 0.9:.2f} | 900 | 1000 | 1100 | 1.10 | 2.00, 1.75 | 1800 | 1500 | 1900 | 1600 | 80% |",
-        f"| mlp | 4 | 2 | {BY_NAME['mlp'].sent_bytes(4) / 1e7 / 0.9:.2f} | 900 | 2000 | 2000 | 1.00 | 2.00, - | failed | 1900 | - | - | - |",
-        "| vgg | 8 | 1 | - | - | - | - | - | -, - | 2000 | - | - | - | - |",
+        f"| vgg | 4 | 1 | {sent_s / 0.9:.2f} | 900 | 1000 | 1100 | 1.10 | 1.10 | 2.00, 1.75 | 1800 | 1500 | 1900 | 1600 | 80% |",
+        f"| mlp | 4 | 2 | {BY_NAME['mlp'].sent_bytes(4) / 1e7 / 0.9:.2f} | 900 | 2000 | 2000 | 1.00 | - | 2.00, - | failed | 1900 | - | - | - |",
+        "| vgg | 8 | 1 | - | - | - | - | - | - | -, - | 2000 | - | - | - | - |",
     ]
 
 
@@ -277,8 +278,42 @@ def test_misses_are_named():
     assert faster == horovod
 
 
+def on_processors(alone_s, sent_bytes, **processor_s):
+    """Rows of a cell by contender, with processor time of two cores."""
+    given = timed(rows(FIRST, 1.0, compute=0.9, **{**dict.fromkeys(processor_s, 1.5), "caramel": 1.2}), 60.0, cores=2)
+    times_s = {"compute": alone_s, **processor_s}
+    return {
+        row.contender: replace(row, processor_s=times_s[row.contender], sent_bytes=sent_bytes)
+        for row in given
+        if row.contender in times_s
+    }
+
+
+def test_the_bound_counts_processors_as_the_thriftiest_contender_needs_them():
+    given = on_processors(1.6, 5e6, caramel=2.6, mwms=2.2, ps_all=2.4)
+    assert least_byte_s(given) == pytest.approx(0.6 / (4 * 5e6))  # MultiWorkerMirrored's
+    must_be_sent = 4 * 2 * 3 / 4 * 4 * sum(math.prod(each.shape) for each in BY_NAME["vgg"].parameters.values())
+    bound_s = (1.6 + must_be_sent * 0.6 / 2e7) / 2
+    assert bound_s > 1.0 and processor_bound_s(given) == pytest.approx(bound_s)
+    (mean,) = [
+        f for f in findings(given.values()) if f.what == "step / the bound that counts processors, geometric mean"
+    ]
+    assert mean.value == pytest.approx(1.2 / bound_s) and mean.shown.endswith("over 1 cell")
+    # Where nobody sends, or all take less than the computation alone, no less than the limit is the bound.
+    assert processor_bound_s(on_processors(1.6, 5e6, caramel=1.5)) == 1.0
+    assert processor_bound_s(on_processors(1.6, None, caramel=2.6)) is None
+    assert processor_bound_s({name: row for name, row in given.items() if name != "compute"}) is None
+
+
+def test_horovods_processor_time_counts_from_its_own_computation():
+    given = on_processors(1.6, 5e6, caramel=2.6, horovod=2.0, compute_horovod=1.9)
+    assert least_byte_s(given) == pytest.approx(0.1 / 2e7)
+    del given["compute_horovod"]
+    assert least_byte_s(given) == pytest.approx(1.0 / 2e7)
+
+
 def test_nothing_is_missed():
-    given = timed(rows(FIRST, 1.0, 1.0, compute=1.0, caramel=1.0, mwms=2.0, mwms_best=2.0), 60.0)
+    given = timed(rows(FIRST, 1.0, 1.0, compute=1.0, caramel=1.0, mwms=2.0, mwms_best=2.0), 60.0, cores=2)
     assert misses(findings(given), given) == (
         "Targets that are missed:\n\n- none\n\n"
         "Cells in which the median step of a peer is shorter than this library's:\n\n- none"
