@@ -176,13 +176,19 @@ def fit(
         record = pictures.record(use.kept.session)
         hooks.on_train_begin()  # may load values, and say at which epoch they were
         first = getattr(model, "_initial_epoch", None) or initial_epoch
+        looking = [type(callback).__name__ for callback in hooks.callbacks if may_look_at_values(callback)]
+        if looking:
+            say(
+                f"caramel: {', '.join(looking)} may look at the model in each batch, so all of its values are copied "
+                "to it there; hooks of an epoch (on_epoch_end) cost less"
+            )
         training = EpochLoop(
             model,
             use.kept.session,
             hooks,
             step.counts,
             ModelValues(use.kept.session, step.live, use.kept.taken_values()),
-            any(may_look_at_values(callback) for callback in hooks.callbacks),
+            bool(looking),
             data.length,
             use.kept.passes,
             (lambda results: None) if record is None else record.note,

@@ -224,8 +224,8 @@ def with_orders(trace: Trace, plain_s: Sequence[float], ordered_s: Mapping[str, 
     if slower_s > _DISTURBANCE_RATIO * step_s and np.percentile(slower_times_s, 25) > np.percentile(faster_s, 75):
         warnings += (
             f"the same steps took {format_time(statistics.median(plain_s))} between traced ones and "
-            f"{format_time(statistics.median(again_s))} later, so something else ran on the host: plans count with the "
-            "less; trace again when it is idle",
+            f"{format_time(statistics.median(again_s))} later, so something else ran on the host for a while. Plans "
+            "take the shorter time; a trace of an idle host is more exact",
         )
     return replace(trace, step_s=step_s, ordered_step_s=medians, warnings=warnings, plain_steps_s=tuple(faster_s))
 

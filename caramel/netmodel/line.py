@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from caramel.errors import FitError
+from caramel.util.units import format_size, format_time
 
 LARGE_DOUBLING_RATIO = 0.8
 """Ratio f(2x) / (2 f(x)) above which joining two transfers of x bytes saves less than 20 % of their time (Caramel,
@@ -165,24 +166,19 @@ class Curve:
         if self.fits:
             return None
         sample, residual = self.worst
-        predicted_s = self.line.time_s(sample.size_bytes)
         text = (
-            f"{self.algorithm} at depth {self.depth} on {self.workers} workers is no line: at {sample.size_bytes} "
-            f"bytes it predicts {predicted_s * 1e3:.4g} ms ({residual:+.0%} of {sample.time_s * 1e3:.4g} ms)"
+            f"{self.algorithm} at depth {self.depth} on {self.workers} workers: its line says "
+            f"{format_time(self.line.time_s(sample.size_bytes))} for {format_size(sample.size_bytes)}, "
+            f"{residual:+.0%} of the measured {format_time(sample.time_s)}"
         )
         jump = self.jump
         if jump is not None:
             before, after = jump
             text += (
-                f"; time jumps from {before.time_s * 1e3:.4g} ms at {before.size_bytes} bytes "
-                f"to {after.time_s * 1e3:.4g} ms at {after.size_bytes} bytes"
+                f"; the time jumps from {format_time(before.time_s)} for {format_size(before.size_bytes)} "
+                f"to {format_time(after.time_s)} for {format_size(after.size_bytes)}"
             )
-        return f"{text}. The threshold is found from the measurements; predictions above {self._range} are unsafe"
-
-    @property
-    def _range(self) -> str:
-        first, last = self.valid_bytes
-        return f"{first} to {last} bytes"
+        return text
 
     @property
     def jump(self) -> tuple[Sample, Sample] | None:

@@ -39,9 +39,14 @@ def as_text(network: NetworkModel, workers: Sequence[int] = ()) -> str:
             occupancy = "" if contention.occupancy is None else f"{contention.occupancy:.3g}"
             beside.append((*kind, size, share, f"{contention.slowdown:.3g}", occupancy))
         blocks.append("all-reduces while all workers compute:\n" + aligned(beside))
-    blocks += [f"warning: {w}" for w in network.warnings]
+    if network.warnings:
+        blocks.append("\n".join([_UNFIT, *(f"  warning: {warning}" for warning in network.warnings)]))
     return "\n\n".join(blocks)
 
+
+_UNFIT = """\
+Some lines miss what was measured. Plans take the measured times; only what is predicted of larger transfers than were
+measured is unsafe. A quieter machine helps, or larger sizes (--size):"""
 
 _CURVE_HEADER = ("workers", "algorithm", "depth", "a", "b", "1/b", "threshold", "worst residual", "valid")
 """Titles of the columns that `_row` fills."""

@@ -122,6 +122,17 @@ def test_what_is_changed_after_the_last_batch_of_an_epoch_stays():
     same(*both(dataset(), epochs=2, callbacks=lambda: [Shrinking()], validation_data=dataset(20, seed=8)))
 
 
+def test_it_is_said_that_a_look_at_each_batch_costs_something(capsys):
+    class Looking(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    for callbacks, is_said in ((Looking(), True), (keras.callbacks.LambdaCallback(on_epoch_end=print), False)):
+        model = compiled()
+        caramel.fit(model, dataset(), workers=2, verbose=2, callbacks=[callbacks])
+        assert ("caramel: Looking may look at the model in each batch" in capsys.readouterr().out) == is_said
+
+
 @pytest.mark.soak  # as test_an_evaluation_between_batches
 def test_metrics_that_a_callback_resets():
     class Resetting(keras.callbacks.Callback):
