@@ -54,12 +54,13 @@ _PLACES = {
     "StepResult": "runtime.step_result",
     "trace": "measure.tracer",
     "traced_step": "measure.step_stats",
+    "what_if": "armodel",
 }
 
 if TYPE_CHECKING:
     from caramel.allreduce import all_reduce
     from caramel.analyzers.analyzer import Analyzer
-    from caramel.armodel import ARModel
+    from caramel.armodel import ARModel, what_if
     from caramel.frontend.context import Context, capture
     from caramel.keras.evaluate import evaluate, predict
     from caramel.keras.fit import fit
@@ -118,6 +119,7 @@ __all__ = [
     "traced_step",
     "TraceError",
     "UnsupportedError",
+    "what_if",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

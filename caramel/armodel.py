@@ -1,4 +1,4 @@
-"""ARModel: from a captured program to one distributed, verified graph."""
+"""ARModel: from a captured program to one distributed, verified graph; `what_if`: to no more than its plan."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from caramel.compiler.distributed_model import compile_model
+from caramel.compiler.distributed_model import compile_model, predict_model
 from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline
 from caramel.errors import ExportError, InputError
@@ -24,6 +25,7 @@ from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session
 from caramel.signature import Signature
+from caramel.util.arguments import refuse_unknown
 from caramel.util.text_files import path_text
 
 _logger = logging.getLogger(__name__)
@@ -209,3 +211,49 @@ class ARModel:
             ExportError: the directory cannot be written; an earlier export is untouched.
         """
         export(self.distributed, path_text(path, "an export", ExportError))
+
+
+_OPTIONS = {field.name for field in fields(CompileOptions)} - {"workers", "is_what_if"}
+
+
+def what_if(context: Context, number_of_workers: int, **options: Any) -> Plan:
+    """The plan of a program for some workers, with the step that it predicts; no graph is emitted.
+
+    A network that was measured with two or more numbers of workers answers for others, too, up to four times the
+    largest; such a prediction is marked as extrapolated.
+
+    Args:
+        context: captured program, as `caramel.capture` returned it.
+        number_of_workers: number of workers N, at least 1.
+        options: options of `caramel.ARModel`; without ``network=`` and ``trace=`` nothing is predicted.
+
+    Returns:
+        The plan. It has no proofs, and `caramel.ARModel` checks it before it emits a graph.
+
+    Raises:
+        InputError: an argument does not fit, or the network says nothing of so many workers.
+        CaptureError: the program cannot be captured.
+        TraceError: the trace is of another program.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable([0.0, 0.0], name="w")
+        >>> def step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 2]), tf.TensorSpec([None])])
+        >>> network = caramel.NetworkModel.from_link_rate(125e6)
+        >>> plan = caramel.what_if(context, 800, network=network)
+        >>> plan.workers, [transfer.algorithm for transfer in plan.transfers]
+        (800, ['halving_doubling'])
+    """
+    if not isinstance(context, Context):
+        raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
+    refuse_unknown(what_if, options, _OPTIONS)
+    chosen = CompileOptions(workers=number_of_workers, **options, is_what_if=True)
+    traced = context.for_workers(chosen.workers, chosen.sharding)
+    plan, _ = predict_model(traced, chosen, as_trace(chosen.trace, traced.model_for(chosen.workers)))
+    return plan

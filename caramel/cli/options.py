@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from caramel.cli.logs import is_quiet, log_what_is_said, set_up, with_logs
 from caramel.cli.places import Place, refuse_two_descriptions
 from caramel.errors import CaramelError
-from caramel.util.arguments import worker_count
+from caramel.util.arguments import predicted_worker_count, worker_count
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -223,7 +223,7 @@ def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str
     Raises:
         CaramelError: an option does not fit, or a file of one cannot be read.
     """
-    worker_count(workers, "--workers")
+    (predicted_worker_count if decisions.get("is_what_if") else worker_count)(workers, "--workers")
     from caramel.compiler.options import CompileOptions
     from caramel.graph.devices import parse_devices
     from caramel.measure.trace_file import load_trace

@@ -26,10 +26,13 @@ from caramel.cli.quiet import load_quietly
 from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
 from caramel.errors import InputError
 from caramel.report.pictures import Pictures
+from caramel.util.arguments import MOST_WORKERS
 from caramel.util.progress import say
 from caramel.util.whole_files import check_writable
 
 if TYPE_CHECKING:
+    from caramel.armodel import ARModel
+    from caramel.cli.workflows import PlannedProgram
     from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
 
@@ -98,7 +101,8 @@ def plan(
     FILE.py alone is a script that trains a Keras model: it runs as far as its first fit, which is planned.
 
     The program is traced on this machine (unless --trace has its times); nothing of it changes. A prediction needs a
-    model of the network: --network, or --measure, which does everything on the cluster that will train.
+    model of the network: --network, or --measure, which does everything on the cluster that will train. A network
+    that was measured with some numbers of workers predicts others, too, up to four times the largest.
     """
     if out is not None:
         check_writable(out)
@@ -109,6 +113,9 @@ def plan(
     pictures = Pictures(program, timeline, report, __version__)
     if not (decisions["network"] is not None or workers == 1 or is_measured):
         _refuse_predictions(timeline, as_json)
+    if not is_measured and _is_beyond(decisions["network"], workers):
+        _refuse_graph(workers, out, is_checked)
+        decisions["is_what_if"] = True
     check_decisions(workers, devices, decisions)
     check_program(program, arguments)
     earlier = None if other is None else _loaded_plan(other)
@@ -121,7 +128,7 @@ def plan(
 
         loaded = loaded_program(program, arguments, workers)
         tried = measured_plan(loaded, workers, chosen, devices, decisions, pictures.are_wanted, say)
-        armodel = tried.armodel
+        made: ARModel | PlannedProgram = tried.armodel
         if out is not None and tried.network is not None:
             written.append(_save_network(tried.network, out))
     else:
@@ -130,19 +137,19 @@ def plan(
 
         tried = None
         loaded = loaded_program(program, arguments, workers)
-        armodel = planned(loaded, workers, devices, analyzers, workers_on_host or 1, decisions)
-    finished = armodel.plan
+        made = planned(loaded, workers, devices, analyzers, workers_on_host or 1, decisions)
+    finished = made.plan
     checked: Sequence[str] = ()
     if is_checked:
         from caramel.analyzers.plan_checks import verify_plan
 
-        checked = verify_plan(finished, armodel.model)
+        checked = verify_plan(finished, made.model)
     if out is not None:
         finished.save(out)
     if tried is None:
-        pictures.write_plan(finished, armodel.facts)
+        pictures.write_plan(finished, made.facts)
     else:
-        pictures.write(finished, armodel.facts, tried.cluster, tried.record)
+        pictures.write(finished, made.facts, tried.cluster, tried.record)
     if as_json:
         if finished.prediction is None:
             raise InputError(_NOT_PREDICTED)
@@ -192,6 +199,33 @@ def _refuse_predictions(timeline: str | None, as_json: bool) -> None:
         )
     if as_json:
         raise InputError(_NOT_PREDICTED)
+
+
+def _is_beyond(network: str | None, workers: int) -> bool:
+    """Whether no graph is made of so many workers: too many, or the network was not measured with them."""
+    if network is None:
+        return False
+    if workers > MOST_WORKERS:
+        return True
+    from caramel.netmodel.file import as_network
+
+    found = as_network(network)
+    return found is not None and not found.is_known_for(workers)
+
+
+def _refuse_graph(workers: int, out: str | None, is_checked: bool) -> None:
+    """Refuse what needs a graph, where none is made.
+
+    Raises:
+        InputError: a file of the plan is wanted, or a check.
+    """
+    for option, is_given in (("--out", out is not None), ("--check", is_checked)):
+        if is_given:
+            raise InputError(
+                f"{option} is for plans that can run. With {workers} workers a step is only predicted: the network was "
+                f"not measured with so many (caramel netbench --workers {workers}), or they are too many for a graph "
+                f"(at most {MOST_WORKERS}). Leave out {option}"
+            )
 
 
 def _loaded_plan(file: str) -> Plan:

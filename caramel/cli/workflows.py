@@ -1,15 +1,35 @@
-"""The work of ``caramel plan``: trace, compile."""
+"""The work of ``caramel plan``: trace, compile, or only predict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from caramel.analyzers.registry import listed_analyzers
 from caramel.armodel import ARModel
+from caramel.compiler.distributed_model import predict_model
+from caramel.compiler.options import CompileOptions
 from caramel.facts import Trace
 from caramel.frontend.program_file import Program
 from caramel.measure.trace_file import as_trace
+from caramel.model import Model
+from caramel.plan import Plan
+
+
+@dataclass(frozen=True)
+class PlannedProgram:
+    """A program with its plan.
+
+    Attributes:
+        model: the single-device step.
+        plan: the plan.
+        facts: facts from which it was made, by type.
+    """
+
+    model: Model
+    plan: Plan
+    facts: Mapping[type, Any]
 
 
 def planned(
@@ -19,8 +39,8 @@ def planned(
     analyzers: str | None,
     workers_on_host: int,
     decisions: Mapping[str, Any],
-) -> ARModel:
-    """Compile a program with a plan from measured times.
+) -> PlannedProgram:
+    """Compile a program with a plan from measured times, or only predict its step.
 
     Args:
         loaded: the program.
@@ -28,7 +48,7 @@ def planned(
         devices: device of each worker; empty for the default.
         analyzers: names of analyzers, with commas; None for the automatic ones.
         workers_on_host: number of workers that compute at once where the program is traced.
-        decisions: further options of `ARModel`.
+        decisions: options of `CompileOptions`.
 
     Raises:
         CaramelError: a step fails; see `ARModel`.
@@ -41,7 +61,13 @@ def planned(
         options["trace"] = trace
     else:
         options["analyzers"] = listed_analyzers(analyzers, trace)
-    return ARModel(loaded.context, workers, device_list=list(devices) or None, **options)
+    options["device_list"] = list(devices) or None
+    if options.pop("is_what_if", False):
+        context = loaded.context.for_workers(workers)
+        plan, facts = predict_model(context, CompileOptions(workers, **options, is_what_if=True), trace)
+        return PlannedProgram(context.model_for(workers), plan, facts)
+    armodel = ARModel(loaded.context, workers, **options)
+    return PlannedProgram(armodel.model, armodel.plan, armodel.facts)
 
 
 def traced_program(loaded: Program, workers_on_host: int, workers: int) -> Trace:

@@ -143,6 +143,28 @@ def compile_model(
     return replace(distributed, emission=replace(distributed.emission, plan=proved)), facts
 
 
+def predict_model(
+    context: Context, options: CompileOptions, trace: Trace | None = None
+) -> tuple[Plan, Mapping[type, Any]]:
+    """Decide about data-parallel training, and emit nothing; see `compile_model`.
+
+    Args:
+        context: the captured program.
+        options: options of the caller.
+        trace: measured times of the program's ops.
+
+    Returns:
+        The plan, without proofs, and the facts of the analyzers, by type.
+
+    Raises:
+        CaramelError: see `caramel.what_if`.
+    """
+    model = context.model_for(options.workers)
+    _refuse_synchronised(model, options.workers)
+    pipeline = input_pipeline(context, model, options.workers, options.sharding)
+    return assemble_plan(model, pipeline, options, trace)
+
+
 def _refuse_synchronised(model: Model, workers: int) -> None:
     if workers > 1 and model.synchronised:
         raise UnsupportedError(

@@ -15,13 +15,16 @@ from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan
-from caramel.util.arguments import flag, one_of, shown, worker_count
+from caramel.util.arguments import flag, one_of, predicted_worker_count, shown, worker_count
 from caramel.util.text_files import about_file
 
 
 @dataclass(frozen=True)
 class CompileOptions:
     """The options of `caramel.ARModel`, whose documentation describes each.
+
+    Attributes:
+        is_what_if: whether a plan is made that only predicts; see `caramel.what_if`.
 
     Raises:
         InputError: an option does not fit, alone or beside the others.
@@ -45,9 +48,11 @@ class CompileOptions:
     trace: Trace | str | os.PathLike[str] | None = None
     policy: str = "optimal"
     plan: Plan | str | os.PathLike[str] | None = None
+    is_what_if: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workers", worker_count(self.workers, "number_of_workers"))
+        count = predicted_worker_count if self.is_what_if else worker_count
+        object.__setattr__(self, "workers", count(self.workers, "number_of_workers"))
         for name in ("serialization", "batching", "scheduling", "deterministic"):
             object.__setattr__(self, name, flag(getattr(self, name), name))
         one_of(self.uneven_batches, ("weight", "refuse"), "uneven_batches")
@@ -66,7 +71,10 @@ class CompileOptions:
     @cached_property
     def collectives(self) -> CollectiveOptions:
         """The options by which all-reduces are chosen; a file of a network model is read once."""
-        given = CollectiveOptions(self.algorithm, self.depth, self.deterministic, self.wire, as_network(self.network))
+        given = CollectiveOptions(
+            *(self.algorithm, self.depth, self.deterministic, self.wire, as_network(self.network)),
+            is_what_if=self.is_what_if,
+        )
         complete = policy_named(self.policy).collectives
         return given if complete is None else complete(given)
 

@@ -50,6 +50,7 @@ class CollectiveOptions:
         network: network model to choose by; None without one.
         depth_by_threshold: whether the depth is `default_depth` of the bytes of a transfer and the network's threshold,
             where it is not given.
+        is_what_if: whether nothing is emitted, so that a network may be extrapolated to other numbers of workers.
     """
 
     algorithm: str | None = None
@@ -58,6 +59,7 @@ class CollectiveOptions:
     wire: str | None = None
     network: NetworkModel | None = None
     depth_by_threshold: bool = False
+    is_what_if: bool = False
     _thresholds: dict[int, float] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class CollectiveOptions:
 
         Raises:
             InputError: an algorithm that does not add in rank order, in deterministic mode; or a network
-                model that was not measured for so many workers.
+                model that was not measured for so many workers, or says nothing of them where nothing is emitted.
         """
         if self.deterministic and self.algorithm is not None and not is_in_rank_order(self.algorithm, workers):
             ordered = ", ".join(name for name in ALGORITHMS if is_in_rank_order(name, workers))
@@ -91,7 +93,7 @@ class CollectiveOptions:
                 f"tensor is cut: with deterministic=True use one of {ordered}"
             )
         if self.network is not None:
-            self.network.require(workers)
+            (self.network.require_prediction if self.is_what_if else self.network.require)(workers)
 
     def threshold_bytes(self, workers: int) -> float:
         """The largest size at which joining two transfers saves 20 % of their time; see `NetworkModel`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ MEASURED_DEPTHS = (1, 2, 4, 8)
 
 _MOST_BYTES = 2**60
 """Bytes of the largest transfer whose time is predicted, as in the file of a network (our choice)."""
+
+MOST_TIMES_MEASURED = 4
+"""Ratio of a number of workers to the largest that was measured, up to which steps are predicted (our choice)."""
 
 LARGE_BYTES = 4 * 2**20
 """Bytes of the larger of the two transfers that Caramel measures (section 4.2)."""
@@ -190,11 +194,37 @@ class NetworkModel:
         Raises:
             InputError: it was measured for other numbers of workers only.
         """
-        if workers > 1 and self.given is None and workers not in self.workers:
+        if not self.is_known_for(workers):
             measured = ", ".join(map(str, self.workers)) or "no"
             raise InputError(
                 f"the network model was measured with {measured} workers, not with {workers}: "
                 f"measure that too (caramel netbench --workers {workers}); only predictions go beyond what was measured"
+            )
+
+    def is_known_for(self, workers: int) -> bool:
+        """Whether all-reduces of so many workers were measured, or are given by hand: nothing is extrapolated."""
+        return workers == 1 or self.given is not None or workers in self.workers
+
+    def require_prediction(self, workers: int) -> None:
+        """Check that steps of so many workers may be predicted on this model.
+
+        Raises:
+            InputError: nothing is known of such numbers of workers, or they are far beyond what was measured.
+        """
+        if self.is_known_for(workers):
+            return
+        measured = ", ".join(map(str, self.workers)) or "no"
+        if not self.costs:
+            raise InputError(
+                f"the network model was measured with {measured} workers, which says nothing of {workers}: measure "
+                "with another number of workers, too; from two on, others are predicted"
+            )
+        most = MOST_TIMES_MEASURED * max(self.workers)
+        if workers > most:
+            raise InputError(
+                f"the network model was measured with {measured} workers, and predicts steps of up to {most} "
+                f"({MOST_TIMES_MEASURED} times as many), not of {workers}: measure with more workers, or give the "
+                "network by hand (caramel.NetworkModel.from_costs)"
             )
 
     # -- predictions -----------------------------------------------------------------------------
@@ -333,12 +363,12 @@ class NetworkModel:
 
     def processor_share(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
         """The fraction of its progress that computation loses beside an all-reduce; 0 where that was not measured."""
-        contention = self._contention_models.get(workers)
+        contention = self._contention_of(workers)
         return 0.0 if contention is None else contention.processor_share(algorithm, depth, size_bytes)
 
     def slowdown(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
         """The factor by which an all-reduce takes longer beside computation; 1 where that was not measured."""
-        contention = self._contention_models.get(workers)
+        contention = self._contention_of(workers)
         return 1.0 if contention is None else contention.slowdown(algorithm, depth, size_bytes)
 
     def channel_part(self, workers: int, algorithm: str, depth: int, size_bytes: float) -> float:
@@ -347,17 +377,26 @@ class NetworkModel:
         What messages wait for, besides each other, those of several all-reduces do at once. 1 where that was not
         measured.
         """
-        contention = self._contention_models.get(workers)
+        contention = self._contention_of(workers)
         return 1.0 if contention is None or workers == 1 else contention.channel_part(algorithm, depth, size_bytes)
 
     def has_overlaps(self, workers: int) -> bool:
         """Whether some `channel_part` is less than 1."""
-        return workers in self._overlapping_workers
+        return self._nearest_measured(workers) in self._overlapping_workers
 
     @cached_property
     def _overlapping_workers(self) -> frozenset[int]:
         overlapping = (c for c in self.contentions if c.occupancy is not None and c.occupancy < c.slowdown)
         return frozenset(c.workers for c in overlapping if c.workers > 1)
+
+    def _nearest_measured(self, workers: int) -> int:
+        """The number of workers whose measurements beside computation count for others, as their costs do."""
+        if workers in self.workers or workers == 1 or not self.contentions:
+            return workers
+        return min({c.workers for c in self.contentions}, key=lambda known: (abs(math.log(known / workers)), -known))
+
+    def _contention_of(self, workers: int) -> ContentionModel | None:
+        return self._contention_models.get(self._nearest_measured(workers))
 
     def breakpoints_bytes(self, workers: int) -> Collection[float]:
         """The sizes between which all predictions without computation are on lines, ascending.

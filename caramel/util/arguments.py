@@ -63,6 +63,11 @@ def worker_count(value: Any, name: str) -> int:
     return whole_number(value, name, most=MOST_WORKERS, reason=reason)
 
 
+def predicted_worker_count(value: Any, name: str) -> int:
+    """The number of workers of a step that is only predicted; see `whole_number`."""
+    return whole_number(value, name, most=MOST_PREDICTED_WORKERS, reason="predictions go so far")
+
+
 def chunk_count(value: Any, name: str) -> int:
     """The number of chunks of an all-reduce; see `whole_number`."""
     return whole_number(value, name, most=MOST_CHUNKS, reason="each chunk has ops of its own on every worker")

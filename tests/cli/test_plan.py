@@ -235,6 +235,55 @@ def test_without_a_network_nothing_is_predicted(call):
     assert "nothing can be predicted without a network model: give --network FILE.json" in done.stderr
 
 
+def measured_with_others(place, tmp_path):
+    """A file of a network that was measured with 2 and 8 workers, with the costs of the given one; and these costs."""
+    from caramel.netmodel.file import load, save
+    from caramel.netmodel.line import Curve, Sample
+
+    cost = load(place / "network.json").given
+    curves = []
+    for workers in (2, 8):
+        times = [Sample(size, cost.time_s("ring", workers, 1, size)) for size in (64, 2**12, 2**18, 2**22)]
+        curves.append(Curve.fitted(workers, "ring", 1, times))
+    save(caramel.NetworkModel("measured elsewhere", tuple(curves)), tmp_path / "others.json")
+    return tmp_path / "others.json", cost
+
+
+def test_workers_that_were_not_measured_are_predicted(call, place, tmp_path):
+    file, cost = measured_with_others(place, tmp_path)
+    given = ("--network", file, "--analyzers", LIST.format("each gradient alone"))
+    done = call("plan", *given, "--json", "--workers", 32, network=False)
+    assert done.exit_code == 0, done.output
+    times_s = [cost.time_s("ring", 32, 1, 4 * n) for n in (100 * 300, 300, 300 * 200, 200, 200 * 10, 10)]
+    assert json.loads(done.stdout)["communication_s"] == pytest.approx(sum(times_s), rel=1e-3)
+    done = call("plan", *given, network=False)  # 4 are between those that were measured
+    assert done.exit_code == 0 and "network: extrapolated beyond what was measured: 6 transfers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("plan", ("--out", "plan.json"), "--out is for plans that can run. With 4 workers a step is only predicted"),
+        ("plan", ("--check",), "--check is for plans that can run"),
+        ("plan", ("--workers", 33), "predicts steps of up to 32 (4 times as many), not of 33"),
+        ("run", (), "was measured with 2, 8 workers, not with 4: measure that too"),
+        ("export", ("--out", "there"), "was measured with 2, 8 workers, not with 4: measure that too"),
+    ],
+)
+def test_nothing_but_predictions_goes_beyond_what_was_measured(name, options, message, call, place, tmp_path):
+    file, _ = measured_with_others(place, tmp_path)
+    done = call(name, "--network", file, *options, network=False)
+    assert done.exit_code == 1 and message in " ".join(done.output.split())
+
+
+def test_more_workers_than_a_graph_can_have_are_predicted(call):
+    quick = ("--analyzers", LIST.format("each gradient alone"))
+    done = call("plan", *quick, "--json", "--workers", 800)
+    assert done.exit_code == 0 and json.loads(done.stdout)["rho"] > 1
+    done = call("plan", *quick, "--workers", 10_001)
+    assert done.exit_code == 1 and "at most 10000" in done.output.replace(",", "")
+
+
 def plan_of(call, tmp_path, *arguments):
     done = call("plan", "--out", tmp_path / "plan.json", *arguments)
     assert done.exit_code == 0, done.output

@@ -141,6 +141,23 @@ def test_measured_for_these_numbers_of_workers():
             model.require(workers)
 
 
+def test_steps_of_other_numbers_of_workers_are_predicted_up_to_four_times_the_largest():
+    several = network(curve(2, "ring", 1), curve(8, "ring", 1))
+    for workers in (1, 2, 5, 8, 9, 32):
+        several.require_prediction(workers)
+        assert several.is_known_for(workers) == (workers in (1, 2, 8))
+    with pytest.raises(InputError, match=r"2, 8 workers, and predicts steps of up to 32 .*not of 33"):
+        several.require_prediction(33)
+    alone = network(curve(4, "ring", 1), curve(4, "star", 1))
+    alone.require_prediction(4)
+    with pytest.raises(InputError, match=r"with 4 workers, which says nothing of 8: measure with another number"):
+        alone.require_prediction(8)
+    apart = network(curve(2, "ring", 1), curve(4, "star", 1))  # no all-reduce was measured with two numbers
+    with pytest.raises(InputError, match="says nothing of 8"):
+        apart.require_prediction(8)
+    NetworkModel.from_costs(1e-4, 1e-9).require_prediction(10_000)
+
+
 def test_costs_of_what_was_measured_with_several_numbers_of_workers():
     cost = Cost(1e-4, 2e-9, 1e-10)
     true = [true_curve(cost, n, "ring", 1) for n in (2, 4, 8)] + [true_curve(cost, n, "chain", 4) for n in (2, 8)]
