@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -13,8 +12,7 @@ from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.executor import Executor
 from caramel.runtime.host.run_options import RunOptions
 
-_OWN = ("OneShotIterator", "MutexV2", "MutexLock", "ConsumeMutexLock")
-"""The ops around a sleeping op that each has for itself, in the order of their construction."""
+_UNLOCK = "ConsumeMutexLock"
 
 
 def with_sleep(graph_def: Any) -> Any:
@@ -25,53 +23,82 @@ def with_sleep(graph_def: Any) -> Any:
     """
     import tensorflow as tf
 
-    times_us = {node.name: int(found[1]) for node in graph_def.node if (found := _mark_of(node))}
-    if not times_us:
+    marks = {node.name: found for node in graph_def.node if (found := _mark_of(node)) is not None}
+    if not marks:
         return graph_def
-    templates = {time_us: _template(tf, time_us) for time_us in sorted({*times_us.values()})}
+    sleeps = {mark: _Sleep(tf, mark) for mark in {*marks.values()}}
     result = type(graph_def)()
     result.CopyFrom(graph_def)
     known = {function.signature.name for function in result.library.function}
-    for template, _ in templates.values():
-        result.library.function.extend(f for f in template.library.function if f.signature.name not in known)
+    for sleep in sleeps.values():
+        result.library.function.extend(f for f in sleep.functions if f.signature.name not in known)
     for node in result.node:
-        over = [f"^{_name(name, 'ConsumeMutexLock', times_us[name])}" for name in _waited_for(node) if name in times_us]
-        node.input.extend(over)
-    for mark in [node for node in result.node if node.name in times_us]:
-        time_us, name, device = times_us[mark.name], mark.name, mark.device
-        by_op = templates[time_us][1]
-        own = {by_op[op].name: _name(name, op, time_us) for op in _OWN} | {by_op["IteratorGetNext"].name: name}
-        waited_for = dict.fromkeys(f"^{node_of(text)}" for text in mark.input)
-        for op in (*_OWN, "IteratorGetNext"):
-            made = mark if op == "IteratorGetNext" else result.node.add()
-            made.CopyFrom(by_op[op])
-            inputs = [text for text in by_op[op].input if node_of(text) in own]
-            made.name, made.device = own[by_op[op].name], device
-            made.input[:] = [text.replace(node_of(text), own[node_of(text)]) for text in inputs]
-            if op == "MutexLock":
-                made.input.extend(waited_for)
+        read = dict.fromkeys(map(node_of, node.input))
+        # Whoever reads an element waits for the lock's end, which would not be run else.
+        node.input.extend(f"^{_name(name, _UNLOCK, *marks[name])}" for name in read if name in marks and marks[name][1])
+    for node in [node for node in result.node if node.name in marks]:
+        made = sleeps[marks[node.name]].nodes(node)
+        node.CopyFrom(made.pop())
+        result.node.extend(made)
     return result
 
 
-def _name(mark: str, op: str, time_us: int) -> str:
+_Mark = tuple[int, bool]
+"""Microseconds, and whether there is a lock."""
+
+
+def _mark_of(node: Any) -> _Mark | None:
+    found = MARK.fullmatch(node.attr["message"].s.decode()) if node.op == "CheckNumerics" else None
+    return None if found is None else (int(found[1]), found[2] is not None)
+
+
+def _name(name: str, op: str, time_us: int, has_lock: bool) -> str:
     """The name of an op of a mark's own: a server keeps an iterator by its name, for all sessions."""
-    return f"{mark}/{op}_for_{time_us}_us"
+    return f"{name}/{op}_for_{time_us}_us"
 
 
-def _waited_for(node: Any) -> list[str]:
-    return list(dict.fromkeys(map(node_of, node.input)))
+class _Sleep:
+    """What stands for the marks of one kind.
 
+    Args:
+        tf: TensorFlow.
+        mark: of the kind.
 
-def _mark_of(node: Any) -> re.Match[str] | None:
-    return MARK.fullmatch(node.attr["message"].s.decode()) if node.op == "CheckNumerics" else None
+    Attributes:
+        functions: that the ops need.
+    """
 
+    def __init__(self, tf: Any, mark: _Mark) -> None:
+        with tf.Graph().as_default() as graph:
+            sleep_for(tf, tf.constant(0.0, name="before"), mark[0], not mark[1])
+        made = graph.as_graph_def()
+        self._mark = mark
+        self._own = [node for node in made.node if node.op not in ("Const", "Identity")]
+        self.functions = made.library.function
 
-def _template(tf: Any, time_us: int) -> tuple[Any, Mapping[str, Any]]:
-    """A GraphDef with a sleeping op and what belongs to it, and these by the names of their ops."""
-    with tf.Graph().as_default() as graph:
-        sleep_for(tf, tf.constant(0.0), time_us)
-    made = graph.as_graph_def()
-    return made, {node.op: node for node in made.node}
+    def nodes(self, mark: Any) -> list[Any]:
+        """The ops for a mark; the last one has its name.
+
+        Args:
+            mark: node of the mark.
+        """
+        names = {
+            node.name: mark.name if node.op == "IteratorGetNext" else _name(mark.name, node.op, *self._mark)
+            for node in self._own
+        }
+        waited_for = list(dict.fromkeys(f"^{node_of(text)}" for text in mark.input))
+        made = []
+        for node in self._own:
+            own = type(node)()
+            own.CopyFrom(node)
+            own.name, own.device = names[node.name], mark.device
+            own.input[:] = [
+                text.replace(node_of(text), names[node_of(text)]) for text in node.input if node_of(text) in names
+            ]
+            if any(node_of(text) == "before" for text in node.input):
+                own.input.extend(waited_for)
+            made.append(own)
+        return sorted(made, key=lambda each: each.name == mark.name)
 
 
 class Accelerated(Cluster):

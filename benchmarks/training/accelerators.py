@@ -13,13 +13,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-Sleep = Callable[[Any, Any, float], Any]
-"""TensorFlow, a scalar that is waited for, seconds -> a scalar that is there so much later."""
+Sleep = Callable[[Any, Any, float, bool], Any]
+"""TensorFlow, a scalar that is waited for, seconds, whether no other block can be ready meanwhile -> a scalar that is
+there so much later."""
 
-WOKEN_S = 0.00025
+WOKEN_S = 0.0003
 """So much longer than it was asked to takes a sleep: the kernel wakes a thread late, and another thread goes on."""
 
-MARK = re.compile(r"computed elsewhere for (\d+) us")
+MARK = re.compile(r"computed elsewhere for (\d+) us(, one block at a time)?")
 """The message of a mark."""
 
 _LANE = "accelerator"
@@ -32,19 +33,23 @@ def asked_us(time_s: float) -> int:
     return max(round((time_s - WOKEN_S) * 1e6), 1)
 
 
-def marked(tf: Any, after: Any, time_s: float) -> Any:
+def marked(tf: Any, after: Any, time_s: float, is_alone: bool) -> Any:
     """A mark, for graphs that are started on `Accelerated` hosts; see `Sleep`."""
-    return tf.raw_ops.CheckNumerics(tensor=after, message=f"computed elsewhere for {asked_us(time_s)} us")
+    order = "" if is_alone else ", one block at a time"
+    return tf.raw_ops.CheckNumerics(tensor=after, message=f"computed elsewhere for {asked_us(time_s)} us{order}")
 
 
-def slept(tf: Any, after: Any, time_s: float) -> Any:
+def slept(tf: Any, after: Any, time_s: float, is_alone: bool) -> Any:
     """The sleeping op; see `Sleep`."""
-    return sleep_for(tf, after, asked_us(time_s))
+    return sleep_for(tf, after, asked_us(time_s), is_alone)
 
 
-def sleep_for(tf: Any, after: Any, time_us: int) -> Any:
-    """The sleeping op of so many microseconds."""
+def sleep_for(tf: Any, after: Any, time_us: int, is_alone: bool) -> Any:
+    """The sleeping op of so many microseconds; see `Sleep`. A lock takes processor time, where it has nothing to do."""
     iterator = tf.raw_ops.OneShotIterator(dataset_factory=_factory(tf, time_us), **_ELEMENT)
+    if is_alone:
+        with tf.control_dependencies([after]):
+            return tf.raw_ops.IteratorGetNext(iterator=iterator, **_ELEMENT)[0]
     lane = tf.raw_ops.MutexV2(shared_name=_LANE)
     with tf.control_dependencies([after]):
         lock = tf.raw_ops.MutexLock(mutex=lane)

@@ -94,6 +94,7 @@ EMULATED = replace(
     contenders=(
         names.COMPUTE,
         names.COMPUTE_HOROVOD,
+        names.COMPUTE_IN_GRAPH,
         names.OURS,
         "caramel_paper",
         "caramel_nothing",

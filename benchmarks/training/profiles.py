@@ -33,7 +33,7 @@ _FEWEST_BYTES = 64
 _LEAST_S = 0.002
 """Of a pass of a block: a shorter one has its time with others."""
 
-_MOST_BLOCKS = 20
+_MOST_BLOCKS = 14
 
 _BRANCHES = {
     "Inception-v3": (
@@ -157,11 +157,11 @@ class Blocks:
             for place, block in enumerate(module):
                 names = (f"module{number}/branch{place}/layer{n}" for n in range(len(block.sizes)))
                 parameters = [tf.convert_to_tensor(layers.flat(name, n)) for name, n in zip(names, block.sizes)]
-                branches.append(self._block(tf, x, weights, parameters, block))
+                branches.append(self._block(tf, x, weights, parameters, block, len(module) == 1))
             x = tf.add_n(branches) - (len(branches) - 1) * x if len(branches) > 1 else branches[0]
         return x
 
-    def _block(self, tf: Any, x: Any, weights: Any, parameters: Sequence[Any], block: Block) -> Any:
+    def _block(self, tf: Any, x: Any, weights: Any, parameters: Sequence[Any], block: Block, is_alone: bool) -> Any:
         """What follows on a block; its gradients are those that TensorFlow would find, when they are due."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -169,16 +169,16 @@ class Blocks:
             total = tf.add_n([tf.reduce_sum(each) / size**0.5 for each, size in zip(parameters, block.sizes)])
 
             def gradient(upstream: Any) -> tuple[Any, ...]:
-                known = self._later(tf, upstream, block.backward_s)
+                known = self._later(tf, upstream, block.backward_s, is_alone)
                 of_total = tf.reduce_sum(known * weights)
                 return known, *(tf.fill([size], of_total / size**0.5) for size in block.sizes)
 
-            return self._later(tf, x + total * weights, block.forward_s), gradient
+            return self._later(tf, x + total * weights, block.forward_s, is_alone), gradient
 
         return computed(x, *parameters)
 
-    def _later(self, tf: Any, value: Any, time_s: float) -> Any:
-        with tf.control_dependencies([self.sleep(tf, tf.reshape(value, [-1])[0], time_s)]):
+    def _later(self, tf: Any, value: Any, time_s: float, is_alone: bool) -> Any:
+        with tf.control_dependencies([self.sleep(tf, tf.reshape(value, [-1])[0], time_s, is_alone)]):
             return tf.identity(value)
 
 

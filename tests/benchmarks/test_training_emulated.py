@@ -40,7 +40,7 @@ ALONE_S = sum(block.time_s for block in ALL)
 
 
 def without_time(workload):
-    return replace(workload, network=replace(workload.network, sleep=lambda tf, after, time_s: after))
+    return replace(workload, network=replace(workload.network, sleep=lambda tf, after, time_s, is_alone: after))
 
 
 # -- profiles --------------------------------------------------------------------------------------
@@ -108,11 +108,12 @@ def test_gradients_are_those_of_the_network():
 # -- ops that sleep --------------------------------------------------------------------------------
 
 
-def test_marks_become_ops_that_take_time_and_no_processor():
+@pytest.mark.parametrize(("is_alone", "time_s"), [(False, 0.35), (True, 0.2)])
+def test_marks_become_ops_that_take_time_and_no_processor(is_alone, time_s):
     with tf.Graph().as_default() as graph:
-        first = marked(tf, tf.constant(1.0), 0.05)
-        second = marked(tf, first, 0.15)
-        beside = marked(tf, tf.constant(1.0), 0.15)
+        first = marked(tf, tf.constant(1.0), 0.05, is_alone)
+        second = marked(tf, first, 0.15, is_alone)
+        beside = marked(tf, tf.constant(1.0), 0.15, is_alone)
         with tf.control_dependencies([second, beside]):
             result = tf.identity(tf.constant(7.0), name="result")
         checked = tf.debugging.check_numerics(result, "a check of somebody's")
@@ -131,15 +132,15 @@ def test_marks_become_ops_that_take_time_and_no_processor():
             before_s, before_processor_s = time.perf_counter(), time.process_time()
             assert session.run(checked.name) == 7.0
             took_s, processor_s = time.perf_counter() - before_s, time.process_time() - before_processor_s
-    assert 0.349 <= took_s < 0.45  # one after the other, also where they do not wait for each other
+    assert time_s - 0.001 <= took_s < time_s + 0.1  # with a lock one after the other, though they need not wait
     assert processor_s < 0.03
 
 
 def test_peers_have_the_same_ops():
     @tf.function
     def step():
-        late = slept(tf, slept(tf, tf.constant(0.0), 0.05), 0.05)
-        return late, [slept(tf, tf.constant(0.0), 0.05) for _ in range(3)]
+        late = slept(tf, slept(tf, tf.constant(0.0), 0.05, False), 0.05, False)
+        return late, [slept(tf, tf.constant(0.0), 0.05, False) for _ in range(3)]
 
     step()
     before_s = time.perf_counter()
@@ -166,7 +167,7 @@ def test_it_is_traced_planned_and_trained(one_device):
     times_s = sorted(trace.op_s.values(), reverse=True)[: 2 * len(ALL)]
     asked_s = sorted((each for block in ALL for each in (block.forward_s, block.backward_s)), reverse=True)
     np.testing.assert_allclose(times_s, asked_s, atol=0.003)
-    assert trace.step_s >= ALONE_S * 0.97
+    assert trace.step_s >= ALONE_S * 0.96
     network = caramel.NetworkModel.from_costs(1e-4, 1e-8)
     model = caramel.ARModel(context, 2, trace=trace, network=network)
     with model.session(hosts) as session:
@@ -174,7 +175,7 @@ def test_it_is_traced_planned_and_trained(one_device):
         losses = [result.loss for result in session.run(steps=4, progress=False)]
         took_s = time.perf_counter() - begin_s
     np.testing.assert_allclose(losses, one_device, rtol=1e-5)
-    assert took_s > 4 * ALONE_S * 0.97
+    assert took_s > 4 * ALONE_S * 0.96
     assert any(abs(a / b - 1) > 1e-3 for a, b in pairwise(losses))  # a wrong sum would be seen
 
 
@@ -184,13 +185,13 @@ def test_peers_in_a_graph_train_the_same(make, one_device):
     burst = contender.run(4)
     contender.close()
     np.testing.assert_allclose(burst.losses, one_device, rtol=1e-5)
-    assert min(burst.times_s) > ALONE_S * 0.97
+    assert min(burst.times_s) > ALONE_S * 0.96
 
 
 def test_hosts_are_shared_with_their_accelerators():
     graph = tf.Graph()
     with graph.as_default(), tf.device("/job:worker/task:0"):
-        done = marked(tf, tf.constant(0.0), 0.05)
+        done = marked(tf, tf.constant(0.0), 0.05, True)
     given = Accelerated(caramel.InProcess())
     with given.shared() as shared:
         for cluster in (given, shared, given.as_written(), given.for_transfers(3), given.with_options(given.options)):
