@@ -94,8 +94,9 @@ def test_gradients_are_those_of_the_network():
     x, label = given.batch(tf, 1, 0)
     with tf.GradientTape() as tape:
         logits = x
-        for parameter in replica.parameters.values():
-            logits += tf.reduce_sum(parameter) / float(np.sqrt(parameter.shape[0])) * weights
+        for name, parameter in replica.parameters.items():
+            place = int(name.rpartition("layer")[2])  # in its block
+            logits += (1 - 1e-3 * place) * tf.reduce_sum(parameter) / float(np.sqrt(parameter.shape[0])) * weights
         wanted_loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits))
     wanted = tape.gradient(wanted_loss, list(replica.parameters.values()))
     found = []
@@ -103,6 +104,18 @@ def test_gradients_are_those_of_the_network():
     np.testing.assert_allclose(loss, wanted_loss, rtol=1e-6)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_no_two_gradients_are_equal():
+    """An optimizer of graphs would make one of them, and Horovod sent only half of the bytes."""
+    block = Block((30, 30, 30, 7), 0.004, 0.008)
+    replica = Replica(tf, without_time(replace(SMALL, network=Blocks(((block,), (block, block))))), 1, 0)
+    found = []
+    replica.step(lambda gradients: found.extend(gradients) or gradients)
+    values = [gradient.numpy().tobytes() for gradient in found]
+    assert len(values) == 12
+    for branch in range(3):
+        assert len({*values[4 * branch : 4 * branch + 4]}) == 4
 
 
 # -- ops that sleep --------------------------------------------------------------------------------
