@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-collectives bench-models bench-planning clean
+.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-models bench-planning clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -54,6 +54,9 @@ bench-quick: $(VENV)/.dev  ## training steps against the peers' on hosts with sh
 
 bench: $(VENV)/.dev  ## all of them, some hours, resumable; needs root; documents show those whose NAME begins with training
 	$(BIN)/python -m benchmarks.training --results benchmarks/results/$(NAME).json --plots benchmarks/results/$(NAME) $(OPTIONS)
+
+bench-emulated: $(VENV)/.dev  ## the same with accelerators that are emulated, some hours, resumable; needs root
+	$(BIN)/python -m benchmarks.training --emulated --results benchmarks/results/$(NAME)_emulated.json $(OPTIONS)
 
 horovod:  ## build Horovod in an environment of its own, for these benchmarks; needs Python up to 3.11 and a C++ compiler
 	scripts/horovod.sh .venv-horovod

@@ -50,6 +50,7 @@ DOCUMENTS = tuple(
             "benchmarks/all-reduces.md",
             "benchmarks/large-models.md",
             "benchmarks/short-steps.md",
+            "benchmarks/accelerators.md",
         ),
         *("benchmarks/predictions.md", "validation.md", "reference/versions.md", "how-to/clusters.md"),
     )
@@ -79,7 +80,7 @@ SETS: Mapping[str, RecordSet] = {
     "slower": RecordSet("slower*.json", tuple(c for c in cells() if is_core(c)), ", on the slower machine"),
     "emulated": RecordSet("emulated*.json", tuple(emulated_cells()), ", emulated accelerators", ACCELERATED),
 }
-"""By what stands before the name of a table; plots are of the first one."""
+"""By what stands before the name of a table."""
 
 
 def _cell_tables(rows: Sequence[Row], of: RecordSet) -> str:
@@ -189,7 +190,7 @@ def measured(folder: Path = RESULTS, group: str = "") -> list[Row]:
             began_at = max((row.origin.began_at or "" for row in rows if row.origin is not None), default="")
             if cell not in last or began_at >= last[cell][0]:
                 last[cell] = began_at, rows
-    order = cells()
+    order = [*cells(), *emulated_cells()]
     return [row for cell in sorted(last, key=order.index) for row in last[cell][1]]
 
 
@@ -205,7 +206,9 @@ def main() -> None:
             raise InputError(f"{document}: {error}") from error
         write_whole(document, text)
         click.echo(f"{document}")
-    for plot in (*write_plots(rows[""], PLOTS), *write_record_plots(PLOTS)):
+    kinds = {"": "training", "emulated": "emulated"}
+    drawn = [plot for group, kind in kinds.items() for plot in write_plots(rows[group], PLOTS, kind)]
+    for plot in (*drawn, *write_record_plots(PLOTS)):
         click.echo(f"{plot}")
 
 

@@ -6,11 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from caramel.compiler.distributed_model import compile_model, predict_model
-from caramel.compiler.options import CompileOptions
+from caramel.compiler.options import OPTION_NAMES, CompileOptions
 from caramel.data.pipeline import Pipeline
 from caramel.errors import ExportError, InputError
 from caramel.export.writer import export
@@ -213,9 +212,6 @@ class ARModel:
         export(self.distributed, path_text(path, "an export", ExportError))
 
 
-_OPTIONS = {field.name for field in fields(CompileOptions)} - {"workers", "is_what_if"}
-
-
 def what_if(context: Context, number_of_workers: int, **options: Any) -> Plan:
     """The plan of a program for some workers, with the step that it predicts; no graph is emitted.
 
@@ -252,7 +248,7 @@ def what_if(context: Context, number_of_workers: int, **options: Any) -> Plan:
     """
     if not isinstance(context, Context):
         raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
-    refuse_unknown(what_if, options, _OPTIONS)
+    refuse_unknown(what_if, options, OPTION_NAMES)
     chosen = CompileOptions(workers=number_of_workers, **options, is_what_if=True)
     traced = context.for_workers(chosen.workers, chosen.sharding)
     plan, _ = predict_model(traced, chosen, as_trace(chosen.trace, traced.model_for(chosen.workers)))

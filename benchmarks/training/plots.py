@@ -72,26 +72,27 @@ class Dot:
     high: float
 
 
-def write_plots(rows: Sequence[Row], folder: str | os.PathLike[str]) -> list[Path]:
+def write_plots(rows: Sequence[Row], folder: str | os.PathLike[str], kind: str = "training") -> list[Path]:
     """Draw what there are rows for, as PNG files.
 
     Args:
         rows: of all cells.
         folder: where to write them; made if it is not there.
+        kind: of the cells, with which the files' names begin.
 
     Returns:
         The files.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     drawn = {
-        "training_times": times_figure(rows),
-        "training_utilisation": utilisation_figure(rows),
-        "training_ablation": ablation_figure(rows),
+        "times": times_figure(rows),
+        "utilisation": utilisation_figure(rows),
+        "ablation": ablation_figure(rows),
     }
     made = []
     for name, figure in drawn.items():
         if figure is not None:
-            made.append(Path(folder) / f"{name}.png")
+            made.append(Path(folder) / f"{kind}_{name}.png")
             figure.savefig(made[-1], dpi=120)
     return made
 

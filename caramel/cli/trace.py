@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +18,11 @@ from caramel.cli.options import (
 from caramel.cli.pictures import draw_computation, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
+from caramel.scaling.lists import parse_counts
 from caramel.util.whole_files import check_writable
+
+if TYPE_CHECKING:
+    from caramel.facts import Trace
 
 
 @click.command(cls=ProgramCommand)
@@ -27,6 +32,12 @@ from caramel.util.whole_files import check_writable
 @click.option("--workers", type=int, metavar="N", help="Of the whole job; default: as the cluster, or K.")
 @with_cluster("in-process")
 @with_devices
+@click.option(
+    "--examples",
+    metavar="B,B,...",
+    help="Trace with each of these numbers of examples of a worker, into a file for each, for caramel scale; default: "
+    "as in the first batch.",
+)
 @click.option("--runs", type=int, default=10, show_default=True, help="Number of traced steps.")
 @click.option("--steps", type=int, default=30, show_default=True, help="Number of plain steps.")
 @click.option(
@@ -52,6 +63,7 @@ def trace(
     arguments: tuple[str, ...],
     place: Place,
     devices: tuple[str, ...],
+    examples: str | None,
     out: str | None,
     timeline: str | None,
     as_json: bool,
@@ -65,7 +77,10 @@ def trace(
     """
     if out is None:
         raise click.UsageError("say where to write the trace: --out FILE.json")
-    check_writable(out)
+    counts = _counts(examples, timeline, options["workers"])
+    files = [out] if not counts else [str(Path(out).with_suffix(f".{count}.json")) for count in counts]
+    for file in files:
+        check_writable(file)
     if timeline is not None:
         check_writable(timeline)
     place.check(options["workers_on_host"])
@@ -80,17 +95,41 @@ def trace(
 
     loaded = loaded_program(program, arguments, options["workers"] or options["workers_on_host"])
     from caramel.measure.tracer import trace as measured
+    from caramel.measure.tracer import with_examples
 
     draw = None if timeline is None else partial(draw_computation, timeline)
-    measured_trace = measured(
-        loaded.context, *loaded.first_batch(), cluster=chosen, device_list=devices or None, on_traced=draw, **options
-    )
-    save_trace(measured_trace, out)
+    options |= {"cluster": chosen, "device_list": devices or None, "on_traced": draw}
+    first, of_host = loaded.first_batch(), options["workers_on_host"]
+    batches = [with_examples(loaded.context, first, of_host, count) for count in counts] or [first]
+    found = []
+    for file, batch in zip(files, batches):
+        found.append(measured(loaded.context, *batch, **options))
+        save_trace(found[-1], file)
     if as_json:
-        figures = {
-            name: getattr(measured_trace, name) for name in ("step_s", "predicted_s", "workers", "examples", "runs")
-        }
-        print_json({"written": [out], **figures, "ops": len(measured_trace.op_s), "warnings": measured_trace.warnings})
+        print_json({"written": files, **(_figures(found[0]) if not counts else {"traces": list(map(_figures, found))})})
         return
-    click.echo(as_text(measured_trace))
-    click.echo("\nwritten: " + ", ".join(file for file in (out, timeline) if file is not None))
+    click.echo("\n\n".join(map(as_text, found)))
+    click.echo("\nwritten: " + ", ".join(file for file in (*files, timeline) if file is not None))
+
+
+def _counts(examples: str | None, timeline: str | None, workers: int | None) -> list[int]:
+    """The numbers of examples that are asked for.
+
+    Raises:
+        InputError: they cannot be read.
+    """
+    if examples is None:
+        return []
+    for option, value in (("--timeline", timeline), ("--workers", workers)):
+        if value is not None:
+            raise click.UsageError(f"{option} does not go with --examples, which traces several batches")
+    counts = parse_counts(examples)
+    if counts[0] < 1:
+        raise click.UsageError("--examples: a worker has at least one")
+    return counts
+
+
+def _figures(trace: Trace) -> dict[str, Any]:
+    names = ("step_s", "predicted_s", "workers", "examples", "runs")
+    figures = {name: getattr(trace, name) for name in names}
+    return {**figures, "ops": len(trace.op_s), "warnings": trace.warnings}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -98,6 +98,10 @@ class CompileOptions:
             }
             other_options = {"analyzers": self.analyzers is not None, **collective_options, **weighting_options}
             refuse_options("plan", {**decision_options, **other_options}, "all of it is decided by the plan")
+
+
+OPTION_NAMES = tuple(field.name for field in fields(CompileOptions) if field.name not in ("workers", "is_what_if"))
+"""Names of the options that callers give by name."""
 
 
 def refuse_options(option: str, others: Mapping[str, Any], reason: str) -> None:

@@ -69,6 +69,15 @@ def may_look_at_values(callback: Any) -> bool:
     return False
 
 
+def has_batch_hooks(callback: Any) -> bool:
+    """Whether a callback is called around batches, and does more there than to show progress."""
+    if isinstance(callback, (keras.callbacks.ProgbarLogger, keras.callbacks.History)):
+        return False
+    methods = (getattr(callback, hook) for hook in _BATCH_HOOKS)
+    functions = [getattr(method, "__func__", method) for method in methods]
+    return functions != [getattr(keras.callbacks.Callback, hook) for hook in _BATCH_HOOKS]
+
+
 def check_monitors(names: Collection[str], callbacks: Iterable[Any], validation_names: Collection[str] | None) -> None:
     """Refuse callbacks that would wait for a value that never comes; Keras warns and goes on without them.
 

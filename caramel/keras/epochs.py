@@ -19,6 +19,7 @@ from caramel.keras.metrics import DistributedMetrics
 from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.runtime.step_result import StepResult
+from caramel.runtime.steps_per_execution import StepsInRun
 from caramel.util.arrays import array_of
 
 
@@ -88,6 +89,7 @@ class EpochLoop:
         length: number of batches in the dataset, if it is known.
         passes: passes over the dataset.
         on_run: function that is called with the results of the steps of each run.
+        grouping: how many steps are chosen to be one run; None for as many as the model was compiled with.
     """
 
     model: Any
@@ -99,6 +101,7 @@ class EpochLoop:
     length: int | None
     passes: DataPasses | FedBatches
     on_run: Callable[[Sequence[StepResult]], None]
+    grouping: StepsInRun | None = None
     _steps_s: array[float] = field(init=False, default_factory=lambda: array("d"))
     _batches_taken: int = field(init=False, default=0)  # of the present pass
     _in_pass: bool = field(init=False, default=False)
@@ -126,7 +129,8 @@ class EpochLoop:
         logs: Any = {}
         number, length = 0, self.length if steps is None else steps
         while length is None or number < length:
-            done, logs = self._between_calls(number, logs)
+            wanted = self._wanted(number, length)
+            done, logs = self._between_calls(number, wanted, logs)
             if not done:
                 self._in_pass = self._batches_taken == self.length  # Keras notices the end of the others by an error
                 if number == 0:
@@ -143,7 +147,7 @@ class EpochLoop:
                 return self.counts.logs(logs)
             if self.model.stop_training:
                 break
-            number += self.model.steps_per_execution
+            number += wanted
         if self._batches_taken == self.length and self._in_pass and not self.model.stop_training:
             self._end_of_pass(goes_on=steps is not None)
         if not self.model.stop_training:
@@ -159,7 +163,22 @@ class EpochLoop:
     @property
     def steps_in_run(self) -> int:
         """Number of steps that are one run."""
-        return self.passes.steps_in_run(self.model.steps_per_execution)
+        return self.passes.steps_in_run(self._steps_between_calls)
+
+    @property
+    def _steps_between_calls(self) -> int:
+        """Number of steps from one call of callbacks to the next."""
+        return self.model.steps_per_execution if self.grouping is None else self.grouping.count
+
+    def _wanted(self, number: int, length: int | None) -> int:
+        """Number of steps until the next call of callbacks: in Keras the last ones may go beyond the epoch.
+
+        Args:
+            number: number of steps of the epoch before.
+            length: number of steps of the epoch, if it is known.
+        """
+        count = self._steps_between_calls
+        return count if self.grouping is None or length is None else min(count, length - number)
 
     @property
     def ready_s(self) -> float:
@@ -187,14 +206,14 @@ class EpochLoop:
             self.passes.leave_one_out()
             self._in_pass = False
 
-    def _between_calls(self, number: int, logs: Any) -> tuple[int, Any]:
+    def _between_calls(self, number: int, wanted: int, logs: Any) -> tuple[int, Any]:
         """The steps between two calls of callbacks, as `_some_steps`; none if the data has ended."""
         if self._batches_taken == self.length:
             return 0, logs
         self._before(number)
-        done, logs = self._some_steps(logs)
+        done, logs = self._some_steps(wanted, logs)
         if done:
-            self._after(number, logs)
+            self._after(number + wanted - 1, logs)
         return done, logs
 
     def _before(self, number: int) -> None:
@@ -203,9 +222,9 @@ class EpochLoop:
             self.counts.changed()
             self.values.copy_changes_to_workers()
 
-    def _some_steps(self, logs: Any) -> tuple[int, Any]:
+    def _some_steps(self, wanted: int, logs: Any) -> tuple[int, Any]:
         """Run as many steps as there are between calls of callbacks; their number, and the logs of the last."""
-        done, wanted = 0, self.model.steps_per_execution
+        done = 0
         in_run = self.steps_in_run
         while done < wanted and not self._ended:
             began_s = time.perf_counter()
@@ -220,11 +239,13 @@ class EpochLoop:
             self.passes.took(len(results))
             self.values.trained()
             self.on_run(results)
+            if self.grouping is not None:
+                self.grouping.note(len(results))
             for result in results:
                 logs = self.counts.after(result)
         return done, logs
 
-    def _after(self, first: int, logs: Any) -> None:
+    def _after(self, last: int, logs: Any) -> None:
         if self.looks_at_values:
             self.values.copy_to_model()
-        self.hooks.on_train_batch_end(first + self.model.steps_per_execution - 1, logs)
+        self.hooks.on_train_batch_end(last, logs)

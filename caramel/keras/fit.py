@@ -6,16 +6,22 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
 import click
 
 from caramel import __version__
 from caramel.armodel import ARModel
-from caramel.compiler.options import CompileOptions
+from caramel.compiler.options import OPTION_NAMES
 from caramel.frontend.context import Context, capture
-from caramel.keras.callbacks import callback_list, check_monitors, listed_callbacks, may_look_at_values
+from caramel.errors import InputError
+from caramel.keras.callbacks import (
+    callback_list,
+    check_monitors,
+    has_batch_hooks,
+    listed_callbacks,
+    may_look_at_values,
+)
 from caramel.keras.captured_steps import CapturedStep, captured_training, check_model
 from caramel.keras.epochs import EpochLoop, ModelValues
 from caramel.keras.given_data import GivenData, given_data
@@ -28,7 +34,9 @@ from caramel.netmodel.file import as_network
 from caramel.report.pictures import Pictures
 from caramel.runtime.clusters.base import Cluster, workers_of
 from caramel.runtime.clusters.in_process import cluster_or_default
-from caramel.util.arguments import refuse_unknown, whole_number
+from caramel.runtime.session import Session
+from caramel.runtime.steps_per_execution import AUTO, StepsInRun
+from caramel.util.arguments import refuse_unknown, shown, whole_number
 from caramel.util.interrupts import Interrupts
 
 _logger = logging.getLogger(__name__)
@@ -59,6 +67,7 @@ def fit(
     workers: int | None = None,
     cluster: Cluster | None = None,
     step_timeout_s: float = 600.0,
+    steps_per_execution: str | None = None,
     timeline: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     **options: Any,
@@ -96,6 +105,9 @@ def fit(
         workers: number of workers, at least 1; default: as many as the cluster lists (`caramel.Servers`).
         cluster: the cluster to run on; default: `caramel.InProcess()`.
         step_timeout_s: seconds that a step may take.
+        steps_per_execution: ``"auto"`` to choose, after some steps, how many of the following are one run of the graph:
+            more than one where running it is much of a step, if no callback but Keras' progress bar has hooks around
+            batches, and where the number of steps is known. Default: as the model was compiled.
         timeline: path of a file for a drawn step, worker by worker, for Perfetto or chrome://tracing; a few steps are
             traced for it.
         report: path of an HTML file for a report of the training: where the time of a step goes, what would help, the
@@ -130,7 +142,7 @@ def fit(
     """
     refuse_unknown(fit, options, _OPTIONS, _INSTEAD)
     check_model(model, "fit")
-    _check(epochs, initial_epoch, steps_per_epoch, validation_freq)
+    _check(epochs, initial_epoch, steps_per_epoch, validation_freq, steps_per_execution)
     drawn, described = (None if file is None else os.fspath(file) for file in (timeline, report))
     pictures = Pictures(model.name, drawn, described, __version__)
     place = cluster_or_default(cluster)
@@ -192,6 +204,7 @@ def fit(
             data.length,
             use.kept.passes,
             (lambda results: None) if record is None else record.note,
+            _steps_in_run(steps_per_execution, model, hooks, use.kept.session, steps, epochs - first, say),
         )
         if (ready_s := training.ready_s) >= 1:
             say(
@@ -211,6 +224,33 @@ def fit(
         keep(model, _METHOD, purpose_of(model, data, number, place, kept_for), use.kept)
         model.history.plan = plan
         return model.history
+
+
+def _steps_in_run(
+    wanted: str | None,
+    model: Any,
+    hooks: Any,
+    session: Session,
+    steps: int | None,
+    epochs: int,
+    say: Callable[[str], None],
+) -> StepsInRun | None:
+    """How many steps become one run while the training goes on; None for as many as the model was compiled with."""
+    if wanted is None or steps is None:
+        return None
+    if model.steps_per_execution > 1 or any(has_batch_hooks(callback) for callback in hooks.callbacks):
+        return None
+
+    def choose(step_s: float, steps_left: int) -> int:
+        count = session.worthwhile_steps(step_s, steps_left)
+        if count > 1:
+            say(
+                f"caramel: a step takes {step_s * 1e3:.4g} ms; {count} steps are one run from now on, for whose first "
+                f"TensorFlow takes about {session.ready_s(count):.1f} s"
+            )
+        return count
+
+    return StepsInRun(wanted, steps * epochs, choose)
 
 
 def _sayer(is_silent: bool) -> Callable[[str], None]:
@@ -282,7 +322,7 @@ def _trained(
     return logs
 
 
-_OPTIONS = ("loss_reduction", *(field.name for field in fields(CompileOptions) if field.name != "workers"))
+_OPTIONS = ("loss_reduction", *OPTION_NAMES)
 """What `fit` takes besides its own arguments."""
 
 _INSTEAD = {
@@ -292,10 +332,17 @@ _INSTEAD = {
 """What to do instead of an argument that a user may expect."""
 
 
-def _check(epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any) -> None:
+def _check(
+    epochs: int, initial_epoch: int, steps_per_epoch: int | None, validation_freq: Any, steps_per_execution: Any
+) -> None:
     whole_number(epochs, "epochs", 0)
     whole_number(initial_epoch, "initial_epoch", 0)
     if not isinstance(validation_freq, Collection) or isinstance(validation_freq, str):
         whole_number(validation_freq, "validation_freq")
     if steps_per_epoch is not None:
         whole_number(steps_per_epoch, "steps_per_epoch")
+    if steps_per_execution not in (None, AUTO):
+        raise InputError(
+            f"fit takes steps_per_execution='auto', got {shown(steps_per_execution)}: a number of steps is given to the "
+            "model, compile(steps_per_execution=)"
+        )

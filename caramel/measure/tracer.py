@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from caramel.analyzers.policies.control_edges import control_edges
 from caramel.analyzers.policies.order import order_by_cost
 from caramel.analyzers.step.dependencies import find_dependencies
@@ -172,6 +174,40 @@ def trace(
     computation = computation_alone(context, 1 if on_host is None else on_host, device_list, sharding, job)
     _check_batch(computation, batch)
     return _traced(computation, _batch_of_workers(computation, batch), options)
+
+
+def with_examples(context: Context, batch: Sequence[Any], workers: int, examples: int) -> Sequence[Any]:
+    """A batch in which each worker has so many examples: those of a given batch, over again as often as need be.
+
+    Args:
+        context: captured program.
+        batch: arrays of a step, as for `trace`.
+        workers: number of workers.
+        examples: number of examples of each.
+
+    Returns:
+        What `trace` takes as the batch.
+
+    Raises:
+        InputError: the program's own dataset says how many examples there are, or no input has any.
+    """
+    computation = computation_alone(context, 1)
+    feeds, model = computation.signature.feeds, computation.model
+    if computation.pipeline is not None:
+        raise InputError(
+            "the program's dataset says how many examples a batch has: trace the program with other batches instead, "
+            "into a file for each"
+        )
+    _check_batch(computation, batch)
+    arrays = bound_arrays(feeds, batch, {}, model.unused_inputs, model.input_order)
+    split = [feed.name for feed in feeds if feed.split and feed.name in arrays]
+    if not split:
+        raise InputError("no input of the program has examples, so their number changes nothing")
+    for name in split:
+        if len(arrays[name]) == 0:
+            raise InputError(f"input {name!r} has no example in the first batch")
+        arrays[name] = np.take(arrays[name], np.arange(workers * examples) % len(arrays[name]), axis=0)
+    return (arrays,)
 
 
 def _by_old_names(workers: int | None, workers_on_host: int | None, job_workers: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caramel.collectives.algorithms import ALL_REDUCES
+from caramel.collectives.algorithms import ALL_REDUCES, NATIVE
 from caramel.collectives.all_reduce import Factors
 from caramel.errors import FitError, InputError
 from caramel.netmodel.line import Curve
@@ -47,6 +47,34 @@ def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
     return ALL_REDUCES[algorithm].factors(workers, depth)
 
 
+def link_load(algorithm: str, workers: int, workers_on_host: int) -> float:
+    """The bytes on the busiest link of hosts that some workers share, over those where each has a host of its own.
+
+    Ranks follow each other on hosts. In a ring and in a chain one worker of a host sends to another host; a star's root
+    gets the bytes of the other hosts' workers; in the others all workers of a host send to all other hosts at once.
+
+    Args:
+        algorithm: name of an all-reduce.
+        workers: number of workers N, at least 1.
+        workers_on_host: number K of workers of each host.
+
+    >>> [link_load(name, 8, 4) for name in ("ring", "star", "shuffle")]
+    [1.0, 0.5714285714285714, 2.2857142857142856]
+    """
+    if workers_on_host == 1 or workers == 1:
+        return 1.0
+    if workers_on_host >= workers:
+        return 0.0
+    if algorithm in ("ring", "chain", NATIVE):
+        return 1.0
+    others = (workers - workers_on_host) / (workers - 1)
+    if algorithm == "star":
+        return others
+    if algorithm == "halving_doubling" and workers & (workers - 1):
+        return float(workers_on_host)  # the workers beyond a power of two send all that they have besides
+    return workers_on_host * others
+
+
 @dataclass(frozen=True)
 class Cost:
     """Alpha, beta and gamma of `factors`.
@@ -61,10 +89,13 @@ class Cost:
     beta_s_per_byte: float
     gamma_s_per_byte: float
 
-    def time_s(self, algorithm: str, workers: int, depth: int, size_bytes: float) -> float:
-        """Predicted seconds of an all-reduce of ``size_bytes``."""
+    def time_s(
+        self, algorithm: str, workers: int, depth: int, size_bytes: float, workers_on_host: int = 1
+    ) -> float:
+        """Predicted seconds of an all-reduce of ``size_bytes``, where so many workers share the link of a host."""
         f = factors(algorithm, workers, depth)
-        per_byte = self.beta_s_per_byte * f.volume + self.gamma_s_per_byte * f.added
+        load = link_load(algorithm, workers, workers_on_host)
+        per_byte = self.beta_s_per_byte * load * f.volume + self.gamma_s_per_byte * f.added
         return self.alpha_s * f.messages + per_byte * size_bytes
 
 

@@ -89,6 +89,8 @@ class NetworkModel:
         gamma_s_per_byte: measured seconds for adding a byte on one worker.
         given: alpha, beta and gamma that were given by hand, instead of measurements.
         contentions: measurements of how all-reduces and computation slow each other down, if there are any.
+        workers_on_host: number of workers that share the link of a host, where costs were given by hand; measurements
+            have been made with as many as there were.
 
     Examples:
         >>> import caramel
@@ -102,6 +104,7 @@ class NetworkModel:
     gamma_s_per_byte: float = 0.0
     given: Cost | None = None
     contentions: tuple[Contention, ...] = ()
+    workers_on_host: int = 1
 
     # -- making one ------------------------------------------------------------------------------
 
@@ -271,7 +274,8 @@ class NetworkModel:
     def _predicted_alone(self, algorithm: str, depth: int, workers: int, size_bytes: float) -> Prediction:
         _check_range(workers, depth, size_bytes)
         if self.given is not None:
-            return Prediction(self.given.time_s(algorithm, workers, depth, size_bytes), "given")
+            time_s = self.given.time_s(algorithm, workers, depth, size_bytes, self.workers_on_host)
+            return Prediction(time_s, "given")
         if workers == 1:
             return Prediction(0.0, "measured")
         curve = self._by_key.get((workers, algorithm, depth))

@@ -502,7 +502,7 @@ class Session:
             DataError: an input pipeline failed.
         """
         steps = None if steps is None else whole_number(steps, "steps", 0, _MOST_STEPS, "steps are counted in 64 bits")
-        in_run = StepsInRun(steps_per_execution, steps, self._worthwhile_steps)
+        in_run = StepsInRun(steps_per_execution, steps, self.worthwhile_steps)
         runs = self._runs(batches, steps, in_run)
         results: list[StepResult] = []
         rate = StepRate()
@@ -521,8 +521,13 @@ class Session:
         return results
 
     @_one_at_a_time
-    def _worthwhile_steps(self, step_s: float, steps: int) -> int:
-        """See `worthwhile_steps`."""
+    def worthwhile_steps(self, step_s: float, steps: int) -> int:
+        """Number of steps in a run with which a training ends first; 1 where several save little.
+
+        Args:
+            step_s: seconds of a step that is a run of its own.
+            steps: number of steps to come.
+        """
         most = self.steps_in_run(steps)
         if most == 1:
             return 1

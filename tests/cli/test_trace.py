@@ -70,6 +70,32 @@ def test_a_trace(call, program, tmp_path, entry, job, examples):
     assert f"written: {out}" in done.stdout
 
 
+def test_several_numbers_of_examples(call, program, tmp_path):
+    out = tmp_path / "trace.json"
+    quick = ("--runs", 1, "--steps", 1, "--no-orders")
+    done = call(f"{program}:build", "--examples", "4,20", "--workers-on-host", 2, "--out", out, *quick)
+    assert done.exit_code == 0, done.output
+    found = [load_trace(tmp_path / f"trace.{count}.json") for count in (4, 20)]
+    assert [(trace.examples, trace.workers) for trace in found] == [(4, 2), (20, 2)]
+    assert not out.exists() and f"written: {tmp_path}/trace.4.json, {tmp_path}/trace.20.json" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments", "message"),
+    [
+        ("on_workers", ("--examples", "4,8"), "the program's dataset says how many examples a batch has"),
+        ("build", ("--examples", "8,4"), "must ascend"),
+        ("build", ("--examples", "0,4"), "at least one"),
+        ("build", ("--examples", "4,8", "--workers", 3), "--workers does not go with --examples"),
+        ("build", ("--examples", "4,8", "--timeline", "t.json"), "--timeline does not go with --examples"),
+    ],
+)
+def test_numbers_of_examples_that_do_not_fit(call, program, tmp_path, entry, arguments, message):
+    done = call(f"{program}:{entry}", *arguments, "--out", tmp_path / "trace.json")
+    assert done.exit_code != 0 and message in done.output
+    assert not list(tmp_path.glob("trace*"))
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("namespaces")

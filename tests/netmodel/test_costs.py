@@ -1,5 +1,7 @@
 """Costs across numbers of workers: the factors agree with the schedules, and constants are recovered."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from scipy.optimize import nnls
 from caramel.collectives.algorithms import ALGORITHMS, NATIVE
 from caramel.collectives.schedule import check, in_chunks
 from caramel.errors import FitError, InputError
-from caramel.netmodel.costs import Cost, factors, fit_cost
+from caramel.netmodel.costs import Cost, factors, fit_cost, link_load
 from caramel.netmodel.line import Curve, Sample
 
 NAMES = [*ALGORITHMS, NATIVE]
@@ -225,3 +227,35 @@ COST = (1e-4, 1e-9, 0.0)
 def test_what_cannot_be_fitted(curves):
     with pytest.raises(FitError):
         fit_cost(curves, 0.0)
+
+
+# -- links that workers share ----------------------------------------------------------------------
+
+
+def busiest_link(algorithm, workers, workers_on_host):
+    """Elements on the busiest link of a host in either direction, by going through all that is sent."""
+    schedule = ALGORITHMS[algorithm](workers, 48 * workers)
+    sent, received = Counter(), Counter()
+    for instruction in schedule.instructions:
+        for operand in instruction.operands:
+            source = schedule.instructions[operand]
+            here, there = source.rank // workers_on_host, instruction.rank // workers_on_host
+            if here != there:
+                sent[here] += source.size
+                received[there] += source.size
+    return max(*sent.values(), *received.values())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("workers", "workers_on_host"), [(4, 2), (8, 2), (8, 4), (16, 4), (6, 2), (6, 3), (12, 3)])
+def test_a_shared_link_carries_what_is_sent_between_hosts(algorithm, workers, workers_on_host):
+    counted = busiest_link(algorithm, workers, workers_on_host) / busiest_link(algorithm, workers, 1)
+    load = link_load(algorithm, workers, workers_on_host)
+    is_bound = algorithm == "chain" or (algorithm == "halving_doubling" and workers & (workers - 1))
+    assert load == pytest.approx(counted) or (is_bound and counted < load <= 2 * counted)
+
+
+def test_links_of_one_worker_and_of_one_host():
+    for algorithm in ALGORITHMS:
+        assert link_load(algorithm, 8, 1) == link_load(algorithm, 1, 1) == 1.0
+        assert link_load(algorithm, 8, 8) == link_load(algorithm, 4, 8) == 0.0

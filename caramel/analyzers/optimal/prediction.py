@@ -22,11 +22,12 @@ _MOST_SIMULATED_TRANSFERS = 50_000
 """Largest number of transfers in all schedules that are simulated for the alternatives: less than a second."""
 
 
-def predict(facts: Mapping[type, Any]) -> Prediction | None:
+def predict(facts: Mapping[type, Any], has_alternatives: bool = True) -> Prediction | None:
     """The prediction that facts allow.
 
     Args:
         facts: facts of the analyzers by type; `Boundaries`, `Schedule`, `Trace`, `Network` and `Transfers` are used.
+        has_alternatives: whether to simulate the step with each transfer in its other window, too.
 
     Returns:
         The prediction; None if times were not measured, or the network is not known.
@@ -47,7 +48,7 @@ def predict(facts: Mapping[type, Any]) -> Prediction | None:
         timeline,
         bound_s,
         boundaries.basis,
-        _alternatives(boundaries, schedule, network, in_flight),
+        _alternatives(boundaries, schedule, network, in_flight) if has_alternatives else (),
         interval_of(timeline, trace, network, boundaries, schedule, in_flight),
     )
 

@@ -1,0 +1,258 @@
+"""Predicted steps for many numbers of workers, links and policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from caramel.analyzers.analyzer import analyse
+from caramel.analyzers.automatic import WANTED
+from caramel.analyzers.cost.network import Network
+from caramel.analyzers.optimal.prediction import predict
+from caramel.analyzers.step.dependencies import find_dependencies
+from caramel.errors import CaramelError, InputError, in_one_line
+from caramel.facts import Dependencies, Trace
+from caramel.frontend.context import Context
+from caramel.model import Model
+from caramel.netmodel.choice import CollectiveOptions
+from caramel.netmodel.model import NetworkModel
+from caramel.plan import Prediction
+from caramel.scaling.batches import TracedBatches
+from caramel.scaling.policies import Compared
+from caramel.scaling.stragglers import Stragglers
+from caramel.util.arguments import predicted_worker_count, whole_number
+
+NOT_TRACED = "not traced"
+"""Why there is no answer where the batch of a worker is far from what was traced."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network that is asked about.
+
+    Attributes:
+        name: for people, such as ``10Gbit/s``.
+        network: its model.
+        rate_bytes_per_s: bytes per second of a host's link; None where that is not what is known.
+    """
+
+    name: str
+    network: NetworkModel
+    rate_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The examples of a step.
+
+    Attributes:
+        examples: number of examples.
+        is_of_all: whether it is that of all workers together, or of each.
+    """
+
+    examples: int
+    is_of_all: bool
+
+    def of_worker(self, workers: int) -> int:
+        """The examples of one worker: of those that have most, where they do not divide evenly.
+
+        Args:
+            workers: number of workers.
+
+        Raises:
+            InputError: a worker would have none.
+        """
+        if not self.is_of_all:
+            return self.examples
+        if workers > self.examples:
+            raise InputError(f"{workers} workers would share {self.examples} examples: some would have none")
+        return -(-self.examples // workers)
+
+    def of_all(self, workers: int) -> int:
+        """The examples of all workers."""
+        return self.examples if self.is_of_all else workers * self.examples
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        workers: numbers of workers.
+        links: networks.
+        policies: policies.
+        batch: examples of a step; None for those that were traced, on each worker.
+        stragglers: how workers differ.
+        workers_on_host: number of workers of a host, which share its link.
+
+    Raises:
+        InputError: an argument does not fit.
+    """
+
+    workers: Sequence[int]
+    links: Sequence[Link]
+    policies: Sequence[Compared]
+    batch: Batch | None = None
+    stragglers: Stragglers = Stragglers()
+    workers_on_host: int = 1
+
+    def __post_init__(self) -> None:
+        for count in self.workers:
+            predicted_worker_count(count, "each number of workers")
+        whole_number(self.workers_on_host, "workers_on_host")
+        if not (self.workers and self.links and self.policies):
+            raise InputError("ask for at least one number of workers, one network and one policy")
+        if self.batch is not None:
+            whole_number(self.batch.examples, "the examples of a batch")
+        if self.workers_on_host > 1 and any(link.network.given is None for link in self.links):
+            raise InputError(
+                "a network that was measured is that of its workers on their hosts: measure it with as many on a host, "
+                "or give the link's rate instead"
+            )
+
+    @property
+    def count(self) -> int:
+        """The number of answers."""
+        return len(self.workers) * len(self.links) * len(self.policies)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A step with some workers on a network under a policy.
+
+    Attributes:
+        workers: number of workers.
+        link: name of the network.
+        link_bytes_per_s: rate of a host's link; None where that is not known.
+        policy: name of the policy.
+        examples: of one worker, of those that have most; None if the program has none.
+        all_examples: of all workers.
+        step_s: predicted seconds of a step; None without an answer.
+        low_s: with 95 % probability a step takes at least so many.
+        high_s: at most so many.
+        compute_s: seconds of these in which the slowest worker computes.
+        communication_s: seconds in which transfers are under way.
+        alone_s: seconds that one worker by itself takes for its examples.
+        basis: ``"given"``, ``"measured"`` or ``"extrapolated"``.
+        refused: why there is no answer; empty if there is one.
+    """
+
+    workers: int
+    link: str
+    link_bytes_per_s: float | None
+    policy: str
+    examples: int | None
+    all_examples: int | None
+    step_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    compute_s: float | None = None
+    communication_s: float | None = None
+    alone_s: float | None = None
+    basis: str = ""
+    refused: str = ""
+
+    @property
+    def utilisation(self) -> float | None:
+        """The part of a step in which workers compute, the time in which they wait for a straggler left out."""
+        return None if self.step_s is None or self.alone_s is None else self.alone_s / self.step_s
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times as many examples a second as one worker by itself has with its share of the batch."""
+        return None if self.utilisation is None else self.workers * self.utilisation
+
+    @property
+    def examples_per_s(self) -> float | None:
+        """Examples of all workers in a second."""
+        return None if self.step_s is None or self.all_examples is None else self.all_examples / self.step_s
+
+
+def answers(
+    context: Context,
+    traces: TracedBatches,
+    question: Question,
+    show: Callable[[int, str], None] = lambda done, text: None,
+) -> Iterator[Answer]:
+    """Predict a step for each policy, network and number of workers; no graph is emitted.
+
+    Args:
+        context: captured program.
+        traces: of it.
+        question: what is asked.
+        show: is called with the number of answers so far, and the next one.
+
+    Yields:
+        The answers, by number of workers, then network, then policy.
+
+    Raises:
+        CaptureError: the program cannot be captured.
+    """
+    known: dict[int, tuple[Model, Dependencies]] = {}  # of one worker, and of several
+    done = 0
+    for workers in question.workers:
+        model = context.for_workers(workers).model_for(workers)
+        if id(model) not in known:
+            known[id(model)] = model, find_dependencies(model)
+        for link in question.links:
+            for policy in question.policies:
+                show(done, f"{workers} workers, {link.name}, {policy.name}")
+                yield _answer(*known[id(model)], traces, question, workers, link, policy)
+                done += 1
+
+
+def _answer(
+    model: Model,
+    needs: Dependencies,
+    traces: TracedBatches,
+    question: Question,
+    workers: int,
+    link: Link,
+    policy: Compared,
+) -> Answer:
+    batch = question.batch or (None if traces.usual is None else Batch(traces.usual, is_of_all=False))
+    about = Answer(
+        *(workers, link.name, link.rate_bytes_per_s, policy.name, None), None if batch is None else batch.of_all(workers)
+    )
+    try:
+        about = replace(about, examples=None if batch is None else batch.of_worker(workers))
+        trace = traces.at(about.examples)
+        if trace is None:
+            return replace(about, refused=NOT_TRACED)
+        slowest = question.stragglers.slowest(workers)
+        slower = replace(trace, step_s=slowest * trace.step_s)  # all else of it counts in parts of that
+        network = replace(link.network, workers_on_host=question.workers_on_host)
+        options = policy.collectives(CollectiveOptions(network=network, is_what_if=True))
+        options.check_workers(workers)
+        prediction = _prediction(model, needs, slower, Network(options, workers), policy)
+    except CaramelError as error:
+        return replace(about, refused=in_one_line(error))
+    timeline, interval = prediction.timeline, prediction.interval
+    return replace(
+        about,
+        step_s=timeline.iteration_s,
+        low_s=None if interval is None else interval.low_s,
+        high_s=None if interval is None else interval.high_s,
+        compute_s=timeline.compute_s,
+        communication_s=timeline.communication_s,
+        alone_s=trace.step_s,
+        basis=_basis(network, workers),
+    )
+
+
+def _prediction(
+    model: Model, needs: Dependencies, trace: Trace, network: Network, policy: Compared
+) -> Prediction:
+    analyzers = [each for each in policy.analyzers(network, trace) if each.provides is not Dependencies]
+    facts = analyse(analyzers, [model, network, needs], WANTED)
+    prediction = predict(facts, has_alternatives=False)
+    if prediction is None:
+        raise InputError("the trace has no measured times: make one with caramel trace")
+    return prediction
+
+
+def _basis(network: NetworkModel, workers: int) -> str:
+    """What is known of the network with so many workers."""
+    if network.given is not None:
+        return "given"
+    return "measured" if network.is_known_for(workers) else "extrapolated"

@@ -1,0 +1,55 @@
+"""Lists of numbers as people write them."""
+
+from __future__ import annotations
+
+from caramel.errors import InputError
+
+_DOTS = "..."
+_MOST = 10_000
+"""Longest list: more numbers are a slip of the pen (our choice)."""
+
+
+def parse_counts(text: str) -> list[int]:
+    """Numbers with commas; three dots stand for those between, as the two numbers in front of them go on.
+
+    >>> parse_counts("2,4,...,64")
+    [2, 4, 8, 16, 32, 64]
+    >>> parse_counts("4, 8, ..., 16, 100")
+    [4, 8, 16, 100]
+    >>> parse_counts("10,20,...,50")
+    [10, 20, 30, 40, 50]
+
+    Raises:
+        InputError: it cannot be read, or does not ascend.
+    """
+    found: list[int] = []
+    parts = [part.strip() for part in text.split(",")]
+    for place, part in enumerate(parts):
+        if part == _DOTS:
+            if place < 2 or place + 1 >= len(parts) or _DOTS in (parts[place - 1], parts[place - 2], parts[place + 1]):
+                raise InputError(f"cannot read {text!r}: three dots stand between numbers, as in 2,4,...,64")
+            found += _between(found[-2], found[-1], _number(parts[place + 1], text), text)
+        else:
+            found.append(_number(part, text))
+    if any(later <= earlier for earlier, later in zip(found, found[1:])) or len(found) > _MOST:
+        raise InputError(f"the numbers in {text!r} must ascend, and be at most {_MOST:,}")
+    return found
+
+
+def _number(part: str, text: str) -> int:
+    if not part.isdecimal():
+        raise InputError(f"cannot read {part!r} in {text!r}: write numbers with commas, as in 2,4,8 or 2,4,...,64")
+    return int(part)
+
+
+def _between(first: int, second: int, last: int, text: str) -> list[int]:
+    """What is between the second number and the last one: each as many times the one before, or as much more."""
+    if 0 < first < second <= last:
+        for factor, more in ((second // first, 0), (1, second - first)):
+            found, value = [first], first
+            while value < last and len(found) <= _MOST:
+                value = factor * value + more
+                found.append(value)
+            if found[1] == second and value == last:
+                return found[2:-1]
+    raise InputError(f"{first}, {second}, ... does not come to {last} in {text!r}")

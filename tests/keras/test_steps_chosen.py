@@ -1,0 +1,113 @@
+"""`fit(steps_per_execution="auto")`: some steps become one run, with the logs and values of as many runs."""
+
+import keras
+import numpy as np
+import pytest
+from fit_common import AS_WRITTEN, arrays, compiled, dataset
+
+import caramel
+from caramel.errors import InputError
+from caramel.runtime.session import Session
+
+
+@pytest.fixture
+def choices(monkeypatch):
+    """What is asked about: seconds of a step, and steps to come. Four steps are always worth being one run."""
+    asked = []
+
+    def choose(self, step_s, steps):
+        asked.append((step_s, steps))
+        return 4
+
+    monkeypatch.setattr(Session, "worthwhile_steps", choose)
+    return asked
+
+
+def trained(steps_per_execution, data=None, callbacks=(), model=None, **options):
+    model = model or compiled()
+    history = caramel.fit(
+        model,
+        dataset(78, batch=6) if data is None else data,
+        workers=2,
+        cluster=AS_WRITTEN,
+        steps_per_execution=steps_per_execution,
+        callbacks=[*callbacks],
+        deterministic=True,
+        **{"epochs": 3, "verbose": 2, **options},
+    )
+    return history.history, model.get_weights()
+
+
+def check_same(one, other):
+    assert one[0].keys() == other[0].keys()
+    for name, values in one[0].items():
+        np.testing.assert_array_equal(values, other[0][name], err_msg=name)
+    for mine, theirs in zip(one[1], other[1], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_steps_become_one_run(choices, capsys):
+    """Epochs of 13 steps: 11 are timed, 28 follow; the last ones of an epoch run one by one."""
+    found = trained("auto")
+    said = capsys.readouterr().out
+    assert "4 steps are one run from now on" in said and len(choices) == 1
+    step_s, left = choices[0]
+    assert left == 28 and step_s > 0
+    check_same(found, trained(None))
+
+
+@pytest.mark.parametrize("options", [{"steps_per_epoch": 7}, {"validation_data": arrays(20, seed=8)}])
+def test_epochs_are_as_long_as_they_were(options, choices):
+    check_same(trained("auto", **options, epochs=4), trained(None, **options, epochs=4))
+    assert len(choices) == 1
+
+
+def test_data_of_the_driver(choices):
+    def batches():
+        x, y = arrays(48)
+        while True:
+            for start in range(0, 48, 6):
+                yield x[start : start + 6], y[start : start + 6]
+
+    check_same(
+        trained("auto", batches(), steps_per_epoch=16, epochs=2), trained(None, batches(), steps_per_epoch=16, epochs=2)
+    )
+    assert len(choices) == 1
+
+
+class Looking(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+
+
+def test_callbacks_around_batches_are_asked_as_often(choices):
+    looking = Looking()
+    trained("auto", callbacks=[looking])
+    assert looking.batches == [*range(13)] * 3 and not choices
+
+
+def test_a_number_of_the_model_stays(choices):
+    trained("auto", model=compiled(steps_per_execution=2))
+    assert not choices
+
+
+def test_the_progress_bar_and_callbacks_of_epochs_do_not_count(choices, capsys):
+    trained("auto", callbacks=[keras.callbacks.EarlyStopping("loss", patience=5)], verbose=1)
+    assert len(choices) == 1 and "13/13" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", [0, 4, "often", True])
+def test_numbers_are_the_models(given):
+    with pytest.raises(InputError, match=r"compile\(steps_per_execution=\)"):
+        trained(given)
+
+
+@pytest.mark.slow
+def test_a_short_step_is_measured_and_several_are_one_run(capsys):
+    """Nothing is replaced: of a step that takes next to nothing, running it is most."""
+    trained("auto", dataset(600, batch=6), epochs=60, verbose=2)
+    assert "steps are one run from now on" in capsys.readouterr().out
