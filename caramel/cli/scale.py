@@ -19,7 +19,7 @@ from caramel.util.whole_files import check_writable
 if TYPE_CHECKING:
     from caramel.facts import Trace
     from caramel.frontend.program_file import Program
-    from caramel.scaling.answers import Batch, Link
+    from caramel.scaling.question import Batch, Link
 
 
 @click.command(cls=ProgramCommand)
@@ -85,21 +85,22 @@ def scale(
         if file is not None:
             check_writable(file)
     from caramel.scaling.lists import parse_counts
+    from caramel.scaling.policies import policies_named
+    from caramel.scaling.question import Question
     from caramel.scaling.stragglers import Stragglers
 
     workers = parse_counts(counts)
     links = _links(**network)
     batch = _batch(global_batch, batch_per_worker)
     differing = Stragglers() if straggler is None else Stragglers.parsed(straggler)
+    question = Question(workers, links, policies_named(policy), batch, differing, workers_on_host)
     check_program(program, arguments)
     load_quietly()
-    from caramel.scaling.answers import Question, answers
+    from caramel.scaling.answers import answers
     from caramel.scaling.batches import TracedBatches
     from caramel.scaling.plots import save_plot
-    from caramel.scaling.policies import policies_named
     from caramel.scaling.tables import as_csv, as_data, as_table
 
-    question = Question(workers, links, policies_named(policy), batch, differing, workers_on_host)
     loaded = loaded_program(program, arguments, workers[-1])
     traced = TracedBatches(_traces(loaded, traces, workers_on_host))
     with progress_over(question.count) as show:
@@ -132,7 +133,7 @@ def _links(
     """
     from caramel.netmodel.file import load
     from caramel.netmodel.model import MESSAGE_LATENCY_S, NetworkModel
-    from caramel.scaling.answers import Link
+    from caramel.scaling.question import Link
 
     by_costs = any(value is not None for value in (alpha, beta, gamma))
     if [rates is not None, by_costs, network is not None].count(True) != 1:
@@ -149,7 +150,7 @@ def _links(
 
 
 def _batch(global_batch: int | None, batch_per_worker: int | None) -> Batch | None:
-    from caramel.scaling.answers import Batch
+    from caramel.scaling.question import Batch
 
     if global_batch is not None and batch_per_worker is not None:
         raise click.UsageError("give --global-batch or --batch-per-worker, not both")

@@ -13,8 +13,8 @@ import click
 from caramel import __version__
 from caramel.armodel import ARModel
 from caramel.compiler.options import OPTION_NAMES
-from caramel.frontend.context import Context, capture
 from caramel.errors import InputError
+from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import (
     callback_list,
     check_monitors,
@@ -343,6 +343,6 @@ def _check(
         whole_number(steps_per_epoch, "steps_per_epoch")
     if steps_per_execution not in (None, AUTO):
         raise InputError(
-            f"fit takes steps_per_execution='auto', got {shown(steps_per_execution)}: a number of steps is given to the "
-            "model, compile(steps_per_execution=)"
+            f"fit takes steps_per_execution='auto', got {shown(steps_per_execution)}: a number is the model's, "
+            "compile(steps_per_execution=)"
         )

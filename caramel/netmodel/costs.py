@@ -89,9 +89,7 @@ class Cost:
     beta_s_per_byte: float
     gamma_s_per_byte: float
 
-    def time_s(
-        self, algorithm: str, workers: int, depth: int, size_bytes: float, workers_on_host: int = 1
-    ) -> float:
+    def time_s(self, algorithm: str, workers: int, depth: int, size_bytes: float, workers_on_host: int = 1) -> float:
         """Predicted seconds of an all-reduce of ``size_bytes``, where so many workers share the link of a host."""
         f = factors(algorithm, workers, depth)
         load = link_load(algorithm, workers, workers_on_host)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from caramel.analyzers.analyzer import analyse
@@ -19,101 +19,10 @@ from caramel.netmodel.model import NetworkModel
 from caramel.plan import Prediction
 from caramel.scaling.batches import TracedBatches
 from caramel.scaling.policies import Compared
-from caramel.scaling.stragglers import Stragglers
-from caramel.util.arguments import predicted_worker_count, whole_number
+from caramel.scaling.question import Batch, Link, Question
 
 NOT_TRACED = "not traced"
 """Why there is no answer where the batch of a worker is far from what was traced."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """A network that is asked about.
-
-    Attributes:
-        name: for people, such as ``10Gbit/s``.
-        network: its model.
-        rate_bytes_per_s: bytes per second of a host's link; None where that is not what is known.
-    """
-
-    name: str
-    network: NetworkModel
-    rate_bytes_per_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The examples of a step.
-
-    Attributes:
-        examples: number of examples.
-        is_of_all: whether it is that of all workers together, or of each.
-    """
-
-    examples: int
-    is_of_all: bool
-
-    def of_worker(self, workers: int) -> int:
-        """The examples of one worker: of those that have most, where they do not divide evenly.
-
-        Args:
-            workers: number of workers.
-
-        Raises:
-            InputError: a worker would have none.
-        """
-        if not self.is_of_all:
-            return self.examples
-        if workers > self.examples:
-            raise InputError(f"{workers} workers would share {self.examples} examples: some would have none")
-        return -(-self.examples // workers)
-
-    def of_all(self, workers: int) -> int:
-        """The examples of all workers."""
-        return self.examples if self.is_of_all else workers * self.examples
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked.
-
-    Attributes:
-        workers: numbers of workers.
-        links: networks.
-        policies: policies.
-        batch: examples of a step; None for those that were traced, on each worker.
-        stragglers: how workers differ.
-        workers_on_host: number of workers of a host, which share its link.
-
-    Raises:
-        InputError: an argument does not fit.
-    """
-
-    workers: Sequence[int]
-    links: Sequence[Link]
-    policies: Sequence[Compared]
-    batch: Batch | None = None
-    stragglers: Stragglers = Stragglers()
-    workers_on_host: int = 1
-
-    def __post_init__(self) -> None:
-        for count in self.workers:
-            predicted_worker_count(count, "each number of workers")
-        whole_number(self.workers_on_host, "workers_on_host")
-        if not (self.workers and self.links and self.policies):
-            raise InputError("ask for at least one number of workers, one network and one policy")
-        if self.batch is not None:
-            whole_number(self.batch.examples, "the examples of a batch")
-        if self.workers_on_host > 1 and any(link.network.given is None for link in self.links):
-            raise InputError(
-                "a network that was measured is that of its workers on their hosts: measure it with as many on a host, "
-                "or give the link's rate instead"
-            )
-
-    @property
-    def count(self) -> int:
-        """The number of answers."""
-        return len(self.workers) * len(self.links) * len(self.policies)
 
 
 @dataclass(frozen=True)
@@ -187,12 +96,14 @@ def answers(
 
     Raises:
         CaptureError: the program cannot be captured.
+        TraceError: a trace is of another program.
     """
     known: dict[int, tuple[Model, Dependencies]] = {}  # of one worker, and of several
     done = 0
     for workers in question.workers:
         model = context.for_workers(workers).model_for(workers)
         if id(model) not in known:
+            traces.check(model)
             known[id(model)] = model, find_dependencies(model)
         for link in question.links:
             for policy in question.policies:
@@ -211,9 +122,8 @@ def _answer(
     policy: Compared,
 ) -> Answer:
     batch = question.batch or (None if traces.usual is None else Batch(traces.usual, is_of_all=False))
-    about = Answer(
-        *(workers, link.name, link.rate_bytes_per_s, policy.name, None), None if batch is None else batch.of_all(workers)
-    )
+    all_examples = None if batch is None else batch.of_all(workers)
+    about = Answer(workers, link.name, link.rate_bytes_per_s, policy.name, None, all_examples)
     try:
         about = replace(about, examples=None if batch is None else batch.of_worker(workers))
         trace = traces.at(about.examples)
@@ -240,9 +150,7 @@ def _answer(
     )
 
 
-def _prediction(
-    model: Model, needs: Dependencies, trace: Trace, network: Network, policy: Compared
-) -> Prediction:
+def _prediction(model: Model, needs: Dependencies, trace: Trace, network: Network, policy: Compared) -> Prediction:
     analyzers = [each for each in policy.analyzers(network, trace) if each.provides is not Dependencies]
     facts = analyse(analyzers, [model, network, needs], WANTED)
     prediction = predict(facts, has_alternatives=False)

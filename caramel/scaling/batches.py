@@ -9,6 +9,8 @@ import numpy as np
 
 from caramel.errors import InputError
 from caramel.facts import Trace
+from caramel.measure.trace_file import check_trace
+from caramel.model import Model
 
 _LEAST, _MOST = 0.5, 2.0
 """Parts of the smallest and of the largest traced batch between which times are taken to lie on a line (our choice)."""
@@ -47,6 +49,18 @@ class TracedBatches:
         """The number of examples of a worker where nobody asks for another: that of the largest traced batch."""
         return self._traces[-1].examples
 
+    def check(self, model: Model) -> None:
+        """Check that the traces are of a program.
+
+        Args:
+            model: the program's step.
+
+        Raises:
+            TraceError: they are of another one.
+        """
+        for trace in self._traces:
+            check_trace(trace, model)
+
     def at(self, examples: int | None) -> Trace | None:
         """The trace of so many examples; None where nothing is known of such a batch.
 
@@ -56,9 +70,11 @@ class TracedBatches:
         Args:
             examples: of one worker; None for `usual`.
         """
+        if examples is None:
+            return self._traces[-1]
         for trace in self._traces:
-            if examples is None or trace.examples == examples:
-                return self._traces[-1] if examples is None else trace
+            if trace.examples == examples:
+                return trace
         counts = [trace.examples or 0 for trace in self._traces]
         if len(counts) < 2 or not _LEAST * counts[0] <= examples <= _MOST * counts[-1]:
             return None

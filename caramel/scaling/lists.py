@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from caramel.errors import InputError
 
 _DOTS = "..."
@@ -31,7 +33,7 @@ def parse_counts(text: str) -> list[int]:
             found += _between(found[-2], found[-1], _number(parts[place + 1], text), text)
         else:
             found.append(_number(part, text))
-    if any(later <= earlier for earlier, later in zip(found, found[1:])) or len(found) > _MOST:
+    if any(later <= earlier for earlier, later in pairwise(found)) or len(found) > _MOST:
         raise InputError(f"the numbers in {text!r} must ascend, and be at most {_MOST:,}")
     return found
 

@@ -38,7 +38,9 @@ class Stragglers:
         if not 0 <= self.cv <= _MOST_CV:
             raise InputError(f"the coefficient of variation must be between 0 and {_MOST_CV:g}, got {self.cv:g}")
         if not (math.isfinite(self.factor) and self.factor >= 1):
-            raise InputError(f"a straggler takes at least as long as others: a factor of at least 1, got {self.factor:g}")
+            raise InputError(
+                f"a straggler takes at least as long as others: a factor of at least 1, got {self.factor:g}"
+            )
         if self.rank is not None and self.rank < 0:
             raise InputError(f"the rank of a worker is at least 0, got {self.rank}")
 
@@ -80,6 +82,10 @@ class Stragglers:
         """
         slowest = _mean_of_largest(self.cv, workers) if self.cv > 0 and workers > 1 else 1.0
         return slowest if self.rank is None or self.rank >= workers else max(slowest, self.factor)
+
+
+NONE = Stragglers()
+"""All workers compute as fast."""
 
 
 def _mean_of_largest(cv: float, workers: int) -> float:

@@ -34,6 +34,7 @@ LIGHT = [
     "caramel.analyzers.registry",
     "caramel.collectives",
     "caramel.netmodel",
+    "caramel.scaling.question",
     "caramel.simulator",
     "caramel.facts",
     "caramel.measure.makespan",

@@ -107,7 +107,17 @@ def test_numbers_are_the_models(given):
 
 
 @pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.usefixtures("namespaces")
 def test_a_short_step_is_measured_and_several_are_one_run(capsys):
-    """Nothing is replaced: of a step that takes next to nothing, running it is most."""
-    trained("auto", dataset(600, batch=6), epochs=60, verbose=2)
+    """Nothing is replaced: over server processes, running a step that takes next to nothing is most of it."""
+    caramel.fit(
+        compiled(),
+        dataset(600, batch=6),
+        workers=2,
+        cluster=caramel.LocalProcesses(),
+        steps_per_execution="auto",
+        epochs=40,
+        verbose=2,
+    )
     assert "steps are one run from now on" in capsys.readouterr().out

@@ -31,7 +31,20 @@ def test_one_worker_that_is_always_slower():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "lognormal", "lognormal:", "lognormal:-0.1", "lognormal:4", "lognormal:nan", "a:2", "-1:2", "1:0.5", "1:inf", "1"]
+    "text",
+    [
+        "",
+        "lognormal",
+        "lognormal:",
+        "lognormal:-0.1",
+        "lognormal:4",
+        "lognormal:nan",
+        "a:2",
+        "-1:2",
+        "1:0.5",
+        "1:inf",
+        "1",
+    ],
 )
 def test_bad(text):
     with pytest.raises(InputError):
