@@ -56,7 +56,7 @@ bench: $(VENV)/.dev  ## all of them, some hours, resumable; needs root; document
 	$(BIN)/python -m benchmarks.training --results benchmarks/results/$(NAME).json --plots benchmarks/results/$(NAME) $(OPTIONS)
 
 bench-emulated: $(VENV)/.dev  ## the same with accelerators that are emulated, some hours, resumable; needs root
-	$(BIN)/python -m benchmarks.training --emulated --results benchmarks/results/$(NAME)_emulated.json $(OPTIONS)
+	$(BIN)/python -m benchmarks.training --emulated --results benchmarks/results/emulated_$(NAME).json $(OPTIONS)
 
 horovod:  ## build Horovod in an environment of its own, for these benchmarks; needs Python up to 3.11 and a C++ compiler
 	scripts/horovod.sh .venv-horovod

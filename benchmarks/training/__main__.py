@@ -315,6 +315,9 @@ def main(
     """Compare training steps. What is in the results already is not measured again."""
     if emulated and (quick or core):
         raise InputError("--emulated has cells of its own: choose with --workers, --rho and --workload")
+    others = [name for name in workloads if (name in EMULATED) != emulated]
+    if others:
+        raise InputError(f"{others[0]} is {'no' if emulated else 'an'} emulated workload: measure these by themselves")
     everything = emulated_cells() if emulated else cells(quick, core, workloads or tuple(BY_NAME))
     chosen = (c for c in everything if not workloads or c.workload in workloads)
     expected = [c for c in chosen if (not workers or c.workers in workers) and (not rhos or c.rho in rhos)]

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from benchmarks.training.accelerators import MARK, sleep_for
+from caramel.errors import InvariantError
 from caramel.graph.graph import node_of
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.executor import Executor
@@ -23,6 +24,8 @@ def with_sleep(graph_def: Any) -> Any:
     """
     import tensorflow as tf
 
+    if any(_mark_of(node) is not None for function in graph_def.library.function for node in function.node_def):
+        raise InvariantError("a mark is in a function, where nothing takes its place")
     marks = {node.name: found for node in graph_def.node if (found := _mark_of(node)) is not None}
     if not marks:
         return graph_def
@@ -101,6 +104,26 @@ class _Sleep:
         return sorted(made, key=lambda each: each.name == mark.name)
 
 
+class _Accelerated:
+    """An executor that replaces the marks of nodes that are added, too.
+
+    Args:
+        executor: what it is for all else.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def extend(self, graph_def: bytes) -> None:
+        """See `Executor.extend`."""
+        from tensorflow.core.framework import graph_pb2
+
+        self._executor.extend(with_sleep(graph_pb2.GraphDef.FromString(graph_def)).SerializeToString())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
 class Accelerated(Cluster):
     """Hosts with an accelerator each: marks in graphs that are started there are sleeping ops.
 
@@ -115,7 +138,7 @@ class Accelerated(Cluster):
 
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """See `Cluster.start`."""
-        return self._hosts.start(with_sleep(graph_def), devices, timeout_s)
+        return _Accelerated(self._hosts.start(with_sleep(graph_def), devices, timeout_s))  # type: ignore[return-value]
 
     def with_options(self, options: RunOptions) -> Cluster:
         """See `Cluster.with_options`."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 from benchmarks.statistics import LEAST_ROUNDS, Ratio, geometric_mean, paired_ratio
 from benchmarks.training.grid import is_core
 from benchmarks.training.names import ABLATIONS, MIRRORED, OURS, PEERS, SWEPT
-from benchmarks.training.processor_bound import processor_bound_s
+from benchmarks.training.processor_bound import processor_bound_s, processor_s
 from benchmarks.training.records import MOST_DRIFT, Cell, Row, by_cell, drift
 
 MOST_OF_PEER = 1.03
@@ -41,8 +41,8 @@ class Targets:
         predicted_within: part of a step by which a prediction may be wrong.
         share_predicted: least part of the cells whose predictions are not.
         most_minutes: that measuring the cells may take; None for as many as it takes.
-        most_processor: a cell is left out where this library's processor time of a step, over the cores, is a larger
-            part of the limit; None to leave out none.
+        most_processor: a cell is left out where the processor time that a step needs, over the cores, is a larger part
+            of the limit (`processor_s`); None to leave out none.
     """
 
     about: str
@@ -123,14 +123,14 @@ def findings(rows: Iterable[Row], expected: Iterable[Cell] = (), targets: Target
     cells: dict[Cell, Rows] = {cell: {} for cell in expected}
     cells.update(by_cell(rows))
     busy = _busy(cells, targets)
-    cells = {cell: each for cell, each in cells.items() if cell not in busy}
+    everywhere, cells = cells, {cell: each for cell, each in cells.items() if cell not in busy}
     core = {cell: each for cell, each in cells.items() if targets.is_about(cell)}
     return [
         *_left_out(busy, targets),
-        _failures(cells),
+        _failures(everywhere),
         *_over_limit(core, targets),
         _gap_closed(core, cells, targets),
-        _slower(cells),
+        _slower(everywhere),
         _speed_up(cells),
         _predictions(cells, targets),
         *_over_bound(cells, targets),
@@ -169,11 +169,10 @@ def _busy(cells: Mapping[Cell, Rows], targets: Targets) -> Mapping[Cell, float]:
         return {}
 
     def part(rows: Rows) -> float:
-        origin = rows[OURS].origin if OURS in rows else None
-        cores = None if origin is None else origin.versions.get("cores")
-        if not isinstance(cores, int):
-            raise _Missing("the number of cores is not recorded")
-        return _get(rows, OURS, "processor_s") / cores / _get(rows, OURS, "limit_s")
+        needed_s = processor_s(rows)
+        if needed_s is None:
+            raise _Missing("the processor time of a byte is not known")
+        return needed_s / _get(rows, OURS, "limit_s")
 
     found, _ = _of_each(cells, part)
     return {cell: each for cell, each in found.items() if each > targets.most_processor}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from benchmarks.training.names import COMPUTATIONS, COMPUTE, OURS, computation_of
+from benchmarks.training.names import COMPUTATIONS, OURS, computation_of
 from benchmarks.training.profiles import EMULATED
 from benchmarks.training.records import Row
 from benchmarks.training.workloads import BY_NAME, Workload
@@ -43,21 +43,32 @@ def least_byte_s(rows: Rows) -> float | None:
     return max(min(found), 0.0) if found else None
 
 
-def processor_bound_s(rows: Rows) -> float | None:
-    """The seconds that a step takes at least with the cell's processors, and on its links; None if not known.
+def processor_s(rows: Rows) -> float | None:
+    """The processor seconds, over the cores, that a step of a cell needs by what was measured; None if not known.
 
-    The larger one of the limit, and of processor time over the cores: that of the computation alone, and for each byte
-    that must be sent as little as any contender of the cell needed.
+    That of the computation alone, of whoever computes it with the least, and for each byte that must be sent as little
+    as any contender of the cell needed.
 
     Args:
         rows: of a cell.
     """
-    ours, alone = rows.get(OURS), rows.get(COMPUTE)
-    workload, byte_s = None if ours is None else workload_of(ours), least_byte_s(rows)
-    if ours is None or ours.limit_s is None or alone is None or alone.processor_s is None:
+    row = next(iter(rows.values()), None)
+    workload, byte_s = None if row is None else workload_of(row), least_byte_s(rows)
+    cores = None if row is None or row.origin is None else row.origin.versions.get("cores")
+    alone = [each.processor_s for name, each in rows.items() if name in COMPUTATIONS and each.processor_s is not None]
+    if row is None or workload is None or byte_s is None or not alone or not isinstance(cores, int):
         return None
-    cores = None if ours.origin is None else ours.origin.versions.get("cores")
-    if workload is None or byte_s is None or not isinstance(cores, int):
-        return None
-    moved_s = byte_s * ours.workers * workload.sent_bytes(ours.workers)
-    return max(ours.limit_s, (alone.processor_s + moved_s) / cores)
+    return (min(alone) + byte_s * row.workers * workload.sent_bytes(row.workers)) / cores
+
+
+def processor_bound_s(rows: Rows) -> float | None:
+    """The seconds that a step takes with the cell's processors, and on its links; None if not known.
+
+    The larger one of the limit and of `processor_s`. Who computes the same with less, or sends fewer messages, may be
+    below it.
+
+    Args:
+        rows: of a cell.
+    """
+    ours, needed_s = rows.get(OURS), processor_s(rows)
+    return None if ours is None or ours.limit_s is None or needed_s is None else max(ours.limit_s, needed_s)

@@ -138,11 +138,13 @@ def _links(
     by_costs = any(value is not None for value in (alpha, beta, gamma))
     if [rates is not None, by_costs, network is not None].count(True) != 1:
         raise click.UsageError("say one thing about the network: --link-rate, --alpha and --beta, or --network")
+    if latency is not None and rates is None:
+        raise click.UsageError("--latency belongs to --link-rate")
     if network is not None:
         return [Link(network, load(network))]
     if rates is None:
-        if alpha is None or beta is None or latency is not None:
-            raise click.UsageError("--alpha and --beta belong together, --latency belongs to --link-rate")
+        if alpha is None or beta is None:
+            raise click.UsageError("--alpha and --beta belong together")
         return [Link("given", NetworkModel.from_costs(alpha, beta, gamma or 0.0))]
     latency_s = MESSAGE_LATENCY_S if latency is None else latency
     found = [(text.strip(), parse_rate(text)) for text in rates.split(",")]

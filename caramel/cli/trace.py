@@ -85,7 +85,9 @@ def trace(
         check_writable(timeline)
     place.check(options["workers_on_host"])
     _, devices = place.size(options["workers_on_host"], devices)
-    if options["workers"] is None and place.membership is not None:
+    if counts:
+        options["workers"] = options["workers_on_host"]  # whose batch it is
+    elif options["workers"] is None and place.membership is not None:
         options["workers"], _ = place.size(None)
     check_program(program, arguments)
     if place.serves:

@@ -159,10 +159,25 @@ def predict_model(
     Raises:
         CaramelError: see `caramel.what_if`.
     """
-    model = context.model_for(options.workers)
-    _refuse_synchronised(model, options.workers)
+    model = trainable_model(context, options.workers, options.sharding)
     pipeline = input_pipeline(context, model, options.workers, options.sharding)
     return assemble_plan(model, pipeline, options, trace)
+
+
+def trainable_model(context: Context, workers: int, sharding: str | None = None) -> Model:
+    """The step that some workers would run.
+
+    Args:
+        context: captured program.
+        workers: number of workers.
+        sharding: see `caramel.ARModel`.
+
+    Raises:
+        CaptureError: there is none, or it cannot be that of one device.
+    """
+    model = context.for_workers(workers, sharding).model_for(workers)
+    _refuse_synchronised(model, workers)
+    return model
 
 
 def _refuse_synchronised(model: Model, workers: int) -> None:

@@ -58,7 +58,12 @@ def listed_callbacks(callbacks: Any) -> list[Any]:
 
 def may_look_at_values(callback: Any) -> bool:
     """Whether a callback is called around batches and may want the model's values there, or change them."""
-    harmless = [keras.callbacks.Callback, *_LOG_CALLBACKS]
+    return _has_hooks_beyond(callback, _LOG_CALLBACKS)
+
+
+def _has_hooks_beyond(callback: Any, kinds: Iterable[Any]) -> bool:
+    """Whether a callback has hooks around batches besides those of Keras' own that do nothing, and of some kinds."""
+    harmless = [keras.callbacks.Callback, *kinds]
     if getattr(callback, "save_freq", "epoch") == "epoch":
         harmless += _SAVING_CALLBACKS
     for hook in _BATCH_HOOKS:
@@ -71,11 +76,7 @@ def may_look_at_values(callback: Any) -> bool:
 
 def has_batch_hooks(callback: Any) -> bool:
     """Whether a callback is called around batches, and does more there than to show progress."""
-    if isinstance(callback, (keras.callbacks.ProgbarLogger, keras.callbacks.History)):
-        return False
-    methods = (getattr(callback, hook) for hook in _BATCH_HOOKS)
-    functions = [getattr(method, "__func__", method) for method in methods]
-    return functions != [getattr(keras.callbacks.Callback, hook) for hook in _BATCH_HOOKS]
+    return _has_hooks_beyond(callback, [keras.callbacks.ProgbarLogger, keras.callbacks.History])
 
 
 def check_monitors(names: Collection[str], callbacks: Iterable[Any], validation_names: Collection[str] | None) -> None:

@@ -147,7 +147,7 @@ class EpochLoop:
                 return self.counts.logs(logs)
             if self.model.stop_training:
                 break
-            number += wanted
+            number += wanted if self.grouping is None else done
         if self._batches_taken == self.length and self._in_pass and not self.model.stop_training:
             self._end_of_pass(goes_on=steps is not None)
         if not self.model.stop_training:
@@ -213,7 +213,7 @@ class EpochLoop:
         self._before(number)
         done, logs = self._some_steps(wanted, logs)
         if done:
-            self._after(number + wanted - 1, logs)
+            self._after(number + (wanted if self.grouping is None else done) - 1, logs)
         return done, logs
 
     def _before(self, number: int) -> None:

@@ -35,7 +35,7 @@ from caramel.report.pictures import Pictures
 from caramel.runtime.clusters.base import Cluster, workers_of
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session
-from caramel.runtime.steps_per_execution import AUTO, StepsInRun
+from caramel.runtime.steps_per_execution import AUTO, StepsInRun, within_epochs
 from caramel.util.arguments import refuse_unknown, shown, whole_number
 from caramel.util.interrupts import Interrupts
 
@@ -236,13 +236,21 @@ def _steps_in_run(
     say: Callable[[str], None],
 ) -> StepsInRun | None:
     """How many steps become one run while the training goes on; None for as many as the model was compiled with."""
-    if wanted is None or steps is None:
+    if wanted is None:
         return None
-    if model.steps_per_execution > 1 or any(has_batch_hooks(callback) for callback in hooks.callbacks):
+    looking = [type(callback).__name__ for callback in hooks.callbacks if has_batch_hooks(callback)]
+    reasons = (
+        ("it is not known how many steps there are", steps is None),
+        ("the model was compiled with a number", model.steps_per_execution > 1),
+        (f"{', '.join(looking)} may act in each batch", bool(looking)),
+    )
+    reason = next((text for text, holds in reasons if holds), None)
+    if reason is not None or steps is None:
+        say(f"caramel: no number of steps in a run is chosen, as {reason}")
         return None
 
     def choose(step_s: float, steps_left: int) -> int:
-        count = session.worthwhile_steps(step_s, steps_left)
+        count = within_epochs(session.worthwhile_steps(step_s, steps_left), steps)
         if count > 1:
             say(
                 f"caramel: a step takes {step_s * 1e3:.4g} ms; {count} steps are one run from now on, for whose first "

@@ -34,6 +34,8 @@ def to_json(network: NetworkModel) -> str:
     Lines, residuals and costs across numbers of workers are written for the reader; a loaded model
     fits them anew from the samples.
     """
+    if network.workers_on_host != 1:
+        raise InputError("a network whose links workers share is for questions only, and is not saved")
     curves = [
         {
             "workers": c.workers,

@@ -169,7 +169,7 @@ class Curve:
         text = (
             f"{self.algorithm} at depth {self.depth} on {self.workers} workers: its line says "
             f"{format_time(self.line.time_s(sample.size_bytes))} for {format_size(sample.size_bytes)}, "
-            f"{residual:+.0%} of the measured {format_time(sample.time_s)}"
+            f"{abs(residual):.0%} {'less' if residual < 0 else 'more'} than the measured {format_time(sample.time_s)}"
         )
         jump = self.jump
         if jump is not None:

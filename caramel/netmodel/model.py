@@ -90,7 +90,7 @@ class NetworkModel:
         given: alpha, beta and gamma that were given by hand, instead of measurements.
         contentions: measurements of how all-reduces and computation slow each other down, if there are any.
         workers_on_host: number of workers that share the link of a host, where costs were given by hand; measurements
-            have been made with as many as there were.
+            have been made with as many as there were. A file of a network does not have it.
 
     Examples:
         >>> import caramel
@@ -395,7 +395,7 @@ class NetworkModel:
 
     def _nearest_measured(self, workers: int) -> int:
         """The number of workers whose measurements beside computation count for others, as their costs do."""
-        if workers in self.workers or workers == 1 or not self.contentions:
+        if self.is_known_for(workers) or not self.contentions:
             return workers
         return min({c.workers for c in self.contentions}, key=lambda known: (abs(math.log(known / workers)), -known))
 
@@ -408,8 +408,9 @@ class NetworkModel:
         Args:
             workers: number of workers.
         """
+        nearest = self._nearest_measured(workers)
         sizes = {s.size_bytes for c in self.curves if c.workers == workers for s in c.samples}
-        sizes |= {c.size_bytes for c in self.contentions if c.workers == workers}
+        sizes |= {c.size_bytes for c in self.contentions if c.workers == nearest}
         return sorted(map(float, sizes))
 
     @cached_property

@@ -45,8 +45,8 @@ def as_text(network: NetworkModel, workers: Sequence[int] = ()) -> str:
 
 
 _UNFIT = """\
-Some lines miss what was measured. Plans take the measured times; only what is predicted of larger transfers than were
-measured is unsafe. A quieter machine helps, or larger sizes (--size):"""
+Some lines miss what was measured. Plans take the measured times; only what is predicted of larger transfers, or of
+other numbers of workers, is unsafe. A quieter machine helps, or larger sizes (--size):"""
 
 _CURVE_HEADER = ("workers", "algorithm", "depth", "a", "b", "1/b", "threshold", "worst residual", "valid")
 """Titles of the columns that `_row` fills."""

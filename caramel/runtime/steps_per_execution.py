@@ -56,6 +56,19 @@ def worthwhile_steps(step_s: float, run_s: float, steps: int, node_s: float, mos
     return best if total_s(best) < (1 - _LEAST_GAIN) * total_s(1) else 1
 
 
+def within_epochs(most: int, steps: int) -> int:
+    """The number of steps in a run with which epochs have the fewest runs, where a run does not go beyond an epoch.
+
+    Args:
+        most: largest number of steps in a run.
+        steps: number of steps of an epoch, of which those that are left over run one by one.
+
+    >>> within_epochs(16, 1000), within_epochs(16, 8), within_epochs(16, 15), within_epochs(16, 1)
+    (16, 8, 4, 1)
+    """
+    return max((1, *(count for count in _CHOICES if count <= most)), key=lambda count: steps // count * (count - 1))
+
+
 class StepsInRun:
     """The number of steps in a run, while a training goes on.
 

@@ -9,8 +9,10 @@ from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.prediction import predict
+from caramel.analyzers.policies.control_edges import without_needless_order
 from caramel.analyzers.step.dependencies import find_dependencies
-from caramel.errors import CaramelError, InputError, in_one_line
+from caramel.compiler.distributed_model import trainable_model
+from caramel.errors import CaptureError, CaramelError, InputError, in_one_line
 from caramel.facts import Dependencies, Trace
 from caramel.frontend.context import Context
 from caramel.model import Model
@@ -41,7 +43,7 @@ class Answer:
         high_s: at most so many.
         compute_s: seconds of these in which the slowest worker computes.
         communication_s: seconds in which transfers are under way.
-        alone_s: seconds that one worker by itself takes for its examples.
+        alone_s: seconds that a worker takes for its examples without communication, beside the others of its host.
         basis: ``"given"``, ``"measured"`` or ``"extrapolated"``.
         refused: why there is no answer; empty if there is one.
     """
@@ -69,7 +71,10 @@ class Answer:
     @property
     def speed_up(self) -> float | None:
         """How many times as many examples a second as one worker by itself has with its share of the batch."""
-        return None if self.utilisation is None else self.workers * self.utilisation
+        if self.utilisation is None:
+            return None
+        shares = self.workers if not self.examples or self.all_examples is None else self.all_examples / self.examples
+        return shares * self.utilisation
 
     @property
     def examples_per_s(self) -> float | None:
@@ -95,26 +100,35 @@ def answers(
         The answers, by number of workers, then network, then policy.
 
     Raises:
-        CaptureError: the program cannot be captured.
         TraceError: a trace is of another program.
     """
     known: dict[int, tuple[Model, Dependencies]] = {}  # of one worker, and of several
+    links = [
+        replace(link, network=replace(link.network, workers_on_host=question.workers_on_host))
+        if question.workers_on_host > 1
+        else link
+        for link in question.links
+    ]
     done = 0
     for workers in question.workers:
-        model = context.for_workers(workers).model_for(workers)
-        if id(model) not in known:
-            traces.check(model)
-            known[id(model)] = model, find_dependencies(model)
-        for link in question.links:
+        try:
+            model = trainable_model(context, workers)
+        except CaptureError as error:
+            captured: tuple[Model, Dependencies] | str = in_one_line(error)
+        else:
+            if id(model) not in known:
+                traces.check(model)
+                known[id(model)] = model, find_dependencies(model)
+            captured = known[id(model)]
+        for link in links:
             for policy in question.policies:
                 show(done, f"{workers} workers, {link.name}, {policy.name}")
-                yield _answer(*known[id(model)], traces, question, workers, link, policy)
+                yield _answer(captured, traces, question, workers, link, policy)
                 done += 1
 
 
 def _answer(
-    model: Model,
-    needs: Dependencies,
+    captured: tuple[Model, Dependencies] | str,
     traces: TracedBatches,
     question: Question,
     workers: int,
@@ -124,6 +138,8 @@ def _answer(
     batch = question.batch or (None if traces.usual is None else Batch(traces.usual, is_of_all=False))
     all_examples = None if batch is None else batch.of_all(workers)
     about = Answer(workers, link.name, link.rate_bytes_per_s, policy.name, None, all_examples)
+    if isinstance(captured, str):
+        return replace(about, refused=captured)
     try:
         about = replace(about, examples=None if batch is None else batch.of_worker(workers))
         trace = traces.at(about.examples)
@@ -131,10 +147,9 @@ def _answer(
             return replace(about, refused=NOT_TRACED)
         slowest = question.stragglers.slowest(workers)
         slower = replace(trace, step_s=slowest * trace.step_s)  # all else of it counts in parts of that
-        network = replace(link.network, workers_on_host=question.workers_on_host)
-        options = policy.collectives(CollectiveOptions(network=network, is_what_if=True))
+        options = policy.collectives(CollectiveOptions(network=link.network, is_what_if=True))
         options.check_workers(workers)
-        prediction = _prediction(model, needs, slower, Network(options, workers), policy)
+        prediction = _prediction(*captured, slower, Network(options, workers), policy)
     except CaramelError as error:
         return replace(about, refused=in_one_line(error))
     timeline, interval = prediction.timeline, prediction.interval
@@ -146,13 +161,15 @@ def _answer(
         compute_s=timeline.compute_s,
         communication_s=timeline.communication_s,
         alone_s=trace.step_s,
-        basis=_basis(network, workers),
+        basis=_basis(link.network, workers),
     )
 
 
 def _prediction(model: Model, needs: Dependencies, trace: Trace, network: Network, policy: Compared) -> Prediction:
     analyzers = [each for each in policy.analyzers(network, trace) if each.provides is not Dependencies]
     facts = analyse(analyzers, [model, network, needs], WANTED)
+    if policy.drops_needless_order:
+        facts = without_needless_order(facts)
     prediction = predict(facts, has_alternatives=False)
     if prediction is None:
         raise InputError("the trace has no measured times: make one with caramel trace")

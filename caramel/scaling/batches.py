@@ -31,6 +31,7 @@ class TracedBatches:
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._traces = sorted(traces, key=lambda trace: trace.examples or 0)
+        self._found: dict[int, Trace] = {}
         if len({trace.model_digest for trace in traces}) > 1:
             raise InputError("the traces are of different programs: trace one program with several batches")
         if len({trace.workers for trace in traces}) > 1:
@@ -78,7 +79,9 @@ class TracedBatches:
         counts = [trace.examples or 0 for trace in self._traces]
         if len(counts) < 2 or not _LEAST * counts[0] <= examples <= _MOST * counts[-1]:
             return None
-        return self._on_lines(np.array(counts, float), examples)
+        if examples not in self._found:
+            self._found[examples] = self._on_lines(np.array(counts, float), examples)
+        return self._found[examples]
 
     def _on_lines(self, counts: np.ndarray, examples: int) -> Trace:
         traces = self._traces

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.policies.batching import DEFAULT_THRESHOLD_BYTES, fixed, mg_wfbp, single
-from caramel.analyzers.policies.control_edges import serialization
+from caramel.analyzers.policies.control_edges import no_serialization
 from caramel.analyzers.policies.order import greedy_order
 from caramel.analyzers.policies.packing import backward_only
 from caramel.analyzers.policies.transfers import adaptive_depth
@@ -33,12 +33,14 @@ class Compared:
         summary: what it does, for people.
         analyzers: function from a network and a trace to its analyzers.
         collectives: function that completes the options of the all-reduces.
+        drops_needless_order: whether no order is enforced where all gradients travel in one transfer, as in plans.
     """
 
     name: str
     summary: str
     analyzers: Callable[[Network, Trace], Sequence[Analyzer]]
     collectives: Callable[[CollectiveOptions], CollectiveOptions] = lambda options: options
+    drops_needless_order: bool = False
 
 
 def _of_this_library(name: str) -> Compared:
@@ -48,14 +50,15 @@ def _of_this_library(name: str) -> Compared:
         policy.summary,
         lambda network, trace: automatic_analyzers(network, trace, policy=name)[0],
         policy.collectives or (lambda options: options),
+        drops_needless_order=policy.edges is None,
     )
 
 
 def _in_the_backward_pass(name: str, summary: str, buckets: Callable[[], Analyzer]) -> Compared:
-    """Buckets that are sent as they are ready; a step ends when the last one has arrived."""
+    """Buckets that are sent as they are ready; a step ends when the last one has arrived. No order is enforced."""
 
     def analyzers(network: Network, trace: Trace) -> Sequence[Analyzer]:
-        found = [dependencies(), given_trace(trace), greedy_order(), serialization(), boundaries()]
+        found = [dependencies(), given_trace(trace), greedy_order(), no_serialization(), boundaries()]
         return [*found, buckets(), backward_only(), adaptive_depth()]
 
     return Compared(name, summary, analyzers)

@@ -88,6 +88,8 @@ class Question:
         whole_number(self.workers_on_host, "workers_on_host")
         if not (self.workers and self.links and self.policies):
             raise InputError("ask for at least one number of workers, one network and one policy")
+        if len({link.name for link in self.links}) < len(self.links):
+            raise InputError(f"a network is named twice: {', '.join(link.name for link in self.links)}")
         if self.batch is not None:
             whole_number(self.batch.examples, "the examples of a batch")
         if self.workers_on_host > 1 and any(link.network.given is None for link in self.links):

@@ -78,7 +78,7 @@ class Stragglers:
         >>> Stragglers().slowest(100)
         1.0
         >>> [round(Stragglers(cv=0.1).slowest(n), 3) for n in (1, 2, 16, 1024)]
-        [1.0, 1.056, 1.188, 1.376]
+        [1.0, 1.056, 1.188, 1.377]
         """
         slowest = _mean_of_largest(self.cv, workers) if self.cv > 0 and workers > 1 else 1.0
         return slowest if self.rank is None or self.rank >= workers else max(slowest, self.factor)

@@ -7,9 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import tensorflow as tf
+from click.testing import CliRunner
 
 import caramel
 from benchmarks.published_data import layers_by_network
+from benchmarks.training.__main__ import main
 from benchmarks.training.accelerated import Accelerated, with_sleep
 from benchmarks.training.accelerators import marked, slept
 from benchmarks.training.findings import ACCELERATED, findings
@@ -29,6 +31,7 @@ from benchmarks.training.profiles import (
 from benchmarks.training.records import Cell, Origin, Row
 from benchmarks.training.steps import Replica
 from benchmarks.training.workloads import BY_NAME
+from caramel.errors import InvariantError
 
 v1 = tf.compat.v1
 
@@ -154,7 +157,7 @@ def test_marks_become_ops_that_take_time_and_no_processor(is_alone, time_s):
         with v1.Session() as session:
             took_s, processor_s = least_of_three(lambda: session.run(checked.name))
     assert time_s - 0.001 <= took_s < time_s + 0.1  # with a lock one after the other, though they need not wait
-    assert processor_s < 0.03
+    assert processor_s < 0.1
 
 
 def test_peers_have_the_same_ops():
@@ -184,7 +187,7 @@ def test_it_is_traced_planned_and_trained(one_device):
     trace = caramel.trace(context, workers=2, cluster=hosts, runs=5, steps=3, statistic="least", progress=False)
     times_s = np.sort([*trace.op_s.values()])[-2 * len(ALL) :]
     asked_s = np.sort([each for block in ALL for each in (block.forward_s, block.backward_s)])
-    assert np.all(times_s > asked_s - 0.0005) and ALONE_S * 0.96 <= times_s.sum() < ALONE_S * 1.5
+    assert np.all(times_s > asked_s - 0.0005) and ALONE_S * 0.96 <= times_s.sum() < ALONE_S * 2
     assert trace.step_s >= ALONE_S * 0.96
     network = caramel.NetworkModel.from_costs(1e-4, 1e-8)
     model = caramel.ARModel(context, 2, trace=trace, network=network)
@@ -192,9 +195,32 @@ def test_it_is_traced_planned_and_trained(one_device):
         begin_s = time.perf_counter()
         losses = [result.loss for result in session.run(steps=4, progress=False)]
         took_s = time.perf_counter() - begin_s
+        session.steps_together(2)  # nodes that are added to the graph
+        begin_s = time.perf_counter()
+        session.steps_together(2)
+        assert time.perf_counter() - begin_s > 2 * ALONE_S * 0.96
     np.testing.assert_allclose(losses, one_device, rtol=1e-5)
     assert took_s > 4 * ALONE_S * 0.96
     assert any(abs(a / b - 1) > 1e-3 for a, b in pairwise(losses))  # a wrong sum would be seen
+
+
+def test_no_mark_stays_where_nothing_takes_its_place():
+    @tf.function
+    def inner(x):
+        return marked(tf, x, 0.05, True)
+
+    with tf.Graph().as_default() as graph:
+        inner(tf.constant(0.0))
+    with pytest.raises(InvariantError, match="in a function"):
+        with_sleep(graph.as_graph_def())
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--workload", "vgg16"), ("--emulated", "--workload", "mlp"), ("--emulated", "--core")]
+)
+def test_emulated_workloads_are_measured_by_themselves(arguments, tmp_path):
+    done = CliRunner().invoke(main, [*arguments, "--results", str(tmp_path / "r.json")])
+    assert done.exit_code != 0 and "emulated" in done.output and not (tmp_path / "r.json").exists()
 
 
 @pytest.mark.parametrize("make", [tensorflow_collectives, parameter_server])
@@ -235,11 +261,13 @@ def row(cell, name, time_s, processor_s):
 
 
 def test_cells_of_busy_processors_are_left_out_by_name():
+    """Twice the bytes that were sent must be: 0.2 s of computation and 0.3 s for the bytes of one, 1.3 s of the other."""
     quiet, busy = Cell("vgg16", 8, 2.0), Cell("gnmt", 8, 2.0)
-    rows = [row(quiet, "caramel", 1.02, 1.3), row(busy, "caramel", 1.5, 1.5)]
+    rows = [row(cell, "compute", 0.9, 0.2) for cell in (quiet, busy)]
+    rows += [row(quiet, "caramel", 1.02, 0.5), row(busy, "caramel", 1.5, 1.5), row(busy, "mwms", 1.5, 1.6)]
     left_out, failed, mean, worst, *_ = findings(rows, [quiet, busy], ACCELERATED)
-    assert (left_out.value, left_out.notes) == (1.0, ("gnmt, 8 workers, rho 2: 0.75",))
-    assert failed.shown == "0 of 1" and mean.value == pytest.approx(1.02)
+    assert (left_out.value, left_out.notes) == (1.0, ("gnmt, 8 workers, rho 2: 1.40",))
+    assert failed.shown == "0 of 2" and mean.value == pytest.approx(1.02)
     assert (mean.verdict, worst.verdict) == ("kept", "kept") and "0.5 to 2" in mean.what
     everything = findings(rows, [quiet, busy])
     assert not any("left out" in each.what for each in everything)

@@ -119,6 +119,7 @@ def test_a_measured_network(call, tmp_path):
         (("--workers", 4), "say one thing about the network"),
         (("--workers", 4, *LINKS, "--alpha", 1), "say one thing about the network"),
         (("--workers", 4, "--alpha", 1), "--alpha and --beta belong together"),
+        (("--workers", 4, "--network", "n.json", "--latency", 1), "--latency belongs to --link-rate"),
         (("--workers", 4, "--link-rate", "fast"), "cannot read the rate 'fast'"),
         (("--workers", 4, *LINKS, "--policy", "best"), "policy"),
         (("--workers", 4, *LINKS, "--global-batch", 8, "--batch-per-worker", 8), "not both"),

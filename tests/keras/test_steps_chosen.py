@@ -62,6 +62,24 @@ def test_epochs_are_as_long_as_they_were(options, choices):
     assert len(choices) == 1
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_data_that_ends_within_a_group(is_known, choices):
+    """18 batches for epochs of 20 steps: an epoch is shorter, and the next one begins the data again."""
+    data = dataset(108, batch=6)
+    given = {"data": data if is_known else data.filter(lambda x, y: True), "steps_per_epoch": 20, "epochs": 3}
+    for_each = []
+    for chosen in ("auto", None):
+        with pytest.warns(UserWarning, match="the data ended before the 20 steps"):
+            for_each.append(trained(chosen, **given))
+    check_same(*for_each)
+    assert len(for_each[0][0]["loss"]) == 3 and len(choices) == 1
+
+
+def test_a_run_does_not_go_beyond_an_epoch(choices, capsys):
+    check_same(trained("auto", dataset(18, batch=6), epochs=8), trained(None, dataset(18, batch=6), epochs=8))
+    assert "2 steps are one run from now on" in capsys.readouterr().out  # of 3, which 4 are too many for
+
+
 def test_data_of_the_driver(choices):
     def batches():
         x, y = arrays(48)
@@ -84,19 +102,26 @@ class Looking(keras.callbacks.Callback):
         self.batches.append(batch)
 
 
-def test_callbacks_around_batches_are_asked_as_often(choices):
+def test_callbacks_around_batches_are_asked_as_often(choices, capsys):
     looking = Looking()
     trained("auto", callbacks=[looking])
     assert looking.batches == [*range(13)] * 3 and not choices
+    assert "no number of steps in a run is chosen, as Looking may act in each batch" in capsys.readouterr().out
 
 
-def test_a_number_of_the_model_stays(choices):
+def test_a_number_of_the_model_stays(choices, capsys):
     trained("auto", model=compiled(steps_per_execution=2))
-    assert not choices
+    assert not choices and "the model was compiled with a number" in capsys.readouterr().out
 
 
-def test_the_progress_bar_and_callbacks_of_epochs_do_not_count(choices, capsys):
-    trained("auto", callbacks=[keras.callbacks.EarlyStopping("loss", patience=5)], verbose=1)
+def test_nothing_is_chosen_where_the_number_of_steps_is_not_known(choices, capsys):
+    trained("auto", dataset(78, batch=6).filter(lambda x, y: True))
+    assert not choices and "it is not known how many steps there are" in capsys.readouterr().out
+
+
+def test_the_progress_bar_and_callbacks_of_epochs_do_not_count(choices, capsys, tmp_path):
+    saving = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.weights.h5", save_weights_only=True)
+    trained("auto", callbacks=[keras.callbacks.EarlyStopping("loss", patience=5), saving], verbose=1)
     assert len(choices) == 1 and "13/13" in capsys.readouterr().out
 
 

@@ -155,7 +155,7 @@ def test_nobody_waits_longer_than_until_the_one_in_front_has_arrived(size, occup
 
 def test_where_several_at_once_were_not_measured_they_come_one_after_the_other():
     """Exactly: what is not known to overlap by next to nothing is not known to overlap."""
-    for network, workers in ((NETWORK, 4), (measured(4), 4), (AT_ONCE, 2), (NetworkModel.from_link_rate(1e9), 4)):
+    for network, workers in ((NETWORK, 4), (measured(4), 4), (NetworkModel.from_link_rate(1e9), 4)):
         assert network.channel_part(workers, "ring", 1, 2**16) == 1
         assert not network.has_overlaps(workers)
     assert AT_ONCE.has_overlaps(4)
@@ -327,7 +327,7 @@ def test_beside_computation_others_than_the_fastest_are_preferred(name, workers,
 
 
 def test_what_was_not_measured_changes_nothing():
-    for network, workers in ((NETWORK, 2), (measured(4), 4), (NetworkModel.from_link_rate(1e9), 4)):
+    for network, workers in ((measured(4), 4), (NetworkModel.from_link_rate(1e9), 4)):
         kind = (workers, "ring", 1, 2**16)
         assert (network.processor_share(*kind), network.slowdown(*kind)) == (0, 1)
 

@@ -5,6 +5,7 @@ import json
 import math
 import resource
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -370,3 +371,10 @@ def test_one_byte_is_wrong(data):
     text = to_json(data.draw(st.sampled_from([MEASURED, GIVEN])))
     at = data.draw(st.integers(0, len(text) - 1))
     is_input_error_or_valid(text[:at] + data.draw(st.characters(max_codepoint=300)) + text[at + 1 :])
+
+
+def test_a_network_of_shared_links_is_not_saved(tmp_path):
+    given = replace(NetworkModel.from_costs(1e-4, 1e-9), workers_on_host=4)
+    with pytest.raises(InputError, match="for questions only"):
+        save(given, tmp_path / "network.json")
+    assert not (tmp_path / "network.json").exists()

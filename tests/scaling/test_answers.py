@@ -22,6 +22,9 @@ from caramel.scaling.tables import as_csv, as_data, as_table, winners
 FAST = Link("10Gbit/s", caramel.NetworkModel.from_link_rate(1.25e9), 1.25e9)
 SLOW = Link("100Mbit/s", caramel.NetworkModel.from_link_rate(12.5e6), 12.5e6)
 
+LATE = Link("late", caramel.NetworkModel.from_costs(0.1, 1e-10))
+"""Messages take so long that one transfer is best."""
+
 
 @pytest.fixture(scope="module")
 def captured():
@@ -45,7 +48,8 @@ def traced(context, examples):
     product_s = 5e-4 + 1e-4 * examples
     op_s = {node.name: product_s if node.op == "MatMul" else 1e-9 for node in context.model.graph}
     step_s = 9 * product_s
-    return Trace(context.model.digest, op_s, {}, step_s, step_s, 3, 1, examples, "by hand")
+    orders = {"none": step_s, "total": 1.3 * step_s, "updates": 1.2 * step_s}
+    return Trace(*(context.model.digest, op_s, {}, step_s, step_s, 3, 1, examples, "by hand"), ordered_step_s=orders)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +63,12 @@ def asked(captured, traces, workers=(4,), links=(SLOW,), policies="optimal", **m
 
 @pytest.mark.parametrize("policy", ["optimal", "paper"])
 def test_an_answer_is_the_prediction_of_the_plan(policy, captured, traces):
-    found = asked(captured, traces, (1, 2, 64), (SLOW, FAST), policy)
-    assert [(answer.workers, answer.link) for answer in found] == [
-        (n, link.name) for n in (1, 2, 64) for link in (SLOW, FAST)
-    ]
+    """Also where the plan has one transfer only, and so no order."""
+    links = (SLOW, FAST, LATE)
+    found = asked(captured, traces, (1, 2, 64), links, policy)
+    assert [(answer.workers, answer.link) for answer in found] == [(n, link.name) for n in (1, 2, 64) for link in links]
     for answer in found:
-        network = {link.name: link.network for link in (SLOW, FAST)}[answer.link]
+        network = {link.name: link.network for link in links}[answer.link]
         plan = caramel.what_if(captured, answer.workers, network=network, trace=traces.at(32), policy=policy)
         timeline, interval = plan.prediction.timeline, plan.prediction.interval
         assert answer.step_s == pytest.approx(timeline.iteration_s)
@@ -76,7 +80,8 @@ def test_an_answer_is_the_prediction_of_the_plan(policy, captured, traces):
 
 
 def test_policies_of_others(captured, traces):
-    found = {answer.policy: answer for answer in asked(captured, traces, (16,), policies="all")}
+    free = TracedBatches([replace(traces.at(32), ordered_step_s={})])  # an order costs nothing
+    found = {answer.policy: answer for answer in asked(captured, free, (16,), policies="all")}
     assert [*found] == [*COMPARED]
     assert min(found.values(), key=lambda answer: answer.step_s).policy == "optimal"
     # Without overlap: the step of one bucket is the computation, then the all-reduce of all bytes.
@@ -85,6 +90,12 @@ def test_policies_of_others(captured, traces):
     one = found["one"]
     assert one.communication_s == pytest.approx(all_reduce_s)
     assert traces.at(32).step_s < one.step_s <= traces.at(32).step_s + all_reduce_s * (1 + 1e-9)
+
+
+def test_others_do_not_pay_for_an_order(captured, traces):
+    """Which they do not enforce: with one, a step's computation takes 20 or 30 % longer here."""
+    for answer in asked(captured, traces, (16,), policies="mg_wfbp,buckets,each,one"):
+        assert answer.compute_s == pytest.approx(traces.at(32).step_s)
 
 
 def test_batches_of_all_workers_and_of_each(captured, traces):
@@ -97,6 +108,7 @@ def test_batches_of_all_workers_and_of_each(captured, traces):
     assert [answer.all_examples for answer in of_each] == [128, 512]
     (uneven,) = asked(captured, traces, (3,), batch=Batch(64, is_of_all=True))
     assert uneven.examples == 22  # the step is that of the worker that has most
+    assert uneven.speed_up == pytest.approx(uneven.examples_per_s / (22 / uneven.alone_s))
     (none,) = asked(captured, traces, (65,), batch=Batch(64, is_of_all=True))
     assert none.step_s is None and "65 workers would share 64 examples" in none.refused
 
@@ -178,6 +190,7 @@ def test_pictures(captured, traces, tmp_path):
         (((10_001,), (SLOW,), "optimal"), "10,000"),
         (((4,), (SLOW,), "optimum"), "policy"),
         (((4,), (SLOW,), "each,each"), "twice"),
+        (((4,), (SLOW, SLOW), "each"), "a network is named twice: 100Mbit/s, 100Mbit/s"),
     ],
 )
 def test_bad_questions(arguments, message):
