@@ -87,6 +87,9 @@ ACCELERATED = Targets(
 Rows = Mapping[str, Row]
 T = TypeVar("T")
 
+_MOST_NAMED = 10
+"""Cells that are all named in a note."""
+
 Missing = Sequence[tuple[Cell, str]]
 """Cells that say nothing, and why."""
 
@@ -432,7 +435,14 @@ def _by_reason(missing: Missing) -> list[str]:
     cells: dict[str, dict[Cell, None]] = {}
     for cell, reason in missing:
         cells.setdefault(reason, {})[cell] = None
-    return [f"{reason}: {'; '.join(map(str, those))}" for reason, those in cells.items()]
+    return [f"{reason}: {_named(list(those))}" for reason, those in cells.items()]
+
+
+def _named(cells: Sequence[Cell]) -> str:
+    """Cells by their names, of many the first ones."""
+    shown = cells if len(cells) <= _MOST_NAMED else cells[: _MOST_NAMED // 2]
+    names = "; ".join(map(str, shown))
+    return names if len(shown) == len(cells) else f"{names}; and {len(cells) - len(shown)} more"
 
 
 def _cells(count: int) -> str:
