@@ -187,8 +187,8 @@ def test_it_is_traced_planned_and_trained(one_device):
     trace = caramel.trace(context, workers=2, cluster=hosts, runs=5, steps=3, statistic="least", progress=False)
     times_s = np.sort([*trace.op_s.values()])[-2 * len(ALL) :]
     asked_s = np.sort([each for block in ALL for each in (block.forward_s, block.backward_s)])
-    assert np.all(times_s > asked_s - 0.0005) and ALONE_S * 0.96 <= times_s.sum() < ALONE_S * 2
-    assert trace.step_s >= ALONE_S * 0.96
+    assert np.all(times_s > asked_s - 0.0005) and ALONE_S * 0.92 <= times_s.sum() < ALONE_S * 2
+    assert trace.step_s >= ALONE_S * 0.92
     network = caramel.NetworkModel.from_costs(1e-4, 1e-8)
     model = caramel.ARModel(context, 2, trace=trace, network=network)
     with model.session(hosts) as session:
@@ -198,9 +198,9 @@ def test_it_is_traced_planned_and_trained(one_device):
         session.steps_together(2)  # nodes that are added to the graph
         begin_s = time.perf_counter()
         session.steps_together(2)
-        assert time.perf_counter() - begin_s > 2 * ALONE_S * 0.96
+        assert time.perf_counter() - begin_s > 2 * ALONE_S * 0.92
     np.testing.assert_allclose(losses, one_device, rtol=1e-5)
-    assert took_s > 4 * ALONE_S * 0.96
+    assert took_s > 4 * ALONE_S * 0.92
     assert any(abs(a / b - 1) > 1e-3 for a, b in pairwise(losses))  # a wrong sum would be seen
 
 
@@ -229,7 +229,7 @@ def test_peers_in_a_graph_train_the_same(make, one_device):
     burst = contender.run(4)
     contender.close()
     np.testing.assert_allclose(burst.losses, one_device, rtol=1e-5)
-    assert min(burst.times_s) > ALONE_S * 0.96
+    assert min(burst.times_s) > ALONE_S * 0.92
 
 
 def test_hosts_are_shared_with_their_accelerators():

@@ -150,7 +150,7 @@ class Site:
 
     ended = 0
 
-    def __init__(self, workers, python, effort):
+    def __init__(self, workers, python, effort, accelerated=False):
         self.workers = workers
         self.testbed = self
         self.taking_part = ("compute", "caramel", "mwms")

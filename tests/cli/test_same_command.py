@@ -125,7 +125,7 @@ def test_servers_with_another_version_of_tensorflow(network, least_squares, host
         network.serve("--hosts", hosts, "--task", task)
     driver = network.start("-c", OTHER_VERSION, "run", f"{least_squares}:program", "--hosts", hosts)
     _, err = driver.communicate(timeout=120)
-    assert driver.returncode == 1
+    assert driver.returncode == 1, err
     assert (
         f"different versions of TensorFlow: 2.1.0 here, where the program runs; {tf.__version__} on worker 0 at "
         "127.0.0.1:2222, worker 1 at 127.0.0.2:2223. Install" in err
