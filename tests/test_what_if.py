@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-import tensorflow as tf
+from three_layers import three_layers
 
 import caramel
 from caramel.errors import InputError
@@ -18,19 +18,7 @@ COST = caramel.NetworkModel.from_costs(1e-4, 1e-9).given
 @pytest.fixture(scope="module")
 def captured():
     """Three layers, and a trace in which their products take a millisecond each."""
-    weights = [tf.Variable(tf.ones([20 * n, 20 * n + 20]), name=f"w{n}") for n in (1, 2, 3)]
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            y = x
-            for weight in weights:
-                y = tf.nn.tanh(y @ weight)
-            loss = tf.reduce_mean(y**2)
-        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
-            weight.assign_sub(0.1 * gradient)
-        return loss
-
-    context = caramel.capture(step, [tf.TensorSpec([None, 20])])
+    context = three_layers(20)
     op_s = {node.name: 1e-3 if node.op == "MatMul" else 1e-9 for node in context.model.graph}
     return context, Trace(context.model.digest, op_s, {}, 9e-3, 9e-3, 3, 1, 16, "by hand")
 

@@ -5,7 +5,7 @@ import io
 from dataclasses import replace
 
 import pytest
-import tensorflow as tf
+from three_layers import three_layers
 
 import caramel
 from caramel.errors import InputError, TraceError
@@ -28,19 +28,7 @@ LATE = Link("late", caramel.NetworkModel.from_costs(0.1, 1e-10))
 
 @pytest.fixture(scope="module")
 def captured():
-    weights = [tf.Variable(tf.ones([40 * n, 40 * n + 40]), name=f"w{n}") for n in (1, 2, 3)]
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            y = x
-            for weight in weights:
-                y = tf.nn.tanh(y @ weight)
-            loss = tf.reduce_mean(y**2)
-        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
-            weight.assign_sub(0.1 * gradient)
-        return loss
-
-    return caramel.capture(step, [tf.TensorSpec([None, 40])])
+    return three_layers(40)
 
 
 def traced(context, examples):
