@@ -127,8 +127,7 @@ def compile_model(
     Raises:
         CaramelError: see `caramel.ARModel`.
     """
-    model = context.model_for(options.workers)
-    _refuse_synchronised(model, options.workers)
+    model = trainable_model(context, options.workers, options.sharding)
     pipeline = input_pipeline(context, model, options.workers, options.sharding)
     plan, facts = assemble_plan(model, pipeline, options, trace)
     evaluation = context.evaluation_for() if context.evaluation is not None else None
