@@ -17,6 +17,7 @@ from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat
 from caramel.util.tables import fitted, preformatted, wrapped
 from caramel.util.text_files import write_text
+from caramel.util.units import format_ms
 
 FORMAT = JsonFormat("plan", 6, PlanError, "caramel plan", "make the plan anew")
 
@@ -127,7 +128,7 @@ class Interval:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {getattr(self, name):.1%}" for name in ("trace", "network", "model"))
-        return f"with 95 % probability {self.low_s * 1e3:.4g} to {self.high_s * 1e3:.4g} ms ({parts})"
+        return f"with 95 % probability {format_ms(self.low_s)} to {format_ms(self.high_s)} ({parts})"
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,8 @@ class Prediction:
         """
         predicted_s = self.timeline.iteration_s
         if steps_in_run > 1:
-            return f"predicted {predicted_s * 1e3:.4g} ms for a step by itself, and {steps_in_run} were one run"
-        text = f"predicted {predicted_s * 1e3:.4g} ms ({predicted_s / step_s - 1:+.1%}"
+            return f"predicted {format_ms(predicted_s)} for a step by itself, and {steps_in_run} were one run"
+        text = f"predicted {format_ms(predicted_s)} ({predicted_s / step_s - 1:+.1%}"
         if self.interval is None:
             return f"{text})"
         return f"{text}, {'within' if self.holds(step_s) else 'outside'} the interval)"
@@ -445,7 +446,7 @@ class Plan:
             return f" It cannot be in the {window} window."
         more_s = other_s - self.prediction.timeline.iteration_s
         more = "more" if more_s >= 0 else "less"
-        return f" In the {window} window the step would take {abs(more_s) * 1e3:.3g} ms {more}."
+        return f" In the {window} window the step would take {format_ms(abs(more_s), 3)} {more}."
 
     def table(self) -> str:
         """The plan as text for a terminal."""
@@ -502,14 +503,14 @@ class Plan:
             return []
         prediction, step = self.prediction, self.prediction.timeline
         bound = (
-            f"no plan takes less than {prediction.lower_bound_s * 1e3:.4g} ms (gap {prediction.gap:.1%})"
+            f"no plan takes less than {format_ms(prediction.lower_bound_s)} (gap {prediction.gap:.1%})"
             if prediction.has_bound
             else "the lower bound came out above this step, so it is withdrawn (a defect; see caramel plan --check)"
         )
         return [
             "",
-            f"predicted: {step.iteration_s * 1e3:.4g} ms per step: {step.compute_s * 1e3:.4g} ms of computation, "
-            f"{step.communication_s * 1e3:.4g} ms of communication, {step.exposed_s * 1e3:.4g} ms of it exposed",
+            f"predicted: {format_ms(step.iteration_s)} per step: {format_ms(step.compute_s)} of computation, "
+            f"{format_ms(step.communication_s)} of communication, {format_ms(step.exposed_s)} of it exposed",
             *([] if prediction.interval is None else [str(prediction.interval)]),
             f"alpha {step.alpha:.3f}, rho {step.rho:.3f}, utilisation {step.utilisation:.1%}; {bound}",
             f"from: {prediction.basis}",
@@ -569,4 +570,4 @@ def _range(piece: Piece) -> str:
 
 
 def _milliseconds(time_s: float | None) -> str:
-    return "unknown" if time_s is None else f"{time_s * 1e3:.4g} ms"
+    return "unknown" if time_s is None else format_ms(time_s)

@@ -17,6 +17,7 @@ from caramel.netmodel.choice import is_in_rank_order
 from caramel.outline import differences
 from caramel.plan import Plan, Transfer
 from caramel.util.arguments import MOST_CHUNKS, shown
+from caramel.util.units import format_ms
 
 
 def check_applies(plan: Plan, model: Model, workers: int) -> None:
@@ -128,11 +129,14 @@ def verify_plan(plan: Plan, model: Model) -> list[str]:
     bound_s, step_s = plan.prediction.lower_bound_s, plan.prediction.timeline.iteration_s
     if not plan.prediction.has_bound:
         raise PlanError(
-            f"the lower bound of the step, {bound_s * 1e3:.6g} ms, is above the step of the plan, {step_s * 1e3:.6g} "
-            "ms: one of the two is wrong, which is a defect of this library. Please report it with the plan, the trace "
-            "and the network"
+            f"the lower bound of the step, {format_ms(bound_s, 6)}, is above the step of the plan, "
+            f"{format_ms(step_s, 6)}: one of the two is wrong, which is a defect of this library. Please report "
+            "it with the plan, the trace and the network"
         )
-    return [*statements, f"the lower bound, {bound_s * 1e3:.6g} ms, is not above the step, {step_s * 1e3:.6g} ms"]
+    return [
+        *statements,
+        f"the lower bound, {format_ms(bound_s, 6)}, is not above the step, {format_ms(step_s, 6)}",
+    ]
 
 
 def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mapping[str, Gradient], plan: Plan) -> None:

@@ -18,6 +18,7 @@ from caramel.report.run_record import RunRecord
 from caramel.report.training import where_workers_share_cores
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.session import Session
+from caramel.util.units import format_ms
 
 _LEAST_STEPS, _MOST_STEPS, _BUDGET_S = 5, 30, 20.0
 """Numbers of steps that are timed: between these, as many as fit into so many seconds."""
@@ -54,7 +55,7 @@ class TriedPlan:
 
     def __str__(self) -> str:
         """Predicted beside measured, for people."""
-        text = f"measured: {self.step_s * 1e3:.4g} ms (median of {len(self.steps_s)} steps)"
+        text = f"measured: {format_ms(self.step_s)} (median of {len(self.steps_s)} steps)"
         prediction = self.armodel.plan.prediction
         if prediction is None:
             return text

@@ -38,6 +38,7 @@ from caramel.runtime.step_rate import StepRate
 from caramel.runtime.steps_per_execution import AUTO
 from caramel.util.arguments import timeout_s
 from caramel.util.interrupts import Interrupts
+from caramel.util.units import format_ms
 
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
@@ -278,7 +279,7 @@ def _beside_prediction(prediction: Prediction | None, rate: StepRate) -> str:
     """What was predicted for a step, as a line of its own; nothing where nothing was, or too few steps were made."""
     if prediction is None or rate.step_s is None:
         return ""
-    return f"\na step takes {rate.step_s * 1e3:.4g} ms; {prediction.beside(rate.step_s, rate.steps_in_run)}"
+    return f"\na step takes {format_ms(rate.step_s)}; {prediction.beside(rate.step_s, rate.steps_in_run)}"
 
 
 def _say_how_to_go_on(results: Results, directory: CheckpointDirectory | None, last: int | None) -> None:

@@ -38,6 +38,7 @@ from caramel.runtime.session import Session
 from caramel.runtime.steps_per_execution import AUTO, StepsInRun, within_epochs
 from caramel.util.arguments import refuse_unknown, shown, whole_number
 from caramel.util.interrupts import Interrupts
+from caramel.util.units import format_ms
 
 _logger = logging.getLogger(__name__)
 
@@ -220,7 +221,7 @@ def fit(
             say(f"caramel: written: {', '.join(written)}")
         if plan.prediction is not None and training.step_s is not None:
             beside = plan.prediction.beside(training.step_s, training.steps_in_run)
-            say(f"caramel: a step took {training.step_s * 1e3:.4g} ms; {beside}")
+            say(f"caramel: a step took {format_ms(training.step_s)}; {beside}")
         keep(model, _METHOD, purpose_of(model, data, number, place, kept_for), use.kept)
         model.history.plan = plan
         return model.history
@@ -253,7 +254,7 @@ def _steps_in_run(
         count = within_epochs(session.worthwhile_steps(step_s, steps_left), steps)
         if count > 1:
             say(
-                f"caramel: a step takes {step_s * 1e3:.4g} ms; {count} steps are one run from now on, for whose first "
+                f"caramel: a step takes {format_ms(step_s)}; {count} steps are one run from now on, for whose first "
                 f"TensorFlow takes about {session.ready_s(count):.1f} s"
             )
         return count

@@ -30,6 +30,7 @@ from caramel.runtime.feeds import bound_arrays
 from caramel.runtime.session import DEFAULT_STEP_TIMEOUT_S, Session
 from caramel.util.arguments import whole_number
 from caramel.util.progress import progress_over
+from caramel.util.units import format_ms
 
 DEFAULT_RUNS = 10
 """Number of traced steps (Caramel, section 4.1)."""
@@ -329,7 +330,7 @@ def _measured(
             for _ in range(steps * done // runs, steps * (done + 1) // runs):
                 plain_s.append(_retried_at_end(lambda: timed_step(plain, *batch)))
             traced.append(_retried_at_end(lambda: traced_step(named, *batch)))
-            show(len(plain_s) + len(traced), f"step {plain_s[-1] * 1e3:.4g} ms" if plain_s else "")
+            show(len(plain_s) + len(traced), f"step {format_ms(plain_s[-1])}" if plain_s else "")
     return traced, plain_s
 
 

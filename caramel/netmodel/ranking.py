@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caramel.collectives.algorithms import ALL_REDUCES, NATIVE
+from caramel.util.units import format_ms
 
 _WITH_ONE_SENDER = frozenset(name for name, row in ALL_REDUCES.items() if row.has_one_sender)
 _WITH_TWO_ROUNDS = frozenset(name for name, row in ALL_REDUCES.items() if row.has_two_rounds)
@@ -115,7 +116,7 @@ class Candidate:
         return float(delay_s(self.time_s, self.channel_s))
 
     def __str__(self) -> str:
-        return f"{self.algorithm} at depth {self.depth} with {self.time_s * 1e3:.4g} ms"
+        return f"{self.algorithm} at depth {self.depth} with {format_ms(self.time_s)}"
 
 
 @dataclass(frozen=True)
@@ -214,16 +215,16 @@ def _suitable(ranked: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:
 def _reason(ranked: Sequence[Candidate], size_bytes: float) -> str:
     first = ranked[0]
     what = f"{first.algorithm} at depth {first.depth}"
-    time = f"{first.time_s * 1e3:.4g} ms ({first.prediction.basis})"
+    time = f"{format_ms(first.time_s)} ({first.prediction.basis})"
     if first.occupied_s is None:
         text = f"{what} has the least predicted time for {size_bytes:.0f} bytes, {time}"
     else:
         text = (
             f"{what} delays a step with several transfers least at {size_bytes:.0f} bytes, by "
-            f"{first.delay_s * 1e3:.4g} ms: it takes {time}, and the next transfer waits for "
-            f"{first.occupied_s * 1e3:.4g} ms of these"
+            f"{format_ms(first.delay_s)}: it takes {time}, and the next transfer waits for "
+            f"{format_ms(first.occupied_s)} of these"
         )
     if len(ranked) > 1:
-        delay = "" if first.occupied_s is None else f", which delays it by {ranked[1].delay_s * 1e3:.4g} ms"
+        delay = "" if first.occupied_s is None else f", which delays it by {format_ms(ranked[1].delay_s)}"
         text += f"; next best is {ranked[1]}{delay}"
     return text + "."

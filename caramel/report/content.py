@@ -13,6 +13,7 @@ from caramel.report.figures import exposed_by_transfer
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import StepTimeline
 from caramel.report.what_helps import WhatIf
+from caramel.util.units import format_ms
 
 _SMALL_GAP = 0.03
 """Gap to the lower bound below which another plan is not worth looking for."""
@@ -48,13 +49,12 @@ class Report:
 
 
 def milliseconds(time_s: float) -> str:
-    """A time in milliseconds, so that times can be compared.
+    """A time in milliseconds, with three digits.
 
     >>> [milliseconds(time_s) for time_s in (0.012345, 1.5, 0.0)]
     ['12.3 ms', '1,500 ms', '0 ms']
     """
-    time_ms = time_s * 1e3
-    return f"{time_ms:,.0f} ms" if abs(time_ms) >= 1000 else f"{time_ms:.3g} ms"
+    return format_ms(time_s, digits=3)
 
 
 def advice(report: Report) -> list[str]:

@@ -84,3 +84,17 @@ def format_time(time_s: float) -> str:
     if time_s < 0.9995e-3:
         return f"{time_s * 1e6:.3g} us"
     return f"{time_s * 1e3:.3g} ms" if time_s < 0.9995 else f"{time_s:.3g} s"
+
+
+def format_ms(time_s: float, digits: int = 4) -> str:
+    """A time in milliseconds, so that times can be compared.
+
+    >>> [format_ms(t) for t in (0.0123456, 1.5, 98.7654, 0.0)], format_ms(1.5, digits=3)
+    (['12.35 ms', '1500 ms', '98,765 ms', '0 ms'], '1,500 ms')
+
+    Args:
+        time_s: the seconds.
+        digits: number of significant digits; all digits before the point are shown.
+    """
+    time_ms = time_s * 1e3
+    return f"{time_ms:.{digits}g} ms" if abs(time_ms) < 10**digits - 0.5 else f"{time_ms:,.0f} ms"

@@ -11,6 +11,7 @@ from caramel.analyzers.cost.step_evaluator import Item
 from caramel.analyzers.optimal.problem import travels_alone
 from caramel.analyzers.optimal.rounding import aligned_elements
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Schedule, Scheduled
+from caramel.util.units import format_ms
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +92,10 @@ class BucketPlans:
         first: Boundary
         if window == FORWARD:
             first = min((self.gradients[g] for g, _ in bucket.pieces), key=lambda g: (g.read_s, g.name))
-            what = f"Read from {first.read_s * 1e3:.4g} ms on, by {first.name}"
+            what = f"Read from {format_ms(first.read_s)} on, by {first.name}"
         else:
             first = max((self.gradients[g] for g, _ in bucket.pieces), key=lambda g: (g.ready_s, g.name))
-            what = f"Can start at {first.ready_s * 1e3:.4g} ms, when {first.name} is ready"
+            what = f"Can start at {format_ms(first.ready_s)}, when {first.name} is ready"
         return f"{what}. In the {window} window, and with these gradients, by the simulated steps of a local search"
 
     def items(self, windows: Windows) -> tuple[list[Item], list[Item]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from caramel.analyzers.optimal.windows import ROUNDING_TOLERANCE, Window, least_late_fewest_buckets
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Boundary, Piece, Scheduled
 from caramel.netmodel.line import Line
+from caramel.util.units import format_ms
 
 ALIGNMENT_ELEMENTS = 64
 """Number of elements at whose multiples larger gradients are cut, so that both pieces begin on a cache line."""
@@ -234,4 +235,4 @@ def _reason(boundaries: Boundaries, transfer: _PendingTransfer, start_s: float, 
 
 
 def _ms(time_s: float) -> str:
-    return f"{time_s * 1e3:.4g} ms"
+    return format_ms(time_s)

@@ -21,6 +21,7 @@ from caramel.analyzers.optimal.rounding import cut_gradients, exposed_and_stalle
 from caramel.analyzers.optimal.thresholds import LeastExposed, capacities, cover
 from caramel.facts import Boundaries, Buckets, Schedule, Scheduled
 from caramel.netmodel.line import Line
+from caramel.util.units import format_ms
 
 _LEAST_EVALUATIONS, _MOST_EVALUATIONS = 40, 20_000
 """Number of evaluations of the local search among whole gradients: the second number over that of gradients, but at
@@ -137,7 +138,7 @@ def _packing(problem: PackingProblem, postponed_s: np.ndarray, allowed_s: float,
         if is_optimal
         else f"{gap:.1%} of the step above it, so not proved to be best"
     )
-    note = f"{late_s * 1e3:.4g} ms exposed; no such plan has less than {bound_s * 1e3:.4g} ms: {proved}"
+    note = f"{format_ms(late_s)} exposed; no such plan has less than {format_ms(bound_s)}: {proved}"
     return Packing(transfers, late_s, base_s + late_s, bound_s, is_optimal, note)
 
 

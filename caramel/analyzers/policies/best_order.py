@@ -23,6 +23,7 @@ from caramel.analyzers.policies.packing import backward_only
 from caramel.analyzers.step.boundaries import find_boundaries
 from caramel.facts import Boundaries, ControlEdges, Dependencies, Schedule, Trace, UpdateOrder
 from caramel.model import Model
+from caramel.util.units import format_ms
 
 _ASSUMED_EDGES = ControlEdges((), "total", "not made yet")
 """Control edges with which the orders are compared; whatever is enforced in the end, the comparison is as good."""
@@ -70,7 +71,7 @@ def best_order(uses_forward: bool = True) -> Analyzer:
         }
         least_s = min(steps_s.values())
         best = next(name for name, step_s in steps_s.items() if step_s <= (1 + INDIFFERENCE) * least_s)
-        costs = "; ".join(f"{name} {step_s * 1e3:.4g} ms" for name, step_s in steps_s.items())
+        costs = "; ".join(f"{name} {format_ms(step_s)}" for name, step_s in steps_s.items())
         return replace(orders[best][0], reason=f"{best}, by the predicted steps: {costs}")
 
     return Analyzer("best order", (Model, Dependencies, Trace, Network), UpdateOrder, run)

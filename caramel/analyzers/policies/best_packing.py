@@ -16,7 +16,7 @@ from caramel.analyzers.policies.batching import paper_batching, single
 from caramel.analyzers.policies.packing import backward_only, paper_packing
 from caramel.facts import Boundaries, Schedule
 from caramel.simulator import check_boundaries
-from caramel.util.units import format_size
+from caramel.util.units import format_ms, format_size
 
 INDIFFERENCE = 0.005
 """Fraction of a step below which two plans count as equal: predictions are far from that exact."""
@@ -84,7 +84,7 @@ def choose_packing(boundaries: Boundaries, network: Network, *, search: bool = T
         note = f"; {local_search.evaluations} steps were simulated"
     best = _chosen(scores)
     cost = best.predicted_s / min(score.predicted_s for score in scores) - 1
-    others = "; ".join(f"{s.name} {s.predicted_s * 1e3:.4g} and {s.mean_s * 1e3:.4g} ms" for s in scores)
+    others = "; ".join(f"{s.name} {format_ms(s.predicted_s)} and {format_ms(s.mean_s)}" for s in scores)
     reason = (
         f"{best.name}: of the plans that are at most {INDIFFERENCE:.1%} longer than the shortest, the one with the "
         f"least mean over computation as predicted, {_COMPUTATION_ERROR:.0%} shorter and {_COMPUTATION_ERROR:.0%} "

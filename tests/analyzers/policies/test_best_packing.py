@@ -21,6 +21,7 @@ from caramel.netmodel.contention import Contention
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import NetworkModel
 from caramel.simulator import simulate, validate_schedule, wire_bytes
+from caramel.util.units import format_ms
 
 WORKERS = 4
 
@@ -66,7 +67,7 @@ def test_no_other_policy_is_better(seed, rho, updates):
     as_short = [other for other in others if predicted_s(other) <= min(least_s, predicted_s(chosen))]
     assert mean_s(chosen) <= 1.001 * min(map(mean_s, as_short), default=math.inf)
     for other in others:
-        assert f"{predicted_s(other) * 1e3:.4g} and {mean_s(other) * 1e3:.4g} ms" in chosen.reason
+        assert f"{format_ms(predicted_s(other))} and {format_ms(mean_s(other))}" in chosen.reason
 
 
 def slower(boundaries, factor):
