@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-models bench-planning clean
+.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -40,6 +40,9 @@ bench-collectives: $(VENV)/.dev  ## all-reduces against TensorFlow's; as root al
 	$(BIN)/python -m benchmarks.collectives --json collectives_local.json --plot collectives_local.png
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m benchmarks.collectives --workers 4 --rate 500mbit \
 		--json collectives_shaped.json --plot collectives_shaped.png
+
+bench-shared-hosts: $(VENV)/.dev  ## all-reduces where several workers share a host and its link; needs root
+	$(BIN)/python -m benchmarks.shared_hosts --workers-on-host 2 --workers-on-host 4 --json shared_hosts.json
 
 bench-models: $(VENV)/.dev  ## compile VGG, ResNets, Inception, MobileNets, EfficientNet and BERT; the time and memory of each stage
 	$(BIN)/python -m benchmarks.models --json models.json

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.postponement import is_shared, postponement
 from caramel.analyzers.step.sparse_slices import distinct_rows_node
-from caramel.collectives.algorithms import ALGORITHMS, ALL_GATHER, NATIVE
+from caramel.collectives.algorithms import ALL_GATHER, ALL_REDUCE_NAMES, NATIVE, is_all_reduce
 from caramel.collectives.dtypes import NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.errors import InputError, OtherProgramError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece
@@ -170,8 +170,8 @@ def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mappin
 
 def _check_collective(what: str, transfer: Transfer, plan: Plan) -> None:
     is_native = transfer.algorithm == NATIVE
-    if not is_native and transfer.algorithm not in ALGORITHMS:
-        raise PlanError(f"{what} is a {transfer.algorithm!r} all-reduce; there are {', '.join([*ALGORITHMS, NATIVE])}")
+    if not is_all_reduce(transfer.algorithm):
+        raise PlanError(f"{what} is a {transfer.algorithm!r} all-reduce; there are {', '.join(ALL_REDUCE_NAMES)}")
     if transfer.depth < 1:
         raise PlanError(f"{what} has depth {transfer.depth}: it must be at least 1")
     if transfer.depth > MOST_CHUNKS:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caramel.cli.options import print_json, reporting_errors, with_cluster, with_json
+from caramel.cli.options import print_json, reporting_errors, with_cluster, with_devices, with_json
 from caramel.cli.places import RAY, Place
 from caramel.util.units import parse_rate, parse_size
 from caramel.util.whole_files import check_writable
@@ -29,9 +29,10 @@ _NOT_GIVEN = (None, ())
     "numbers",
     multiple=True,
     type=int,
-    help="Number of workers; several to predict others. Default: as many as the cluster has servers.",
+    help="Number of workers; several to predict others. Default: as many as the cluster has.",
 )
 @with_cluster("processes")
+@with_devices
 @click.option("--out", metavar="FILE.json", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--quick", is_flag=True, help="A first look in about a minute: fewer sizes, depths and rounds.")
 @click.option("--plot", metavar="FILE.png", type=click.Path(dir_okay=False), help="Also draw the measurements.")
@@ -56,6 +57,7 @@ _NOT_GIVEN = (None, ())
 def netbench(
     numbers: tuple[int, ...],
     place: Place,
+    devices: tuple[str, ...],
     out: str | None,
     quick: bool,
     plot: str | None,
@@ -78,6 +80,7 @@ def netbench(
     costs = {name: options.pop(name) for name in ("link_rate", "latency", "alpha", "beta", "gamma")}
     if any(value is not None for value in costs.values()):
         given = [value for value in options.values() if value not in _NOT_GIVEN]
+        given += devices
         if plot is not None or description or quick or given:
             raise click.UsageError("a network given by hand is not measured: leave out --plot, --size and the like")
         network = _given_network(**costs)
@@ -85,16 +88,18 @@ def netbench(
         save(network, out)
     else:
         place.check(max(numbers, default=1))
+        if not numbers and devices:
+            numbers = (len(devices),)
         if not numbers and place.membership is not None:
-            numbers = (len(place.membership.addresses),)  # workers in processes of their own are measured
+            numbers = (sum(place.membership.workers),)
         elif not numbers and place.is_kind(RAY):
             numbers = (place.size(None)[0],)
         if not numbers:
             raise click.UsageError("say how many workers to measure: --workers N (several times for several numbers)")
         if place.serves:
-            place.serve()
+            place.serve(devices)
         where = description or f"{place.name} cluster on {platform.node()}"
-        network = _measured_network(place.cluster(max(numbers)), numbers, where, out, quick, **options)
+        network = _measured_network(place.cluster(max(numbers)), numbers, where, out, quick, devices, **options)
         text = as_text(network)
         if plot is not None:
             from caramel.netmodel.plot import save_plot
@@ -109,7 +114,13 @@ def netbench(
 
 
 def _measured_network(
-    cluster: Cluster, numbers: tuple[int, ...], description: str, out: str, quick: bool, **options: Any
+    cluster: Cluster,
+    numbers: tuple[int, ...],
+    description: str,
+    out: str,
+    quick: bool,
+    devices: tuple[str, ...],
+    **options: Any,
 ) -> NetworkModel:
     """Measure one number of workers after the other; each result is saved before the next is measured."""
     from caramel.measure.netbench import QUICK, Settings, measure_network
@@ -118,8 +129,10 @@ def _measured_network(
     sizes = tuple(parse_size(text) for text in options.pop("sizes"))
     chosen = {"sizes": sizes, **options}
     given = {name: value for name, value in chosen.items() if value not in _NOT_GIVEN}
-    settings = replace(QUICK if quick else Settings(), **given)
-    return measure_network(cluster, numbers, settings, description, on_network=lambda network: save(network, out))
+    settings = replace(QUICK if quick else Settings(), hierarchy="algorithms" not in given, **given)
+    return measure_network(
+        cluster, numbers, settings, description, on_network=lambda network: save(network, out), device_list=devices
+    )
 
 
 def _given_network(

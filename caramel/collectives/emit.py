@@ -24,7 +24,7 @@ def emit_all_reduce(
 
     Args:
         schedules: proved schedules that were made so far.
-        algorithm: a name in `ALGORITHMS`, or `NATIVE`, to which depth, turn, in_rank_order and the wire mean nothing.
+        algorithm: name of an all-reduce; to `NATIVE` depth, turn, in_rank_order and the wire mean nothing.
         depth: number of chunks.
         request: tensors to reduce.
         turn: number of the all-reduce, by which uneven work rotates among the ranks.

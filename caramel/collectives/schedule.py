@@ -114,8 +114,10 @@ class Builder:
         return self._append(Instruction(source.rank, start, size, "part", (value,)))
 
     def add(self, rank: int, values: Sequence[int]) -> int:
-        """The sum of values of one range, added from left to right."""
+        """The sum of values of one range, added from left to right; the value itself if it is the only one."""
         first = self.instructions[values[0]]
+        if len(values) == 1 and first.rank == rank:
+            return values[0]
         return self._append(Instruction(rank, first.start, first.size, "add", tuple(values)))
 
     def join(self, rank: int, values: Sequence[int]) -> int:

@@ -22,7 +22,7 @@ from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.collectives.emit import emit_all_reduce
 from caramel.collectives.lower import Lowered, Request
 from caramel.errors import InputError, InvariantError
-from caramel.graph.devices import default_devices
+from caramel.graph.devices import default_devices, parse_devices
 from caramel.graph.graph import Graph, NodeDef
 from caramel.graph.nodes import assign, constant, dtype_attribute, group, node, read, variable
 from caramel.runtime.clusters.base import Cluster
@@ -96,6 +96,7 @@ class AllReduceBench:
         workers: number of workers, at least 2.
         timeout_s: seconds that one step may take.
         uses_native: whether TensorFlow's own collective ops will be among them.
+        device_list: see `devices_for`.
 
     Attributes:
         workers: number of workers.
@@ -104,11 +105,19 @@ class AllReduceBench:
         instances: counter that gives each all-reduce its number.
     """
 
-    def __init__(self, cluster: Cluster, workers: int, timeout_s: float = 300.0, uses_native: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        workers: int,
+        timeout_s: float = 300.0,
+        uses_native: bool = False,
+        device_list: Sequence[str] = (),
+    ) -> None:
         if workers < 2:
             raise InputError(f"all-reduces are measured on at least 2 workers, got {workers}")
         self.workers = workers
-        self.devices = tuple(f"{text}/device:CPU:0" for text in default_devices(workers))
+        started_devices = devices_for(cluster, workers, device_list)
+        self.devices = tuple(text if "/device:" in text else f"{text}/device:CPU:0" for text in started_devices)
         self.computing_threads = cluster.options.inter_op_threads or usable_cores()
         self._timeout_s = timeout_s
         self._targets: dict[str, tuple[list[str], int]] = {}
@@ -123,7 +132,7 @@ class AllReduceBench:
         # The graph grows with each size. TensorFlow's optimizers find nothing to do in it, but go through all of it for
         # each new step, which is most of the time that a measurement would take.
         as_written = cluster.with_options(replace(cluster.options, optimize_graph=False))
-        self._executor: Executor = as_written.start(Graph(empty).to_graph_def(), default_devices(workers), timeout_s)
+        self._executor: Executor = as_written.start(Graph(empty).to_graph_def(), started_devices, timeout_s)
 
     def __enter__(self) -> AllReduceBench:
         return self
@@ -312,6 +321,25 @@ class AllReduceBench:
         start = time.perf_counter()
         self._run(targets)
         return time.perf_counter() - start
+
+
+def devices_for(cluster: Cluster, workers: int, device_list: Sequence[str] = ()) -> tuple[str, ...]:
+    """The devices of some workers: the first of those that are given, or that the cluster has, where it knows them.
+
+    Args:
+        cluster: where they run.
+        workers: number of workers.
+        device_list: device string of each worker; empty for those of the cluster.
+
+    Raises:
+        InputError: fewer devices are given, or one is no device.
+    """
+    if device_list:
+        if len(device_list) < workers:
+            raise InputError(f"{workers} workers need as many devices, got {len(device_list)}")
+        return parse_devices(tuple(device_list[:workers]), workers)
+    known = cluster.default_devices
+    return known[:workers] if len(known) >= workers else default_devices(workers)
 
 
 def build_for(schedules: Schedules, bench: AllReduceBench, algorithm: str, depth: int, size_bytes: int) -> Build:

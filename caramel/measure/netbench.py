@@ -8,14 +8,22 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from caramel.collectives.algorithms import ALL_REDUCE_NAMES, NATIVE, Schedules, check_algorithm
+from caramel.collectives.algorithms import ALL_REDUCE_NAMES, NATIVE, Schedules, all_reduce_named
+from caramel.collectives.hierarchy import hierarchy_name
 from caramel.errors import InputError
-from caramel.measure.all_reduce_bench import ELEMENT_BYTES, PRUNE_RATIO, AllReduceBench, build_for, repetitions
+from caramel.measure.all_reduce_bench import (
+    ELEMENT_BYTES,
+    PRUNE_RATIO,
+    AllReduceBench,
+    build_for,
+    devices_for,
+    repetitions,
+)
 from caramel.measure.contention_bench import measure_contention
 from caramel.netmodel.contention import Contention
 from caramel.netmodel.line import Curve, Sample
 from caramel.netmodel.model import LARGE_BYTES, MEASURED_DEPTHS, NetworkModel
-from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.clusters.base import Cluster, workers_on_host
 from caramel.util.arguments import chunk_count, timeout_s, whole_number, worker_count
 from caramel.util.progress import progress_over
 from caramel.util.units import format_size
@@ -65,6 +73,8 @@ class Settings:
         candidates: largest number of all-reduces of a size that are measured beside computation, the fastest first.
         budget_s: seconds from the start within which larger sizes are begun that will end by then, as it seems; what
             runs beside computation comes after them.
+        hierarchy: whether to measure the hierarchical all-reduce of the cluster's hosts, too, where some workers share
+            one and not all do.
     """
 
     sizes: tuple[int, ...] = DEFAULT_SIZES
@@ -78,6 +88,7 @@ class Settings:
     sizes_beside: int = 3
     candidates: int = 6
     budget_s: float = math.inf
+    hierarchy: bool = True
 
     def __post_init__(self) -> None:
         reason = "TensorFlow sends a tensor in one message, which has at most 2 GiB"
@@ -94,7 +105,7 @@ class Settings:
         if not self.algorithms:
             raise InputError("give at least one algorithm to measure")
         for name in self.algorithms:
-            check_algorithm(name)
+            all_reduce_named(name)
         if self.sizes and min(self.sizes) > SMALLEST_SIZE:
             object.__setattr__(self, "sizes", (SMALLEST_SIZE, *self.sizes))
         if len(set(self.sizes)) < 2 or min(self.sizes) < ELEMENT_BYTES:
@@ -142,6 +153,7 @@ def measure_network(
     settings: Settings | None = None,
     description: str = "",
     on_network: Callable[[NetworkModel], None] = lambda network: None,
+    device_list: Sequence[str] = (),
 ) -> NetworkModel:
     """Measure all-reduces and fit the model of the network.
 
@@ -151,6 +163,7 @@ def measure_network(
         settings: settings of the measurement; default: `Settings()`.
         description: description of the place, for the reader of the file.
         on_network: function that is called after each number of workers with the model fitted so far.
+        device_list: device string of each worker; empty for those of the cluster. Fewer workers have the first ones.
 
     Returns:
         The model, with a curve for each number of workers, algorithm and depth.
@@ -171,11 +184,12 @@ def measure_network(
     with cluster.held(numbers[-1]), progress_over(total) as show_progress:
         for position, number in enumerate(numbers):
             done = position * rounds_per_number
+            of_number = _with_hierarchy(settings, cluster, devices_for(cluster, number, device_list))
 
             def report(rounds: int, text: str, base: int = done) -> None:
                 show_progress(base + rounds, text)
 
-            new_curves, gamma, new_contentions = _measure(cluster, number, settings, report)
+            new_curves, gamma, new_contentions = _measure(cluster, number, of_number, report, device_list)
             curves += new_curves
             gammas.append(gamma)
             contentions += new_contentions
@@ -186,13 +200,26 @@ def measure_network(
     return network
 
 
+def _with_hierarchy(settings: Settings, cluster: Cluster, devices: Sequence[str]) -> Settings:
+    """The settings with the all-reduce for the cluster's hosts, if workers share them and it is asked for."""
+    on_host = workers_on_host(cluster.hosts_of(devices))
+    name = hierarchy_name(on_host)
+    if not settings.hierarchy or not 1 < on_host < len(devices) or name in settings.algorithms:
+        return settings
+    return replace(settings, algorithms=(*settings.algorithms, name))
+
+
 def _falls_behind(ratios: Sequence[float]) -> bool:
     """Whether an all-reduce was far behind the fastest at two sizes, and fell further behind."""
     return len(ratios) >= 2 and min(ratios[-2:]) > PRUNE_RATIO and ratios[-1] >= ratios[-2]
 
 
 def _measure(
-    cluster: Cluster, workers: int, settings: Settings, report: Callable[[int, str], None]
+    cluster: Cluster,
+    workers: int,
+    settings: Settings,
+    report: Callable[[int, str], None],
+    device_list: Sequence[str],
 ) -> tuple[list[Curve], float, list[Contention]]:
     samples: dict[tuple[str, int], list[Sample]] = {}
     slowness: dict[tuple[str, int], list[float]] = {choice: [] for choice in settings.choices()}
@@ -200,7 +227,7 @@ def _measure(
     fastest: list[Sample] = []
     began_s = ended_s = time.monotonic()
     taken_s = 0.0  # by the last size
-    with AllReduceBench(cluster, workers, settings.timeout_s, NATIVE in settings.algorithms) as bench:
+    with AllReduceBench(cluster, workers, settings.timeout_s, NATIVE in settings.algorithms, device_list) as bench:
         for position, size in enumerate(sorted(set(settings.sizes))):
             expected_s = _expected_s(fastest, size)
             if expected_s > settings.longest_s:

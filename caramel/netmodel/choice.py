@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, NATIVE, check_algorithm
+from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, NATIVE, all_reduce_named, schedule_maker
 from caramel.collectives.dtypes import ITEM_BYTES, NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.collectives.schedule import check
 from caramel.errors import InputError
@@ -35,7 +35,7 @@ def is_in_rank_order(algorithm: str, workers: int) -> bool:
     """
     if algorithm == NATIVE:
         return False
-    return check(ALGORITHMS[algorithm](workers, 3 * workers + 1)).is_rank_order_fold
+    return check(schedule_maker(algorithm)(workers, 3 * workers + 1)).is_rank_order_fold
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CollectiveOptions:
 
     def __post_init__(self) -> None:
         if self.algorithm is not None:
-            check_algorithm(self.algorithm)
+            all_reduce_named(self.algorithm)
         if self.depth is not None:
             object.__setattr__(self, "depth", chunk_count(self.depth, "the depth of a collective"))
         if self.wire is not None and not (isinstance(self.wire, str) and self.wire in WIRE_DTYPES):
@@ -227,7 +227,10 @@ def allowed_algorithms(options: CollectiveOptions, workers: int, dtype: str) -> 
         InputError: the options do not fit the number of workers or the dtype.
     """
     options.check_workers(workers)
-    allowed = [name for name in ALL_REDUCE_NAMES if _is_allowed(name, options, workers, dtype)]
+    further = options.network.further_algorithms(workers) if options.network is not None else ()
+    asked = (options.algorithm,) if options.algorithm is not None else ()
+    names = dict.fromkeys((*ALL_REDUCE_NAMES, *further, *asked))
+    allowed = [name for name in names if _is_allowed(name, options, workers, dtype)]
     if options.algorithm is None:
         return allowed
     if options.algorithm not in allowed:

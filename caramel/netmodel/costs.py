@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caramel.collectives.algorithms import ALL_REDUCES, NATIVE
+from caramel.collectives.algorithms import NATIVE, all_reduce_named
 from caramel.collectives.all_reduce import Factors
+from caramel.collectives.hierarchy import workers_on_host_of
 from caramel.errors import FitError, InputError
 from caramel.netmodel.line import Curve
 from caramel.util.arguments import shown
@@ -40,18 +41,16 @@ def factors(algorithm: str, workers: int, depth: int = 1) -> Factors:
         raise InputError(
             f"costs need at least 1 worker and depth 1, got {shown(workers)} workers and depth {shown(depth)}"
         )
-    if workers == 1:
-        return Factors(0, 0, 0)
-    if not isinstance(algorithm, str) or algorithm not in ALL_REDUCES:
-        raise InputError(f"there are no costs for the algorithm {shown(algorithm)}")
-    return ALL_REDUCES[algorithm].factors(workers, depth)
+    row = all_reduce_named(algorithm)
+    return Factors(0, 0, 0) if workers == 1 else row.factors(workers, depth)
 
 
 def link_load(algorithm: str, workers: int, workers_on_host: int) -> float:
     """The bytes on the busiest link of hosts that some workers share, over those where each has a host of its own.
 
     Ranks follow each other on hosts. In a ring and in a chain one worker of a host sends to another host; a star's root
-    gets the bytes of the other hosts' workers; in the others all workers of a host send to all other hosts at once.
+    gets the bytes of the other hosts' workers; in a hierarchy each byte leaves a host of as many workers once; in the
+    others all workers of a host send to all other hosts at once.
 
     Args:
         algorithm: name of an all-reduce.
@@ -68,11 +67,32 @@ def link_load(algorithm: str, workers: int, workers_on_host: int) -> float:
     if algorithm in ("ring", "chain", NATIVE):
         return 1.0
     others = (workers - workers_on_host) / (workers - 1)
+    if of_hierarchy := workers_on_host_of(algorithm):
+        return _link_load_of_hierarchy(of_hierarchy, workers, workers_on_host)
     if algorithm == "star":
         return others
     if algorithm == "halving_doubling" and workers & (workers - 1):
         return float(workers_on_host)  # the workers beyond a power of two send all that they have besides
     return workers_on_host * others
+
+
+def _link_load_of_hierarchy(of_hierarchy: int, workers: int, workers_on_host: int) -> float:
+    """`link_load` of a hierarchy for hosts of some workers, on hosts of these or of others.
+
+    Args:
+        of_hierarchy: number of workers in its groups.
+        workers: number of workers.
+        workers_on_host: number of workers of each host.
+    """
+    groups = -(-workers // of_hierarchy)
+    inside, between = 1 - 1 / of_hierarchy, (1 - 1 / groups) / of_hierarchy  # what a worker sends, and receives
+    if workers_on_host % of_hierarchy == 0:  # whole groups on a host
+        outside = between * (groups - workers_on_host // of_hierarchy) / (groups - 1)
+    elif of_hierarchy % workers_on_host == 0:
+        outside = between + inside * (of_hierarchy - workers_on_host) / (of_hierarchy - 1)
+    else:
+        outside = inside + between  # at most
+    return workers_on_host * outside / (inside + between)
 
 
 @dataclass(frozen=True)

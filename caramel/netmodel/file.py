@@ -6,7 +6,7 @@ import os
 from dataclasses import fields
 from typing import Any
 
-from caramel.collectives.algorithms import ALL_REDUCE_NAMES
+from caramel.collectives.algorithms import is_all_reduce
 from caramel.errors import InputError
 from caramel.netmodel.contention import Contention
 from caramel.netmodel.costs import Cost
@@ -125,7 +125,7 @@ def _contention(data: Any) -> Contention:
 
 def _algorithm(data: Any) -> str:
     algorithm = text(data["algorithm"])
-    if algorithm not in ALL_REDUCE_NAMES:
+    if not is_all_reduce(algorithm):
         raise ValueError(f"there is no all-reduce algorithm {algorithm!r}")
     return algorithm
 

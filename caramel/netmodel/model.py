@@ -10,7 +10,8 @@ from functools import cached_property
 from numbers import Real
 from typing import Any
 
-from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, ALL_REDUCES, NATIVE
+from caramel.collectives.algorithms import ALGORITHMS, ALL_REDUCE_NAMES, NATIVE, all_reduce_named
+from caramel.collectives.hierarchy import hierarchy_name
 from caramel.errors import InputError
 from caramel.netmodel.contention import Contention, ContentionModel
 from caramel.netmodel.costs import Cost, fit_cost
@@ -190,6 +191,17 @@ class NetworkModel:
         gamma = min(self.gamma_s_per_byte, other.gamma_s_per_byte)
         contentions = (*self.contentions, *other.contentions)
         return NetworkModel(self.description, (*self.curves, *other.curves), gamma, contentions=contentions)
+
+    def further_algorithms(self, workers: int) -> Collection[str]:
+        """Names of the all-reduces that are known besides those that need to know nothing of hosts.
+
+        Args:
+            workers: number of workers.
+        """
+        if self.given is None:
+            return [name for name, _ in self._known(workers) if name not in ALL_REDUCE_NAMES]
+        shares_links = 1 < self.workers_on_host < workers
+        return [hierarchy_name(self.workers_on_host)] if shares_links else []
 
     def require(self, workers: int) -> None:
         """Check that a graph for so many workers may be built on this model.
@@ -542,7 +554,8 @@ class NetworkModel:
         ]
         if not candidates:
             wanted = "any algorithm" if allowed is None else " or ".join(allowed)
-            known = self._known(workers) if self.given is None else [(name, 1) for name in ALGORITHMS]
+            given = (*ALGORITHMS, *self.further_algorithms(workers))
+            known = self._known(workers) if self.given is None else [(name, 1) for name in given]
             raise InputError(
                 f"the network model knows nothing about {wanted} on {workers} workers"
                 + (f" at depth {depth}" if depth is not None else "")
@@ -568,10 +581,10 @@ class NetworkModel:
         return [(name, depth) for name in names or dict.fromkeys(others)]
 
     def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
-        for name in ALL_REDUCE_NAMES:
+        for name in (*ALL_REDUCE_NAMES, *self.further_algorithms(workers)):
             if depth is not None or name == NATIVE:
                 depths: Sequence[int] = (depth or 1,)
-            elif ALL_REDUCES[name].is_pipelined:
+            elif all_reduce_named(name).is_pipelined:
                 depths = MEASURED_DEPTHS
             else:
                 depths = (default_depth(size_bytes, self._threshold(name, workers)) if workers > 1 else 1,)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from caramel.collectives.algorithms import ALGORITHMS
+from caramel.collectives.algorithms import NATIVE, schedule_maker
 from caramel.collectives.schedule import check
 from caramel.netmodel.contention import MOST_PROCESSOR_SHARE, Contention
 from caramel.netmodel.line import Line
@@ -43,10 +43,10 @@ def messages_of(algorithm: str, workers: int) -> float:
     """Mean number of messages that a worker sends in an all-reduce of one chunk.
 
     Args:
-        algorithm: a name in `ALGORITHMS`.
+        algorithm: name of an all-reduce that has a schedule.
         workers: number of workers.
     """
-    return sum(check(ALGORITHMS[algorithm](workers, workers)).sends) / workers
+    return sum(check(schedule_maker(algorithm)(workers, workers)).sends) / workers
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ProcessorCost:
         Returns:
             The line; None for TensorFlow's own collective, whose messages are not known.
         """
-        if algorithm not in ALGORITHMS:
+        if algorithm == NATIVE:
             return None
         first, further, bytes_each = _features(algorithm, workers, depth, 1.0)
         return Line(self.message_s * first + self.further_message_s * further, self.byte_s * bytes_each)
@@ -97,7 +97,7 @@ def fit_processor_cost(
     """
     from scipy.optimize import nnls  # takes a second to import
 
-    known = [each for each in contentions if each.algorithm in ALGORITHMS]
+    known = [each for each in contentions if each.algorithm != NATIVE]
     if len(known) < _LEAST_MEASUREMENTS:
         return None
     features = np.array([_features(c.algorithm, c.workers, c.depth, c.size_bytes) for c in known])

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caramel.collectives.algorithms import ALL_REDUCES, NATIVE
+from caramel.collectives.algorithms import NATIVE, all_reduce_named
+from caramel.collectives.all_reduce import AllReduce
 from caramel.util.units import format_ms
-
-_WITH_ONE_SENDER = frozenset(name for name, row in ALL_REDUCES.items() if row.has_one_sender)
-_WITH_TWO_ROUNDS = frozenset(name for name, row in ALL_REDUCES.items() if row.has_two_rounds)
 
 _LEAST_NATIVE_SPEEDUP = 1.5
 """Ratio of the delay of the best other all-reduce to that of `native` from which on `native` is chosen, see `best_of`
@@ -94,6 +92,11 @@ class Candidate:
     occupied_s: float | None = None
     slowdown: float = 1.0
     processor_share: float = 0.0
+
+    @property
+    def row(self) -> AllReduce:
+        """What is known of the algorithm."""
+        return all_reduce_named(self.algorithm)
 
     @property
     def time_s(self) -> float:
@@ -206,9 +209,9 @@ def _suitable(ranked: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:
     """The candidates that suit a step in which several all-reduces meet, and why; all of them where none does."""
     near = [c for c in ranked if c.delay_s <= _SUITABLE_DELAY_RATIO * ranked[0].delay_s]
     most = _MOST_ONE_SENDER_SHARE
-    if one_sender := [c for c in near if c.algorithm in _WITH_ONE_SENDER and c.processor_share <= most]:
+    if one_sender := [c for c in near if c.row.has_one_sender and c.processor_share <= most]:
         return one_sender, "in which a worker receives from one other only, so that several do not meet"
-    few_rounds = [c for c in near if c.algorithm in _WITH_TWO_ROUNDS and c.processor_share > most]
+    few_rounds = [c for c in near if c.row.has_two_rounds and c.processor_share > most]
     return few_rounds or ranked, "with few rounds, each of which waits for processors"
 
 

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from caramel.netmodel.file import load
+
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 HOSTS = """
@@ -74,6 +76,21 @@ def test_fit_on_servers_of_a_file(network, hosts):
     assert evaluated == pytest.approx(evaluated_alone, rel=1e-5)
     assert [server.wait(30) for server in servers] == [0, 0]
     assert "has ended without closing its session" not in servers[0].stdout.read()
+
+
+def test_workers_that_share_hosts_are_measured_and_used(network, least_squares, least_squares_losses, write, tmp_path):
+    """Two hosts, each a server of two workers: the all-reduce for such hosts is measured, and can be trained with."""
+    hosts = write("127.0.0.1:20022 workers=2\n127.0.0.2:20023 workers=2\n", "pairs.txt")
+    for task in (0, 1):
+        network.serve("--hosts", hosts, "--task", task)
+    measured = tmp_path / "net.json"
+    few = ["--size", "4KiB", "--depth", 1, "--rounds", 1]
+    result = network.run("-m", "caramel", "netbench", "--hosts", hosts, *few, "--out", measured)
+    assert result.returncode == 0, result.stderr
+    model = load(measured)
+    assert model.workers == (4,) and "hierarchy_2" in {curve.algorithm for curve in model.curves}
+    run = ["-m", "caramel", "run", f"{least_squares}:program", "--hosts", hosts, "--network", measured]
+    assert losses(network.run(*run, "--algorithm", "hierarchy_2")) == least_squares_losses(4)
 
 
 SLURM = {"SLURM_JOB_ID": "12", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "2"}

@@ -5,9 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
+from scheduled import SCHEDULED
 from variants import mostly_in_soak
 
-from caramel.collectives.algorithms import ALGORITHMS
+from caramel.collectives.algorithms import schedule_maker
 from caramel.collectives.halving_doubling import core_size
 from caramel.collectives.lower import Request, lower
 from caramel.collectives.schedule import check, in_chunks
@@ -86,13 +87,13 @@ def random_arrays(workers, size, dtype, seed=0):
     return [v.astype(kind) for v in values]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SCHEDULED)
 @pytest.mark.parametrize("workers", mostly_in_soak([1, 2, 3, 5, 8, 13], 1, 2, 3, 8))
 def test_every_algorithm_at_awkward_sizes(name, workers):
     for size in (0, 1, workers - 1, workers, 3 * workers + 1):
         for depth in (1, 3):
             arrays = random_arrays(workers, size, "float64", seed=size)
-            results = all_reduce(in_chunks(ALGORITHMS[name], workers, size, depth), arrays)
+            results = all_reduce(in_chunks(schedule_maker(name), workers, size, depth), arrays)
             for result in results:
                 np.testing.assert_array_equal(result, results[0])
                 np.testing.assert_allclose(result, sum(arrays), rtol=1e-13, atol=1e-12)
@@ -108,7 +109,7 @@ def test_the_rank_order_fold_in_every_dtype(name, dtype):
         for array in arrays[1:]:
             total = (total + array).astype(kind)
         for depth in (1, 4):
-            schedule = in_chunks(ALGORITHMS[name], workers, 17, depth)
+            schedule = in_chunks(schedule_maker(name), workers, 17, depth)
             for result in all_reduce(schedule, arrays):
                 np.testing.assert_array_equal(result, total)
             if dtype.startswith(("float", "bfloat")):
@@ -124,18 +125,18 @@ def test_the_other_orders_in_every_dtype(name, dtype):
     if dtype.startswith("int"):
         exact = sum(arrays)
     tolerance = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-5, "float64": 1e-13, "complex64": 1e-5}.get(dtype, 0)
-    results = all_reduce(ALGORITHMS[name](4, 19), arrays)
+    results = all_reduce(schedule_maker(name)(4, 19), arrays)
     for result in results:
         np.testing.assert_array_equal(result, results[0])
         np.testing.assert_allclose(result.astype(exact.dtype), exact, rtol=tolerance, atol=tolerance * 20)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SCHEDULED)
 @pytest.mark.parametrize("workers", [1, 2, 5, 7, 8])
 def test_only_standard_ops_where_the_schedule_says(name, workers):
     """No op is on a worker that the schedule does not name, and no message but its own is sent."""
     for depth in (1, 3):
-        schedule = in_chunks(ALGORITHMS[name], workers, 40, depth)
+        schedule = in_chunks(schedule_maker(name), workers, 40, depth)
         made = lowered(schedule, "float32", mean=True)
         assert {n.op for n, _ in made.nodes} <= STANDARD
         ranks = {n.name: rank for n, rank in made.nodes}
@@ -150,11 +151,11 @@ def test_only_standard_ops_where_the_schedule_says(name, workers):
         assert tuple(sent[r] for r in range(workers)) == check(schedule).sends
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SCHEDULED)
 def test_tensorflow_sends_just_the_messages_of_the_schedule(name):
     """After grappler and partitioning: what really crosses devices, and how many bytes."""
     for workers, size in ((4, 64), (5, 64), (7, 100)):
-        schedule = in_chunks(ALGORITHMS[name], workers, size, 2)
+        schedule = in_chunks(schedule_maker(name), workers, size, 2)
         sent = Counter()
         for partition in partitions(schedule):
             for node in partition.node:
@@ -164,18 +165,19 @@ def test_tensorflow_sends_just_the_messages_of_the_schedule(name):
 
 
 @pytest.mark.parametrize(("wire", "unit"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SCHEDULED)
 @pytest.mark.parametrize("workers", [2, 3, 4, 7])
 def test_a_narrow_wire_keeps_replicas_identical_within_the_bound(name, workers, wire, unit):
     """The bound of docs/explanation/algorithms.md: (hops + 1) roundings of sums of absolute values."""
     size = 101
     arrays = random_arrays(workers, size, "float32")
-    schedule = ALGORITHMS[name](workers, size)
+    schedule = schedule_maker(name)(workers, size)
     results = all_reduce(schedule, arrays, mean=True, wire=wire)
     exact = sum(a.astype(np.float64) for a in arrays) / workers
     magnitude = sum(np.abs(a.astype(np.float64)) for a in arrays) / workers
     levels = len(core_size(workers)[1])
-    hops = {"shuffle": 1, "star": 1, "ring": workers - 1, "chain": workers - 1, "halving_doubling": levels}[name]
+    hops_of = {"shuffle": 1, "star": 1, "ring": workers - 1, "chain": workers - 1, "halving_doubling": levels}
+    hops = hops_of.get(name, 2)  # in a hierarchy in the host, then between hosts
     bound = ((1 + unit) ** (hops + 1) - 1) * magnitude + 1e-5 * magnitude
     for result in results:
         np.testing.assert_array_equal(result, results[0])
@@ -192,30 +194,30 @@ def test_many_ranks_are_added_in_order(name, workers):
     fold = arrays[0]
     for array in arrays[1:]:
         fold = fold + array
-    for result in all_reduce(ALGORITHMS[name](workers, 40), arrays):
+    for result in all_reduce(schedule_maker(name)(workers, 40), arrays):
         np.testing.assert_array_equal(result, fold)
 
 
 @pytest.mark.parametrize("size", [4 * 4096, 4 * 4096 + 5, 5 * 4096 + 64])
 def test_long_tensors_are_cut_without_copies(size):
     """SplitV copies everything where the very end is not aligned; Slices copy only the last piece."""
-    made = lowered(ALGORITHMS["shuffle"](4, size), "float32", mean=False)
+    made = lowered(schedule_maker("shuffle")(4, size), "float32", mean=False)
     ops = {n.op for n, _ in made.nodes}
     assert ("SplitV" in ops) == (size * 4 % 64 == 0)
     arrays = random_arrays(4, size, "float64")
-    for result in all_reduce(ALGORITHMS["shuffle"](4, size), arrays):
+    for result in all_reduce(schedule_maker("shuffle")(4, size), arrays):
         np.testing.assert_allclose(result, sum(arrays), rtol=1e-13, atol=1e-12)
 
 
 def test_a_wire_of_the_same_type_is_no_wire():
-    schedule = ALGORITHMS["ring"](3, 10)
+    schedule = schedule_maker("ring")(3, 10)
     assert [n for n, _ in lowered(schedule, "float32", True, "float32").nodes] == [
         n for n, _ in lowered(schedule, "float32", True).nodes
     ]
 
 
 def test_empty_shards_are_not_sent():
-    made = lowered(ALGORITHMS["shuffle"](5, 2), "float32", mean=True)
+    made = lowered(schedule_maker("shuffle")(5, 2), "float32", mean=True)
     assert {rank for n, rank in made.nodes if n.op == "AddV2"} == {0, 1}
 
 

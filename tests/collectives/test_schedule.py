@@ -1,16 +1,19 @@
 """Schedules: the checker accepts the algorithms, with the promised cost, and rejects what is wrong."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduled import SCHEDULED
 from variants import mostly_in_soak
 
-from caramel.collectives.algorithms import ALGORITHMS, Schedules
+from caramel.collectives.algorithms import Schedules, all_reduce_named, schedule_maker
 from caramel.collectives.chain import chain
 from caramel.collectives.halving_doubling import core_size, halving_doubling
+from caramel.collectives.hierarchy import hierarchy
 from caramel.collectives.ring import ring
 from caramel.collectives.schedule import ALIGNMENT_ELEMENTS, Builder, balanced, check, cuts, in_chunks
 from caramel.collectives.shuffle import shuffle
@@ -52,11 +55,11 @@ def shards_of(workers, size):
 
 
 @pytest.mark.parametrize("workers", mostly_in_soak(WORKERS, 1, 2, 3, 5, 7, 8, 13, 17))
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SCHEDULED)
 def test_every_algorithm_is_proved(name, workers):
     for size in awkward_sizes(workers):
         for depth in (1, 2, 3, 8) if workers < 32 else (1, 3):
-            proof = check(in_chunks(ALGORITHMS[name], workers, size, depth))
+            proof = check(in_chunks(schedule_maker(name), workers, size, depth))
             if name in IN_ORDER:
                 assert proof.is_rank_order_fold
             elif workers > 3 and size > workers:
@@ -91,17 +94,74 @@ def test_cost_of_star(workers):
                 assert proof.rounds == 2
 
 
+def leaving_hosts(schedule, workers_on_host):
+    """Elements that leave each host, each value once to each worker elsewhere that reads it."""
+    left, arrived = Counter(), set()
+    for instruction in schedule.instructions:
+        for operand in instruction.operands:
+            source = schedule.instructions[operand]
+            here, there = source.rank // workers_on_host, instruction.rank // workers_on_host
+            if here != there and (operand, instruction.rank) not in arrived:
+                arrived.add((operand, instruction.rank))
+                left[here] += source.size
+    return left
+
+
+@pytest.mark.parametrize(("workers", "on_host"), [(4, 2), (6, 2), (6, 3), (8, 2), (8, 4), (12, 3), (16, 4), (64, 8)])
+def test_cost_of_hierarchy(workers, on_host):
+    hosts, size = workers // on_host, 6 * workers
+    for turn in (0, 1, workers + 1):
+        schedule = hierarchy(on_host, workers, size, turn)
+        proof = check(schedule)
+        assert proof.rounds == 4 and not proof.is_rank_order_fold
+        inside, outside = 2 * (on_host - 1) * size // on_host, 2 * (hosts - 1) * size // workers
+        assert set(proof.sent_elements) == set(proof.received_elements) == {inside + outside}
+        assert set(proof.sends) == {2 * (on_host - 1 + hosts - 1)}
+        left = leaving_hosts(schedule, on_host)
+        assert set(left.values()) == {2 * (hosts - 1) * size // hosts} and len(left) == hosts
+        assert min(leaving_hosts(shuffle(workers, size, turn), on_host).values()) > max(left.values())
+
+
+@pytest.mark.parametrize(("workers", "on_host"), [(3, 2), (5, 2), (5, 4), (7, 3), (9, 4), (11, 8)])
+def test_a_last_host_with_fewer_workers(workers, on_host):
+    hosts = -(-workers // on_host)
+    for size in awkward_sizes(workers):
+        schedule = hierarchy(on_host, workers, size)
+        assert check(schedule).rounds <= 4
+        left = leaving_hosts(schedule, on_host)
+        # Ranges of hosts with and without the last worker do not meet, so parts of parts are rounded.
+        assert all(n <= 2 * (hosts - 1) * (size / hosts + 2 * on_host) for n in left.values())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_one_host_and_hosts_of_one_worker_are_shuffles(workers):
+    for on_host in (1, workers, workers + 3):
+        for size in (0, 1, 17, 4096 * workers + 5):
+            proof, plain = check(hierarchy(on_host, workers, size)), check(shuffle(workers, size))
+            assert (proof.rounds, proof.is_rank_order_fold) == (plain.rounds, plain.is_rank_order_fold)
+            assert proof.sent_elements == plain.sent_elements
+
+
+@pytest.mark.parametrize(
+    "name", ["hierarchy", "hierarchy_1", "hierarchy_0", "hierarchy_02", "hierarchy_10001", "ring_2"]
+)
+def test_names_that_no_hierarchy_has(name):
+    with pytest.raises(InputError, match=f"no all-reduce algorithm '{name}'.*hierarchy_K for hosts of K workers"):
+        all_reduce_named(name)
+    assert all_reduce_named("hierarchy_2").name == "hierarchy_2" and all_reduce_named("hierarchy_10000")
+
+
 @pytest.mark.parametrize("workers", [2, 3, 5, 8])
 @pytest.mark.parametrize("name", ["shuffle", "star"])
 def test_turns_share_uneven_work(name, workers):
     """One element per transfer: over N turns every rank has sent equally much."""
     total = np.zeros(workers, int)
     for turn in range(workers):
-        proof = check(ALGORITHMS[name](workers, 1, turn))
+        proof = check(schedule_maker(name)(workers, 1, turn))
         assert proof.is_rank_order_fold
         total += proof.sent_elements
     assert set(total) == {2 * (workers - 1)}
-    chunks = check(in_chunks(ALGORITHMS[name], workers, workers, workers))  # a chunk of one element on each root
+    chunks = check(in_chunks(schedule_maker(name), workers, workers, workers))  # a chunk of one element on each root
     assert set(chunks.sent_elements) == {2 * (workers - 1)}
 
 
@@ -170,16 +230,14 @@ def _is_smooth(number):
     return number == 1
 
 
-@given(
-    st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 9), st.integers(0, 50), st.integers(1, 8), st.integers(0, 99)
-)
+@given(st.sampled_from(sorted(SCHEDULED)), st.integers(1, 9), st.integers(0, 50), st.integers(1, 8), st.integers(0, 99))
 def test_what_is_computed(name, workers, size, depth, seed):
     rng = np.random.default_rng(seed)
     arrays = [rng.normal(size=size).astype(np.float32) for _ in range(workers)]
     fold = arrays[0]
     for array in arrays[1:]:
         fold = fold + array
-    results = run_in_numpy(in_chunks(ALGORITHMS[name], workers, size, depth), arrays)
+    results = run_in_numpy(in_chunks(schedule_maker(name), workers, size, depth), arrays)
     for result in results:
         np.testing.assert_array_equal(result, results[0])  # replicas must stay identical
         if name in IN_ORDER:
@@ -266,11 +324,11 @@ def test_the_checker_adds_element_by_element():
     assert proof.sent_elements == (4, 4)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SCHEDULED)
 @pytest.mark.parametrize(("workers", "size"), [(0, 3), (-1, 3), (2, -1)])
 def test_bad_arguments(name, workers, size):
     with pytest.raises(InputError, match="a collective needs"):
-        ALGORITHMS[name](workers, size)
+        schedule_maker(name)(workers, size)
 
 
 def test_bad_depth_and_algorithm():

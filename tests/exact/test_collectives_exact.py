@@ -14,7 +14,7 @@ from caramel.graph.graph import Graph
 from caramel.graph.nodes import node
 from caramel.netmodel.line import Curve, Sample
 
-ALGORITHMS = ["shuffle", "star", "ring", "halving_doubling", "chain", "native"]
+ALGORITHMS = ["shuffle", "star", "ring", "halving_doubling", "chain", "hierarchy_2", "native"]
 IN_ORDER = ["shuffle", "star", "chain"]
 
 

@@ -1,6 +1,7 @@
 """Measuring a network: on virtual devices, where it is quick; that wrong results are noticed."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,30 @@ def network(short):
     # TensorFlow's optimizers take most of the time where a graph grows as this one; other tests here have them.
     cluster = caramel.InProcess(RunOptions(optimize_graph=False))
     return measure_network(cluster, [2, 3], settings, "virtual devices")
+
+
+def test_the_hierarchy_of_shared_hosts_is_measured(short, monkeypatch):
+    """Of two workers on each of two hosts; not where all are on one, where it is a shuffle, or where others are asked."""
+    monkeypatch.setattr(caramel.InProcess, "hosts_of", lambda self, devices: [int(d[-1]) // 2 for d in devices])
+    cluster = caramel.InProcess(RunOptions(optimize_graph=False))
+    settings = Settings(SIZES, ("shuffle",), (1,), rounds=1, contention=False)
+    network = measure_network(cluster, [2, 4], settings)
+    assert {(c.workers, c.algorithm) for c in network.curves} == {(2, "shuffle"), (4, "shuffle"), (4, "hierarchy_2")}
+    without = measure_network(cluster, [4], replace(settings, hierarchy=False))
+    assert {c.algorithm for c in without.curves} == {"shuffle"}
+
+
+def test_devices_that_are_given(short):
+    settings = Settings(SIZES, ("star",), (1,), rounds=1, contention=False)
+    given = [f"/device:CPU:{rank}" for rank in (2, 0, 1)]
+    cluster = caramel.InProcess(RunOptions(optimize_graph=False))
+    network = measure_network(cluster, [2, 3], settings, device_list=given)
+    assert network.workers == (2, 3)
+    with AllReduceBench(cluster, 2, device_list=given) as bench:
+        assert [device[-5:] for device in bench.devices] == ["CPU:2", "CPU:0"]
+    for bad, message in ((given[:1], "2 workers need as many devices, got 1"), (given[:1] * 2, "give each worker its")):
+        with pytest.raises(InputError, match=message):
+            measure_network(cluster, [2], settings, device_list=bad)
 
 
 def test_everything_is_measured(network):

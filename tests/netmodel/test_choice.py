@@ -174,6 +174,29 @@ def test_native_cannot_be_asked_for_complex_numbers(dtype):
         choose_collective(CollectiveOptions(algorithm=NATIVE), 4, dtype, 1000)
 
 
+SHARED = network(shuffle=(100, 9), ring=(400, 2), hierarchy_2=(100, 2), hierarchy_4=(100, 8))
+"""Hosts of two workers were measured, and as if they had four."""
+
+
+def test_a_measured_hierarchy_is_chosen():
+    chosen = choose_collective(CollectiveOptions(network=SHARED), 4, "float32", 2**16)
+    assert chosen.algorithm == "hierarchy_2" and chosen.predicted_s == pytest.approx(100e-6 + 2e-9 * 2**18)
+    in_order = choose_collective(CollectiveOptions(network=SHARED, deterministic=True), 4, "float32", 2**16)
+    assert in_order.algorithm == "hierarchy_4"  # all four workers on one host: a shuffle
+    asked = CollectiveOptions(network=SHARED, algorithm="hierarchy_4")
+    assert choose_collective(asked, 4, "float32", 2**16).algorithm == "hierarchy_4"
+
+
+def test_a_hierarchy_that_is_asked_for():
+    chosen = choose_collective(CollectiveOptions(algorithm="hierarchy_2"), 4, "float32", 2**16)
+    assert chosen.algorithm == "hierarchy_2" and "as asked for" in chosen.reason
+    with pytest.raises(InputError, match="hierarchy_2 does not add the workers' gradients in rank order"):
+        CollectiveOptions(algorithm="hierarchy_2", deterministic=True).check_workers(4)
+    CollectiveOptions(algorithm="hierarchy_2", deterministic=True).check_workers(2)
+    with pytest.raises(InputError, match="no all-reduce algorithm 'hierarchy_1'"):
+        CollectiveOptions(algorithm="hierarchy_1")
+
+
 def test_nothing_is_left():
     fast = network(ring=(100, 1))
     with pytest.raises(InputError, match="ring"):

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scheduled import SCHEDULED
 
-from caramel.collectives.algorithms import ALGORITHMS, NATIVE
+from caramel.collectives.algorithms import NATIVE
 from caramel.errors import InputError
 from caramel.netmodel.file import from_json, load, save, to_json
 from caramel.netmodel.line import Curve, Sample
@@ -37,7 +38,7 @@ GIVEN = NetworkModel.from_costs(1e-4, 1e-9, 1e-10)
 def models(draw):
     if draw(st.booleans()):
         return NetworkModel.from_costs(draw(st.floats(1e-300, 1e300)), *(draw(st.floats(0, 1e300)) for _ in range(2)))
-    keys = st.tuples(st.integers(2, 64), st.sampled_from([*ALGORITHMS, NATIVE]), st.integers(1, 8)).filter(
+    keys = st.tuples(st.integers(2, 64), st.sampled_from([*SCHEDULED, NATIVE]), st.integers(1, 8)).filter(
         lambda key: key[1] != NATIVE or key[2] == 1
     )
     samples = st.dictionaries(st.integers(1, 2**40), st.floats(1e-9, 1e3), min_size=2, max_size=5)
@@ -199,7 +200,7 @@ def is_input_error_or_valid(text):
     numbers = [model.gamma_s_per_byte, *(model.given.__dict__.values() if model.given else ())]
     for curve in model.curves:
         assert isinstance(curve.algorithm, str) and type(curve.workers) is int and type(curve.depth) is int
-        assert curve.workers >= 1 and curve.depth >= 1 and curve.algorithm in [*ALGORITHMS, NATIVE]
+        assert curve.workers >= 1 and curve.depth >= 1 and curve.algorithm in [*SCHEDULED, NATIVE]
         numbers += [curve.line.a_s, curve.line.b_s_per_byte, *(s.time_s for s in curve.samples)]
         numbers += [s.size_bytes for s in curve.samples]
     assert all(not isinstance(n, bool) and math.isfinite(n) and n >= 0 for n in numbers)

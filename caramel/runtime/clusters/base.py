@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -92,6 +93,14 @@ class Cluster(ABC):
         """
         return nullcontext()
 
+    def hosts_of(self, devices: Sequence[str]) -> tuple[str, ...]:
+        """A name of the host of each worker, the same for those that share one; empty where that is not known.
+
+        Args:
+            devices: device string of each worker.
+        """
+        return ()
+
     def most_in_a_process(self, devices: Sequence[str]) -> int:
         """The largest number of workers in one process.
 
@@ -136,6 +145,23 @@ def workers_of(cluster: Cluster, workers: Any) -> tuple[int, tuple[str, ...] | N
         raise InputError("say how many workers: workers=N; a cluster such as caramel.Servers knows it by itself")
     number = len(devices) if workers is None else whole_number(workers, "workers")
     return number, other_than_default(devices, number)
+
+
+def workers_on_host(hosts: Sequence[str]) -> int:
+    """The number of workers of each host, where it is the same for all but the last, which may have fewer; otherwise 1.
+
+    Args:
+        hosts: name of the host of each worker. Those of one host follow each other.
+
+    >>> workers_on_host("aabb"), workers_on_host("aaab"), workers_on_host("abab"), workers_on_host("abb")
+    (2, 3, 1, 1)
+    """
+    runs = [len(list(run)) for _, run in groupby(hosts)]
+    if len(runs) != len(set(hosts)) or not runs:
+        return 1
+    *others, last = runs
+    most = others[0] if others else last
+    return most if all(number == most for number in others) and last <= most else 1
 
 
 def check_cluster(cluster: Any) -> None:

@@ -25,7 +25,7 @@ from caramel.runtime.clusters.versions import check_versions
 from caramel.runtime.executor import Executor, SessionExecutor, caramel_error, has_native_collectives
 from caramel.runtime.host.hosts_file import from_hosts_file
 from caramel.runtime.host.membership import WORKER_JOB, Membership, checked_addresses, from_resolver, from_tf_config
-from caramel.runtime.host.names import unknown_hosts
+from caramel.runtime.host.names import host_of_address, unknown_hosts
 from caramel.runtime.host.presence import new_name, others_at
 from caramel.runtime.host.run_options import RunOptions
 from caramel.runtime.host.server import GROUP_LEADER, serve_forever
@@ -88,6 +88,13 @@ class Servers(Cluster):
     def default_devices(self) -> tuple[str, ...]:
         """The device of each worker, server after server."""
         return devices_on_servers(self.workers)
+
+    def hosts_of(self, devices: Sequence[str]) -> tuple[str, ...]:
+        """See `Cluster.hosts_of`: servers whose addresses differ in the port only share a host."""
+        tasks = [Device.parse(text).task or 0 for text in devices]
+        if max(tasks, default=0) >= len(self.addresses):
+            return ()  # starting says what is wrong
+        return tuple(host_of_address(self.addresses[task]) for task in tasks)
 
     @classmethod
     def from_tf_config(cls, text: str | None = None, *, options: RunOptions | None = None) -> Servers:

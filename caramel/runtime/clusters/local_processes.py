@@ -110,6 +110,14 @@ class LocalProcesses(Cluster):
             self.start_timeout_s,
         )
 
+    def hosts_of(self, devices: Sequence[str]) -> tuple[str, ...]:
+        """See `Cluster.hosts_of`: namespaces stand for hosts, and without any there is one host."""
+        tasks = self.tasks(devices)
+        places = ["this machine"] * len(tasks) if self.hosts is None else [host.namespace for host in self.hosts]
+        by_task = dict(zip(tasks, places))
+        parsed = (Device.parse(text) for text in devices)
+        return tuple(by_task[device.job or "", device.task or 0] for device in parsed)
+
     def configs(self, devices: Sequence[str], leader: str) -> list[bytes]:
         """A serialized ConfigProto for each task.
 

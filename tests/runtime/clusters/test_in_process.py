@@ -13,7 +13,8 @@ import caramel
 from caramel.errors import InputError
 from caramel.graph.devices import in_process_mapping
 from caramel.runtime.clusters import in_process as cluster_module
-from caramel.runtime.clusters.base import workers_of
+from caramel.runtime.clusters.base import workers_of, workers_on_host
+from caramel.runtime.clusters.local_processes import Host
 from caramel.runtime.feeds import bound_arrays, split_batch
 from caramel.runtime.host.run_options import RunOptions
 
@@ -271,3 +272,34 @@ def test_servers_say_how_many_workers_there_are():
     assert workers_of(caramel.Servers(["a:1", "b:1"]), None) == (2, None)
     with pytest.raises(InputError, match="workers has 1 entries for 2 servers"):
         caramel.Servers(["a:1", "b:1"], workers=(2,))
+
+
+def test_servers_say_which_workers_share_a_host():
+    """Addresses that differ in the port only, and workers of one server."""
+    servers = caramel.Servers(["a:1", "a:2", "b:1"], workers=(1, 2, 3))
+    assert servers.hosts_of(servers.default_devices) == ("a", "a", "a", "b", "b", "b")
+    assert servers.hosts_of(["/job:worker/task:2", "/job:worker/task:0"]) == ("b", "a")
+    assert servers.hosts_of(["/job:worker/task:3"]) == ()
+    assert caramel.InProcess().hosts_of(["/device:CPU:0"]) == ()
+    tasks = ["/job:worker/task:0", "/job:worker/task:1/device:CPU:0", "/job:worker/task:1/device:CPU:1"]
+    assert len(set(caramel.LocalProcesses().hosts_of(tasks))) == 1
+    hosts = (Host("/proc/1/ns/net", "10.0.0.1"), Host("/proc/2/ns/net", "10.0.0.2"))
+    assert caramel.LocalProcesses(hosts=hosts).hosts_of(tasks) == tuple(hosts[n].namespace for n in (0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "number"),
+    [
+        ("aabb", 2),
+        ("aaabbbcc", 3),
+        ("aaab", 3),
+        ("abb", 1),
+        ("abab", 1),
+        ("aabbba", 1),
+        ("abcd", 1),
+        ("aaaa", 4),
+        ("", 1),
+    ],
+)
+def test_as_many_workers_on_each_host(hosts, number):
+    assert workers_on_host(hosts) == number
