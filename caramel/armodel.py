@@ -63,6 +63,9 @@ class ARModel:
         wire: ``"bfloat16"`` or ``"float16"``, the dtype of rounded gradients to send.
         postponed: names of gradients that travel, and whose updates are made, at the start of the next step,
             chosen by hand instead of by scheduling.
+        shard_updates: whether each worker makes only its part of the updates that work on one element at a time, and
+            has only its part of their slots (`docs/explanation/sharded-updates.md`): ``True`` or ``"all"`` for all that
+            can be, ``"auto"`` where that makes the predicted step shorter.
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
         policy: ``"optimal"``, or ``"paper"`` for Caramel's own batching and packing.
         plan: finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
@@ -127,6 +130,7 @@ class ARModel:
         deterministic: bool = False,
         wire: str | None = None,
         postponed: Sequence[str] = (),
+        shard_updates: bool | str = False,
         trace: Trace | str | os.PathLike[str] | None = None,
         policy: str = "optimal",
         plan: Plan | str | os.PathLike[str] | None = None,
@@ -149,6 +153,7 @@ class ARModel:
             deterministic=deterministic,
             wire=wire,
             postponed=postponed,
+            shard_updates=shard_updates,
             trace=trace,
             policy=policy,
             plan=plan,

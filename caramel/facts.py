@@ -193,12 +193,14 @@ class Boundaries:
         compute_s: seconds of a step's computation without updates.
         basis: what the times are from.
         factor: how many times as long as without transfers these times are.
+        sharded: names of gradients whose updates each worker makes a part of.
     """
 
     gradients: tuple[Boundary, ...]
     compute_s: float
     basis: str = ""
     factor: float = 1.0
+    sharded: frozenset[str] = frozenset()
 
     @cached_property
     def by_name(self) -> Mapping[str, Boundary]:

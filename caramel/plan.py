@@ -59,6 +59,19 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class ShardedUpdate:
+    """An update of which each worker makes a part: that of the elements whose sum it completes in the all-reduce.
+
+    Attributes:
+        gradient: name of the gradient.
+        slots: names of the variables of which each worker has its own part only.
+    """
+
+    gradient: str
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Transfers:
     """All transfers with their collectives; the fact from which a plan is made.
 
@@ -225,6 +238,7 @@ class Plan:
         in_flight: number of transfers of each window that may be under way at once on a worker.
         extra_bytes: bytes of the gradients that each worker keeps for the next step; numbers such as learning rates
             that it keeps with them are not counted.
+        sharded: updates of which each worker makes a part.
         prediction: predicted step; None without a trace or a network model.
         proof: statements that were checked of the emitted graph; empty before it is emitted.
         outline: what the program is made of; None in plans of earlier versions.
@@ -268,6 +282,7 @@ class Plan:
     edges: tuple[tuple[str, str], ...] = ()
     in_flight: InFlight = NO_LIMIT
     extra_bytes: int = 0
+    sharded: tuple[ShardedUpdate, ...] = ()
     prediction: Prediction | None = None
     proof: tuple[str, ...] = ()
     outline: Outline | None = None
@@ -279,6 +294,8 @@ class Plan:
         """The plan as JSON; the same plan always gives the same text."""
         written = asdict(self)
         del written["aliases"]
+        if not self.sharded:
+            del written["sharded"]  # so that plans without are what they were in earlier versions
         return FORMAT.write(written)
 
     @classmethod
@@ -294,7 +311,7 @@ class Plan:
         """
         data = FORMAT.read(text, name)
         with FORMAT.reading(name):
-            plan: Plan = from_data(cls, {"outline": None, **data})  # plans of earlier versions have none
+            plan: Plan = from_data(cls, {"outline": None, "sharded": [], **data})  # plans of earlier versions have none
         alternatives = () if plan.prediction is None else plan.prediction.alternatives
         if alternatives and len(alternatives) != len(plan.transfers):
             raise PlanError(f"{name} predicts other transfers than it has: make the plan anew")
@@ -429,12 +446,14 @@ class Plan:
         size = "a number of" if transfer.size_bytes is None else str(transfer.size_bytes)
         wire = f" ({transfer.wire} on the wire)" if transfer.wire else ""
         part = "" if len(self.pieces[piece.gradient]) == 1 else f" elements {_range(piece)} in"
+        is_sharded = piece.gradient in {update.gradient for update in self.sharded}
+        update = " Each worker makes its part of the update, and all get the new parameter." if is_sharded else ""
         others = len(transfer.gradients) - 1
         shared = f" together with {others} other gradients" if others else ""
         return (
             f"{piece.gradient}:{part} transfer {number}{shared}, {size} bytes of {transfer.dtype}{wire}, "
             f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. "
-            f"{transfer.reason}{self._alternative(number)}"
+            f"{transfer.reason}{self._alternative(number)}{update}"
         )
 
     def _alternative(self, number: int) -> str:
@@ -469,6 +488,11 @@ class Plan:
             head.append(f"analyzers: {', '.join(self.analyzers)}")
         if self.order:
             head.append(f"order of gradients: {self.order_reason}")
+        if self.sharded:
+            head.append(
+                f"{len(self.sharded)} updates are sharded: each worker makes a part of them, and has a part of "
+                f"{sum(len(update.slots) for update in self.sharded)} slots"
+            )
         if self.extra_bytes:
             head.append(f"each worker keeps {self.extra_bytes:,} bytes of gradients for the next step")
         if self.workers > 1:

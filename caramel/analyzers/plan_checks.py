@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from caramel.analyzers.step.dependencies import conditions_of
+from caramel.analyzers.step.element_updates import ElementUpdate, element_updates
 from caramel.analyzers.step.postponement import is_shared, postponement
 from caramel.analyzers.step.sparse_slices import distinct_rows_node
 from caramel.collectives.algorithms import ALL_GATHER, ALL_REDUCE_NAMES, NATIVE, is_all_reduce
@@ -53,6 +54,7 @@ def check_plan(plan: Plan, model: Model) -> None:
     by_name = {g.name: g for g in model.gradients}
     for number, transfer in enumerate(plan.transfers):
         _check_transfer(f"transfer {number}", transfer, model, by_name, plan)
+    _check_sharded(plan, model)
     conditions = conditions_of(model)
     for number, transfer in enumerate(plan.transfers):
         distinct = list(dict.fromkeys(conditions[name] or "always" for name in transfer.gradients))
@@ -137,6 +139,47 @@ def verify_plan(plan: Plan, model: Model) -> list[str]:
         *statements,
         f"the lower bound, {format_ms(bound_s, 6)}, is not above the step, {format_ms(step_s, 6)}",
     ]
+
+
+def reason_against_sharding(plan: Plan, update: ElementUpdate) -> str | None:
+    """Why a plan does not allow that an update is sharded; None if it does.
+
+    Args:
+        plan: the plan.
+        update: an update of which each worker could make a part.
+    """
+    pieces = plan.pieces[update.gradient]
+    transfer = next(t for t in plan.transfers if update.gradient in t.gradients)
+    if plan.workers < 2:
+        return "there is one worker"
+    if len(pieces) > 1:
+        return "it travels in pieces"
+    if transfer.window != BACKWARD:
+        return "it waits for the next step"
+    if transfer.wire is not None:
+        return f"it travels as {transfer.wire}, which would round the parameter"
+    if transfer.algorithm == NATIVE:
+        return "TensorFlow's own all-reduce cannot be taken apart"
+    if plan.deterministic and update.other_bits:
+        return f"the plan is deterministic, and {update.other_bits}"
+    return None
+
+
+def _check_sharded(plan: Plan, model: Model) -> None:
+    if not plan.sharded:
+        return
+    updates, reasons = element_updates(model)
+    plan_names = {v.name: v.plan_name for v in model.variables}
+    names = [update.gradient for update in plan.sharded]
+    for sharded in plan.sharded:
+        name = sharded.gradient
+        what = f"the plan shards the update of {name!r}"
+        if name not in updates:
+            raise PlanError(f"{what}: {reasons.get(name, 'there is no such gradient')}")
+        if (reason := reason_against_sharding(plan, updates[name])) is not None:
+            raise PlanError(f"{what}: {reason}")
+        if names.count(name) > 1 or sharded.slots != tuple(plan_names[slot] for slot in updates[name].slots):
+            raise PlanError(f"{what} with other slots than it has, or twice")
 
 
 def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mapping[str, Gradient], plan: Plan) -> None:

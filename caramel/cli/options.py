@@ -200,6 +200,12 @@ with_policies = _options(
     click.option("--serialization/--no-serialization", default=True, help="Enforce one order of computation."),
     click.option("--batching/--no-batching", default=True, help="Send small gradients together."),
     click.option("--scheduling/--no-scheduling", default=True, help="Send gradients in the next forward pass, too."),
+    click.option(
+        "--shard-updates",
+        type=click.Choice(["all", "auto"]),
+        help="Each worker makes its part of an update, and has its part of the slots: of all that can be, or where "
+        "that is predicted to be faster.",
+    ),
 )
 """Options about decisions; each switch takes one of the paper's optimisations away."""
 

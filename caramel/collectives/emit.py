@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caramel.collectives.algorithms import NATIVE, Schedules
-from caramel.collectives.lower import Lowered, Request, lower
+from caramel.collectives.lower import Lowered, OnSum, Request, lower
 from caramel.collectives.native import is_on_gpus, lower_native
 
 
@@ -19,6 +19,7 @@ def emit_all_reduce(
     instance: int,
     in_rank_order: bool = False,
     after: Sequence[str] = (),
+    on_sum: OnSum | None = None,
 ) -> Lowered:
     """Emit the nodes of one all-reduce.
 
@@ -32,6 +33,7 @@ def emit_all_reduce(
         in_rank_order: whether every sum must be the rank-order left fold.
         after: results of the native all-reduce before this one, if any. NCCL waits for ever if two workers start two
             of its collectives in different orders.
+        on_sum: what each completed sum is replaced by, before all ranks get it; not with `NATIVE`.
 
     Returns:
         The nodes, and the reduced flat tensor of each rank.
@@ -43,4 +45,4 @@ def emit_all_reduce(
     if algorithm == NATIVE:
         return lower_native(request, instance, after if is_on_gpus(request.devices) else ())
     schedule = schedules.proved(algorithm, request.workers, request.size, depth, turn, in_rank_order)
-    return lower(schedule, request)
+    return lower(schedule, request, on_sum)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +45,11 @@ class Request:
     def is_done(self) -> bool:
         """Whether nothing is left to add: there is one rank, or no element."""
         return self.workers == 1 or self.size == 0
+
+
+OnSum = Callable[[int, int, int, str], str]
+"""Function from the rank that has completed a sum, its first element, their number, and the tensor, to the tensor that
+all ranks get in its place. That may be one which is made later on."""
 
 
 @dataclass
@@ -197,7 +202,7 @@ def lower_unchanged(request: Request) -> Lowered:
     return emitter.out
 
 
-def lower(schedule: Schedule, request: Request) -> Lowered:
+def lower(schedule: Schedule, request: Request, on_sum: OnSum | None = None) -> Lowered:
     """Emit a schedule as SplitV, Slice, AddV2, RealDiv, Identity, Cast and ConcatV2 nodes.
 
     Additions are in the tensors' own dtype whatever the wire; whoever completes a sum goes on with the
@@ -206,17 +211,19 @@ def lower(schedule: Schedule, request: Request) -> Lowered:
 
     Args:
         schedule: the checked schedule, for the number of workers and the size of the request.
-        request: tensors to reduce.
+        request: tensors to reduce; as they are on the wire if there is ``on_sum``.
+        on_sum: what each completed sum is replaced by; see `complete_sums`.
 
     Returns:
         The nodes, and the reduced flat tensor of each rank.
     """
-    return lower_unchanged(request) if request.is_done else _Lowering(schedule, request).run()
+    return lower_unchanged(request) if request.is_done else _Lowering(schedule, request, on_sum).run()
 
 
 class _Lowering:
-    def __init__(self, schedule: Schedule, request: Request) -> None:
+    def __init__(self, schedule: Schedule, request: Request, on_sum: OnSum | None = None) -> None:
         self.schedule = schedule
+        self.on_sum = on_sum
         self.emit = Emitter(request.prefix, request.devices, request.dtype)
         self.sources = request.sources
         self.mean = request.mean
@@ -378,6 +385,8 @@ class _Lowering:
             return total
         if self.mean and self.divisor != 1:
             total = self.emit.divided(rank, f"mean_{number}", total, self.divisor, self.divisor_name)
+        if self.on_sum is not None:
+            return self.on_sum(rank, instruction.start, instruction.size, total)
         if self.wire is not None:
             self.on_wire[number] = self.emit.cast(rank, f"send_{number}", total, self.wire, self.emit.dtype)
             total = self.emit.cast(rank, f"rounded_{number}", self.on_wire[number], self.emit.dtype, self.wire)

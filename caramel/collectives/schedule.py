@@ -225,6 +225,33 @@ def in_chunks(make: Algorithm, workers: int, size: int, depth: int, turn: int = 
     return Schedule(algorithm, workers, size, tuple(instructions), tuple(tuple(row) for row in results))
 
 
+def complete_sums(schedule: Schedule) -> tuple[Instruction, ...]:
+    """The instructions that complete sums, which tile the tensor: each element is completed on one rank, once.
+
+    Args:
+        schedule: a proved schedule of at least two ranks.
+
+    Raises:
+        InvariantError: an element is completed twice, or never.
+    """
+    counts: list[int] = []  # contributions in each value
+    complete: list[Instruction] = []
+    for instruction in schedule.instructions:
+        if instruction.operation == "take":
+            counts.append(1)
+        elif instruction.operation == "add":
+            counts.append(sum(counts[operand] for operand in instruction.operands))
+            if counts[-1] == schedule.workers and instruction.size:
+                complete.append(instruction)
+        else:
+            counts.append(counts[instruction.operands[0]])
+    complete.sort(key=lambda instruction: instruction.start)
+    ends = [0, *(instruction.end for instruction in complete)]
+    if ends[-1] != schedule.size or any(end != i.start for end, i in zip(ends, complete)):
+        raise InvariantError(f"{schedule.algorithm}: its sums are not completed once each")
+    return tuple(complete)
+
+
 # -- the checker ---------------------------------------------------------------------------------
 
 

@@ -14,9 +14,12 @@ from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.plan_checks import check_applies, check_plan
 from caramel.analyzers.policies.control_edges import without_needless_order
 from caramel.analyzers.registry import POLICIES, automatic_analyzers
+from caramel.analyzers.step.boundaries import boundaries
+from caramel.analyzers.step.element_updates import ElementUpdate
 from caramel.analyzers.step.sparse_slices import with_added_slices
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.compiler.options import CompileOptions
+from caramel.compiler.sharded_updates import decide_about_sharding
 from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import ControlEdges, Trace, UpdateOrder
@@ -74,10 +77,21 @@ def assemble_plan(
         )
         network = Network(options.collectives, workers)
         analyzers, notes = _analyzers(model, network, trace, options)
-        facts = analyse(analyzers, [model, network], WANTED)
-        if options.analyzers is None and POLICIES[options.policy].edges is None:  # else the order is to be as it is
-            facts = without_needless_order(facts)
-        plan = make_plan(model, devices, facts, analyzers, notes, options.uneven_batches, options.statistics, pipeline)
+
+        def decide(updates: Mapping[str, ElementUpdate]) -> tuple[Plan, Mapping[type, Any]]:
+            """The plan and its facts with some updates sharded."""
+            is_default = [getattr(analyzer, "name", None) == "boundaries" for analyzer in analyzers] if updates else ()
+            chosen = [boundaries(updates) if is_one else a for a, is_one in zip(analyzers, is_default)] or analyzers
+            found = analyse(chosen, [model, network], WANTED)
+            if options.analyzers is None and POLICIES[options.policy].edges is None:  # else the order is to be as it is
+                found = without_needless_order(found)
+            made = make_plan(model, devices, found, chosen, notes, options.uneven_batches, options.statistics, pipeline)
+            return made, found
+
+        if options.shard_updates and workers > 1:
+            plan, facts = decide_about_sharding(model, decide, is_asked=options.shard_updates == "all")
+        else:
+            plan, facts = decide({})
         check_plan(plan, model)
     return plan, facts
 

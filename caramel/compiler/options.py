@@ -18,6 +18,9 @@ from caramel.plan import Plan
 from caramel.util.arguments import flag, one_of, predicted_worker_count, shown, worker_count
 from caramel.util.text_files import about_file
 
+SHARD_UPDATES = ("all", "auto")
+"""Values of ``shard_updates`` besides true and false."""
+
 
 @dataclass(frozen=True)
 class CompileOptions:
@@ -45,6 +48,7 @@ class CompileOptions:
     deterministic: bool = False
     wire: str | None = None
     postponed: Sequence[str] = ()
+    shard_updates: bool | str = False
     trace: Trace | str | os.PathLike[str] | None = None
     policy: str = "optimal"
     plan: Plan | str | os.PathLike[str] | None = None
@@ -56,6 +60,11 @@ class CompileOptions:
         for name in ("serialization", "batching", "scheduling", "deterministic"):
             object.__setattr__(self, name, flag(getattr(self, name), name))
         one_of(self.uneven_batches, ("weight", "refuse"), "uneven_batches")
+        asked = self.shard_updates
+        words = (
+            "all" if asked is True else "" if asked in (False, None) else one_of(asked, SHARD_UPDATES, "shard_updates")
+        )
+        object.__setattr__(self, "shard_updates", words)
         one_of(self.statistics, ("local", "mean"), "statistics")
         for name in ("analyzers", "postponed"):
             value = getattr(self, name)
@@ -90,7 +99,8 @@ class CompileOptions:
             refuse_options("analyzers", decision_options, "put analyzers that do it into the list")
         if self.plan is not None:
             collective_options = {
-                name: getattr(self, name) for name in ("network", "algorithm", "depth", "deterministic", "wire")
+                name: getattr(self, name)
+                for name in ("network", "algorithm", "depth", "deterministic", "wire", "shard_updates")
             }
             weighting_options = {
                 "uneven_batches": self.uneven_batches != "weight",

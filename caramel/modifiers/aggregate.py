@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from caramel.analyzers.step.dependencies import conditions_of
+from caramel.analyzers.step.element_updates import element_updates
 from caramel.collectives.algorithms import ALL_GATHER, NATIVE, Schedules
 from caramel.collectives.emit import emit_all_reduce
-from caramel.collectives.lower import Emitter, Lowered, Request
+from caramel.collectives.lower import Emitter, Lowered, OnSum, Request
 from caramel.collectives.sparse import lower_all_gather, lower_slice_sum
 from caramel.errors import InvariantError
 from caramel.facts import FORWARD, Piece
@@ -19,6 +20,8 @@ from caramel.model import Gradient, Model
 from caramel.modifiers.cut import piece_shape
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.postpone import done_if_pending
+from caramel.modifiers.shard_updates import ShardedTransfer
+from caramel.modifiers.update_shards import gradient_shards
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan
 
@@ -39,6 +42,9 @@ def aggregate(emission: Emission) -> Emission:
     added: list[tuple[NodeDef, Role]] = []
     changed: dict[str, NodeDef] = {}
     limit = _InFlightLimit(plan, model)
+    updates = element_updates(model)[0] if plan.sharded else {}
+    sharded = {update.gradient: updates[update.gradient] for update in plan.sharded}
+    shards = gradient_shards(plan, schedules)
     previous_results: Sequence[str] = ()
     for number, transfer in enumerate(plan.transfers):
         if transfer.algorithm == ALL_GATHER:
@@ -51,21 +57,29 @@ def aggregate(emission: Emission) -> Emission:
                 _packed(emitter, rank, [(pieces[rank, p], shape) for p, shape in zip(transfer.pieces, shapes)])
                 for rank in range(plan.workers)
             ]
-            lowered = _all_reduced(schedules, plan, number, sources, previous_results)
+            middle = ShardedTransfer(emission, number, sharded, shards, emitter, changed)
+            lowered = _all_reduced(
+                schedules, plan, number, sources, previous_results, middle.on_sum if middle.names else None
+            )
+            if middle.names:
+                middle.update()
             if transfer.algorithm == NATIVE:
                 previous_results = (
                     _live(plan, lowered.results, added) if _is_last_native(plan, number) else lowered.results
                 )
             for rank, reduced in enumerate(lowered.results):
                 for piece, tensor in zip(transfer.pieces, _unpacked(emitter, rank, reduced, shapes)):
-                    _redirect_piece(emission, gradient_by_name[piece.gradient], piece, rank, tensor, changed)
+                    if piece.gradient in middle.names:
+                        middle.assign(rank, piece.gradient, tensor)
+                    else:
+                        _redirect_piece(emission, gradient_by_name[piece.gradient], piece, rank, tensor, changed)
             nodes = [*emitter.out.nodes, *limit.delayed_nodes(number, transfer.window, sources, lowered, emitter)]
         added += [(node, Role(Purpose.COLLECTIVE, rank, number)) for node, rank in nodes]
     return emission.extended(added, changed)
 
 
 def _all_reduced(
-    schedules: Schedules, plan: Plan, number: int, sources: Sequence[str], after: Sequence[str]
+    schedules: Schedules, plan: Plan, number: int, sources: Sequence[str], after: Sequence[str], on_sum: OnSum | None
 ) -> Lowered:
     """The all-reduce of one transfer, of flat tensors."""
     transfer = plan.transfers[number]
@@ -87,6 +101,7 @@ def _all_reduced(
         instance=number + 1,
         in_rank_order=plan.deterministic,
         after=after,
+        on_sum=on_sum,
     )
 
 

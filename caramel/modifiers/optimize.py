@@ -115,7 +115,10 @@ class _Common:
         names = [name for name in by_rank[0] if _is_everywhere(name, by_rank)]
         self._own = [{name: nodes[name] for name in names} for nodes in by_rank]  # of each worker, by shared names
         self._left = [node for name, node in by_rank[0].items() if name not in self._own[0]]
-        self._gradient_shapes = {g.tensor: g.shape for g in emission.model.gradients if not g.is_sparse}
+        apart = {update.gradient for update in emission.plan.sharded}  # whose updates have a part
+        self._gradient_shapes = {
+            g.tensor: g.shape for g in emission.model.gradients if not g.is_sparse and g.name not in apart
+        }
         self._outside: dict[tuple[str, ...], str] = {}  # stand-in for what each worker has elsewhere, by its inputs
         self._stand_ins: list[NodeDef] = []
 

@@ -33,6 +33,10 @@ def prove(emission: Emission) -> tuple[str, ...]:
         f"smaller number ({edges:,} such pairs), so no two workers can wait for each other",
         f"the updates of all {gradients} gradients use aggregated values only, each of every worker's elements once",
     ]
+    if plan.sharded:
+        statements.append(
+            f"each element of {len(plan.sharded)} sharded updates is updated on the one worker that completes its sum"
+        )
     if postponed:
         statements.append(
             f"{len(postponed)} postponed updates use nothing of the step they run in but what was kept for them"

@@ -8,26 +8,31 @@ import caramel
 from caramel.analyzers.policies.control_edges import control_edges
 from caramel.analyzers.policies.order import order_by_cost
 from caramel.analyzers.step.dependencies import find_dependencies
+from caramel.analyzers.step.element_updates import element_updates
 from caramel.collectives.algorithms import ALL_GATHER
+from caramel.compiler.sharded_updates import with_sharded_updates
 from caramel.facts import BACKWARD, FORWARD, InFlight, Piece
 
 IN_ORDER = ("shuffle", "star", "chain")
 ANY = (*IN_ORDER, "ring", "halving_doubling", "native")
 
 
-def random_plan(context, workers, seed, **options):
-    """A plan of random pieces, buckets, windows, algorithms, depths, limits and edges."""
+def random_plan(context, workers, seed, sharded=0.0, **options):
+    """A plan of random pieces, buckets, windows, algorithms, depths, limits and edges, with a part of updates sharded."""
     rng = np.random.default_rng(seed)
     plan = caramel.ARModel(context, workers, batching=False, **options).plan
     model = context.model
+    candidates = element_updates(model)[0] if sharded else {}
+    updates = {name: update for name, update in candidates.items() if rng.random() < sharded}
     found = find_dependencies(model)
     by_name = {g.name: g for g in model.gradients}
     windows = {FORWARD: [], BACKWARD: []}
     for template in plan.transfers:
         (piece,) = template.pieces
         gradient = by_name[piece.gradient]
-        is_free = not found.postponable[gradient.name] and workers > 1
-        for part in [piece] if gradient.is_sparse else cut_at_random(rng, gradient):
+        is_free = not found.postponable[gradient.name] and workers > 1 and gradient.name not in updates
+        is_whole = gradient.is_sparse or gradient.name in updates
+        for part in [piece] if is_whole else cut_at_random(rng, gradient):
             window = FORWARD if is_free and rng.random() < 0.5 else BACKWARD
             group = found.levels[gradient.name], found.conditions[gradient.name]
             windows[window].append((part, template, group))
@@ -40,7 +45,8 @@ def random_plan(context, workers, seed, **options):
     kind = rng.choice(["none", "total", "updates"])
     edges = () if kind == "none" else control_edges(model, found, order, str(kind)).edges
     in_flight = InFlight(*([None, 1, 2, 3][rng.integers(4)] for _ in (FORWARD, BACKWARD)))
-    return replace(plan, transfers=tuple(transfers), edges=edges, order=order.gradients, in_flight=in_flight, proof=())
+    plan = replace(plan, transfers=tuple(transfers), edges=edges, order=order.gradients, in_flight=in_flight, proof=())
+    return with_sharded_updates(plan, model, updates, {}) if updates and workers > 1 else plan
 
 
 def cut_at_random(rng, gradient):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -16,15 +17,28 @@ from caramel.graph.graph import Graph, node_of
 from caramel.model import Gradient, Model
 
 
-def boundaries() -> Analyzer:
-    """The analyzer that provides `Boundaries`."""
+def boundaries(sharded: Collection[str] = ()) -> Analyzer:
+    """The analyzer that provides `Boundaries`.
+
+    Args:
+        sharded: names of gradients whose updates each worker makes a part of, in the step itself.
+    """
     return Analyzer(
-        "boundaries", (Model, Dependencies, Trace, UpdateOrder, ControlEdges, Network), Boundaries, find_boundaries
+        "boundaries",
+        (Model, Dependencies, Trace, UpdateOrder, ControlEdges, Network),
+        Boundaries,
+        partial(find_boundaries, sharded=sharded),
     )
 
 
 def find_boundaries(
-    model: Model, found: Dependencies, trace: Trace, order: UpdateOrder, enforced: ControlEdges, network: Network
+    model: Model,
+    found: Dependencies,
+    trace: Trace,
+    order: UpdateOrder,
+    enforced: ControlEdges,
+    network: Network,
+    sharded: Collection[str] = (),
 ) -> Boundaries:
     """Put all ops of a step one after the other and look where gradients and reads are.
 
@@ -40,6 +54,7 @@ def find_boundaries(
         order: order in which gradients are computed.
         enforced: control edges that enforce the order.
         network: network with the element type on the wire and the processor time that transfers take.
+        sharded: see `boundaries`.
 
     Source:
         Caramel, sections 3.3.1 and 4.1.
@@ -67,6 +82,7 @@ def find_boundaries(
     for name in order.gradients:
         gradient = by_name[name]
         reads = [_first_use_s(model.graph, user, starts, compute_s) for user in found.reads[name]]
+        parts = network.workers if name in sharded else 1
         blocks = found.levels[name] > 0 or any(level > 0 for level in found.levels.values())
         gradient_boundaries.append(
             Boundary(
@@ -76,16 +92,16 @@ def find_boundaries(
                 size_bytes=sent_bytes[name],
                 ready_s=max(ends[p] for p in found.producers[name]),
                 read_s=min(reads, default=compute_s),
-                update_s=scale * sum(trace.op_s.get(op, 0.0) for op in found.updates[name]),
+                update_s=scale * sum(trace.op_s.get(op, 0.0) for op in found.updates[name]) / parts,
                 level=found.levels[name],
-                kept_reason=found.postponable[name],
-                divisible=not gradient.is_sparse and not blocks,
+                kept_reason="its update is sharded" if name in sharded else found.postponable[name],
+                divisible=not gradient.is_sparse and not blocks and name not in sharded,
                 condition=found.conditions.get(name, ""),
             )
         )
     beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
     basis = f"{trace.description}{_missing(model, found, trace)}{beside}"
-    return Boundaries(tuple(gradient_boundaries), compute_s, basis, factor)
+    return Boundaries(tuple(gradient_boundaries), compute_s, basis, factor, frozenset(sharded))
 
 
 def op_sequence(found: Dependencies, order: UpdateOrder) -> tuple[list[str], list[str]]:

@@ -1,0 +1,84 @@
+"""Shards: which elements of sharded updates and their slots each worker has, as follows from the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from caramel.collectives.algorithms import Schedules
+from caramel.collectives.schedule import Instruction, complete_sums
+from caramel.facts import Piece
+from caramel.model import Model
+from caramel.plan import Plan, Transfer
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Elements of a flat tensor that one worker has.
+
+    Attributes:
+        rank: rank of the worker.
+        start: position of the first element.
+        size: number of elements.
+    """
+
+    rank: int
+    start: int
+    size: int
+
+
+Shards = tuple[Shard, ...]
+"""Shards of one tensor: all of its elements, in their order."""
+
+
+def transfer_sums(plan: Plan, number: int, schedules: Schedules) -> tuple[Instruction, ...]:
+    """Where the sums of a transfer are completed; see `complete_sums`."""
+    transfer = plan.transfers[number]
+    schedule = schedules.proved(transfer.algorithm, plan.workers, transfer.elements or 0, transfer.depth, number)
+    return complete_sums(schedule)
+
+
+def parts_of(transfer: Transfer, start: int, size: int) -> list[tuple[Piece, int, int]]:
+    """What a range of a transfer's elements has: pieces, the first element in the gradient, and their number."""
+    found, position = [], 0
+    for piece in transfer.pieces:
+        elements = piece.elements or 0
+        first, last = max(start, position), min(start + size, position + elements)
+        if first < last:
+            found.append((piece, piece.start + first - position, last - first))
+        position += elements
+    return found
+
+
+def gradient_shards(plan: Plan, schedules: Schedules | None = None) -> Mapping[str, Shards]:
+    """The shards of the gradients whose updates are sharded, by the gradient's name.
+
+    Args:
+        plan: the plan.
+        schedules: schedules that were made so far.
+    """
+    names = {update.gradient for update in plan.sharded}
+    schedules = schedules or Schedules()
+    shards: dict[str, list[Shard]] = {name: [] for name in names}
+    for number, transfer in enumerate(plan.transfers):
+        if names.isdisjoint(transfer.gradients):
+            continue
+        for complete in transfer_sums(plan, number, schedules):
+            for piece, first, count in parts_of(transfer, complete.start, complete.size):
+                if piece.gradient in names:
+                    shards[piece.gradient].append(Shard(complete.rank, first, count))
+    return {name: tuple(sorted(found, key=lambda shard: shard.start)) for name, found in shards.items()}
+
+
+def slot_shards(model: Model, plan: Plan) -> Mapping[str, Shards]:
+    """The shards of the variables of which each worker has a part only, by the variable's name.
+
+    Args:
+        model: the single-device step.
+        plan: the plan.
+    """
+    if not plan.sharded:
+        return {}
+    names = {v.plan_name: v.name for v in model.variables}
+    shards = gradient_shards(plan)
+    return {names[slot]: shards[update.gradient] for update in plan.sharded for slot in update.slots}
