@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from caramel.outline import Outline
+from caramel.util.units import format_ms
 
 BACKWARD = "backward"
 """The window in the step that makes the gradient."""
@@ -97,6 +98,12 @@ class Trace:
     plain_steps_s: tuple[float, ...] = ()
     pace: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     outline: Outline | None = None
+
+    def __str__(self) -> str:
+        """What was traced, for people."""
+        of_all = "" if self.examples is None else f" of {self.examples} examples on each worker"
+        step = f"a step{of_all} takes {format_ms(self.step_s)} without communication"
+        return f"trace of {len(self.op_s):,} ops, {step} ({self.description})"
 
     @property
     def spread(self) -> float:

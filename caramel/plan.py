@@ -108,6 +108,23 @@ _BOUND_TOLERANCE = 1e-9
 """Fraction of a step by which rounding may lift a lower bound above it."""
 
 
+_LONG_WAIT = 0.25
+"""Fraction of a step from which on it counts that the step waits for its data (our choice)."""
+
+_LEAST_WAIT_S = 5e-3
+"""Seconds of such a wait: to ask the workers for their next elements takes some milliseconds by itself."""
+
+
+def is_long_wait(data_wait_s: float, step_s: float) -> bool:
+    """Whether a step waits so long for its data that it matters.
+
+    Args:
+        data_wait_s: seconds in which it waits.
+        step_s: seconds of the step.
+    """
+    return data_wait_s > max(_LEAST_WAIT_S, _LONG_WAIT * step_s)
+
+
 @dataclass(frozen=True)
 class Interval:
     """The seconds between which the step is with 95 % probability, and what they are from.
@@ -181,14 +198,27 @@ class Prediction:
         """
         return self.interval is None or self.interval.low_s <= step_s <= self.interval.high_s
 
-    def beside(self, step_s: float, steps_in_run: int = 1) -> str:
+    def __str__(self) -> str:
+        """The step and its interval, for people."""
+        text = f"predicted {format_ms(self.timeline.iteration_s)} per step"
+        return text if self.interval is None else f"{text}, {self.interval}"
+
+    def beside(self, step_s: float, steps_in_run: int = 1, data_wait_s: float = 0.0) -> str:
         """What was predicted, beside what was measured, for people.
 
         Args:
             step_s: measured seconds of a step.
             steps_in_run: number of steps in a run of the graph; the prediction is for one.
+            data_wait_s: seconds of a step in which it waits for its data, for which nothing is predicted.
         """
         predicted_s = self.timeline.iteration_s
+        if is_long_wait(data_wait_s, step_s):
+            wait, rest_s = format_ms(data_wait_s), step_s - data_wait_s
+            advice = "let the input pipeline cache, prefetch, or make more calls at once"
+            return (
+                f"for {wait} of it the step waits for its data, which no prediction counts ({advice}); the rest is "
+                f"{format_ms(rest_s)}, {self.beside(rest_s, steps_in_run)}"
+            )
         if steps_in_run > 1:
             return f"predicted {format_ms(predicted_s)} for a step by itself, and {steps_in_run} were one run"
         text = f"predicted {format_ms(predicted_s)} ({predicted_s / step_s - 1:+.1%}"

@@ -69,3 +69,13 @@ def test_in_a_notebook(model):
     with model.session() as session:
         html = session.step(np.ones([3, 4], np.float32))._repr_html_()
     assert "worker 1" in html and "&lt;b&gt;" in html and "<b>" not in html
+
+
+def test_a_prediction_and_a_trace_are_a_line():
+    captured = context(2)
+    batch = np.ones([4, 4], np.float32)
+    trace = caramel.trace(captured, batch, workers=2, runs=2, steps=3, progress=False)
+    plan = caramel.ARModel(captured, 2, trace=trace, network=caramel.NetworkModel.from_costs(1e-4, 1e-8)).plan
+    assert str(trace).startswith("trace of ") and "a step of 2 examples on each worker takes" in str(trace)
+    assert str(plan.prediction).startswith("predicted ") and "with 95 % probability" in str(plan.prediction)
+    assert max(len(str(trace)), len(str(plan.prediction))) < 250

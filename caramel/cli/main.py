@@ -29,8 +29,8 @@ COMMANDS = (init, run, launch, export, plan, scale, netbench, trace, worker, doc
 def main(context: click.Context, debug: bool) -> None:
     """Compile a single-device TensorFlow training program for N workers, and run or export it.
 
-    FILE.py:ENTRY names a function without arguments that builds a TF1-style graph, or returns
-    {'step': function, 'inputs': [tf.TensorSpec, ...], 'data': batches, ...}.
+    FILE.py is a Keras script that calls model.fit, as it is. FILE.py:ENTRY names a function without arguments that
+    builds a TF1-style graph, or returns {'step': function, 'inputs': [tf.TensorSpec, ...], 'data': batches, ...}.
     """
     context.obj = {"debug": debug}
 

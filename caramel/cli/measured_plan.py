@@ -14,6 +14,7 @@ from caramel.frontend.program_file import Program
 from caramel.measure.netbench import measure_network, quick_up_to
 from caramel.measure.tracer import trace
 from caramel.netmodel.model import NetworkModel
+from caramel.plan import is_long_wait
 from caramel.report.run_record import RunRecord
 from caramel.report.training import where_workers_share_cores
 from caramel.runtime.clusters.base import Cluster
@@ -59,8 +60,9 @@ class TriedPlan:
         prediction = self.armodel.plan.prediction
         if prediction is None:
             return text
-        text = f"{text}; {prediction.beside(self.step_s)}"
-        if prediction.holds(self.step_s):
+        wait_s = self.record.data_wait_s
+        text = f"{text}; {prediction.beside(self.step_s, data_wait_s=wait_s)}"
+        if prediction.holds(self.step_s) or is_long_wait(wait_s, self.step_s):
             return text
         why = where_workers_share_cores(self.cluster, self.armodel.plan.workers)
         advice = f"note: {why[0].lower()}{why[1:]}" if why else "measure again with nothing else running"

@@ -235,7 +235,7 @@ def _train(
     first = session.step_count
 
     def on_run(results: Sequence[StepResult]) -> None:
-        rate.note(sum(result.examples for result in results), len(results))
+        rate.note(sum(result.examples for result in results), len(results), session.data_wait_s)
         if record is not None:
             record.note(results)
         losses.extend(result.loss for result in results)
@@ -279,7 +279,8 @@ def _beside_prediction(prediction: Prediction | None, rate: StepRate) -> str:
     """What was predicted for a step, as a line of its own; nothing where nothing was, or too few steps were made."""
     if prediction is None or rate.step_s is None:
         return ""
-    return f"\na step takes {format_ms(rate.step_s)}; {prediction.beside(rate.step_s, rate.steps_in_run)}"
+    beside = prediction.beside(rate.step_s, rate.steps_in_run, rate.data_wait_s)
+    return f"\na step takes {format_ms(rate.step_s)}; {beside}"
 
 
 def _say_how_to_go_on(results: Results, directory: CheckpointDirectory | None, last: int | None) -> None:

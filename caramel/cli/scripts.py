@@ -86,8 +86,8 @@ def run_script_on_workers(
         ScriptRun(workers, cluster, step_timeout_s, options_of_fit(devices, decisions), files).run(file, arguments)
     except KeyboardInterrupt:
         _logger.warning(
-            "the script was interrupted: with the callback keras.callbacks.BackupAndRestore(DIR) of fit, the same "
-            "command would go on after the last epoch"
+            "the script was interrupted. Where its fit has the callback keras.callbacks.BackupAndRestore(DIR), the "
+            "same command goes on after the last epoch"
         )
         click.get_current_context().exit(128 + signal.SIGINT)
 

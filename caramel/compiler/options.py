@@ -60,11 +60,8 @@ class CompileOptions:
         for name in ("serialization", "batching", "scheduling", "deterministic"):
             object.__setattr__(self, name, flag(getattr(self, name), name))
         one_of(self.uneven_batches, ("weight", "refuse"), "uneven_batches")
-        asked = self.shard_updates
-        words = (
-            "all" if asked is True else "" if asked in (False, None) else one_of(asked, SHARD_UPDATES, "shard_updates")
-        )
-        object.__setattr__(self, "shard_updates", words)
+        asked: Any = "all" if self.shard_updates is True else self.shard_updates or ""
+        object.__setattr__(self, "shard_updates", asked and one_of(asked, SHARD_UPDATES, "shard_updates"))
         one_of(self.statistics, ("local", "mean"), "statistics")
         for name in ("analyzers", "postponed"):
             value = getattr(self, name)

@@ -21,6 +21,9 @@ v1 = tf.compat.v1
 SEED_ATTRIBUTE = "_caramel_seed"
 """Attribute of a dataset with the seed for its shuffles: datasets that only differ in that have the same graph."""
 
+VALUES_ATTRIBUTE = "_caramel_values"
+"""Attribute of a dataset all of whose constants with dimensions are data: those with other data have the same graph."""
+
 _IGNORE_STATE = 1
 """tf.data's policy of ignoring ops with state; `caramel.data.source` checks them, and names them in errors."""
 
@@ -35,6 +38,7 @@ class Serialised:
         cardinality: number of elements, or one of tf.data's INFINITE_CARDINALITY and UNKNOWN_CARDINALITY.
         components: tensors of its elements; empty where all workers' datasets have the same.
         seed: seed for the shuffles without one, which the graph is without; None to leave it to chance.
+        has_values: whether all of its constants with dimensions are data, the small ones, too.
     """
 
     graph: Graph
@@ -42,6 +46,7 @@ class Serialised:
     cardinality: int
     components: tuple[Component, ...] = ()
     seed: int | None = None
+    has_values: bool = False
 
     @cached_property
     def library(self) -> Library:
@@ -61,7 +66,8 @@ def serialise(dataset: Any) -> Serialised:
         with tf.init_scope(), _explaining():
             cardinality = tf.raw_ops.DatasetCardinality(input_dataset=variant).numpy()
             serialised = _parsed(_graph_of(variant).numpy(), cardinality)
-            return replace(serialised, seed=getattr(dataset, SEED_ATTRIBUTE, None))
+            values, seed = getattr(dataset, VALUES_ATTRIBUTE, False), getattr(dataset, SEED_ATTRIBUTE, None)
+            return replace(serialised, seed=seed, has_values=values)
     nodes = Graph.from_graph_def(variant.graph.as_graph_def())
     return serialise_nodes(nodes, variant.name)
 

@@ -126,7 +126,7 @@ def make_source(serialised: Serialised, components: tuple[Component, ...], anew:
             "with their present values, also after a restore"
         )
     named = _with_plain_names(serialised.graph, copies)
-    nodes, constants = _without_values(_with_seed(_with_own_resources(named)))
+    nodes, constants = _without_values(_with_seed(_with_own_resources(named)), serialised.has_values)
     nodes, library = canonical(nodes, serialised.graph.library)
     random = shareable_ops.random_op(serialised)
     if random is not None:
@@ -245,14 +245,22 @@ def _with_seed(nodes: list[NodeDef]) -> list[NodeDef]:
     return [n for n in seeded_nodes if n.op != "Const" or n.name in used]
 
 
-def _without_values(nodes: Iterable[NodeDef]) -> tuple[list[NodeDef], tuple[Constant, ...]]:
-    """Replace large constants by reads of variables."""
+def _without_values(nodes: Iterable[NodeDef], are_data: bool = False) -> tuple[list[NodeDef], tuple[Constant, ...]]:
+    """Replace large constants by reads of variables.
+
+    Args:
+        nodes: nodes of a dataset.
+        are_data: whether all constants with dimensions are data; then these are replaced, whatever their size.
+    """
     new_nodes: list[NodeDef] = []
     constants: list[Constant] = []
     for current in nodes:
         tensor = current.attr["value"].tensor if current.op == "Const" else None
         # A variant (of sparse and ragged tensors) is nothing that an array can hold.
-        if tensor is None or tensor.dtype == ops.DT_VARIANT or tensor.ByteSize() <= _MAX_CONSTANT_BYTES:
+        if tensor is None or tensor.dtype == ops.DT_VARIANT:
+            new_nodes.append(current)
+            continue
+        if tensor.ByteSize() <= _MAX_CONSTANT_BYTES and not (are_data and tensor.tensor_shape.dim):
             new_nodes.append(current)
             continue
         value = _array(tensor)

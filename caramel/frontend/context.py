@@ -90,7 +90,7 @@ def capture(
             Arguments of rank 1 or more are split over the workers along axis 0.
         loss: the tensor to report as the loss (a step: the name of the output); default: what is
             differentiated.
-        train_op: the op that is one step, for graphs with several training ops.
+        train_op: the op that is one step, for graphs with several training ops; a list of several that are one step.
         loss_reduction: ``"mean"`` or ``"sum"`` over the batch, where it cannot be concluded from the graph.
         replicated: inputs of rank 1 or more that every worker gets whole (placeholders or names).
         evaluation: a function to evaluate on worker 0's variables (a step), or the tensors or a

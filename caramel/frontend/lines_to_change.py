@@ -52,16 +52,17 @@ class ScriptParts:
         return (self.has_loop or self.builds_graph) and not self.calls_fit
 
 
-def script_parts(source: str | bytes) -> ScriptParts:
+def script_parts(source: str | bytes, file: str = "<text>") -> ScriptParts:
     """Find the parts of a training program in the text of a script.
 
     Args:
         source: text of a Python file; bytes in the encoding that they say.
+        file: name of it in errors.
 
     Raises:
         SyntaxError: it is no Python.
     """
-    tree = ast.parse(source)
+    tree = ast.parse(source, file)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     steps = [function for function in functions if _names(function) & _DIFFERENTIATES and not _is_method(function)]
     inner = [
@@ -142,12 +143,13 @@ def _may_be_entry(function: ast.FunctionDef) -> bool:
     return required == 0 and all(default is not None for default in arguments.kw_defaults)
 
 
-def lines_to_change(path: Path, parts: ScriptParts) -> str:
+def lines_to_change(path: Path, parts: ScriptParts, workers: int = 2) -> str:
     """What to do about a script that is no program file and calls no ``fit``.
 
     Args:
         path: path of the script.
         parts: what was found in it.
+        workers: number of workers to train on.
 
     >>> print(lines_to_change(Path("train.py"), ScriptParts(step="step", step_arguments=("x", "y"))))
     Call model.fit of a compiled Keras model, or make it a program file by four lines:
@@ -157,7 +159,7 @@ def lines_to_change(path: Path, parts: ScriptParts) -> str:
           parts = program()          # your own loop takes the step and the data from it
     inputs: a tf.TensorSpec for each of x, y, with None for the number of examples
     data: a list of batches, a function that makes an iterator, or a tf.data.Dataset
-    Then: caramel run train.py:program --workers 2. More: docs/how-to/program-files.md, or `caramel init`
+    Then: caramel run train.py:program --workers 2. More: "Program files" in the documentation, or `caramel init`
     """
     is_graph = parts.builds_graph and not parts.differentiates
     what = "what builds the graph, which moves" if is_graph else "what makes data, variables and step, which move"
@@ -174,7 +176,8 @@ def lines_to_change(path: Path, parts: ScriptParts) -> str:
             f"{either}{_perhaps(path, parts)}:",
             *shown,
             _keys(parts, is_graph),
-            f"Then: caramel run {path}:{_ENTRY} --workers 2. More: docs/how-to/program-files.md, or `caramel init`",
+            f'Then: caramel run {path}:{_ENTRY} --workers {workers}. More: "Program files" in the documentation, or '
+            "`caramel init`",
         ]
     )
 

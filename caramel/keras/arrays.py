@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from caramel.data.serialise import SEED_ATTRIBUTE
+from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
 from caramel.util.arguments import shown, whole_number
 
@@ -109,15 +109,17 @@ class Arrays:
             )
         else:
             numbers = (numbers.shuffle(self.examples) if shuffle else numbers).batch(batch_size)
-        parts = self.parts
+        # Beside the function and not in it, so that arrays with other values make the same function.
+        held = tf.data.Dataset.from_tensors(self.parts).repeat()
 
-        def looked_up(batch: Any) -> Any:
+        def looked_up(batch: Any, parts: Any) -> Any:
             return tf.nest.map_structure(lambda array: tf.gather(array, batch), parts)
 
         # An iterator whose pipeline TensorFlow tunes takes up to two seconds to end, and there is nothing to tune.
         options = tf.data.Options()
         options.autotune.enabled = False
-        batches = numbers.map(looked_up).with_options(options)
+        batches = tf.data.Dataset.zip((numbers, held)).map(looked_up).with_options(options)
+        setattr(batches, VALUES_ATTRIBUTE, True)
         if shuffle:
             seed = tf.random.uniform([], 1, _SEED_LIMIT, tf.int64)  # follows from keras.utils.set_random_seed
             setattr(batches, SEED_ATTRIBUTE, int(seed))

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches
 from caramel.errors import CaptureError, InputError, in_one_line
+from caramel.frontend.programs.function_program import where_raised
 from caramel.keras.train_step import as_data
 
 _T = TypeVar("_T")
@@ -66,7 +67,9 @@ def _build_from_output(model: Any, element_spec: Any, method: str) -> bool:
         if method != "predict_step":
             results.get_concrete_function(output, *arguments_of(element_spec))
         if method == "train_step" and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+            # As in `apply`: variables of an optimizer inside of one that scales losses have the name of that one, too.
+            with keras.name_scope(model.optimizer.name, caller=model.optimizer):
+                model.optimizer.build(model.trainable_variables)
     except Exception:  # Keras and the user's losses and metrics raise what they like; tracing will raise it, too
         return False
     if method != "predict_step":
@@ -119,9 +122,12 @@ def _build_by_tracing(model: Any, element_spec: Any, method: str) -> None:
         has_targets = isinstance(element_spec, tuple) and len(element_spec) > 1
         if "None values not supported" in str(error) and not has_targets:
             hint = " There are no targets: give y=, or batches (x, y)"
+        text = in_one_line(error).rstrip(".")
+        if takes_anything and (where := where_raised(error)):
+            what = f"{method} of model {model.name!r} raises {type(error).__name__}{where}"
+            raise InputError(f"{what}, for batches {element_spec}: {text}") from error
         raise InputError(
-            f"model {model.name!r} cannot take batches {element_spec}: "
-            f"{type(error).__name__}: {in_one_line(error)}.{hint}"
+            f"model {model.name!r} cannot take batches {element_spec}: {type(error).__name__}: {text}.{hint}"
         ) from error
     model.reset_metrics()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -15,6 +17,7 @@ _LOG_CALLBACKS = (
     keras.callbacks.History,
     keras.callbacks.CSVLogger,
     keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
 )
 """Callbacks that look at nothing but logs around a batch."""
 
@@ -80,7 +83,9 @@ def has_batch_hooks(callback: Any) -> bool:
 
 
 def check_monitors(names: Collection[str], callbacks: Iterable[Any], validation_names: Collection[str] | None) -> None:
-    """Refuse callbacks that would wait for a value that never comes; Keras warns and goes on without them.
+    """Refuse callbacks that would wait for a value that never comes; warn where it may come, or where Keras goes on.
+
+    A callback of the user's own may add it to the logs. Keras goes on without a validation, and warns after each epoch.
 
     Args:
         names: names of the logs of an epoch, without those of the validation.
@@ -90,18 +95,26 @@ def check_monitors(names: Collection[str], callbacks: Iterable[Any], validation_
     Raises:
         InputError: there is such a callback; the text names it.
     """
+    callbacks = list(callbacks)
     log_names = [*names, "learning_rate", *(f"val_{name}" for name in validation_names or ())]
+    possible = log_names if validation_names is not None else [*log_names, *(f"val_{name}" for name in names)]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
             continue  # saves whatever the value is
-        if isinstance(monitor, str) and monitor not in log_names:
-            advice = (
-                "pass validation_data="
-                if monitor.startswith("val_") and validation_names is None
-                else "name one of these"
-            )
-            raise InputError(
-                f"callback {type(callback).__name__} monitors {monitor!r}, which is not there "
-                f"({listed(log_names, 8)}): {advice}"
-            )
+        if not isinstance(monitor, str) or monitor in log_names:
+            continue
+        near = difflib.get_close_matches(monitor, possible, 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"there are {listed(log_names, 8)}"
+        if near and near[0] not in log_names:
+            advice = "pass validation_data=" + ("" if near[0] == monitor else f"; {advice}")
+        what = f"callback {type(callback).__name__} monitors {monitor!r}, which is no log of an epoch"
+        if monitor not in possible and not any(_may_add_logs(other) for other in callbacks):
+            raise InputError(f"{what}: {advice}")
+        warnings.warn(f"{what}, and does nothing unless another callback adds it: {advice}", stacklevel=4)
+
+
+def _may_add_logs(callback: Any) -> bool:
+    """Whether a callback has code of the user's, which may add to the logs of an epoch."""
+    is_own = not type(callback).__module__.startswith("keras.")
+    return is_own or type(callback) is keras.callbacks.LambdaCallback

@@ -46,7 +46,7 @@ def class_weighting(class_weight: Mapping[int, float]) -> Callable[[tuple[Any, .
 
 
 def _checked(class_weight: Any) -> dict[int, float]:
-    if not class_weight or not isinstance(class_weight, Mapping):
+    if not isinstance(class_weight, Mapping):
         raise InputError(
             f"class_weight must give the weight of each class by its number (0, 1, ...), got {class_weight!r}"
         )
@@ -67,7 +67,7 @@ def _check_spec(spec: Any) -> None:
 
 
 def _weights(y: Any, by_class: Mapping[int, float]) -> Any:
-    known = max(by_class) + 1
+    known = max(by_class, default=-1) + 1
     weights = [float(by_class.get(number, 1.0)) for number in range(known + 1)]  # the last for all others
     classes, others = _classes(y), tf.constant(known, tf.int64)
     return tf.gather(tf.constant(weights), tf.where((classes < 0) | (classes > others), others, classes))

@@ -103,6 +103,7 @@ class EpochLoop:
     on_run: Callable[[Sequence[StepResult]], None]
     grouping: StepsInRun | None = None
     _steps_s: array[float] = field(init=False, default_factory=lambda: array("d"))
+    _waits_s: array[float] = field(init=False, default_factory=lambda: array("d"))
     _batches_taken: int = field(init=False, default=0)  # of the present pass
     _in_pass: bool = field(init=False, default=False)
     _ended: bool = field(init=False, default=False)
@@ -137,8 +138,8 @@ class EpochLoop:
                     self._end_training()
                 elif steps is not None:
                     warnings.warn(
-                        f"the data ended before the {steps} steps of an epoch: the epoch ends there, and the next one "
-                        "begins the data again. Repeat the dataset (dataset.repeat()) if it should go on",
+                        f"the data ended before the {steps} steps of an epoch: the epoch ends there. The next one "
+                        "begins a dataset again (dataset.repeat() lets it go on); of a generator nothing is left",
                         stacklevel=4,  # whoever calls `fit`
                     )
                 break
@@ -159,6 +160,11 @@ class EpochLoop:
     def step_s(self) -> float | None:
         """Median seconds of a step, without the first ones, in which TensorFlow gets ready; None before."""
         return statistics.median(self._steps_s[FIRST_RUNS:]) if len(self._steps_s) > FIRST_RUNS else None
+
+    @property
+    def data_wait_s(self) -> float:
+        """Median seconds of such a step in which it waits for its data."""
+        return statistics.median(self._waits_s[FIRST_RUNS:]) if len(self._waits_s) > FIRST_RUNS else 0.0
 
     @property
     def steps_in_run(self) -> int:
@@ -188,8 +194,8 @@ class EpochLoop:
     def _end_training(self) -> None:
         """End a training whose data is used up; an epoch without a step would have no loss to report."""
         warnings.warn(
-            "the data has ended, so the training does: a generator gives its batches once. Say how many steps of it "
-            "are an epoch (steps_per_epoch=), or give a keras.utils.PyDataset, which begins anew in each epoch",
+            "the data has ended, so the training does: a generator gives its batches once. Let it give the batches of "
+            "all epochs (with steps_per_epoch=), or give a keras.utils.PyDataset, which begins anew in each epoch",
             stacklevel=5,  # whoever calls `fit`
         )
         self.model.stop_training = True
@@ -227,13 +233,14 @@ class EpochLoop:
         done = 0
         in_run = self.steps_in_run
         while done < wanted and not self._ended:
-            began_s = time.perf_counter()
+            began_s, waited_s = time.perf_counter(), self.session.data_wait_s
             try:
                 results = self.passes.steps(in_run if wanted - done >= in_run else 1)
             except EndOfData:
                 self._ended = True
                 break
             self._steps_s.append((time.perf_counter() - began_s) / len(results))
+            self._waits_s.append((self.session.data_wait_s - waited_s) / len(results))
             done += len(results)
             self._batches_taken += len(results)
             self.passes.took(len(results))

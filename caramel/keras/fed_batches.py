@@ -109,7 +109,8 @@ class FedBatches:
     def _next(self) -> tuple[Any, ...]:
         """The arrays of the next batch."""
         try:
-            batch = next(self._batches, None)
+            with self.session.waiting_for_data():
+                batch = next(self._batches, None)
         except tf.errors.OpError as error:
             hint = ""
             if "not initialized" in str(error):

@@ -220,7 +220,7 @@ def fit(
         if written := pictures.write(plan, use.kept.facts, place, record):
             say(f"caramel: written: {', '.join(written)}")
         if plan.prediction is not None and training.step_s is not None:
-            beside = plan.prediction.beside(training.step_s, training.steps_in_run)
+            beside = plan.prediction.beside(training.step_s, training.steps_in_run, training.data_wait_s)
             say(f"caramel: a step took {format_ms(training.step_s)}; {beside}")
         keep(model, _METHOD, purpose_of(model, data, number, place, kept_for), use.kept)
         model.history.plan = plan
@@ -257,6 +257,8 @@ def _steps_in_run(
                 f"caramel: a step takes {format_ms(step_s)}; {count} steps are one run from now on, for whose first "
                 f"TensorFlow takes about {session.ready_s(count):.1f} s"
             )
+        else:
+            say(f"caramel: a step takes {format_ms(step_s)}; each stays a run, as several in one would not pay here")
         return count
 
     return StepsInRun(wanted, steps * epochs, choose)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches, is_dataset
 from caramel.data.dataset import sample_dataset, why_not_on_workers
-from caramel.data.serialise import SEED_ATTRIBUTE
+from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
 from caramel.keras.arrays import Arrays, are_arrays, batch_size_of
 from caramel.keras.class_weights import class_weighting, with_class_weights
@@ -108,7 +108,8 @@ def given_data(
     source = source_of(x, shuffle)
     if source is not None:
         _check_length(source.length, steps, type(x).__name__, isinstance(x, keras.utils.PyDataset), who)
-        return _fed(source, class_weight, f"a {type(x).__name__} is Python code", who)
+        ends = ", and an epoch ends where it does" if source.length is None and steps is None and who == "fit" else ""
+        return _fed(source, class_weight, f"{_kind(x)} is Python code{ends}", who)
     if not is_dataset(x) and not callable(x):
         raise InputError(
             f"{who} takes arrays, a tf.data.Dataset of batches, a PyDataset, a generator, or a function that makes "
@@ -126,8 +127,9 @@ def given_data(
 
 def _on_workers(dataset: Any, class_weight: Mapping[int, float] | None, **more: Any) -> GivenData:
     weighted = dataset if class_weight is None else with_class_weights(dataset, class_weight)
-    if hasattr(dataset, SEED_ATTRIBUTE):
-        setattr(weighted, SEED_ATTRIBUTE, getattr(dataset, SEED_ATTRIBUTE))
+    for name in (SEED_ATTRIBUTE, VALUES_ATTRIBUTE):
+        if hasattr(dataset, name):
+            setattr(weighted, name, getattr(dataset, name))
     cardinality = int(dataset.cardinality()) if is_dataset(dataset) else -1
     return GivenData(
         sample_dataset(weighted).element_spec,
@@ -180,14 +182,21 @@ def _check_length(length: int | None, steps: int | None, what: str, is_endless: 
         raise InputError(f"the {what} has no end: {how_long}")
 
 
+def _kind(data: Any) -> str:
+    """What data is, for people."""
+    name = type(data).__name__
+    return f"a {name}" if name in ("generator", "PyDataset") else f"the class {name}"
+
+
 def _refuse_for_batches(**given: Any) -> None:
     """Refuse what goes with arrays beside data that is batched, as Keras does."""
     instead = {
         "y": "a dataset has batches (x, y)",
-        "batch_size": "the data is in batches already",
         "sample_weight": "a dataset has batches (x, y, sample_weight)",
         "validation_split": "give validation_data=",
     }
+    if given.pop("batch_size", None) is not None:
+        warnings.warn("batch_size has no effect, as in Keras: the data is in batches already", stacklevel=4)
     for name, value in given.items():
         if value is not None and not (name == "validation_split" and value == 0):
             raise InputError(f"{name} goes with arrays, and x is no array: {instead[name]}")

@@ -99,7 +99,7 @@ class ScriptRun:
             "evaluate": here_if_need_be(evaluate, keras.Model.evaluate),
             "predict": here_if_need_be(predict, keras.Model.predict),
         }
-        parts = _parts_of(file)
+        parts = _parts_of(file, self.workers or 2)
         with wrapped_methods(instead):
             try:
                 run_script(file, arguments)
@@ -108,7 +108,8 @@ class ScriptRun:
                     raise
         if calls == 0:
             raise ProgramError(
-                f"{file!r} has ended, and no Keras model was trained. {lines_to_change(Path(file), parts)}"
+                f"{file!r} has ended, and no Keras model was trained. "
+                + lines_to_change(Path(file), parts, self.workers or 2)
             )
 
 
@@ -151,7 +152,7 @@ def program_of_script(file: str, arguments: Sequence[str], workers: int, options
                 raise
         raise _FirstFit
 
-    parts = _parts_of(file)
+    parts = _parts_of(file, workers)
     with wrapped_methods({"fit": capture_it}):
         try:
             run_script(file, arguments)
@@ -164,7 +165,7 @@ def program_of_script(file: str, arguments: Sequence[str], workers: int, options
             if not found and not refused and _ends_for_a_reason(error, arguments):
                 raise
     if not found:
-        unplanned = f"{file!r} has ended without a call of fit. {lines_to_change(Path(file), parts)}"
+        unplanned = f"{file!r} has ended without a call of fit. {lines_to_change(Path(file), parts, workers)}"
         raise refused[0] if refused else ProgramError(unplanned)
     return found[0]
 
@@ -186,7 +187,7 @@ def _ends_for_a_reason(error: SystemExit, arguments: Sequence[str]) -> bool:
     return bool(error.code) or not {"-h", "--help"}.isdisjoint(arguments)
 
 
-def _parts_of(file: str) -> ScriptParts:
+def _parts_of(file: str, workers: int) -> ScriptParts:
     """What a script has of a training program.
 
     Raises:
@@ -196,11 +197,11 @@ def _parts_of(file: str) -> ScriptParts:
     if not path.is_file():
         raise ProgramError(f"there is no script {file!r}")
     try:
-        parts = script_parts(path.read_bytes())
+        parts = script_parts(path.read_bytes(), file)
     except (OSError, SyntaxError, ValueError) as error:
         raise ProgramError(f"script {file!r} cannot be read: {in_one_line(error)}") from error
     if parts.trains_by_itself:
-        raise ProgramError(f"{file!r} would train in this process, by itself. {lines_to_change(path, parts)}")
+        raise ProgramError(f"{file!r} would train in this process, by itself. {lines_to_change(path, parts, workers)}")
     return parts
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from caramel.errors import listed
-from caramel.plan import Plan
+from caramel.plan import Plan, is_long_wait
 from caramel.report.figures import exposed_by_transfer
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import StepTimeline
@@ -102,6 +102,13 @@ def notes(report: Report) -> list[tuple[str, str]]:
     if report.record is not None:
         bad = next((n for n, loss in enumerate(report.record.losses, 1) if not math.isfinite(loss)), None)
         found += [] if bad is None else [("warning", f"The loss is no finite number in step {bad} of this run.")]
+        step_s = report.record.median_step_s
+        if step_s is not None and is_long_wait(wait_s := report.record.data_wait_s, step_s):
+            text = (
+                f"A step waits {milliseconds(wait_s)} for its data, of {milliseconds(step_s)}, which a prediction does "
+                "not count. Let the input pipeline work ahead: cache, prefetch, or make more calls at once."
+            )
+            found.insert(0, ("warning", text))
     if outside_s := _outside_interval(report):
         text = (
             f"The measured step of {milliseconds(outside_s)} is outside the interval of the prediction: trace and "
@@ -118,6 +125,8 @@ def _outside_interval(report: Report) -> float | None:
     record, prediction = report.record, report.plan.prediction
     if record is None or prediction is None or record.median_step_s is None or record.steps_in_run > 1:
         return None
+    if is_long_wait(record.data_wait_s, record.median_step_s):
+        return None  # `notes` says so
     return None if prediction.holds(record.median_step_s) else record.median_step_s
 
 

@@ -124,7 +124,11 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         tiles.append(("predicted step", milliseconds(prediction.timeline.iteration_s), between))
     if record is not None and record.median_step_s is not None:
         tiles.append(
-            ("measured step", milliseconds(record.median_step_s), f"median of {len(record.plain_steps_s)} steps")
+            (
+                "measured step",
+                milliseconds(record.median_step_s),
+                f"median of {len(record.plain_steps_s)} steps; mean {milliseconds(record.mean_step_s or 0.0)}",
+            )
         )
     if prediction is not None and prediction.has_bound:
         tiles.append(

@@ -40,6 +40,8 @@ class RunRecord:
         self._is_drawn = is_drawn
         self._runs = SettledRuns()
         self._plain = array("q")  # positions of the steps that count for rates
+        self._wait_s = session.data_wait_s
+        self._waits_s = array("d")
         self._traced: list[tuple[int, bytes]] = []  # number of a run, counted from 1, and what TensorFlow says of it
         self._last_s = time.perf_counter()
         self._trace_next()
@@ -53,8 +55,10 @@ class RunRecord:
         now_s = time.perf_counter()
         steps_s = [(now_s - self._last_s) / len(results)] * len(results)
         self._last_s = now_s
+        waited_s, self._wait_s = self._session.data_wait_s - self._wait_s, self._session.data_wait_s
         if self._runs.note(len(results)) and not self._is_traced(self._runs.runs):
             self._plain.extend(range(len(self.losses), len(self.losses) + len(results)))
+            self._waits_s.extend([waited_s / len(results)] * len(results))
             self.examples += sum(result.examples for result in results)
         self.losses.extend(result.loss for result in results)
         self.step_s.extend(steps_s)
@@ -82,6 +86,16 @@ class RunRecord:
     def median_step_s(self) -> float | None:
         """Median seconds of such a step; None if there is none."""
         return statistics.median(self.plain_steps_s) if self.plain_steps_s else None
+
+    @property
+    def mean_step_s(self) -> float | None:
+        """Mean seconds of such a step; None if there is none."""
+        return statistics.fmean(self.plain_steps_s) if self.plain_steps_s else None
+
+    @property
+    def data_wait_s(self) -> float:
+        """Median seconds of such a step in which it waits for its data."""
+        return statistics.median(self._waits_s) if self._waits_s else 0.0
 
     @property
     def examples_per_s(self) -> float | None:

@@ -129,6 +129,7 @@ class Session:
         self._model = distributed.model
         self._signature = distributed.signature
         self._timeout_s = step_timeout_s
+        self._data_wait_s = 0.0
         self._failure: str | None = None  # why no step may be taken
         self._is_pending = False
         self._on_metadata: Callable[[bytes], None] | None = None
@@ -408,7 +409,8 @@ class Session:
     def _run_on_data(self, steps: int) -> list[StepResult]:
         """Run unrolled steps on the workers' data; fewer where a pass ends."""
         assert self._data is not None
-        shares = self._data.advance_several(lambda: self._unrolled.elements(steps))
+        with self.waiting_for_data():
+            shares = self._data.advance_several(lambda: self._unrolled.elements(steps))
         if not shares:  # elements are taken one by one for now
             return [self.step()]
         batches = [Batch({}, each, self._signature.reduction) for each in shares]
@@ -462,7 +464,9 @@ class Session:
                 "capture, so they cannot be fed: call step() without arrays, or capture the program without data="
             )
         split_feeds = split_batch(self._signature, self._bound(args, kwargs))
-        return Batch(split_feeds.feeds, self._data.advance(), self._signature.reduction)
+        with self.waiting_for_data():
+            counts = self._data.advance()
+        return Batch(split_feeds.feeds, counts, self._signature.reduction)
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         order = () if self._data is not None else self._model.input_order
@@ -510,7 +514,7 @@ class Session:
             for together in runs:
                 results += together
                 in_run.note(len(together))
-                rate.note(sum(result.examples for result in together), len(together))
+                rate.note(sum(result.examples for result in together), len(together), self._data_wait_s)
                 examples = "" if rate.examples_per_s is None else f", {rate.examples_per_s:.4g} examples/s"
                 report(len(results), f"loss {results[-1].loss:.4g}{examples}")
                 if on_run is not None:
@@ -534,6 +538,30 @@ class Session:
         run_s = self._unrolled.empty_run_s(lambda ops: self._executor.run([], ops, {}, self._timeout_s))
         return worthwhile_steps(step_s, run_s, steps, self._nodes_s, most)
 
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Count the time in `data_wait_s`."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._data_wait_s += time.perf_counter() - began_s
+
+    def _waited_for(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches of the caller, whose making counts as waiting."""
+        end = object()
+        while True:
+            with self.waiting_for_data():
+                batch = next(batches, end)
+            if batch is end:
+                return
+            yield batch
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds so far in which no step could run because its data was not there yet."""
+        return self._data_wait_s
+
     def _runs(self, batches: Iterable[Any] | None, steps: int | None, in_run: StepsInRun) -> Iterator[list[StepResult]]:
         """The results of runs on arrays, or on the workers' dataset."""
         if self._data is None or self._signature.data is None:
@@ -550,7 +578,7 @@ class Session:
         while True:
             count, drawn, failure = self.steps_in_run(in_run.count), [], None
             try:
-                for batch in itertools.islice(batches, count):
+                for batch in self._waited_for(itertools.islice(batches, count)):
                     drawn.append(self._split(batch) if count == 1 else self._split(batch).copied())
             except Exception as error:  # of the caller's code, or of a batch that does not fit: after those before it
                 failure = error

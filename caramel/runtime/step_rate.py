@@ -44,21 +44,24 @@ class StepRate:
         self.steps = 0
         self._runs = SettledRuns()
         self._counted = self._examples = 0
-        self._counted_s = 0.0
+        self._counted_s = self._counted_wait_s = self._wait_s = 0.0
         self._end_s = self._started_s = time.perf_counter()
 
-    def note(self, examples: int, steps: int = 1) -> None:
+    def note(self, examples: int, steps: int = 1, wait_s: float = 0.0) -> None:
         """Note a run that has just ended.
 
         Args:
             examples: number of examples in it; 0 where that is not known.
             steps: number of steps in it.
+            wait_s: seconds so far in which steps have waited for their data.
         """
         before_s, self._end_s = self._end_s, time.perf_counter()
+        waited_s, self._wait_s = wait_s - self._wait_s, wait_s
         self.steps += steps
         if self._runs.note(steps):
             self._counted += steps
             self._counted_s += self._end_s - before_s
+            self._counted_wait_s += waited_s
             self._examples += examples
 
     @property
@@ -75,6 +78,11 @@ class StepRate:
     def step_s(self) -> float | None:
         """Seconds of a step, as a mean; None while there are too few."""
         return self._counted_s / self._counted if self._counted else None
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds of a step, as a mean, in which it waits for its data."""
+        return self._counted_wait_s / self._counted if self._counted else 0.0
 
     @property
     def examples_per_s(self) -> float | None:

@@ -160,9 +160,16 @@ def _answer(
         high_s=None if interval is None else interval.high_s,
         compute_s=timeline.compute_s,
         communication_s=timeline.communication_s,
-        alone_s=trace.step_s,
+        alone_s=_alone_s(trace),
         basis=_basis(link.network, workers),
     )
+
+
+def _alone_s(trace: Trace) -> float:
+    """Seconds of a step without communication, in the order in which it is fastest: a plan may enforce that one."""
+    measured = trace.ordered_step_s
+    free_s = measured.get("none", 0.0)
+    return trace.step_s * (min(measured.values()) / free_s if free_s > 0 else 1.0)
 
 
 def _prediction(model: Model, needs: Dependencies, trace: Trace, network: Network, policy: Compared) -> Prediction:

@@ -8,11 +8,25 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from caramel.scaling.answers import Answer
+from caramel.scaling.answers import NOT_TRACED, Answer
 from caramel.util.tables import aligned
 from caramel.util.units import format_time
 
-_HEAD = ("workers", "network", "policy", "examples", "step", "95 %", "utilisation", "examples/s", "speed-up", "")
+_ADVICE = f"{NOT_TRACED}: say what a worker has with --batch-per-worker, or trace other batches and give each --trace"
+"""What to do about batches that no trace tells of."""
+
+_HEAD = (
+    "workers",
+    "network",
+    "policy",
+    "examples of each",
+    "step",
+    "95 %",
+    "utilisation",
+    "examples/s",
+    "speed-up",
+    "",
+)
 
 
 def as_data(answer: Answer) -> dict[str, Any]:
@@ -29,7 +43,8 @@ def as_table(answers: Sequence[Answer]) -> str:
     """
     best = winners(answers)
     rows = [_HEAD, *(_row(answer, answer in best) for answer in answers)]
-    return aligned(rows, right={0, 3, 4, 6, 7, 8}, rule=True)
+    table = aligned(rows, right={0, 3, 4, 6, 7, 8}, rule=True)
+    return f"{table}\n\n{_ADVICE}" if any(answer.refused == NOT_TRACED for answer in answers) else table
 
 
 def winners(answers: Sequence[Answer]) -> list[Answer]:

@@ -87,7 +87,7 @@ def test_no_entry(call, write):
     assert result.exit_code == 1 and "Traceback" not in result.output
     assert f"(if build returns the program already, say {path}:build instead)" in result.stderr
     assert "would train in this process" in result.stderr
-    assert "def program():" in result.stderr and "docs/how-to/program-files.md" in result.stderr
+    assert "def program():" in result.stderr and '"Program files" in the documentation' in result.stderr
 
 
 def test_a_program_that_raises(call, write):

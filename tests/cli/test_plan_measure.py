@@ -97,7 +97,7 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
     armodel = SimpleNamespace(plan=SimpleNamespace(prediction=prediction, workers=4))
 
     def said(step_s, cluster):
-        return str(TriedPlan(armodel, None, SimpleNamespace(plain_steps_s=[step_s] * 3), cluster))
+        return str(TriedPlan(armodel, None, SimpleNamespace(plain_steps_s=[step_s] * 3, data_wait_s=0.0), cluster))
 
     monkeypatch.setattr("caramel.report.training.usable_cores", lambda: 2)
     assert said(1.05, caramel.InProcess()).endswith("predicted 1000 ms (-4.8%, within the interval)")

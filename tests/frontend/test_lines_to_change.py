@@ -80,7 +80,7 @@ def test_four_lines_of_python(source):
     code = code_of(message)
     assert len(code.splitlines()) == 4
     ast.parse(code)
-    assert "caramel run train.py:program" in message and "docs/how-to/program-files.md" in message
+    assert "caramel run train.py:program" in message and '"Program files" in the documentation' in message
 
 
 def test_names_of_the_script():

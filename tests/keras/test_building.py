@@ -1,5 +1,7 @@
 """The variables of a model, its metrics and its optimizer are made without tracing its layers once more."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -182,3 +184,19 @@ def test_a_layer_that_does_something_once():
         caramel.fit(got, *DATA, workers=2, cluster=AS_WRITTEN, **OPTIONS),
     )
     same((with_keras, want), (with_workers, got), rtol=1e-5)
+
+
+class Broken(keras.Model):
+    """Its step has a mistake."""
+
+    def train_step(self, batch):
+        return {"loss": self.undefined_thing}
+
+
+def test_a_mistake_in_a_step_of_the_model_s_own():
+    model = Broken(name="mine")
+    model.compile("sgd")
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "self.undefined_thing}" in text)
+    with pytest.raises(caramel.InputError, match=f"train_step of model 'mine' raises AttributeError at .*:{line}, for"):
+        caramel.fit(model, *DATA, workers=2, **OPTIONS)

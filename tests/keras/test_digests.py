@@ -41,3 +41,27 @@ def test_another_loop_is_another_program():
         data = tf.data.Dataset.from_tensor_slices((np.zeros([8, 6, 2], np.float32), np.zeros([8, 1], np.float32)))
         digests.add(caramel.capture(lambda *batch, m=model: m.train_step(batch), data=data.batch(4)).model.digest)
     assert len(digests) == 2
+
+
+def test_bidirectional_layers_that_are_built_again():
+    """Their two layers have the number of the one that they were given, behind another word."""
+    keras.backend.clear_session(free_memory=False)
+    found = []
+    for _ in range(3):
+        layers = [keras.layers.Bidirectional(keras.layers.LSTM(3)), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input([4, 2]), *layers])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+        def step(x, y, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            return loss
+
+        specs = [tf.TensorSpec([None, 4, 2]), tf.TensorSpec([None, 1])]
+        captured = caramel.capture(lambda x, y, step=step: step(x, y), specs).model
+        found.append((captured.digest, [variable.plan_name for variable in captured.variables]))
+    assert found[0] == found[1] == found[2]
+    assert "sequential/bidirectional/backward_lstm/lstm_cell/bias" in found[0][1]

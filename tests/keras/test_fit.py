@@ -142,7 +142,7 @@ def test_arguments_that_it_lacks(name, hint):
     refused([f"fit() has no argument {name!r}: {hint}"], compiled(), **{name: 1})
 
 
-@pytest.mark.parametrize("name", ["y", "batch_size", "validation_split", "sample_weight"])
+@pytest.mark.parametrize("name", ["y", "validation_split", "sample_weight"])
 def test_what_goes_with_arrays(name):
     refused([f"{name} goes with arrays, and x is no array"], compiled(), dataset(), **{name: 1})
 

@@ -230,7 +230,6 @@ def test_orders_without_any_seed(shuffle):
         ((np.array([object()] * 59), Y), {}, ["Python objects"]),
         ((tf.sparse.from_dense(X), Y), {}, ["sparse", "dense"]),
         ((tf.data.Dataset.from_tensors((X, Y)), Y), {}, ["y goes with arrays"]),
-        ((tf.data.Dataset.from_tensors((X, Y)),), {"batch_size": 3}, ["batch_size goes with arrays"]),
         ((tf.data.Dataset.from_tensors((X, Y)),), {"validation_split": 0.3}, ["validation_split", "validation_data="]),
         ((tf.data.Dataset.from_tensors((X, Y)),), {"sample_weight": WEIGHTS}, ["sample_weight goes with arrays"]),
         ((None,), {}, ["arrays", "tf.data.Dataset"]),
@@ -241,3 +240,13 @@ def test_what_is_no_data(given, options, words):
         caramel.fit(compiled(), *given, workers=2, verbose=0, **options)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_batch_size_beside_batches_has_no_effect():
+    """As in Keras, which says nothing."""
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(20)
+    with pytest.warns(UserWarning, match="batch_size has no effect, as in Keras") as warned:
+        history = caramel.fit(compiled(), batches, batch_size=3, workers=2, verbose=0, shuffle=False)
+    want = caramel.fit(compiled(), batches, workers=2, verbose=0, shuffle=False)
+    assert history.history["loss"] == want.history["loss"]
+    assert [w.filename for w in warned if "batch_size" in str(w.message)] == [__file__]

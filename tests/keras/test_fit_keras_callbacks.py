@@ -112,16 +112,16 @@ def test_a_callback_that_stops_in_an_epoch():
 
 
 @pytest.mark.parametrize(
-    "callback, words",
-    [
-        (keras.callbacks.EarlyStopping("val_loss"), ["EarlyStopping", "'val_loss'", "validation_data="]),
-        (keras.callbacks.ReduceLROnPlateau("accurasy"), ["ReduceLROnPlateau", "'accurasy'", "loss, accuracy"]),
-        (keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True), ["ModelCheckpoint", "validation_data="]),
-    ],
-    ids=lambda c: type(c).__name__,
+    "callback",
+    [keras.callbacks.EarlyStopping("val_loss"), keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True)],
 )
-def test_a_callback_that_waits_for_what_never_comes(callback, words):
-    with pytest.raises(caramel.InputError) as caught:
+def test_a_callback_that_waits_for_a_validation(callback, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match=f"{type(callback).__name__} monitors 'val_loss'.* pass validation_data="):
         caramel.fit(compiled(), dataset(), workers=2, verbose=0, callbacks=[callback])
-    for word in words:
-        assert word in str(caught.value)
+
+
+def test_a_callback_that_waits_for_what_never_comes():
+    with pytest.raises(caramel.InputError, match="ReduceLROnPlateau monitors 'accurasy'.*did you mean 'accuracy'"):
+        callback = keras.callbacks.ReduceLROnPlateau("accurasy")
+        caramel.fit(compiled(), dataset(), workers=2, verbose=0, callbacks=[callback])

@@ -1,5 +1,7 @@
 """What callbacks may monitor: whatever a step of the model's own returns, in training and in validation."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -59,18 +61,51 @@ def test_logs_of_own_steps(kind, monitor, workers):
     same(want, got)
 
 
-@pytest.mark.parametrize(("kind", "monitor"), [(OwnLogs, "acuracy"), (OwnTest, "val_sore"), (OwnTest, "score")])
-def test_what_no_step_returns(kind, monitor):
+@pytest.mark.parametrize(
+    ("kind", "monitor", "validates", "advice"),
+    [
+        (OwnLogs, "acuracy", True, "did you mean 'accuracy'"),
+        (OwnTest, "val_sore", True, "did you mean 'val_score'"),
+        (OwnTest, "utterly", True, "there are .*loss"),
+        (OwnTest, "val_los", False, "pass validation_data=; did you mean 'val_loss'"),
+    ],
+)
+def test_what_no_step_returns(kind, monitor, validates, advice):
     model = compiled_as(kind, metrics=["accuracy"])
-    with pytest.raises(caramel.InputError, match=f"monitors '{monitor}', which is not there"):
-        caramel.fit(
-            model,
-            dataset(),
-            validation_data=dataset(24),
-            callbacks=[keras.callbacks.EarlyStopping(monitor)],
-            workers=2,
-            verbose=0,
-        )
+    more = {"validation_data": dataset(24)} if validates else {}
+    with pytest.raises(caramel.InputError, match=f"monitors '{monitor}', which is no log of an epoch: {advice}"):
+        caramel.fit(model, dataset(), callbacks=[keras.callbacks.EarlyStopping(monitor)], workers=2, verbose=0, **more)
+
+
+def test_a_validation_that_there_is_not():
+    """Trained as by Keras, which warns after each epoch; said before the first step."""
+    model = compiled_as(OwnTest, metrics=["accuracy"])
+    stop = keras.callbacks.EarlyStopping(patience=0)
+    with pytest.warns(
+        UserWarning, match="EarlyStopping monitors 'val_loss', which is no log .*: pass validation_data="
+    ):
+        history = caramel.fit(model, dataset(), epochs=2, callbacks=[stop], workers=2, verbose=0)
+    assert len(history.history["loss"]) == 2
+
+
+class Added(keras.callbacks.Callback):
+    """Adds a log, which falls once and then no more."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_f1"] = max(2 - epoch, 1)
+
+
+def test_a_log_that_another_callback_adds():
+    stopped = []
+    for fit in (lambda m, *d, **o: m.fit(*d, **o), lambda m, *d, **o: caramel.fit(m, *d, workers=2, **o)):
+        stop = keras.callbacks.EarlyStopping("val_f1", mode="min", patience=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            history = fit(
+                compiled_as(OwnLogs, metrics=["accuracy"]), dataset(), epochs=6, callbacks=[Added(), stop], verbose=0
+            )
+        stopped.append(len(history.history["val_f1"]))
+    assert stopped == [3, 3]
 
 
 class InBatches(keras.utils.PyDataset):

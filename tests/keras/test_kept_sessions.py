@@ -41,12 +41,15 @@ def fitted(model, *data, **options):
 
 
 DATA = dataset(59)
+DRAWS = np.random.default_rng(1)
+
 SAME = {
     "the same dataset": (lambda: (DATA,), {}),
     "arrays": (lambda: (X, Y), {"batch_size": 12}),
     "shuffled arrays": (lambda: (X, Y), {"batch_size": 12, "shuffle": True}),
     "weights of classes": (lambda: (X, Y), {"shuffle": True, "class_weight": {0: 0.5, 2: 3.0}}),
-    "other arrays": (lambda: (X + np.random.default_rng(1).normal(size=X.shape), Y), {"batch_size": 12}),
+    "other arrays": (lambda: (X + DRAWS.normal(size=X.shape), DRAWS.permutation(Y)), {"batch_size": 12}),
+    "few other arrays": (lambda: (X[:9] + DRAWS.normal(size=X[:9].shape), DRAWS.permutation(Y[:9])), {"batch_size": 3}),
     "a dataset made again": (lambda: (dataset(59),), {}),
     "Python": (lambda: (InBatches(),), {}),
 }
@@ -67,10 +70,11 @@ def test_a_second_call_opens_no_other_session(opened, name):
     kept, anew = compiled(), compiled()
     for number in range(3):
         keras.utils.set_random_seed(number)
-        got = fitted(kept, *make(), **options)
+        data = make()
+        got = fitted(kept, *data, **options)
         assert len(opened) == 1 + number  # the other model's are counted, too
         keras.utils.set_random_seed(number)
-        want = fitted(anew, *make(), **options)
+        want = fitted(anew, *data, **options)
         vars(anew).pop("_caramel_sessions").close()
         assert got.history == want.history
     for one, other in zip(kept.variables, anew.variables):

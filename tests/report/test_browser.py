@@ -32,6 +32,8 @@ pytestmark = [
 class Untraced:
     """In the place of a session, of which nothing is wanted."""
 
+    data_wait_s = 0.0
+
     def trace_next(self, on_metadata):
         """Trace nothing."""
 

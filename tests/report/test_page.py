@@ -146,6 +146,8 @@ def test_a_page_that_cannot_be_written(planned, tmp_path):
 class Untraced:
     """In the place of a session, of which nothing is wanted."""
 
+    data_wait_s = 0.0
+
     def trace_next(self, on_metadata):
         """Trace nothing."""
 

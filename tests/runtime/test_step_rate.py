@@ -46,3 +46,12 @@ def test_the_first_run_of_so_many_steps_does_not_count(at):
         rate.note(8 * steps, steps)
     assert rate.steps == 17 and rate.steps_in_run == 4
     assert rate.step_s == pytest.approx((1 + 2 + 2 + 1) / 10) and rate.examples_per_s == pytest.approx(80 / 6)
+
+
+def test_seconds_in_which_steps_wait_for_their_data(at):
+    rate = StepRate()
+    assert rate.data_wait_s == 0
+    for number, wait_s in enumerate([10.0, 11.0, 12.0, 12.5, 13.5], 1):
+        at(float(number))
+        rate.note(4, 1, wait_s)
+    assert rate.data_wait_s == pytest.approx(0.75)  # of the last two: 0.5 and 1

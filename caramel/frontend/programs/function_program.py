@@ -237,7 +237,8 @@ def _specs(function: Any, specs: Sequence[Any] | None) -> Sequence[Any]:
         if not isinstance(spec, tf.TensorSpec):
             raise InputError(
                 f"inputs must be tf.TensorSpec, got {type(spec).__name__} {spec!r}; "
-                "sparse and ragged inputs are not supported yet"
+                "make sparse and ragged tensors dense in the pipeline (dataset.map with tf.sparse.to_dense, or "
+                "each.to_tensor())"
             )
     return specs
 
@@ -255,7 +256,7 @@ def _trace(function: Any, specs: Sequence[Any], what: str) -> Any:
     except Exception as error:
         refusal = CaptureError(
             f"{what} {_name_of(python_function)!r} cannot be traced with inputs {list(specs)}: "
-            f"{type(error).__name__}{_where(error)}: {in_one_line(error)}"
+            f"{type(error).__name__}{where_raised(error)}: {in_one_line(error)}"
         )
         refusal.may_pass_later = True
         raise refusal from error
@@ -272,7 +273,7 @@ def _as_raised(error: Exception) -> Exception:
     return error
 
 
-def _where(error: Exception) -> str:
+def where_raised(error: Exception) -> str:
     """`` at FILE:LINE`` of the user's own code, from the frames or from AutoGraph's account of them."""
     account = re.findall(r'File "([^"]+)", line (\d+), in', str(error))
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]

@@ -24,6 +24,7 @@ from caramel.frontend.roles.refusals import refuse_functions_as_ops, refuse_init
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, node_of
+from caramel.graph.nodes import group
 from caramel.model import Input, VariablePart
 
 v1 = tf.compat.v1
@@ -75,7 +76,8 @@ def capture_graph(
         graph: the tf.Graph.
         recorder: record of the differentiations while the graph was built; None for a finished graph.
         loss: tensor or name to report as the loss; None to take the differentiated tensor.
-        train_op: operation or name; None to take the one that an optimizer registered.
+        train_op: operation or name, or a list of several that are one step; None to take the one that an optimizer
+            registered.
         loss_reduction: ``"mean"`` or ``"sum"``; None to conclude it from the graph.
         replicated: placeholders (or names) that every worker gets whole.
         gradients: gradient tensor, or (values, rows) of a sparse gradient, by parameter name; None to find the
@@ -95,7 +97,7 @@ def capture_graph(
     if is_file and values is None:
         _refuse_effects(initializers)
     nodes, fetched = nodes_of(graph, [] if loss is None else [_tensor_name(graph, loss, "loss")])
-    target = _train_op(graph, nodes, train_op)
+    nodes, target = _with_train_op(graph, nodes, train_op)
     refuse_functions_as_ops(nodes.pruned([target]), Library(nodes))
     if gradients is not None:
         named = _named_gradients(graph, nodes, variables, gradients, target)
@@ -225,6 +227,17 @@ def _handle_of(variable: Any, handles: Collection[str]) -> str | None:
     return name if name in handles else None
 
 
+def _with_train_op(graph: Any, nodes: Graph, train_op: Any) -> tuple[Graph, str]:
+    """The op that is one step, and the nodes with it: several ops become one that waits for all of them."""
+    if not isinstance(train_op, (list, tuple)):
+        return nodes, _train_op(graph, nodes, train_op)
+    if not train_op:
+        raise CaptureError("train_op is an empty list: name the ops that are one step")
+    names = list(dict.fromkeys(_train_op(graph, nodes, each) for each in train_op))
+    name = graph.unique_name("caramel_train_ops", mark_as_used=False)
+    return nodes.replaced({}, [group(name, names, "")]), name
+
+
 def _train_op(graph: Any, nodes: Graph, train_op: Any) -> str:
     if train_op is not None:
         try:
@@ -248,7 +261,7 @@ def _train_op(graph: Any, nodes: Graph, train_op: Any) -> str:
     if len(train_ops) > 1:
         raise CaptureError(
             f"{'two' if len(train_ops) == 2 else len(train_ops)} training ops were found ({', '.join(train_ops)}): "
-            "say with train_op= which one is the step"
+            "say with train_op= which one is the step, or give a list of those that are one step together"
         )
     _refuse_later_updates(nodes, train_ops[0])
     return train_ops[0]

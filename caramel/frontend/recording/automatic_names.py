@@ -13,6 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
+_DIRECTIONS = ("forward_", "backward_")
+"""Beginnings of the names of the layers of keras.layers.Bidirectional."""
+
 _NUMBERED = re.compile(r"(.+?)(?:_(\d+))?")
 
 _OTHER_KINDS = ("SeedGenerator", "Variable")
@@ -26,6 +29,8 @@ def counted_anew(names: Iterable[str], counts: Mapping[str, int] | None = None) 
     >>> names = ["dense_4", "dense_2", "adam_1", "encoder_7", "dropout", "dense_300"]
     >>> counted_anew(names, {"dense": 5, "adam": 2, "dropout": 1})
     {'dense_2': 'dense', 'dense_4': 'dense_1', 'adam_1': 'adam'}
+    >>> counted_anew(["forward_lstm_3", "backward_lstm_3"])
+    {'lstm_3': 'lstm'}
 
     Args:
         names: of layers, optimizers and whatever else a program uses, those that a person gave among them.
@@ -35,7 +40,7 @@ def counted_anew(names: Iterable[str], counts: Mapping[str, int] | None = None) 
     kinds = _kinds()
     numbers: dict[str, set[int]] = {}
     for name in dict.fromkeys(names):
-        kind, number = _parts(name)
+        kind, number = _parts(_split(name)[1])
         if kind in kinds and (counts is None or number < counts.get(kind, 0)):
             numbers.setdefault(kind, set()).add(number)
     changes = {}
@@ -56,6 +61,17 @@ def counts_so_far() -> Mapping[str, int] | None:
     return dict(found) if isinstance(found, Mapping) else None
 
 
+def renamed_scope(name: str, changes: Mapping[str, str]) -> str:
+    """The name that a scope gets, of which a layer or optimizer has given the name.
+
+    Args:
+        name: its name in the program.
+        changes: see `counted_anew`.
+    """
+    direction, rest = _split(name)
+    return direction + changes[rest] if rest in changes else name
+
+
 class Renaming:
     """The names that variables get where those of Keras are counted anew.
 
@@ -74,6 +90,8 @@ class Renaming:
         >>> names = Renaming({"dense_2": "dense", "adam_1": "adam"})
         >>> names.of("dense_2/kernel"), names.of("adam_1/dense_2_kernel_momentum"), names.of("my_dense/kernel")
         ('dense/kernel', 'adam/dense_kernel_momentum', 'my_dense/kernel')
+        >>> Renaming({"lstm_3": "lstm"}).of("bidirectional/forward_lstm_3/lstm_cell/kernel")
+        'bidirectional/forward_lstm/lstm_cell/kernel'
 
         Args:
             name: the program's own.
@@ -82,14 +100,20 @@ class Renaming:
 
     def _part(self, part: str) -> str:
         """One part of a name; optimizers write the names of variables into those of what they keep for each."""
-        if part in self._changes or self._within is None:
-            return self._changes.get(part, part)
+        if self._within is None or _split(part)[1] in self._changes:
+            return renamed_scope(part, self._changes)
         return self._within.sub(lambda found: self._changes[found.group()], part)
 
 
 def parts_of(names: Collection[str]) -> set[str]:
     """The parts of the names of variables."""
     return {part for name in names for part in name.split("/")}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """What a bidirectional layer puts in front of the names of its two layers, and the rest."""
+    direction = next((each for each in _DIRECTIONS if name.startswith(each)), "")
+    return direction, name.removeprefix(direction)
 
 
 def _parts(name: str) -> tuple[str, int]:

@@ -41,6 +41,7 @@ from caramel.frontend.attributes import (
 )
 from caramel.frontend.captured import Gather
 from caramel.frontend.recording import total_marks
+from caramel.frontend.recording.automatic_names import renamed_scope
 from caramel.graph import ops
 
 _GRADIENT_OP_TYPE = "CaramelGradient"
@@ -201,7 +202,7 @@ class Recorder:
         if not isinstance(name, str) or "/" in name:
             return name
         self.scopes.add(name)
-        return self.renamed.get(name, name)
+        return renamed_scope(name, self.renamed)
 
     def made_with(self, make: Callable[..., Any], op_type: str, keywords: dict[str, Any]) -> Any:
         """Make an op of the program, some inputs of which are to be those of all workers.

@@ -160,7 +160,10 @@ def assemble_alone(raw: RawProgram) -> Model:
         if loss is None or not any(_is_used(raw.graph.pruned(raw.targets), g) for g in raw.gradients):
             raise
         kept = f"with one worker the step is as the program has it; with several it could not be: {error}"
-        plain = replace(raw, gradients=(), loss=loss, reduction="mean", notes=(*raw.notes, kept), trains=False)
+        # What the program asks for over all replicas is what the only one has.
+        plain = replace(
+            raw, gradients=(), loss=loss, reduction="mean", notes=(*raw.notes, kept), trains=False, forward_sums=()
+        )
         model = assemble(plain)
         return replace(model, reported="mean", combinations=tuple(Combination.SAME for _ in model.outputs))
 
@@ -205,7 +208,8 @@ def _reduced(
         told = reduce_program(seen, used, inside, inputs, kinds)
     except CaptureError as error:
         refusal = error
-    is_settled_now = told is not None and is_settled(seen, told[1], told[0].kind)
+    is_alone = raw.reduction is not None and not raw.trains  # see `assemble_alone`
+    is_settled_now = told is not None and (is_alone or is_settled(seen, told[1], told[0].kind))
     summed: RawProgram | None = raw
     # Where the caller has said how each worker's loss counts, nothing is summed. What trains nothing has no loss.
     may_sum = not inside and (raw.reduction is None or not raw.trains)
@@ -316,8 +320,9 @@ def _sorted_out(raw: RawProgram) -> nested_gradients.SortedGradients:
     """The gradients that are aggregated, and those that stay as they are inside a loss."""
     if raw.trains and not raw.gradients:
         raise CaptureError(
-            "no gradient of a variable was computed: there is no loss to train on. Build the loss and call "
-            "optimizer.minimize, tf.gradients or GradientTape.gradient in the captured code"
+            "no gradient of a variable was computed: there is no loss to train on, or nothing to train (is every layer "
+            "frozen, trainable=False?). Build the loss and call optimizer.minimize, tf.gradients or "
+            "GradientTape.gradient in the captured code"
         )
     return nested_gradients.sort_gradients(raw)
 
