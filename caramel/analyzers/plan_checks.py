@@ -14,7 +14,7 @@ from caramel.errors import InputError, OtherProgramError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece
 from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model
-from caramel.netmodel.choice import is_in_rank_order
+from caramel.netmodel.choice import ON_ONE_WORKER, is_in_rank_order
 from caramel.outline import differences
 from caramel.plan import Plan, Transfer
 from caramel.util.arguments import MOST_CHUNKS, shown
@@ -160,6 +160,8 @@ def reason_against_sharding(plan: Plan, update: ElementUpdate) -> str | None:
         return f"it travels as {transfer.wire}, which would round the parameter"
     if transfer.algorithm == NATIVE:
         return "TensorFlow's own all-reduce cannot be taken apart"
+    if transfer.algorithm in ON_ONE_WORKER:
+        return f"the {transfer.algorithm} completes all sums on one worker"
     if plan.deterministic and update.other_bits:
         return f"the plan is deterministic, and {update.other_bits}"
     return None

@@ -62,7 +62,8 @@ class TriedPlan:
             return text
         wait_s = self.record.data_wait_s
         text = f"{text}; {prediction.beside(self.step_s, data_wait_s=wait_s)}"
-        if prediction.holds(self.step_s) or is_long_wait(wait_s, self.step_s):
+        rest_s = self.step_s - wait_s if is_long_wait(wait_s, self.step_s) else self.step_s
+        if prediction.holds(rest_s):
             return text
         why = where_workers_share_cores(self.cluster, self.armodel.plan.workers)
         advice = f"note: {why[0].lower()}{why[1:]}" if why else "measure again with nothing else running"

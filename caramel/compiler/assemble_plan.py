@@ -82,14 +82,19 @@ def assemble_plan(
             """The plan and its facts with some updates sharded."""
             is_default = [getattr(analyzer, "name", None) == "boundaries" for analyzer in analyzers] if updates else ()
             chosen = [boundaries(updates) if is_one else a for a, is_one in zip(analyzers, is_default)] or analyzers
-            found = analyse(chosen, [model, network], WANTED)
+            of_all = network
+            if updates:  # so that each worker has a part of them
+                of_all = Network(replace(options.collectives, is_spread=True), workers)
+            found = analyse(chosen, [model, of_all], WANTED)
             if options.analyzers is None and POLICIES[options.policy].edges is None:  # else the order is to be as it is
                 found = without_needless_order(found)
             made = make_plan(model, devices, found, chosen, notes, options.uneven_batches, options.statistics, pipeline)
             return made, found
 
         if options.shard_updates and workers > 1:
-            plan, facts = decide_about_sharding(model, decide, is_asked=options.shard_updates == "all")
+            plan, facts = decide_about_sharding(
+                model, decide, options.collectives, is_asked=options.shard_updates == "all"
+            )
         else:
             plan, facts = decide({})
         check_plan(plan, model)

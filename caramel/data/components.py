@@ -73,6 +73,10 @@ def arguments_of(element_spec: Any) -> list[Any]:
     return tf.nest.map_structure(_open_batch, arguments)  # type: ignore[no-any-return]
 
 
+EXAMPLES_ATTRIBUTE = "_caramel_examples"
+"""Attribute of a dataset with the number of examples in every element, where its shapes do not say it."""
+
+
 def examples_in_batches(element_spec: Any) -> int | None:
     """The number of examples in every element of a dataset; None if it varies, or nothing says so."""
     sizes = {

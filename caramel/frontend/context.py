@@ -15,6 +15,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.util import nest
 
 from caramel.data.components import (
+    EXAMPLES_ATTRIBUTE,
     are_arguments,
     arguments_of,
     arguments_of_rows,
@@ -343,7 +344,7 @@ class Context:
         """
         if self._specs is not None or not callable(self._program) or not is_dataset(self.data):
             return None
-        examples = examples_in_batches(self.data.element_spec)
+        examples = examples_in_batches(self.data.element_spec) or getattr(self.data, EXAMPLES_ATTRIBUTE, None)
         if examples is None or examples % parts:
             return None
         specs = arguments_of_rows(self.data.element_spec, examples // parts)

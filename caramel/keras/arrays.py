@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from caramel.data.components import EXAMPLES_ATTRIBUTE
 from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
 from caramel.util.arguments import shown, whole_number
@@ -120,6 +121,8 @@ class Arrays:
         options.autotune.enabled = False
         batches = tf.data.Dataset.zip((numbers, held)).map(looked_up).with_options(options)
         setattr(batches, VALUES_ATTRIBUTE, True)
+        if self.examples % batch_size == 0:
+            setattr(batches, EXAMPLES_ATTRIBUTE, batch_size)
         if shuffle:
             seed = tf.random.uniform([], 1, _SEED_LIMIT, tf.int64)  # follows from keras.utils.set_random_seed
             setattr(batches, SEED_ATTRIBUTE, int(seed))

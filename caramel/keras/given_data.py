@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches, is_dataset
+from caramel.data.components import EXAMPLES_ATTRIBUTE, arguments_of, arguments_of_rows, examples_in_batches, is_dataset
 from caramel.data.dataset import sample_dataset, why_not_on_workers
 from caramel.data.serialise import SEED_ATTRIBUTE, VALUES_ATTRIBUTE
 from caramel.errors import InputError
@@ -56,7 +56,8 @@ class GivenData:
         if self.source is not None:
             return [{"inputs": arguments_of(self.element_spec)}]
         ways: list[dict[str, Any]] = [{"data": self.dataset}]
-        examples, parts = examples_in_batches(self.element_spec), 1 if sharding == "batches" else workers
+        told = getattr(self.dataset, EXAMPLES_ATTRIBUTE, None)
+        examples, parts = examples_in_batches(self.element_spec) or told, 1 if sharding == "batches" else workers
         if is_dataset(self.dataset) and examples is not None and examples % parts == 0:
             own = examples // parts
             ways.append({"data": self.dataset, "inputs": arguments_of_rows(self.element_spec, own)})
@@ -127,7 +128,7 @@ def given_data(
 
 def _on_workers(dataset: Any, class_weight: Mapping[int, float] | None, **more: Any) -> GivenData:
     weighted = dataset if class_weight is None else with_class_weights(dataset, class_weight)
-    for name in (SEED_ATTRIBUTE, VALUES_ATTRIBUTE):
+    for name in (SEED_ATTRIBUTE, VALUES_ATTRIBUTE, EXAMPLES_ATTRIBUTE):
         if hasattr(dataset, name):
             setattr(weighted, name, getattr(dataset, name))
     cardinality = int(dataset.cardinality()) if is_dataset(dataset) else -1

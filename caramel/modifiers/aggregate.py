@@ -20,7 +20,7 @@ from caramel.model import Gradient, Model
 from caramel.modifiers.cut import piece_shape
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.postpone import done_if_pending
-from caramel.modifiers.shard_updates import ShardedTransfer
+from caramel.modifiers.shard_updates import ShardedTransfer, sharded_assignments
 from caramel.modifiers.update_shards import gradient_shards
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import Plan
@@ -44,7 +44,7 @@ def aggregate(emission: Emission) -> Emission:
     limit = _InFlightLimit(plan, model)
     updates = element_updates(model)[0] if plan.sharded else {}
     sharded = {update.gradient: updates[update.gradient] for update in plan.sharded}
-    shards = gradient_shards(plan, schedules)
+    shards = gradient_shards(plan)
     previous_results: Sequence[str] = ()
     for number, transfer in enumerate(plan.transfers):
         if transfer.algorithm == ALL_GATHER:
@@ -274,6 +274,7 @@ def verify_aggregated(emission: Emission) -> Emission:
     by_name = {g.name: g for g in model.gradients}
     local_gradients |= {parse_input(tensor): by_name[piece.gradient] for (_, piece), tensor in emission.pieces.items()}
     _verify_pieces(emission)
+    _verify_sharded(emission)
     updates = {
         replica_name(rank, writer): name for rank in ranks for name, writers in model.updates for writer in writers
     }
@@ -296,6 +297,17 @@ def _verify_pieces(emission: Emission) -> None:
                     f"after aggregate: {reader!r} of worker {rank} reads elements {piece.start} to "
                     f"{piece.start + (piece.elements or 0)} of gradient {piece.gradient!r} of its own worker only"
                 )
+
+
+def _verify_sharded(emission: Emission) -> None:
+    """No step ends on a worker before it has the new parameter of each sharded update."""
+    graph = emission.graph
+    assigned = sharded_assignments(emission)
+    for rank in range(emission.plan.workers) if emission.plan.sharded else ():
+        before = graph.ancestors([own_name(rank, "step")])
+        for name in assigned[rank]:
+            if name not in before:
+                raise InvariantError(f"after aggregate: a step of worker {rank} does not wait for {name!r}")
 
 
 def _verify_update(

@@ -7,7 +7,7 @@ element is updated once, not once on each worker, and only that worker needs its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from caramel.analyzers.step.element_updates import ElementUpdate
@@ -57,7 +57,6 @@ class ShardedTransfer:
         self._updates = {name: updates[name] for name in self._transfer.gradients if name in updates}
         self._gradients = {g.name: g for g in emission.model.gradients}
         self._numbers = {g.name: position for position, g in enumerate(emission.model.gradients)}
-        self._all_nodes = frozenset(name for update in updates.values() for name in update.nodes)
         self._sums: list[_Sum] = []
 
     @property
@@ -174,17 +173,27 @@ class ShardedTransfer:
         assigned = assign(f"{scope}/assign", replica_name(rank, parameter.node), value, gradient.dtype, device)
         assigned.input.extend(writers)
         self._emitter.out.nodes.append((assigned, rank))
-        for reader, source in self._waiting(update):
-            reader_name = replica_name(rank, reader)
-            current = self._current(reader_name)
+        inside = {replica_name(rank, each) for each in update.nodes}
+        for source in sorted(update.after):
             text = f"^{replica_name(rank, source)}"
-            inputs = dict.fromkeys(f"^{assigned.name}" if each == text else each for each in current.input)
-            self._changed[reader_name] = copied(current, inputs)
+            for reader, _ in self._emission.graph.consumers[node_of(text)]:
+                if reader not in inside:
+                    self._wait_instead(reader, text, assigned.name)
+        step = self._current(own_name(rank, "step"))
+        if f"^{assigned.name}" not in step.input:  # nothing that a step gives back need wait for it
+            self._changed[step.name] = copied(step, [*step.input, f"^{assigned.name}"])
 
-    def _waiting(self, update: ElementUpdate) -> Iterator[tuple[str, str]]:
-        """Nodes outside of updates that wait for a part of one that has written the parameter, and for which."""
-        graph = self._emission.model.graph
-        for name in sorted(update.after):
-            for reader, position in graph.consumers[name]:
-                if graph[reader].input[position].startswith("^") and reader not in self._all_nodes:
-                    yield reader, name
+    def _wait_instead(self, reader: str, text: str, name: str) -> None:
+        """Let a node that waits for a part of an update wait for the new parameter."""
+        current = self._current(reader)
+        if text in current.input:
+            inputs = dict.fromkeys(f"^{name}" if each == text else each for each in current.input)
+            self._changed[reader] = copied(current, inputs)
+
+
+def sharded_assignments(emission: Emission) -> list[list[str]]:
+    """For each worker the nodes that give it the new parameters of sharded updates."""
+    names = {update.gradient for update in emission.plan.sharded}
+    numbers = [number for number, gradient in enumerate(emission.model.gradients) if gradient.name in names]
+    ranks = range(emission.plan.workers)
+    return [[own_name(rank, f"sharded/{number}/assign") for number in numbers] for rank in ranks]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from caramel.collectives.algorithms import Schedules
-from caramel.collectives.schedule import Instruction, complete_sums
+from caramel.collectives.algorithms import schedule_maker
+from caramel.collectives.schedule import complete_sums, in_chunks
 from caramel.facts import Piece
 from caramel.model import Model
 from caramel.plan import Plan, Transfer
@@ -31,13 +32,6 @@ Shards = tuple[Shard, ...]
 """Shards of one tensor: all of its elements, in their order."""
 
 
-def transfer_sums(plan: Plan, number: int, schedules: Schedules) -> tuple[Instruction, ...]:
-    """Where the sums of a transfer are completed; see `complete_sums`."""
-    transfer = plan.transfers[number]
-    schedule = schedules.proved(transfer.algorithm, plan.workers, transfer.elements or 0, transfer.depth, number)
-    return complete_sums(schedule)
-
-
 def parts_of(transfer: Transfer, start: int, size: int) -> list[tuple[Piece, int, int]]:
     """What a range of a transfer's elements has: pieces, the first element in the gradient, and their number."""
     found, position = [], 0
@@ -50,20 +44,23 @@ def parts_of(transfer: Transfer, start: int, size: int) -> list[tuple[Piece, int
     return found
 
 
-def gradient_shards(plan: Plan, schedules: Schedules | None = None) -> Mapping[str, Shards]:
+def gradient_shards(plan: Plan) -> Mapping[str, Shards]:
     """The shards of the gradients whose updates are sharded, by the gradient's name.
 
     Args:
         plan: the plan.
-        schedules: schedules that were made so far.
     """
-    names = {update.gradient for update in plan.sharded}
-    schedules = schedules or Schedules()
+    return _shards(plan.transfers, plan.workers, frozenset(update.gradient for update in plan.sharded))
+
+
+@lru_cache(maxsize=4)
+def _shards(transfers: tuple[Transfer, ...], workers: int, names: frozenset[str]) -> Mapping[str, Shards]:
     shards: dict[str, list[Shard]] = {name: [] for name in names}
-    for number, transfer in enumerate(plan.transfers):
+    for number, transfer in enumerate(transfers):
         if names.isdisjoint(transfer.gradients):
             continue
-        for complete in transfer_sums(plan, number, schedules):
+        make, size = schedule_maker(transfer.algorithm), transfer.elements or 0
+        for complete in complete_sums(in_chunks(make, workers, size, transfer.depth, number)):
             for piece, first, count in parts_of(transfer, complete.start, complete.size):
                 if piece.gradient in names:
                     shards[piece.gradient].append(Shard(complete.rank, first, count))

@@ -26,6 +26,10 @@ FEW_BYTES = 2**17
 or four messages."""
 
 
+ON_ONE_WORKER = ("star", "chain", NATIVE)
+"""Names of all-reduces whose sums are not completed on all workers alike, or nobody knows where."""
+
+
 @lru_cache
 def is_in_rank_order(algorithm: str, workers: int) -> bool:
     """Whether the symbolic sums of an algorithm are the rank-order left fold, at any size.
@@ -51,6 +55,7 @@ class CollectiveOptions:
         depth_by_threshold: whether the depth is `default_depth` of the bytes of a transfer and the network's threshold,
             where it is not given.
         is_what_if: whether nothing is emitted, so that a network may be extrapolated to other numbers of workers.
+        is_spread: whether only algorithms are admitted whose sums are completed on all workers alike.
     """
 
     algorithm: str | None = None
@@ -60,6 +65,7 @@ class CollectiveOptions:
     network: NetworkModel | None = None
     depth_by_threshold: bool = False
     is_what_if: bool = False
+    is_spread: bool = False
     _thresholds: dict[int, float] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -184,7 +190,7 @@ def _by_size(options: CollectiveOptions, workers: int, size_bytes: int) -> Colle
         algorithm, why = options.algorithm, "as asked for"
     elif workers == 1:
         algorithm, why = DEFAULT_ALGORITHM, "one worker has nothing to send"
-    elif 2 * (workers - 1) * size_bytes <= FEW_BYTES:
+    elif 2 * (workers - 1) * size_bytes <= FEW_BYTES and not options.is_spread:
         algorithm = ALGORITHM_OF_FEW_BYTES
         why = f"few messages for few bytes ({format_size(size_bytes)}); no network model was given"
     else:
@@ -252,4 +258,6 @@ def _is_allowed(name: str, options: CollectiveOptions, workers: int, dtype: str)
         is_as_asked = options.depth in (None, 1) and options.wire_for(dtype) is None
         if not is_as_asked or dtype not in NATIVE_DTYPES:
             return False
+    if options.is_spread and name in ON_ONE_WORKER:
+        return False
     return not options.deterministic or is_in_rank_order(name, workers)

@@ -84,6 +84,9 @@ def _link_load_of_hierarchy(of_hierarchy: int, workers: int, workers_on_host: in
         workers: number of workers.
         workers_on_host: number of workers of each host.
     """
+    of_hierarchy = min(of_hierarchy, workers)
+    if of_hierarchy == workers:  # a shuffle
+        return workers_on_host * (workers - workers_on_host) / (workers - 1)
     groups = -(-workers // of_hierarchy)
     inside, between = 1 - 1 / of_hierarchy, (1 - 1 / groups) / of_hierarchy  # what a worker sends, and receives
     if workers_on_host % of_hierarchy == 0:  # whole groups on a host

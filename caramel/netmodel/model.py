@@ -549,7 +549,7 @@ class NetworkModel:
         _check_range(workers, 1 if depth is None else depth, size_bytes)
         candidates = [
             candidate
-            for candidate in self._candidates(size_bytes, workers, depth, is_beside)
+            for candidate in self._candidates(size_bytes, workers, depth, is_beside, allowed or ())
             if allowed is None or candidate.algorithm in allowed
         ]
         if not candidates:
@@ -563,9 +563,11 @@ class NetworkModel:
             )
         return measured_if_any(candidates)
 
-    def _candidates(self, size_bytes: float, workers: int, depth: int | None, is_beside: bool) -> Iterator[Candidate]:
+    def _candidates(
+        self, size_bytes: float, workers: int, depth: int | None, is_beside: bool, asked: Collection[str]
+    ) -> Iterator[Candidate]:
         if self.given is not None:
-            yield from self._given_candidates(size_bytes, workers, depth)
+            yield from self._given_candidates(size_bytes, workers, depth, asked)
             return
         if workers == 1:
             yield Candidate(Prediction(0.0, "measured"), "shuffle", depth or 1)
@@ -580,8 +582,10 @@ class NetworkModel:
         others = (name for name, chunks in known if chunks < depth and name != NATIVE)
         return [(name, depth) for name in names or dict.fromkeys(others)]
 
-    def _given_candidates(self, size_bytes: float, workers: int, depth: int | None) -> Iterator[Candidate]:
-        for name in (*ALL_REDUCE_NAMES, *self.further_algorithms(workers)):
+    def _given_candidates(
+        self, size_bytes: float, workers: int, depth: int | None, asked: Collection[str]
+    ) -> Iterator[Candidate]:
+        for name in dict.fromkeys((*ALL_REDUCE_NAMES, *self.further_algorithms(workers), *asked)):
             if depth is not None or name == NATIVE:
                 depths: Sequence[int] = (depth or 1,)
             elif all_reduce_named(name).is_pipelined:

@@ -125,9 +125,9 @@ def _outside_interval(report: Report) -> float | None:
     record, prediction = report.record, report.plan.prediction
     if record is None or prediction is None or record.median_step_s is None or record.steps_in_run > 1:
         return None
-    if is_long_wait(record.data_wait_s, record.median_step_s):
-        return None  # `notes` says so
-    return None if prediction.holds(record.median_step_s) else record.median_step_s
+    step_s, wait_s = record.median_step_s, record.data_wait_s
+    rest_s = step_s - wait_s if is_long_wait(wait_s, step_s) else step_s
+    return None if prediction.holds(rest_s) else rest_s
 
 
 def versions(report: Report) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from caramel.analyzers.step.element_updates import element_updates
 from caramel.collectives.algorithms import ALL_GATHER
 from caramel.compiler.sharded_updates import with_sharded_updates
 from caramel.facts import BACKWARD, FORWARD, InFlight, Piece
+from caramel.netmodel.choice import ON_ONE_WORKER
 
 IN_ORDER = ("shuffle", "star", "chain")
 ANY = (*IN_ORDER, "ring", "halving_doubling", "native")
@@ -38,7 +39,7 @@ def random_plan(context, workers, seed, sharded=0.0, **options):
             windows[window].append((part, template, group))
     transfers = []
     for window, parts in windows.items():
-        made = [transfer(rng, group, window, by_name, plan) for group in grouped(rng, parts)]
+        made = [transfer(rng, group, window, by_name, plan, updates) for group in grouped(rng, parts)]
         order = sorted(range(len(made)), key=lambda n: (made[n][1], rng.random()))
         transfers += [made[n][0] for n in order]
     order = order_by_cost(model, found, {op: float(rng.integers(1, 9)) * 1e-6 for op in found.ops}, "random")
@@ -72,7 +73,7 @@ def grouped(rng, parts):
     return made
 
 
-def transfer(rng, group, window, by_name, plan):
+def transfer(rng, group, window, by_name, plan, sharded):
     """A transfer of some parts, and their level."""
     template, level = group[0][1], group[0][2]
     pieces = tuple(part for part, _, _ in group)
@@ -80,6 +81,8 @@ def transfer(rng, group, window, by_name, plan):
         return replace(template, window=window), level
     elements = sum(p.elements for p in pieces)
     allowed = IN_ORDER if plan.deterministic else ANY
+    if any(piece.gradient in sharded for piece in pieces):
+        allowed = [name for name in allowed if name not in ON_ONE_WORKER]
     algorithm = str(rng.choice(allowed))
     if algorithm == "native" and (template.dtype not in ("float32", "float64") or template.wire):
         algorithm = "ring"

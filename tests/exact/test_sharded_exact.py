@@ -59,12 +59,12 @@ def trained(make, data, workers, plan_of, options=SERIAL, together=1):
     return [r.loss for r in results], values_of(made), armodel
 
 
-def check(optimizer, feature, workers, seed, together=(), options=SERIAL, exact=True):
+def check(optimizer, feature, workers, seed, together=(), options=SERIAL, exact=True, sharded=1.0):
     """A training with sharded updates, against one with whole updates under the same plan, and one device."""
     make, data = program(optimizer, feature), batches(FEATURE[feature], steps=5)
 
     def plan_of(context):
-        return random_plan(context, workers, seed, sharded=1.0)
+        return random_plan(context, workers, seed, sharded=sharded)
 
     losses, values, armodel = trained(make, data, workers, plan_of, options)
     _, plain, _ = trained(make, data, workers, lambda context: replace(plan_of(context), sharded=()), options)
@@ -129,6 +129,17 @@ def test_random_plans(optimizer, workers, seed):
     check(optimizer, "uneven", workers, seed, together=(2,))
 
 
+@pytest.mark.parametrize(
+    "optimizer, seed",
+    [("adam", 1), ("momentum", 4), *in_soak(*itertools.product(sorted(set(OPTIMIZERS) - WHOLE), range(6, 10)))],
+)
+def test_beside_updates_that_wait_for_the_next_step(optimizer, seed):
+    armodel = check(optimizer, "schedule", 3, seed, together=(2, 3), sharded=0.5)
+    assert armodel.plan.sharded
+    if seed in (1, 4):
+        assert armodel.plan.postponed
+
+
 @pytest.mark.parametrize("optimizer", mostly_in_soak(sorted(OPTIMIZERS), "adam", "adamw", "rmsprop"))
 def test_on_a_graph_that_is_optimised(optimizer):
     """TensorFlow's optimizers may group operands otherwise, if the plan is not to be deterministic."""
@@ -153,6 +164,167 @@ def test_deterministic_plans_keep_their_bits(optimizer):
     assert bool(armodel.plan.sharded) == (optimizer not in NOT_IN_DETERMINISTIC)
     if optimizer in NOT_IN_DETERMINISTIC - WHOLE:
         assert any("the plan is deterministic, and" in note for note in armodel.plan.notes)
+
+
+# -- programs of one's own -----------------------------------------------------------------------
+
+
+def two_variables():
+    rng = np.random.default_rng(2)
+    return [tf.Variable(rng.normal(size=shape), name=name) for name, shape in (("a", [4, 3]), ("b", [3]))]
+
+
+def loss_of(x, a, b):
+    return tf.reduce_mean((x @ a + b - 1.0) ** 2)
+
+
+def gradients_of(x, a, b):
+    with tf.GradientTape() as tape:
+        loss = loss_of(x, a, b)
+    return loss, tape.gradient(loss, [a, b])
+
+
+def nothing_given_back(a, b):
+    def step(x):
+        _, (da, db) = gradients_of(x, a, b)
+        a.assign_sub(0.1 * da)
+        b.assign_sub(0.1 * db)
+
+    return step
+
+
+def one_read_for_all(a, b):
+    def step(x):
+        now = tf.convert_to_tensor(b)
+        with tf.GradientTape() as tape:
+            tape.watch(b)
+            loss = loss_of(x, a, tf.convert_to_tensor(b))
+        da, db = tape.gradient(loss, [a, b])
+        a.assign_sub(0.1 * da)
+        b.assign(now - 0.1 * db)
+        return loss + 0.0 * tf.reduce_sum(now)
+
+    return step
+
+
+def one_after_the_other(a, b):
+    def step(x):
+        loss, (da, db) = gradients_of(x, a, b)
+        with tf.control_dependencies([a.assign_sub(0.1 * da)]):
+            b.assign_sub(0.1 * db)
+        return loss
+
+    return step
+
+
+def by_another_gradient(a, b):
+    def step(x):
+        loss, (da, db) = gradients_of(x, a, b)
+        a.assign_sub(0.1 * da)
+        b.assign_sub(0.1 * tf.norm(da) * db)
+        return loss
+
+    return step
+
+
+def read_after(a, b):
+    def step(x):
+        loss, (da, db) = gradients_of(x, a, b)
+        a.assign_sub(0.1 * da)
+        b.assign_sub(0.1 * db)
+        return {"loss": loss, "norm": tf.norm(a), "sum": tf.reduce_sum(b)}
+
+    return step
+
+
+OWN = {
+    nothing_given_back: {"a", "b"},
+    one_read_for_all: {"a", "b"},
+    one_after_the_other: {"a"},
+    by_another_gradient: {"a"},
+    read_after: {"a", "b"},
+}
+"""Steps, and which of their updates can be sharded."""
+
+
+@pytest.mark.parametrize("postponed", [False, True])
+@pytest.mark.parametrize("algorithm", ["shuffle", "ring"])
+@pytest.mark.parametrize("make", OWN)
+def test_steps_of_one_s_own(make, algorithm, postponed):
+    data = [np.random.default_rng(seed).normal(size=(8, 4)) for seed in range(4)]
+    alone = two_variables()
+    step, results = make(*alone), []
+    for x in data:
+        results.append(step(tf.constant(x)))
+    variables = two_variables()
+    options = {"loss_reduction": "mean", "loss": "loss" if make is read_after else None}
+    context = caramel.capture(make(*variables), [tf.TensorSpec([None, 4], tf.float64)], **options)
+    more = {}
+    if postponed:
+        if make not in (nothing_given_back, one_read_for_all, one_after_the_other):
+            return
+        more = {"postponed": ["b" if make is one_after_the_other else "a"]}
+    armodel = caramel.ARModel(context, 4, algorithm=algorithm, shard_updates=True, **more)
+    found = {update.gradient for update in armodel.plan.sharded}
+    assert found == OWN[make] - set(more.get("postponed", ())), armodel.plan.notes
+    with armodel.session(in_process()) as session:
+        given = [session.step(x) for x in data]
+        values = session.values()
+    for variable in alone:
+        np.testing.assert_allclose(values[variable.name[:-2]], variable.numpy(), rtol=1e-9, err_msg=variable.name)
+    if make is read_after:
+        for want, got in zip(results, given):
+            np.testing.assert_allclose(got.outputs["norm"], want["norm"], rtol=1e-9)
+            np.testing.assert_allclose(got.outputs["sum"], want["sum"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_training_op_that_is_the_update_itself(ordered):
+    v1 = tf.compat.v1
+    data = [np.random.default_rng(seed).normal(size=(8, 4)) for seed in range(4)]
+
+    def build():
+        x = v1.placeholder(tf.float64, [None, 4], "x")
+        a, b = (
+            v1.get_variable(n, initializer=np.full(s, 0.3), use_resource=True) for n, s in (("a", [4, 3]), ("b", [3]))
+        )
+        loss = loss_of(x, a, b)
+        da, db = tf.gradients(loss, [a, b])
+        first = a.assign_sub(0.1 * da, read_value=False)
+        with tf.control_dependencies([first] if ordered else []):
+            train = b.assign_sub(0.1 * db, read_value=False)
+        return x, loss, train if ordered else tf.group(first, train), [a, b]
+
+    with tf.Graph().as_default():
+        x, _, train, variables = build()
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for batch in data:
+                session.run(train, {x: batch})
+            want = session.run({v.op.name: v for v in variables})
+    with tf.Graph().as_default():
+        with caramel.capture() as context:
+            _, context.loss, context.train_op, _ = build()
+        armodel = caramel.ARModel(context, 4, algorithm="shuffle", shard_updates=True)
+        assert armodel.plan.sharded
+        with armodel.session(in_process()) as session:
+            for batch in data:
+                session.step({"x:0": batch})
+            values = session.values()
+    for name, value in want.items():
+        np.testing.assert_allclose(values[name], value, rtol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("algorithm", [None, "star", "chain", "ring"])
+def test_each_worker_has_as_much(algorithm):
+    """Where all sums are completed on one worker, nothing is sharded; if nobody asks for that, it is not chosen."""
+    _, armodel = sessions(4, algorithm=algorithm, is_checked=False)
+    shards = slot_shards(armodel.model, armodel.plan)
+    if algorithm in ("star", "chain"):
+        assert not shards and f"the {algorithm} all-reduce, which was asked for" in " ".join(armodel.plan.notes)
+        return
+    of_each = [sum(s.size for each in shards.values() for s in each if s.rank == rank) for rank in range(4)]
+    assert max(of_each) - min(of_each) <= 2 * len(shards) and min(of_each) > 0
 
 
 def small(optimizer=None):
@@ -181,13 +353,13 @@ def test_fit_with_sharded_updates_is_fit():
         np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-4, atol=1e-7, err_msg=got.path)
 
 
-def sessions(workers, checkpoint=None, **options):
+def sessions(workers, is_checked=True, **options):
     """A model's variables, and a session with sharded updates of its step."""
     model = small()
     specs = [tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])]
     context = caramel.capture(tf.function(lambda x, y: model.train_step((x, y))), specs)
     armodel = caramel.ARModel(context, workers, shard_updates=True, **options)
-    assert len(armodel.plan.sharded) == 4
+    assert len(armodel.plan.sharded) == 4 or not is_checked
     return model, armodel
 
 

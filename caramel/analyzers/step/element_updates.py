@@ -6,8 +6,9 @@ and numbers that are the same for all. So a worker that owns some elements needs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from caramel.errors import InputError
 from caramel.graph import ops
@@ -43,7 +44,22 @@ _ELEMENT_WISE_WRITES = frozenset(
 
 _APPROXIMATE = frozenset(
     {
-        *("Cos", "Digamma", "Erf", "Exp", "Expm1", "Log", "Log1p", "Pow", "Rsqrt", "Sigmoid", "Sin", "Softplus"),
+        *(
+            "Cos",
+            "Digamma",
+            "Erf",
+            "Exp",
+            "Expm1",
+            "Log",
+            "Inv",
+            "Log1p",
+            "Pow",
+            "Reciprocal",
+            "Rsqrt",
+            "Sigmoid",
+            "Sin",
+            "Softplus",
+        ),
         *("Tanh", "Xdivy", "Xlogy", "ResourceApplyAdagrad", "ResourceApplyAdagradV2", "ResourceApplyAdagradDA"),
         *("ResourceApplyAdadelta", "ResourceApplyRMSProp", "ResourceApplyCenteredRMSProp", "ResourceApplyFtrl"),
         *("ResourceApplyFtrlV2", "ResourceApplyProximalAdagrad", "ResourceApplyAddSign", "ResourceApplyPowerSign"),
@@ -88,17 +104,22 @@ def element_updates(model: Model) -> tuple[Mapping[str, ElementUpdate], Mapping[
     Args:
         model: the single-device step.
     """
-    finder = _Finder(model)
-    updates, reasons = {}, {}
-    for gradient in model.gradients:
-        try:
-            updates[gradient.name] = finder.update(gradient)
-        except InputError as error:
-            reasons[gradient.name] = str(error)
-    for name, reason in finder.conflicts(updates).items():
-        del updates[name]
-        reasons[name] = reason
-    return updates, reasons
+    kept = vars(model)  # the graph is gone through once, whoever asks
+    if _KEPT not in kept:
+        finder = _Finder(model)
+        updates, reasons = {}, {}
+        for gradient in model.gradients:
+            try:
+                updates[gradient.name] = finder.update(gradient)
+            except InputError as error:
+                reasons[gradient.name] = str(error)
+        kept[_KEPT] = updates, reasons
+    found: tuple[Mapping[str, ElementUpdate], Mapping[str, str]] = kept[_KEPT]
+    return found
+
+
+_KEPT = "_element_updates"
+"""Attribute of a Model with what `element_updates` has found."""
 
 
 class _Finder:
@@ -124,28 +145,47 @@ class _Finder:
             raise InputError("its parameter has several gradients")
         if gradient.dtype != parameter.dtype or parameter.kind is not VariableClass.PARAMETER:
             raise InputError("its parameter is of another type")
+        if not parameter.shape:
+            raise InputError("it is that of a single number")
         return _Update(self._graph, gradient, parameter, self).found()
 
-    def conflicts(self, updates: Mapping[str, ElementUpdate]) -> Mapping[str, str]:
-        """The updates for which another one waits, which all of their parts would have to come before."""
-        gradient_of = {node: name for name, update in updates.items() for node in update.nodes}
-        found = {}
-        for name, update in updates.items():
-            seen = {
-                reader
-                for node in update.after
-                for reader, position in self._graph.consumers[node]
-                if self._graph[reader].input[position].startswith("^") and reader not in gradient_of
-            }
-            waiting = [*seen]
-            while waiting:
-                for reader, _ in self._graph.consumers[waiting.pop()]:
-                    if reader not in seen:
-                        seen.add(reader)
-                        waiting.append(reader)
-            if others := sorted({gradient_of[node] for node in seen if node in gradient_of}):
-                found[name] = f"the update of {others[0]!r} waits for it"
-        return found
+    @cached_property
+    def _followed(self) -> Mapping[str, int]:
+        """The gradients from whose results each node follows, by data or by order, as the bits of an integer.
+
+        What a reader of a gradient's result gets of it is that gradient's alone.
+        """
+        readers: dict[tuple[str, str], int] = {}  # by reader and tensor
+        for number, gradient in enumerate(self._model.gradients):
+            tensors = [gradient.tensor, *([gradient.indices] if gradient.indices is not None else [])]
+            for tensor in tensors:
+                for reader in self._graph.readers(tensor):
+                    if not gradient.consumers or reader in gradient.consumers:
+                        readers[reader, tensor_name(tensor)] = 1 << number
+        masks: dict[str, int] = {}
+        for name in self._graph.order:
+            mask = 0
+            for text in self._graph[name].input:
+                own = None if text.startswith("^") else readers.get((name, tensor_name(text)))
+                mask |= masks.get(node_of(text), 0) if own is None else own
+            masks[name] = mask
+        return masks
+
+    def check_by_itself(self, gradient: Gradient, names: Collection[str]) -> None:
+        """Refuse an update that needs, or waits for, the result of another gradient, so of another transfer.
+
+        Args:
+            gradient: gradient of the update.
+            names: its nodes.
+
+        Raises:
+            InputError: it does.
+        """
+        own = 1 << next(n for n, each in enumerate(self._model.gradients) if each.name == gradient.name)
+        for name in names:
+            if others := self._followed[name] & ~own:
+                other = self._model.gradients[others.bit_length() - 1].name
+                raise InputError(f"op {name!r} ({self._graph[name].op}) needs the gradient {other!r}, or waits for it")
 
     def variable(self, handle: str) -> Variable | None:
         """The variable of a handle."""
@@ -188,6 +228,9 @@ class _Update:
         while self._pending:
             self._expand(self._pending.pop())
         reads, shared_reads = self._reads()
+        for tensor in shared_reads:
+            del self._nodes[node_of(tensor)]  # it reads all of the parameter, as ever
+        self._finder.check_by_itself(self._gradient, self._nodes)
         writers = tuple(n for n in self._nodes if self._writes(n, self._parameter.node))
         ancestors = self._graph.ancestors
         if not writers:
@@ -274,16 +317,17 @@ class _Update:
         variable = self._variable(handle)
         if handle == self._parameter.node or handle in self._slots:
             return
-        if variable.shape != self._parameter.shape or variable.kind.is_local or variable.part is not None:
+        if variable.shape != self._parameter.shape:
             if self._writes(name, handle):
                 raise InputError(f"op {name!r} ({self._graph[name].op}) writes {variable.name!r}, of another shape")
             return
+        if variable.kind.is_local or variable.part is not None:
+            raise InputError(
+                f"op {name!r} ({self._graph[name].op}) uses {variable.name!r}, of which each worker has a value of its "
+                "own, or which is a part of a larger variable"
+            )
         if variable.kind is VariableClass.PARAMETER:
             raise InputError(f"op {name!r} ({self._graph[name].op}) uses the parameter {variable.name!r}, too")
-        if not variable.shape:  # a single number: also that of all others, such as a learning rate
-            if self._writes(name, handle):
-                raise InputError(f"op {name!r} ({self._graph[name].op}) writes {variable.name!r}, a single number")
-            return
         self._slots[handle] = None
         self._add_users(handle, writers_only=False)
 

@@ -89,9 +89,20 @@ def _joined(op: Op, positions: Sequence[int], axis: int, new_axis: bool) -> Valu
         return replace(examples[0], before=before, repeated=False, mixed_by=mixed_by, normalised=normalised)
     if len({v.arrangement for v in examples}) != 1:
         return op.unknown("brings different examples together")
+    if _lengths(op, positions, values, examples[0].axis, False) - _lengths(
+        op, positions, values, examples[0].axis, True
+    ):
+        return op.unknown("has the number of examples of a whole batch in it")
     repeated = all(v.repeated for v in examples) and len(examples) == len(values)
     axis = examples[0].axis + (new_axis and axis <= examples[0].axis)
     return replace(examples[0], axis=axis, repeated=repeated, mixed_by=mixed_by, normalised=normalised)
+
+
+def _lengths(op: Op, positions: Sequence[int], values: Sequence[Value], axis: int, of_examples: bool) -> set[int]:
+    """Known sizes along the axis of the examples: of the tensors that have examples, or of the others."""
+    shapes = (op.shape(p) for p, v in zip(positions, values) if isinstance(v, Examples) == of_examples)
+    sizes = (shape[axis] for shape in shapes if shape is not None and axis < len(shape))
+    return {size for size in sizes if size is not None}
 
 
 def _joined_without_examples(op: Op, values: Sequence[Value]) -> Value:

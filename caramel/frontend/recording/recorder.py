@@ -47,7 +47,14 @@ from caramel.graph import ops
 _GRADIENT_OP_TYPE = "CaramelGradient"
 """Op type under which TensorFlow differentiates an Identity that carries a gradient."""
 
-_SHAPE_INPUTS = {"Reshape": "shape", "Fill": "dims", "RandomStandardNormal": "shape", "RandomUniform": "shape"}
+_SHAPE_INPUTS = {
+    "Reshape": "shape",
+    "Fill": "dims",
+    "RandomStandardNormal": "shape",
+    "RandomUniform": "shape",
+    "BroadcastTo": "shape",
+    "Tile": "multiples",
+}
 """Name of the input with a shape, by the type of the op."""
 
 _SESSION_RUNS = ("run", "_call_tf_sessionrun")
@@ -243,7 +250,15 @@ class Recorder:
             source.shape.rank in (None, 0) or (source.shape[0] or 0) % own or not source.shape[0]
         ):
             return keywords
+        repeated = keywords.get("input")  # of what is made as long as a batch, one row only may be there
+        if repeated is not None and not self._is_one_row(repeated, len(shape)):
+            return keywords
         return {**keywords, place: np.array([own, *shape[1:]], np.asarray(shape).dtype)}
+
+    def _is_one_row(self, tensor: Any, rank: int) -> bool:
+        """Whether a tensor has one entry along the first axis of what it is repeated to, or has no such axis."""
+        shape = tf.convert_to_tensor(tensor).shape
+        return shape.rank is not None and (shape.rank < rank or shape[0] == 1)
 
     def _with_gathered(self, op_type: str, keywords: dict[str, Any], wanted: Mapping[int, Gather]) -> dict[str, Any]:
         changed = dict(keywords)
@@ -421,7 +436,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     gathering = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(c))
     original_all_gather = gathering.all_gather
     original_scope = tf.Graph.name_scope
-    original_batched = array_ops.batch_gather_nd
+    original_batched, original_small = array_ops.batch_gather_nd, array_ops._constant_if_small
 
     def helper(recorder: Recorder, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         results = original_helper(ys, xs, *args, **kwargs)
@@ -472,6 +487,10 @@ def _replacements() -> list[tuple[Any, str, Any]]:
             return original_batched(params, indices, batch_dims, *args, **kwargs)
         return tf.gather(params, tf.squeeze(places, -1), axis=batch_dims, batch_dims=batch_dims)  # one op, not thirty
 
+    def small_constant(recorder: Recorder, value: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
+        is_batch = recorder.rows is not None and np.ndim(shape) == 1 and len(shape) and shape[0] == recorder.rows[0]
+        return None if is_batch else original_small(value, shape, *args, **kwargs)  # None: then it is a Fill
+
     def scope(recorder: Recorder, graph: Any, name: Any) -> Any:
         return original_scope(graph, recorder.scope(name))
 
@@ -492,6 +511,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (execute, "record_gradient", recorded),
         (tf.Graph, "name_scope", scope),
         (array_ops, "batch_gather_nd", batched),
+        (array_ops, "_constant_if_small", small_constant),
         *((session_module.BaseSession, name, run) for name in _SESSION_RUNS),
     ]
     return [(owner, name, _watched(getattr(owner, name), replacement)) for owner, name, replacement in pairs]
