@@ -241,7 +241,7 @@ OWN = {
     nothing_given_back: {"a", "b"},
     one_read_for_all: {"a", "b"},
     one_after_the_other: {"a"},
-    by_another_gradient: {"a"},
+    by_another_gradient: set(),
     read_after: {"a", "b"},
 }
 """Steps, and which of their updates can be sharded."""

@@ -59,7 +59,7 @@ def test_targets_below_all_classes_count_one():
     np.testing.assert_allclose(history.history["loss"], alone.history["loss"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("weights", [{}, {"a": 1.0}, {-1: 1.0}, {True: 1.0}, [1.0, 2.0], [0, 1]])
+@pytest.mark.parametrize("weights", [{"a": 1.0}, {-1: 1.0}, {True: 1.0}, [1.0, 2.0], [0, 1]])
 def test_weights_of_what_is_no_class(weights):
     with pytest.raises(caramel.InputError, match="class_weight"):
         caramel.fit(made(dense)(), dataset(), workers=2, verbose=0, class_weight=weights)
@@ -69,3 +69,10 @@ def test_weights_of_classes_beside_those_of_examples():
     data = dataset().map(lambda x, y: (x, y, tf.ones_like(x[:, 0])))
     with pytest.raises(caramel.InputError, match="without sample weights"):
         caramel.fit(made(dense)(), data, workers=2, verbose=0, class_weight={0: 2.0})
+
+
+def test_no_weights_of_classes():
+    """As in Keras, where an empty dict has no effect."""
+    history = caramel.fit(made(dense)(), dataset(), workers=2, verbose=0, class_weight={})
+    want = caramel.fit(made(dense)(), dataset(), workers=2, verbose=0)
+    np.testing.assert_allclose(history.history["loss"], want.history["loss"], rtol=1e-6)

@@ -50,6 +50,62 @@ def test_the_size_of_a_batch_as_a_number(workers):
     same(*both(data, made(Flat, mse), workers=workers, epochs=2), rtol=1e-5)  # the layer is of float32
 
 
+class Sized(keras.Model):
+    """A model that makes something of the size of a batch beside its examples."""
+
+    def __init__(self, made_beside):
+        super().__init__()
+        self.first, self.cell, self.last = (
+            keras.layers.Dense(300, "tanh"),
+            keras.layers.GRUCell(30),
+            keras.layers.Dense(1),
+        )
+        self.made_beside = made_beside
+
+    def call(self, series):
+        return self.last(self.made_beside(self, series))
+
+
+def after_a_state(model, series):
+    state = tf.zeros([8, 30], series.dtype)
+    for step in range(series.shape[1]):
+        state, _ = model.cell(series[:, step], [state])
+    return state
+
+
+BESIDE = {
+    "added zeros": lambda m, s: m.first(keras.layers.Flatten()(s) + tf.zeros([8, 15], s.dtype)),
+    "ones in a column": lambda m, s: tf.concat([m.first(s[:, 0]), tf.ones([8, 1], s.dtype)], 1),
+    "the state of a cell": after_a_state,
+    "repeated": lambda m, s: m.first(s[:, 0] + tf.tile(tf.constant([[1.0, 2.0, 3.0]], s.dtype), [8, 1])),
+    "broadcast": lambda m, s: m.first(s[:, 0] + tf.broadcast_to(tf.constant([1.0, 2.0, 3.0], s.dtype), [8, 3])),
+    "reshaped": lambda m, s: m.first(tf.reshape(s, [8, 15])),
+}
+
+
+@pytest.mark.parametrize("kind", ["dataset", *in_soak("arrays")])
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_has_the_size_of_a_batch(name, kind):
+    series = np.random.default_rng(0).normal(size=(32, 5, 3))
+    data = series, series.sum((1, 2))[:, None]
+    trained = []
+    for fit in (lambda m, *d, **o: m.fit(*d, **o), lambda m, *d, **o: caramel.fit(m, *d, workers=4, **o)):
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(2)
+        model = Sized(BESIDE[name])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        if kind == "arrays":
+            history = fit(model, *data, batch_size=8, shuffle=False, epochs=2, verbose=0)
+        else:
+            batches = tf.data.Dataset.from_tensor_slices(data).batch(8, drop_remainder=True)
+            history = fit(model, batches, epochs=2, verbose=0)
+        trained.append((history.history["loss"], [v.numpy() for v in model.trainable_variables]))
+    (want, values), (got, others) = trained
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    for one, other in zip(values, others):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+
+
 def test_a_model_that_is_built_by_the_first_batch():
     """So are its losses of weights."""
 
