@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 import keras
@@ -15,6 +16,9 @@ from caramel.keras.arrays import are_arrays
 from caramel.keras.data_passes import note_evaluation
 from caramel.keras.metrics import names_of_logs
 from caramel.keras.train_step import as_data
+
+_AGAIN = 2
+"""Number of batches of a generator that Keras looks at before it begins, and has in each pass again."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,12 @@ class Validation:
     batch_size: int | None
     steps: int | None
     frequency: int | Collection[int]
+    _first: list[Any] = field(default_factory=list, init=False)
+    """The first batches of a generator, with which Keras begins each validation."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, Generator):
+            self._first.extend(islice(self.data, _AGAIN))
 
     def is_due(self, epoch: int) -> bool:
         """Whether there is one after the epoch of this number (from 0)."""
@@ -43,8 +53,11 @@ class Validation:
 
     def logs(self, model: Any, hooks: Any) -> dict[str, Any]:
         """Validate the model as it is now; the logs to add to those of the epoch."""
-        note_evaluation(self.data, self.steps, model.steps_per_execution)
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(self.data)
+        data = self.data
+        if isinstance(data, Generator):  # no more than is used, as what Keras reads ahead would be lost
+            data = (batch for batch in islice(chain(self._first, self.data), self.steps))
+        note_evaluation(data, self.steps, model.steps_per_execution)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         values = model.evaluate(
             x, y, self.batch_size, "auto", weights, steps=self.steps, callbacks=hooks, return_dict=True
         )

@@ -228,3 +228,19 @@ def test_a_dataset_is_told_of_epochs_as_by_keras():
     evaluated, own = plain.evaluate(data, verbose=0), len(mine.calls)
     np.testing.assert_allclose(caramel.evaluate(ours, mine, workers=2, verbose=0, cluster=AS_WRITTEN), evaluated)
     assert mine.calls[own:] == data.calls[own:]
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_generator_to_validate_on(steps):
+    """Keras begins each validation with the first two batches."""
+
+    def batches():
+        x, y = arrays(36, seed=5)
+        yield from ((x[begin : begin + 12], y[begin : begin + 12]) for begin in range(0, 12 * (steps or 2), 12))
+
+    found = []
+    for fit in (lambda m, *d, **o: m.fit(*d, **o), lambda m, *d, **o: caramel.fit(m, *d, workers=2, **o)):
+        model = compiled()
+        options = {"epochs": 3, "shuffle": False, "verbose": 0, "batch_size": 12, "validation_steps": steps}
+        found.append(fit(model, *arrays(24), validation_data=batches(), **options).history["val_loss"])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
