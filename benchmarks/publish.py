@@ -24,6 +24,7 @@ from benchmarks import (
     lost_workers,
     planner_speed,
     planning,
+    shared_hosts,
     short_steps,
     versions,
 )
@@ -105,6 +106,7 @@ RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "build": ("build.json", build.table),
     "collectives_local": ("collectives_local.json", collectives.record_table),
     "collectives_shaped": ("collectives_shaped.json", collectives.record_table),
+    "shared_hosts": ("shared_hosts.json", shared_hosts.table),
     "depths": ("depths_shaped.json", lambda record: depths.table(depths.cells_of(record))),
     "planner_speed": ("planner_speed.json", planner_speed.table),
     "figure_9": ("published.json", figure_9_table),

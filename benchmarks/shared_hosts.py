@@ -20,7 +20,7 @@ from benchmarks.statistics import Ratio, paired_ratio
 from benchmarks.testbed import Testbed
 from caramel.errors import InputError
 from caramel.util.progress import progress_over
-from caramel.util.units import format_size, parse_rate, parse_size
+from caramel.util.units import format_ms, format_size, parse_rate, parse_size
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def table(record: Sequence[Mapping[str, Any]]) -> str:
         medians = {key: statistics.median(times) for key, times in cell.times_s.items()}
         fastest = [min(s for key, s in medians.items() if key.partition(",")[0] == name) for name in names]
         where = [f"{cell.hosts} x {cell.workers_on_host}", format_size(cell.size_bytes)]
-        shown = [*(f"{time_s * 1e3:.3g}" for time_s in fastest), f"{cell.limit_s * 1e3:.3g}", cell.best(False)]
+        times = [format_ms(time_s, 3).removesuffix(" ms") for time_s in (*fastest, cell.limit_s)]
+        shown = [*times, cell.best(False)]
         lines.append([*where, *shown, f"{cell.ratio.median:.2f}", cell.ratio.bounds(2)])
     units = (f"{name} [ms]" for name in (*names, "limit"))
     return markdown_table(["hosts x workers", "size", *units, "best other", "ratio", "95 % bounds"], lines)

@@ -201,6 +201,7 @@ class Boundaries:
         basis: what the times are from.
         factor: how many times as long as without transfers these times are.
         sharded: names of gradients whose updates each worker makes a part of.
+        divided: names of sparse gradients of whose tables each worker has some rows.
     """
 
     gradients: tuple[Boundary, ...]
@@ -208,6 +209,7 @@ class Boundaries:
     basis: str = ""
     factor: float = 1.0
     sharded: frozenset[str] = frozenset()
+    divided: frozenset[str] = frozenset()
 
     @cached_property
     def by_name(self) -> Mapping[str, Boundary]:

@@ -22,6 +22,10 @@ from caramel.util.units import format_ms
 FORMAT = JsonFormat("plan", 6, PlanError, "caramel plan", "make the plan anew")
 
 
+OWNERS = "owners"
+"""Name of the transfer of a sparse gradient to the workers that have the rows of its table."""
+
+
 @dataclass(frozen=True)
 class Transfer:
     """The all-reduce of one bucket.
@@ -523,6 +527,8 @@ class Plan:
                 f"{len(self.sharded)} updates are sharded: each worker makes a part of them, and has a part of "
                 f"{sum(len(update.slots) for update in self.sharded)} slots"
             )
+        if divided := [t.gradients[0] for t in self.transfers if t.algorithm == OWNERS]:
+            head.append(f"{len(divided)} embedding tables are divided: each worker has some rows, and of their slots")
         if self.extra_bytes:
             head.append(f"each worker keeps {self.extra_bytes:,} bytes of gradients for the next step")
         if self.workers > 1:

@@ -45,7 +45,11 @@ ABLATIONS: Mapping[str, str] = {
 }
 """This library without one of its optimisations, or with other ones."""
 
-VARIANTS: Mapping[str, str] = {"caramel_rings": "rings only"}
+VARIANTS: Mapping[str, str] = {
+    "caramel_rings": "rings only",
+    "caramel_owners": "tables at their owners",
+    "caramel_sharded": "tables at their owners, sharded updates",
+}
 """More plans of this library: for predictions, not for what is gained."""
 
 ON_REQUEST = frozenset({COMPUTE_IN_GRAPH, *VARIANTS})

@@ -39,6 +39,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "caramel_no_choice": _SHUFFLE,
     "caramel_nothing": {"serialization": False, "batching": False, "scheduling": False, **_SHUFFLE},
     "caramel_rings": {"algorithm": "ring", "depth": 1},
+    "caramel_owners": {"shard_embeddings": True},
+    "caramel_sharded": {"shard_embeddings": True, "shard_updates": True},
 }
 """What of the whole is left out, or fixed, by contender."""
 
@@ -127,7 +129,9 @@ def predicted_at_s(model: ARModel, trace: Trace, computation_s: float) -> float:
     network: Network = model.facts[Network]
     used: Trace = model.facts[Trace]  # the paper's policy takes the least times of the trace
     then = replace(used, step_s=used.step_s * computation_s / trace.step_s)  # all else of it counts in parts of that
-    found = find_boundaries(model.facts[Model], dependencies, then, order, edges, network)
+    planned_for: Boundaries = model.facts[Boundaries]
+    apart = planned_for.sharded, planned_for.divided
+    found = find_boundaries(model.facts[Model], dependencies, then, order, edges, network, *apart)
     return simulate_on(network, found, model.facts[Schedule]).iteration_s
 
 

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.element_updates import ElementUpdate, element_updates
 from caramel.analyzers.step.postponement import is_shared, postponement
+from caramel.analyzers.step.row_updates import row_updates
 from caramel.analyzers.step.sparse_slices import distinct_rows_node
-from caramel.collectives.algorithms import ALL_GATHER, ALL_REDUCE_NAMES, NATIVE, is_all_reduce
+from caramel.collectives.algorithms import ALL_REDUCE_NAMES, NATIVE, SPARSE, is_all_reduce
 from caramel.collectives.dtypes import NARROWABLE_DTYPES, NATIVE_DTYPES, WIRE_DTYPES
 from caramel.errors import InputError, OtherProgramError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece
@@ -16,7 +17,7 @@ from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model
 from caramel.netmodel.choice import ON_ONE_WORKER, is_in_rank_order
 from caramel.outline import differences
-from caramel.plan import Plan, Transfer
+from caramel.plan import OWNERS, Plan, Transfer
 from caramel.util.arguments import MOST_CHUNKS, shown
 from caramel.util.units import format_ms
 
@@ -205,12 +206,28 @@ def _check_transfer(what: str, transfer: Transfer, model: Model, by_name: Mappin
                 f"{what} adds up slices of {piece.gradient!r} on each worker, and so not in rank order, as the plan "
                 "says: leave that out"
             )
-        if gradient.is_sparse != (transfer.algorithm == ALL_GATHER):
-            raise PlanError(f"{what} sends {piece.gradient!r} by {transfer.algorithm}: {ALL_GATHER} is for sparse ones")
+        if gradient.is_sparse != (transfer.algorithm in SPARSE):
+            raise PlanError(
+                f"{what} sends {piece.gradient!r} by {transfer.algorithm}: {' and '.join(SPARSE)} are for sparse ones"
+            )
+        if transfer.algorithm == OWNERS and (reason := _reason_against_owners(plan, model, gradient.name)):
+            raise PlanError(f"{what} divides the table of {gradient.name!r} between the workers: {reason}")
     if transfer.window not in (FORWARD, BACKWARD):
         raise PlanError(f"{what} is in the window {transfer.window!r}: there are {FORWARD!r} and {BACKWARD!r}")
-    if transfer.algorithm != ALL_GATHER:
+    if transfer.algorithm not in SPARSE:
         _check_collective(what, transfer, plan)
+
+
+def _reason_against_owners(plan: Plan, model: Model, name: str) -> str:
+    """Why a table cannot be divided by rows; "" where it can."""
+    updates, reasons = row_updates(model)
+    if name not in updates:
+        return reasons[name]
+    if plan.workers < 2:
+        return "there is one worker"
+    if plan.deterministic and updates[name].other_bits:
+        return f"the plan is deterministic, and {updates[name].other_bits}"
+    return ""
 
 
 def _check_collective(what: str, transfer: Transfer, plan: Plan) -> None:

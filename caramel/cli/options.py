@@ -206,6 +206,12 @@ with_policies = _options(
         help="Each worker makes its part of an update, and has its part of the slots: of all that can be, or where "
         "that is predicted to be faster.",
     ),
+    click.option(
+        "--shard-embeddings",
+        type=click.Choice(["all", "auto"]),
+        help="Each worker has some rows of embedding tables and their slots, which the others look up there: of all "
+        "tables that can be divided, or where that is predicted to be faster.",
+    ),
 )
 """Options about decisions; each switch takes one of the paper's optimisations away."""
 

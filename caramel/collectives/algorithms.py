@@ -18,6 +18,7 @@ from caramel.collectives.schedule import Algorithm, Proof, Schedule, check, in_c
 from caramel.collectives.shuffle import SHUFFLE
 from caramel.collectives.star import STAR
 from caramel.errors import InputError, InvariantError
+from caramel.plan import OWNERS
 from caramel.util.arguments import shown
 
 NATIVE = "native"
@@ -43,7 +44,10 @@ ALL_REDUCE_NAMES = tuple(ALL_REDUCES)
 """Names of all all-reduces that can be chosen, `NATIVE` included, in the order in which ties are broken."""
 
 ALL_GATHER = "all_gather"
-"""Name of the collective by which sparse gradients travel; there is no choice."""
+"""Name of the collective by which sparse gradients travel, to all workers."""
+
+SPARSE = (ALL_GATHER, OWNERS)
+"""Names of all transfers of sparse gradients."""
 
 
 def all_reduce_named(name: object) -> AllReduce:

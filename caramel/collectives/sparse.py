@@ -73,7 +73,7 @@ def lower_all_gather(
     if mean:
         values = [emitter.divided(rank, f"share_{rank}", tensor, workers) for rank, tensor in enumerate(values)]
     if adds:
-        summed = [_added_up(emitter, rank, *slices, index_dtype) for rank, slices in enumerate(zip(values, indices))]
+        summed = [added_slices(emitter, rank, *slices, index_dtype) for rank, slices in enumerate(zip(values, indices))]
         values, indices = [value for value, _ in summed], [index for _, index in summed]
     sent = list(values)
     if narrow is not None:
@@ -133,8 +133,16 @@ def lower_slice_sum(
     return LoweredGather(tuple(emitter.out.nodes), tuple(sums), tuple(places))
 
 
-def _added_up(emitter: Emitter, rank: int, values: str, indices: str, index_dtype: str) -> tuple[str, str]:
-    """A rank's slices, those of one index added up; and their indices."""
+def added_slices(emitter: Emitter, rank: int, values: str, indices: str, index_dtype: str) -> tuple[str, str]:
+    """A rank's slices, those of one index added up; and their indices, each once.
+
+    Args:
+        emitter: collector of the nodes.
+        rank: the rank.
+        values: its values, shape [slices, ...].
+        indices: their indices, shape [slices].
+        index_dtype: element type of the indices.
+    """
     int32 = dtype_attribute("int32")
     of_index = dtype_attribute(index_dtype)
     different = emitter.add(rank, f"different_{rank}", "Unique", [indices], T=of_index, out_idx=int32)

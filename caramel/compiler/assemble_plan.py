@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from caramel.analyzers.analyzer import Analyzer, analyse, ordered
@@ -18,6 +19,7 @@ from caramel.analyzers.step.boundaries import boundaries
 from caramel.analyzers.step.element_updates import ElementUpdate
 from caramel.analyzers.step.sparse_slices import with_added_slices
 from caramel.collectives.dtypes import ITEM_BYTES
+from caramel.compiler.divided_tables import choose_tables, with_divided_tables
 from caramel.compiler.options import CompileOptions
 from caramel.compiler.sharded_updates import decide_about_sharding
 from caramel.data.pipeline import Pipeline, make_pipeline
@@ -78,10 +80,12 @@ def assemble_plan(
         network = Network(options.collectives, workers)
         analyzers, notes = _analyzers(model, network, trace, options)
 
-        def decide(updates: Mapping[str, ElementUpdate]) -> tuple[Plan, Mapping[type, Any]]:
-            """The plan and its facts with some updates sharded."""
-            is_default = [getattr(analyzer, "name", None) == "boundaries" for analyzer in analyzers] if updates else ()
-            chosen = [boundaries(updates) if is_one else a for a, is_one in zip(analyzers, is_default)] or analyzers
+        def decide(tables: Collection[str], updates: Mapping[str, ElementUpdate]) -> tuple[Plan, Mapping[type, Any]]:
+            """The plan and its facts with some tables divided, and some updates sharded."""
+            is_apart = bool(updates or tables)
+            is_default = [getattr(analyzer, "name", None) == "boundaries" for analyzer in analyzers] if is_apart else ()
+            apart = boundaries(updates, tables)
+            chosen = [apart if is_one else given for given, is_one in zip(analyzers, is_default)] or analyzers
             of_all = network
             if updates:  # so that each worker has a part of them
                 of_all = Network(replace(options.collectives, is_spread=True), workers)
@@ -89,14 +93,24 @@ def assemble_plan(
             if options.analyzers is None and POLICIES[options.policy].edges is None:  # else the order is to be as it is
                 found = without_needless_order(found)
             made = make_plan(model, devices, found, chosen, notes, options.uneven_batches, options.statistics, pipeline)
-            return made, found
+            return replace(made, transfers=with_divided_tables(made.transfers, tables)), found
 
+        tables: Collection[str] = ()
+        about_tables: tuple[str, ...] = ()
+        if options.shard_embeddings and workers > 1:
+            tables, about_tables = choose_tables(
+                model,
+                lambda names: decide(names, {})[0],
+                options.collectives.deterministic,
+                is_asked=options.shard_embeddings == "all",
+            )
         if options.shard_updates and workers > 1:
             plan, facts = decide_about_sharding(
-                model, decide, options.collectives, is_asked=options.shard_updates == "all"
+                model, partial(decide, tables), options.collectives, is_asked=options.shard_updates == "all"
             )
         else:
-            plan, facts = decide({})
+            plan, facts = decide(tables, {})
+        plan = replace(plan, notes=(*plan.notes, *about_tables))
         check_plan(plan, model)
     return plan, facts
 

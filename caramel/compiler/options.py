@@ -18,8 +18,8 @@ from caramel.plan import Plan
 from caramel.util.arguments import flag, one_of, predicted_worker_count, shown, worker_count
 from caramel.util.text_files import about_file
 
-SHARD_UPDATES = ("all", "auto")
-"""Values of ``shard_updates`` besides true and false."""
+SHARDED = ("all", "auto")
+"""Values of ``shard_updates`` and ``shard_embeddings`` besides true and false."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class CompileOptions:
     wire: str | None = None
     postponed: Sequence[str] = ()
     shard_updates: bool | str = False
+    shard_embeddings: bool | str = False
     trace: Trace | str | os.PathLike[str] | None = None
     policy: str = "optimal"
     plan: Plan | str | os.PathLike[str] | None = None
@@ -60,8 +61,10 @@ class CompileOptions:
         for name in ("serialization", "batching", "scheduling", "deterministic"):
             object.__setattr__(self, name, flag(getattr(self, name), name))
         one_of(self.uneven_batches, ("weight", "refuse"), "uneven_batches")
-        asked: Any = "all" if self.shard_updates is True else self.shard_updates or ""
-        object.__setattr__(self, "shard_updates", asked and one_of(asked, SHARD_UPDATES, "shard_updates"))
+        for name in ("shard_updates", "shard_embeddings"):
+            given = getattr(self, name)
+            asked: Any = "all" if given is True else given or ""
+            object.__setattr__(self, name, asked and one_of(asked, SHARDED, name))
         one_of(self.statistics, ("local", "mean"), "statistics")
         for name in ("analyzers", "postponed"):
             value = getattr(self, name)
@@ -95,10 +98,8 @@ class CompileOptions:
         if self.analyzers is not None:
             refuse_options("analyzers", decision_options, "put analyzers that do it into the list")
         if self.plan is not None:
-            collective_options = {
-                name: getattr(self, name)
-                for name in ("network", "algorithm", "depth", "deterministic", "wire", "shard_updates")
-            }
+            names = ("network", "algorithm", "depth", "deterministic", "wire", "shard_updates", "shard_embeddings")
+            collective_options = {name: getattr(self, name) for name in names}
             weighting_options = {
                 "uneven_batches": self.uneven_batches != "weight",
                 "statistics": self.statistics != "local",

@@ -8,9 +8,10 @@ from functools import partial
 
 from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.element_updates import element_updates
-from caramel.collectives.algorithms import ALL_GATHER, NATIVE, Schedules
+from caramel.collectives.algorithms import NATIVE, SPARSE, Schedules
 from caramel.collectives.emit import emit_all_reduce
 from caramel.collectives.lower import Emitter, Lowered, OnSum, Request
+from caramel.collectives.rows import lower_slices_to_owners
 from caramel.collectives.sparse import lower_all_gather, lower_slice_sum
 from caramel.errors import InvariantError
 from caramel.facts import FORWARD, Piece
@@ -21,9 +22,9 @@ from caramel.modifiers.cut import piece_shape
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.postpone import done_if_pending
 from caramel.modifiers.shard_updates import ShardedTransfer, sharded_assignments
-from caramel.modifiers.update_shards import gradient_shards
+from caramel.modifiers.update_shards import divided_tables, gradient_shards, rows_of_workers
 from caramel.modifiers.weigh import redirect, replica_tensor
-from caramel.plan import Plan
+from caramel.plan import OWNERS, Plan
 
 
 def aggregate(emission: Emission) -> Emission:
@@ -47,7 +48,7 @@ def aggregate(emission: Emission) -> Emission:
     shards = gradient_shards(plan)
     previous_results: Sequence[str] = ()
     for number, transfer in enumerate(plan.transfers):
-        if transfer.algorithm == ALL_GATHER:
+        if transfer.algorithm in SPARSE:
             (piece,) = transfer.pieces
             nodes = _gathered(emission, number, gradient_by_name[piece.gradient], changed)
         else:
@@ -167,12 +168,18 @@ class _InFlightLimit:
 def _gathered(
     emission: Emission, number: int, gradient: Gradient, changed: dict[str, NodeDef]
 ) -> Sequence[tuple[NodeDef, int]]:
-    """Give every worker the slices of a sparse gradient of all workers, or their sum where all have the same rows."""
+    """Give every worker the slices of a sparse gradient of all workers, or of the rows that it has.
+
+    Where all workers have slices of the same rows, it gets their sum.
+    """
     plan, pieces = emission.plan, emission.pieces
     assert gradient.indices is not None and gradient.index_dtype is not None
     ranks = range(plan.workers)
     transfer = plan.transfers[number]
     lower = lower_slice_sum if gradient.shared_rows else partial(lower_all_gather, adds=transfer.adds_slices)
+    if transfer.algorithm == OWNERS:
+        ranges = rows_of_workers(emission.model.variable_by_name[gradient.parameter], plan.workers)
+        lower = partial(lower_slices_to_owners, adds=transfer.adds_slices, ranges=ranges)
     lowered = lower(
         prefix=f"caramel/transfer_{number}/gather",
         values=[pieces[rank, transfer.pieces[0]] for rank in ranks],
@@ -275,6 +282,7 @@ def verify_aggregated(emission: Emission) -> Emission:
     local_gradients |= {parse_input(tensor): by_name[piece.gradient] for (_, piece), tensor in emission.pieces.items()}
     _verify_pieces(emission)
     _verify_sharded(emission)
+    _verify_divided(emission)
     updates = {
         replica_name(rank, writer): name for rank in ranks for name, writers in model.updates for writer in writers
     }
@@ -308,6 +316,19 @@ def _verify_sharded(emission: Emission) -> None:
         for name in assigned[rank]:
             if name not in before:
                 raise InvariantError(f"after aggregate: a step of worker {rank} does not wait for {name!r}")
+
+
+def _verify_divided(emission: Emission) -> None:
+    """No worker updates rows of a divided table before all workers have looked up theirs."""
+    graph, variables = emission.graph, emission.model.variable_by_name
+    for table in divided_tables(emission.model, emission.plan):
+        for rank in range(emission.plan.workers):
+            handle = replica_name(rank, variables[table.parameter].node)
+            lookups = {n for n, _ in graph.consumers[handle] if emission.roles[n].purpose is Purpose.COLLECTIVE}
+            for writer in table.writers:
+                name = replica_name(rank, writer)
+                if early := lookups - graph.ancestors([name]):
+                    raise InvariantError(f"after aggregate: {name!r} may update rows before {min(early)!r} has them")
 
 
 def _verify_update(

@@ -10,6 +10,7 @@ from caramel.graph.graph import Graph
 from caramel.graph.verify import verify_nodes, verify_structure
 from caramel.modifiers.aggregate import aggregate, verify_aggregated
 from caramel.modifiers.cut import cut
+from caramel.modifiers.divide_tables import divide_tables
 from caramel.modifiers.emission import Emission, Modifier
 from caramel.modifiers.evaluate import add_evaluation
 from caramel.modifiers.place_input import add_input_state, place_input, save_position
@@ -43,6 +44,7 @@ ALL_REDUCE = Target(
         place_input,
         weigh,
         sum_forward,
+        divide_tables,
         cut,
         postpone,
         aggregate,

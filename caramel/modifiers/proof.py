@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from caramel.errors import PlanError
 from caramel.graph.graph import Graph
 from caramel.modifiers.emission import Emission, Purpose, Role
+from caramel.modifiers.update_shards import divided_tables
 
 
 def prove(emission: Emission) -> tuple[str, ...]:
@@ -26,7 +27,7 @@ def prove(emission: Emission) -> tuple[str, ...]:
     edges = agreed_order(emission.graph, emission.roles, first_gradients)
     nodes = len(emission.graph)
     gradients = len(plan.pieces)
-    postponed = plan.postponed
+    postponed, divided = plan.postponed, len(divided_tables(emission.model, plan))
     statements = [
         f"no cycle among {nodes:,} nodes",
         f"one order of transfers on all {plan.workers} workers: whatever waits for a transfer waits for one with a "
@@ -36,6 +37,10 @@ def prove(emission: Emission) -> tuple[str, ...]:
     if plan.sharded:
         statements.append(
             f"each element of {len(plan.sharded)} sharded updates is updated on the one worker that completes its sum"
+        )
+    if divided:
+        statements.append(
+            f"each row of {divided} embedding tables is on one worker, which all lookups ask before it updates the row"
         )
     if postponed:
         statements.append(

@@ -19,7 +19,7 @@ from caramel.graph.nodes import assign, constant, dtype_attribute, dtypes_attrib
 from caramel.model import Model, Variable, VariableClass
 from caramel.modifiers.emission import Emission, Purpose, Role, SavedTensor, replica_name
 from caramel.modifiers.seeds import GOLDEN_RATIO_32
-from caramel.modifiers.update_shards import Shards, slot_shards
+from caramel.modifiers.update_shards import Division, divisions
 from caramel.plan import Plan
 
 RESTORE_PREFIX = "caramel/restore/prefix"
@@ -122,13 +122,13 @@ def combined_nodes_by_handle(model: Model, plan: Plan) -> dict[str, str]:
         The node with the combined value, on worker 0, by the handle node of the variable.
     """
     nodes_by_handle = {}
-    shards, combined_kinds = slot_shards(model, plan), (VariableClass.ACCUMULATOR, VariableClass.TOTAL)
+    divided, combined_kinds = divisions(model, plan), (VariableClass.ACCUMULATOR, VariableClass.TOTAL)
     for number, variable in enumerate(model.variables):
         averaged = variable.kind is VariableClass.STATISTICS and plan.statistics == "mean" and _is_floating(variable)
         if (
             plan.workers > 1
             and variable.node in model.graph
-            and (averaged or variable.name in shards or variable.kind in combined_kinds)
+            and (averaged or variable.name in divided or variable.kind in combined_kinds)
         ):
             nodes_by_handle[variable.node] = f"{COMBINED_SCOPE}/{number}"
     return nodes_by_handle
@@ -169,18 +169,18 @@ def add_state(emission: Emission) -> Emission:
     devices = [Device.parse(d) for d in plan.devices]
     host = str(host_of(devices[0]))
     builder.add(_string_placeholder(RESTORE_PREFIX, host), 0)
-    shards = slot_shards(model, plan)
+    divided = divisions(model, plan)
     saved = [v for v in model.variables if v.saved]
     unsaved = [v for v in model.variables if not v.saved]
     for group_name, chosen in ((RESTORE_SAVED, saved), (RESTORE_UNSAVED, unsaved)):
         items = [(0, v, v.name) for v in chosen]
-        _restore(builder, group_name, items, host, devices, shards)
+        _restore(builder, group_name, items, host, devices, divided)
     local_items = separately_saved(model, plan)
     _restore(builder, RESTORE_LOCAL, local_items, host, devices, {})
-    _broadcast(builder, model, plan, devices, shards)
+    _broadcast(builder, model, plan, devices, divided)
     if model.tables:
         _fill(builder, model, devices)
-    combined_nodes = _combine(builder, model, plan, devices, shards)
+    combined_nodes = _combine(builder, model, plan, devices, divided)
     _save(builder, [(0, v, v.name) for v in saved], local_items, combined_nodes, emission.saved, host, devices)
     return emission.extended(builder.nodes)
 
@@ -220,7 +220,7 @@ def _restore(
     items: Sequence[tuple[int, Variable, str]],
     host: str,
     devices: Sequence[Device],
-    shards: Mapping[str, Shards],
+    divided: Mapping[str, Division],
 ) -> None:
     scope = group_name + "_ops"
     assigned: list[str] = []
@@ -228,8 +228,8 @@ def _restore(
     restored = read_checkpoint(builder, scope, {key: v.dtype for _, v, key in items}, host, places)
     for position, (rank, variable, key) in enumerate(items):
         name = f"{scope}/assign_{position}"
-        if variable.name in shards:
-            assigned += _cut_and_assigned(builder, name, variable, restored[key], shards[variable.name], devices)
+        if variable.name in divided:
+            assigned += _cut_and_assigned(builder, name, variable, restored[key], divided[variable.name], devices)
         else:
             assigned.append(builder.add(_assign(name, rank, variable, restored[key], devices), rank))
     builder.add(group(group_name, assigned, host), 0)
@@ -240,16 +240,18 @@ def _assign(name: str, rank: int, variable: Variable, value: str, devices: Seque
 
 
 def _cut_and_assigned(
-    builder: StateBuilder, name: str, variable: Variable, value: str, shards: Shards, devices: Sequence[Device]
+    builder: StateBuilder, name: str, variable: Variable, value: str, division: Division, devices: Sequence[Device]
 ) -> list[str]:
     """Give each worker its part of a variable."""
     emitter = Emitter(name, [str(device) for device in devices], variable.dtype)
     flat = emitter.reshape(0, "flat", value, (variable.size,))
-    parts = emitter.parted(0, "parts", flat, [shard.size for shard in shards])
+    parts = emitter.parted(0, "parts", flat, [shard.size for shard in division.shards])
     assigned = []
     for rank in range(len(devices)):
-        own = [part for part, shard in zip(parts, shards) if shard.rank == rank]
+        own = [part for part, shard in zip(parts, division.shards) if shard.rank == rank]
         part = emitter.joined(0, f"of_{rank}", own or [emitter.slice(0, f"none_{rank}", flat, 0, 0)])
+        if division.is_by_rows:
+            part = emitter.reshape(0, f"rows_{rank}", part, division.shape(rank, variable.shape))
         emitter.out.nodes.append((_assign(f"{name}/{rank}", rank, variable, part, devices), rank))
         assigned.append(f"{name}/{rank}")
     for node_def, rank in emitter.out.nodes:
@@ -257,15 +259,17 @@ def _cut_and_assigned(
     return assigned
 
 
-def _join(builder: StateBuilder, name: str, variable: Variable, shards: Shards, devices: Sequence[Device]) -> None:
+def _join(builder: StateBuilder, name: str, variable: Variable, division: Division, devices: Sequence[Device]) -> None:
     """Add the value of a variable of which each worker has a part."""
     emitter = Emitter(name, [str(device) for device in devices], variable.dtype)
     parts: dict[int, list[str]] = {}
-    for rank in sorted({shard.rank for shard in shards}):
-        whole = builder.add(_read(f"{name}/read_{rank}", rank, variable, devices), rank)
-        sizes = [shard.size for shard in shards if shard.rank == rank]
-        parts[rank] = [*reversed(emitter.parted(rank, f"parts_{rank}", whole, sizes))]
-    flat = emitter.joined(0, "flat", [parts[shard.rank].pop() for shard in shards])
+    for rank in sorted({shard.rank for shard in division.shards}):
+        part = builder.add(_read(f"{name}/read_{rank}", rank, variable, devices), rank)
+        sizes = [shard.size for shard in division.shards if shard.rank == rank]
+        if division.is_by_rows:
+            part = emitter.reshape(rank, f"flat_{rank}", part, (sum(sizes),))
+        parts[rank] = [*reversed(emitter.parted(rank, f"parts_{rank}", part, sizes))]
+    flat = emitter.joined(0, "flat", [parts[shard.rank].pop() for shard in division.shards])
     whole = emitter.reshape(0, "whole", flat, variable.shape)
     for node_def, rank in emitter.out.nodes:
         builder.add(node_def, rank)
@@ -273,7 +277,7 @@ def _join(builder: StateBuilder, name: str, variable: Variable, shards: Shards, 
 
 
 def _combine(
-    builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[Device], shards: Mapping[str, Shards]
+    builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[Device], divided: Mapping[str, Division]
 ) -> dict[str, str]:
     """Add the combined values of all workers; see `combined_nodes_by_handle`."""
     combined_nodes = combined_nodes_by_handle(model, plan)
@@ -281,8 +285,8 @@ def _combine(
         if variable.node not in combined_nodes:
             continue
         name, host = combined_nodes[variable.node], str(devices[0])
-        if variable.name in shards:
-            _join(builder, name, variable, shards[variable.name], devices)
+        if variable.name in divided:
+            _join(builder, name, variable, divided[variable.name], devices)
             continue
         dtype = dtype_attribute(variable.dtype)
         reads = [
@@ -298,12 +302,12 @@ def _combine(
 
 
 def _broadcast(
-    builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[Device], shards: Mapping[str, Shards]
+    builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[Device], divided: Mapping[str, Division]
 ) -> None:
     """Add the nodes that give worker 0's values to all workers, but those of which each has its own part."""
     scope = "caramel/broadcast"
     assigned: list[str] = []
-    everywhere = (v for v in model.variables if v.node in model.graph and v.name not in shards)
+    everywhere = (v for v in model.variables if v.node in model.graph and v.name not in divided)
     for number, variable in enumerate(everywhere):
         value = builder.add(_read(f"{scope}/read_{number}", 0, variable, devices), 0)
         assigned += _to_others(builder, scope, number, variable, value, plan, devices)
@@ -381,13 +385,13 @@ def assignment_nodes(model: Model, plan: Plan, names: Sequence[str], scope: str)
     inner_scope = f"{scope}_ops"
     places = {v.name: v.checkpoint_place for v in variables}
     restored = read_checkpoint(builder, inner_scope, {v.name: v.dtype for v in variables}, host, places)
-    shards = slot_shards(model, plan)
+    divided = divisions(model, plan)
     assigned = []
     for number, variable in enumerate(variables):
         value = restored[variable.name]
-        if variable.name in shards:
+        if variable.name in divided:
             name = f"{inner_scope}/assign_{number}"
-            assigned += _cut_and_assigned(builder, name, variable, value, shards[variable.name], devices)
+            assigned += _cut_and_assigned(builder, name, variable, value, divided[variable.name], devices)
             continue
         assigned.append(builder.add(_assign(f"{inner_scope}/assign_{number}_0", 0, variable, value, devices), 0))
         if variable.node in model.graph:

@@ -1,16 +1,19 @@
-"""Shards: which elements of sharded updates and their slots each worker has, as follows from the plan."""
+"""Shards: which elements of sharded updates, of slots and of tables each worker has, as follows from the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from caramel.analyzers.step.row_updates import RowUpdate, row_updates
 from caramel.collectives.algorithms import schedule_maker
+from caramel.collectives.rows import row_ranges
 from caramel.collectives.schedule import complete_sums, in_chunks
 from caramel.facts import Piece
-from caramel.model import Model
-from caramel.plan import Plan, Transfer
+from caramel.model import Model, Variable
+from caramel.plan import OWNERS, Plan, Transfer
 
 
 @dataclass(frozen=True)
@@ -67,15 +70,70 @@ def _shards(transfers: tuple[Transfer, ...], workers: int, names: frozenset[str]
     return {name: tuple(sorted(found, key=lambda shard: shard.start)) for name, found in shards.items()}
 
 
-def slot_shards(model: Model, plan: Plan) -> Mapping[str, Shards]:
-    """The shards of the variables of which each worker has a part only, by the variable's name.
+def divided_tables(model: Model, plan: Plan) -> list[RowUpdate]:
+    """The tables of which each worker has some rows, in the order of their gradients.
+
+    Args:
+        model: the single-device step.
+        plan: the plan, whose transfers say which.
+    """
+    names = {name for transfer in plan.transfers if transfer.algorithm == OWNERS for name in transfer.gradients}
+    return [row_updates(model)[0][gradient.name] for gradient in model.gradients if gradient.name in names]
+
+
+def rows_of_workers(variable: Variable, workers: int) -> tuple[range, ...]:
+    """The rows of a table that each worker has.
+
+    Args:
+        variable: the table.
+        workers: number of workers.
+    """
+    return row_ranges(variable.shape[0], variable.size // max(variable.shape[0], 1), workers)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a variable is divided between the workers.
+
+    Attributes:
+        shards: all of its elements, in their order.
+        is_by_rows: whether each worker has whole rows, in one piece; otherwise its elements are one flat tensor.
+    """
+
+    shards: Shards
+    is_by_rows: bool
+
+    def shape(self, rank: int, whole: Sequence[int]) -> tuple[int, ...]:
+        """The shape that the variable has on a worker.
+
+        Args:
+            rank: the worker.
+            whole: shape of the whole variable.
+        """
+        size = sum(shard.size for shard in self.shards if shard.rank == rank)
+        return (size * whole[0] // max(math.prod(whole), 1), *whole[1:]) if self.is_by_rows else (size,)
+
+
+def divisions(model: Model, plan: Plan) -> Mapping[str, Division]:
+    """How the variables are divided of which each worker has a part only, by the variable's name.
 
     Args:
         model: the single-device step.
         plan: the plan.
     """
-    if not plan.sharded:
-        return {}
-    names = {v.plan_name: v.name for v in model.variables}
-    shards = gradient_shards(plan)
-    return {names[slot]: shards[update.gradient] for update in plan.sharded for slot in update.slots}
+    found: dict[str, Division] = {}
+    if plan.sharded:
+        names = {v.plan_name: v.name for v in model.variables}
+        shards = gradient_shards(plan)
+        for update in plan.sharded:
+            found.update((names[slot], Division(shards[update.gradient], False)) for slot in update.slots)
+    for table in divided_tables(model, plan):
+        for name in (table.parameter, *table.slots):
+            variable = model.variable_by_name[name]
+            row_elements = variable.size // max(variable.shape[0], 1)
+            own = (
+                Shard(rank, rows.start * row_elements, len(rows) * row_elements)
+                for rank, rows in enumerate(rows_of_workers(model.variable_by_name[table.parameter], plan.workers))
+            )
+            found[name] = Division(tuple(own), True)
+    return found

@@ -21,7 +21,7 @@ from caramel.analyzers.step.element_updates import element_updates
 from caramel.errors import PlanError
 from caramel.facts import Trace
 from caramel.graph.shapes import sizes
-from caramel.modifiers.update_shards import slot_shards
+from caramel.modifiers.update_shards import divisions
 from caramel.runtime.host.run_options import RunOptions
 
 WHOLE = {"adafactor", "lamb"}
@@ -102,7 +102,8 @@ def assert_memory(armodel):
     """Each worker has variables for its own part of the slots only, and together they have all of it."""
     plan = armodel.plan
     nodes = {node.name: node for node in armodel.graph_def.node}
-    for name, shards in slot_shards(armodel.model, plan).items():
+    for name, division in divisions(armodel.model, plan).items():
+        shards = division.shards
         variable = armodel.model.variable_by_name[name]
         found = [sizes(nodes[f"worker_{r}/{variable.node}"].attr["shape"].shape) for r in range(plan.workers)]
         assert found == [(sum(s.size for s in shards if s.rank == r),) for r in range(plan.workers)]
@@ -319,7 +320,7 @@ def test_a_training_op_that_is_the_update_itself(ordered):
 def test_each_worker_has_as_much(algorithm):
     """Where all sums are completed on one worker, nothing is sharded; if nobody asks for that, it is not chosen."""
     _, armodel = sessions(4, algorithm=algorithm, is_checked=False)
-    shards = slot_shards(armodel.model, armodel.plan)
+    shards = {name: division.shards for name, division in divisions(armodel.model, armodel.plan).items()}
     if algorithm in ("star", "chain"):
         assert not shards and f"the {algorithm} all-reduce, which was asked for" in " ".join(armodel.plan.notes)
         return

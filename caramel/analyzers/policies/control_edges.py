@@ -55,9 +55,9 @@ def without_needless_order(facts: Mapping[type, Any]) -> Mapping[type, Any]:
     if not edges.edges or len(transfers.transfers) != 1 or transfers.transfers[0].window != BACKWARD:
         return facts
     none = ControlEdges((), "none", "nothing, since all gradients travel together, after the last of them")
-    sharded = facts[Boundaries].sharded if Boundaries in facts else ()
+    apart = (facts[Boundaries].sharded, facts[Boundaries].divided) if Boundaries in facts else ()
     boundaries = find_boundaries(
-        facts[Model], facts[Dependencies], facts[Trace], facts[UpdateOrder], none, facts[Network], sharded
+        facts[Model], facts[Dependencies], facts[Trace], facts[UpdateOrder], none, facts[Network], *apart
     )
     return {**facts, ControlEdges: none, Boundaries: boundaries}
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.step.sparse_slices import distinct_part
+from caramel.analyzers.step.table_costs import TableCosts
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.errors import listed
 from caramel.facts import Boundaries, Boundary, ControlEdges, Dependencies, Trace, UpdateOrder
@@ -17,17 +17,18 @@ from caramel.graph.graph import Graph, node_of
 from caramel.model import Gradient, Model
 
 
-def boundaries(sharded: Collection[str] = ()) -> Analyzer:
+def boundaries(sharded: Collection[str] = (), divided: Collection[str] = ()) -> Analyzer:
     """The analyzer that provides `Boundaries`.
 
     Args:
         sharded: names of gradients whose updates each worker makes a part of, in the step itself.
+        divided: names of sparse gradients of whose tables each worker has some rows.
     """
     return Analyzer(
         "boundaries",
         (Model, Dependencies, Trace, UpdateOrder, ControlEdges, Network),
         Boundaries,
-        partial(find_boundaries, sharded=sharded),
+        partial(find_boundaries, sharded=sharded, divided=divided),
     )
 
 
@@ -39,6 +40,7 @@ def find_boundaries(
     enforced: ControlEdges,
     network: Network,
     sharded: Collection[str] = (),
+    divided: Collection[str] = (),
 ) -> Boundaries:
     """Put all ops of a step one after the other and look where gradients and reads are.
 
@@ -55,6 +57,7 @@ def find_boundaries(
         enforced: control edges that enforce the order.
         network: network with the element type on the wire and the processor time that transfers take.
         sharded: see `boundaries`.
+        divided: see `boundaries`.
 
     Source:
         Caramel, sections 3.3.1 and 4.1.
@@ -63,11 +66,12 @@ def find_boundaries(
     total_s = sum(trace.op_s.get(op, 0.0) for op in found.ops)
     kind = enforced.kind if enforced.edges else "none"
     alone_s = _step_s(trace, kind)
-    sent_bytes = {g.name: _sent_bytes(model, g, trace, network) for g in model.gradients}
+    tables = TableCosts(model, trace, network, divided)
+    sent_bytes = {g.name: _sent_bytes(g, network, tables) for g in model.gradients}
     # Times that were not measured are good for an order only; nothing has to be known of transfers for that.
     factor = _computation_factor(network, alone_s, sum(sent_bytes.values())) if trace.runs > 0 else 1.0
     scale = factor * alone_s / total_s if total_s > 0 else 0.0
-    waits_s = _forward_waits_s(model, trace, network)
+    waits_s = {**_forward_waits_s(model, trace, network), **tables.waits_s()}
     starts, ends, now_s = {}, {}, 0.0
     for op in [*needed, *others]:
         starts[op] = now_s
@@ -83,6 +87,7 @@ def find_boundaries(
         gradient = by_name[name]
         reads = [_first_use_s(model.graph, user, starts, compute_s) for user in found.reads[name]]
         parts = network.workers if name in sharded else 1
+        update_s = sum(trace.op_s.get(op, 0.0) * tables.times(name, op) for op in found.updates[name])
         blocks = found.levels[name] > 0 or any(level > 0 for level in found.levels.values())
         gradient_boundaries.append(
             Boundary(
@@ -92,7 +97,7 @@ def find_boundaries(
                 size_bytes=sent_bytes[name],
                 ready_s=max(ends[p] for p in found.producers[name]),
                 read_s=min(reads, default=compute_s),
-                update_s=scale * sum(trace.op_s.get(op, 0.0) for op in found.updates[name]) / parts,
+                update_s=scale * update_s / parts,
                 level=found.levels[name],
                 kept_reason="its update is sharded" if name in sharded else found.postponable[name],
                 divisible=not gradient.is_sparse and not blocks and name not in sharded,
@@ -101,7 +106,7 @@ def find_boundaries(
         )
     beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
     basis = f"{trace.description}{_missing(model, found, trace)}{beside}"
-    return Boundaries(tuple(gradient_boundaries), compute_s, basis, factor, frozenset(sharded))
+    return Boundaries(tuple(gradient_boundaries), compute_s, basis, factor, frozenset(sharded), frozenset(divided))
 
 
 def op_sequence(found: Dependencies, order: UpdateOrder) -> tuple[list[str], list[str]]:
@@ -173,13 +178,8 @@ def _first_use_s(graph: Graph, user: str, starts: dict[str, float], compute_s: f
     return min(starts[name] for name in waiting)
 
 
-def _sent_bytes(model: Model, gradient: Gradient, trace: Trace, network: Network) -> float:
+def _sent_bytes(gradient: Gradient, network: Network, tables: TableCosts) -> float:
     """Bytes of the all-reduce that sends as much as the transfer of a gradient."""
-    wire = network.options.wire_for(gradient.dtype)
-    if gradient.indices is None:
-        return gradient.size * ITEM_BYTES[wire or gradient.dtype]
-    rows_bytes = trace.op_bytes.get(node_of(gradient.tensor), gradient.size_bytes)
-    rows_bytes += trace.op_bytes.get(node_of(gradient.indices), 0)
-    part = distinct_part(model, gradient, trace, network.options.deterministic)
-    # Everybody gets the rows of all others, N - 1 times their bytes; an all-reduce sends 2 (N - 1) / N.
-    return part * rows_bytes * network.workers / 2
+    if gradient.is_sparse:
+        return tables.sent_bytes(gradient)
+    return gradient.size * ITEM_BYTES[network.options.wire_for(gradient.dtype) or gradient.dtype]

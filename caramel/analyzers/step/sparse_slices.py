@@ -59,12 +59,23 @@ def distinct_part(model: Model, gradient: Gradient, trace: Trace, deterministic:
         trace: trace of the step, which knows how many different rows the data have.
         deterministic: whether slices are added in rank order, which a sum of sums is not.
     """
+    part = 1.0 if deterministic else different_part(model, gradient, trace)
+    return part if part <= _MOST_DISTINCT_PART else 1.0
+
+
+def different_part(model: Model, gradient: Gradient, trace: Trace) -> float:
+    """The number of different rows of a sparse gradient over that of its slices; 1 if the trace does not say.
+
+    Args:
+        model: the single-device step.
+        gradient: gradient of the step.
+        trace: trace of the step.
+    """
     unique_node = distinct_rows_node(model, gradient)
-    if deterministic or unique_node is None or gradient.indices is None:
+    if unique_node is None or gradient.indices is None:
         return 1.0
     all_bytes, left_bytes = (trace.op_bytes.get(name, 0) for name in (node_of(gradient.indices), unique_node))
-    part = left_bytes / all_bytes if all_bytes and left_bytes else 1.0
-    return part if part <= _MOST_DISTINCT_PART else 1.0
+    return left_bytes / all_bytes if all_bytes and left_bytes else 1.0
 
 
 def with_added_slices(
