@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from caramel.analyzers.step.dependencies import conditions_of
-from caramel.analyzers.step.element_updates import ElementUpdate, element_updates
+from caramel.analyzers.step.element_updates import ElementUpdate, element_updates, writers_before_gradient
 from caramel.analyzers.step.postponement import is_shared, postponement
 from caramel.analyzers.step.row_updates import row_updates
 from caramel.analyzers.step.sparse_slices import distinct_rows_node
@@ -142,11 +142,12 @@ def verify_plan(plan: Plan, model: Model) -> list[str]:
     ]
 
 
-def reason_against_sharding(plan: Plan, update: ElementUpdate) -> str | None:
+def reason_against_sharding(plan: Plan, model: Model, update: ElementUpdate) -> str | None:
     """Why a plan does not allow that an update is sharded; None if it does.
 
     Args:
         plan: the plan.
+        model: the single-device step.
         update: an update of which each worker could make a part.
     """
     pieces = plan.pieces[update.gradient]
@@ -155,8 +156,8 @@ def reason_against_sharding(plan: Plan, update: ElementUpdate) -> str | None:
         return "there is one worker"
     if len(pieces) > 1:
         return "it travels in pieces"
-    if transfer.window != BACKWARD:
-        return "it waits for the next step"
+    if update.gradient in plan.postponed and (early := writers_before_gradient(model, update)):
+        return f"it waits for the next step, and op {early[0]!r} writes the parameter in its own step"
     if transfer.wire is not None:
         return f"it travels as {transfer.wire}, which would round the parameter"
     if transfer.algorithm == NATIVE:
@@ -179,7 +180,7 @@ def _check_sharded(plan: Plan, model: Model) -> None:
         what = f"the plan shards the update of {name!r}"
         if name not in updates:
             raise PlanError(f"{what}: {reasons.get(name, 'there is no such gradient')}")
-        if (reason := reason_against_sharding(plan, updates[name])) is not None:
+        if (reason := reason_against_sharding(plan, model, updates[name])) is not None:
             raise PlanError(f"{what}: {reason}")
         if names.count(name) > 1 or sharded.slots != tuple(plan_names[slot] for slot in updates[name].slots):
             raise PlanError(f"{what} with other slots than it has, or twice")

@@ -40,7 +40,7 @@ def decide_about_sharding(
     if plain.prediction is None:
         note = "no update is sharded: nothing is predicted without a trace and a network"
         return replace(plain, notes=(*plain.notes, note)), plain_facts
-    as_they_are = {n: u for n, u in updates.items() if reason_against_sharding(plain, u) is None}
+    as_they_are = {n: u for n, u in updates.items() if reason_against_sharding(plain, model, u) is None}
     best, best_facts, plain_s = plain, plain_facts, plain.prediction.timeline.iteration_s
     for names in [as_they_are] if len(as_they_are) == len(updates) else [as_they_are, updates]:
         if not names:
@@ -71,7 +71,7 @@ def _decided(
         if len(sharded) == len(updates):
             return plan, facts
         left = {name: update for name, update in updates.items() if name not in sharded}
-        reasons |= {name: reason_against_sharding(made, update) or "" for name, update in left.items()}
+        reasons |= {name: reason_against_sharding(made, model, update) or "" for name, update in left.items()}
         updates = {name: update for name, update in updates.items() if name in sharded}
 
 
@@ -107,7 +107,7 @@ def with_sharded_updates(
     for gradient in model.gradients:
         if gradient.name not in updates:
             continue
-        reason = reason_against_sharding(plan, updates[gradient.name])
+        reason = reason_against_sharding(plan, model, updates[gradient.name])
         if reason is None:
             slots = tuple(plan_names[slot] for slot in updates[gradient.name].slots)
             sharded.append(ShardedUpdate(gradient.name, slots))

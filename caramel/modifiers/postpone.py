@@ -70,6 +70,11 @@ def postpone(emission: Emission) -> Emission:
     return emission.extended(added, changed, pieces=pieces)
 
 
+def again_name(rank: int, name: str) -> str:
+    """Name of a worker's node that computes again what a node of the Model has computed in the step before."""
+    return own_name(rank, f"postponed/again/{name}")
+
+
 def done_if_pending(rank: int, device: str, name: str, after: Sequence[str]) -> tuple[NodeDef, NodeDef]:
     """Two nodes of a worker. The second is done when other nodes are, or at once if nothing is pending.
 
@@ -181,7 +186,7 @@ class _Worker:
         """A node that is computed again."""
         inputs = [self._inner_input(name, text) for text in self._graph[name].input if not text.startswith("^")]
         copy = copied(self._emission.graph[self._replica(name)], [text for text in inputs if text is not None])
-        copy.name = self._own(f"again/{name}")
+        copy.name = again_name(self._rank, name)
         copy.attr.pop("_class", None)
         self._add(copy)
 
@@ -192,7 +197,7 @@ class _Worker:
         # What is read again for other nodes is what the variable has before the update.
         own = [handle for handle, writers in self._postponement.written.items() if name in writers]
         before = [
-            f"^{self._own(f'again/{n}')}"
+            f"^{again_name(self._rank, n)}"
             for v in own
             for n in self._postponement.read.get(v, ())
             if n in self._repeated
@@ -211,7 +216,7 @@ class _Worker:
         if producer in self._moved or (is_shared(self._graph[producer]) and index >= 0):
             return format_input(self._replica(producer), index)
         if producer in self._repeated:
-            return format_input(self._own(f"again/{producer}"), index)
+            return format_input(again_name(self._rank, producer), index)
         if index < 0:
             return None
         if tensor_name(text) in self._postponement.kept:
@@ -238,7 +243,7 @@ class _Worker:
         return awaited
 
     def _reading_node(self, name: str) -> str:
-        return self._own(f"again/{name}") if name in self._repeated else self._replica(name)
+        return again_name(self._rank, name) if name in self._repeated else self._replica(name)
 
     def _wait(self, name: str, after: Sequence[str]) -> None:
         current = self._emission.graph[self._replica(name)]

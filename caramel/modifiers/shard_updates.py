@@ -17,6 +17,7 @@ from caramel.graph.nodes import assign, constant, read, shape_attribute, variabl
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 from caramel.model import Gradient
 from caramel.modifiers.emission import Emission, own_name, replica_name
+from caramel.modifiers.postpone import again_name
 from caramel.modifiers.update_shards import Shards, parts_of
 
 
@@ -135,22 +136,20 @@ class ShardedTransfer:
         done = read(f"{scope}/done", part.name, gradient.dtype, device, after)
         emitter.out.nodes += [(begin, rank), (done, rank)]
         instead = {tensor_name(gradient.tensor): summed, **dict.fromkeys(update.shared_reads, before)}
+        instead[tensor_name(parameter.node)] = part.name
         for name in sorted(update.nodes):
-            current = self._current(replica_name(rank, name))
-            inputs = []
-            for text, original in zip(current.input, graph[name].input):
-                if original.startswith("^"):
-                    inputs.append(text)
-                elif node_of(original) == parameter.node:
-                    inputs.append(part.name)
-                else:
-                    inputs.append(instead.get(tensor_name(original), text))
-            inputs += current.input[len(graph[name].input) :]  # what modifiers have added
-            if any(node_of(original) == parameter.node for original in graph[name].input):
-                inputs.append(f"^{begin.name}")
-            changed = copied(current, inputs)
-            changed.attr.pop(SHAPES_ATTRIBUTE, None)
-            self._changed[changed.name] = changed
+            needed = [tensor_name(text) for text in graph[name].input if not text.startswith("^")]
+            for copy in (replica_name(rank, name), again_name(rank, name)):
+                if copy not in self._emission.graph:
+                    continue
+                current = self._current(copy)
+                inputs = [instead.get(original, text) for original, text in zip(needed, current.input)]
+                inputs += current.input[len(needed) :]
+                if tensor_name(parameter.node) in needed:
+                    inputs.append(f"^{begin.name}")
+                changed = copied(current, inputs)
+                changed.attr.pop(SHAPES_ATTRIBUTE, None)
+                self._changed[changed.name] = changed
         for slot in update.slots:
             handle = replica_name(rank, variables[slot].node)
             changed = copied(self._current(handle))
@@ -180,7 +179,8 @@ class ShardedTransfer:
                 if reader not in inside:
                     self._wait_instead(reader, text, assigned.name)
         step = self._current(own_name(rank, "step"))
-        if f"^{assigned.name}" not in step.input:  # nothing that a step gives back need wait for it
+        is_pending = name in self._emission.plan.postponed  # then the step waits for what is there, if anything is
+        if not is_pending and f"^{assigned.name}" not in step.input:  # nothing that a step gives back need wait for it
             self._changed[step.name] = copied(step, [*step.input, f"^{assigned.name}"])
 
     def _wait_instead(self, reader: str, text: str, name: str) -> None:

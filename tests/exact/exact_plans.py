@@ -8,7 +8,7 @@ import caramel
 from caramel.analyzers.policies.control_edges import control_edges
 from caramel.analyzers.policies.order import order_by_cost
 from caramel.analyzers.step.dependencies import find_dependencies
-from caramel.analyzers.step.element_updates import element_updates
+from caramel.analyzers.step.element_updates import element_updates, writers_before_gradient
 from caramel.collectives.algorithms import ALL_GATHER
 from caramel.compiler.sharded_updates import with_sharded_updates
 from caramel.facts import BACKWARD, FORWARD, InFlight, Piece
@@ -31,7 +31,9 @@ def random_plan(context, workers, seed, sharded=0.0, **options):
     for template in plan.transfers:
         (piece,) = template.pieces
         gradient = by_name[piece.gradient]
-        is_free = not found.postponable[gradient.name] and workers > 1 and gradient.name not in updates
+        is_free = not found.postponable[gradient.name] and workers > 1
+        if gradient.name in updates:
+            is_free = is_free and not writers_before_gradient(model, updates[gradient.name])
         is_whole = gradient.is_sparse or gradient.name in updates
         for part in [piece] if is_whole else cut_at_random(rng, gradient):
             window = FORWARD if is_free and rng.random() < 0.5 else BACKWARD

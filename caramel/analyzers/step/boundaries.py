@@ -9,6 +9,7 @@ import numpy as np
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
+from caramel.analyzers.step.element_updates import element_updates, writers_before_gradient
 from caramel.analyzers.step.table_costs import TableCosts
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.errors import listed
@@ -99,7 +100,7 @@ def find_boundaries(
                 read_s=min(reads, default=compute_s),
                 update_s=scale * update_s / parts,
                 level=found.levels[name],
-                kept_reason="its update is sharded" if name in sharded else found.postponable[name],
+                kept_reason=found.postponable[name] or _kept_by_sharding(model, name, sharded),
                 divisible=not gradient.is_sparse and not blocks and name not in sharded,
                 condition=found.conditions.get(name, ""),
             )
@@ -107,6 +108,12 @@ def find_boundaries(
     beside = "" if factor == 1 else f"; beside one transfer of everything computation takes {factor:.3g} times as long"
     basis = f"{trace.description}{_missing(model, found, trace)}{beside}"
     return Boundaries(tuple(gradient_boundaries), compute_s, basis, factor, frozenset(sharded), frozenset(divided))
+
+
+def _kept_by_sharding(model: Model, name: str, sharded: Collection[str]) -> str:
+    """Why a gradient whose update is sharded cannot travel in the forward window; "" where it can."""
+    early = writers_before_gradient(model, element_updates(model)[0][name]) if name in sharded else ()
+    return f"its update is sharded, and op {early[0]!r} writes the parameter in its own step" if early else ""
 
 
 def op_sequence(found: Dependencies, order: UpdateOrder) -> tuple[list[str], list[str]]:

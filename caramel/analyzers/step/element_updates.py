@@ -200,6 +200,21 @@ class _Update:
         return tuple(own), tuple(shared)
 
 
+def writers_before_gradient(model: Model, update: ElementUpdate) -> list[str]:
+    """The ops of an update that write the parameter whether there is a gradient or not, such as a weight decay.
+
+    They stay in their own step where the update waits for the next one.
+
+    Args:
+        model: the single-device step.
+        update: the update.
+    """
+    graph = model.graph
+    (gradient,) = (g for g in model.gradients if g.name == update.gradient)
+    readers = {r for r in graph.readers(gradient.tensor) if not gradient.consumers or r in gradient.consumers}
+    return [name for name in update.writers if readers.isdisjoint({name, *graph.ancestors([name])})]
+
+
 def summary(reasons: Mapping[str, str], names: Sequence[str]) -> str:
     """Why some updates are not sharded, as one text.
 
