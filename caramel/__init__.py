@@ -45,6 +45,8 @@ _PLACES = {
     "NetworkModel": "netmodel.model",
     "Plan": "plan",
     "predict": "keras.evaluate",
+    "Profile": "report.profile",
+    "profile": "report.profile",
     "ray_servers": "runtime.clusters.ray_servers",
     "ready_orders": "measure.step_stats",
     "RunOptions": "runtime.host.run_options",
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from caramel.measure.tracer import trace
     from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
+    from caramel.report.profile import Profile, profile
     from caramel.runtime.clusters.base import Cluster
     from caramel.runtime.clusters.existing import Servers
     from caramel.runtime.clusters.in_process import InProcess
@@ -105,6 +108,8 @@ __all__ = [
     "Plan",
     "PlanError",
     "predict",
+    "Profile",
+    "profile",
     "ProgramError",
     "ray_servers",
     "ready_orders",

@@ -12,12 +12,13 @@ from caramel.cli.launch import launch
 from caramel.cli.logs import with_logs
 from caramel.cli.netbench import netbench
 from caramel.cli.plan import plan
+from caramel.cli.profile import profile
 from caramel.cli.run import run
 from caramel.cli.scale import scale
 from caramel.cli.trace import trace
 from caramel.cli.worker import worker
 
-COMMANDS = (init, run, launch, export, plan, scale, netbench, trace, worker, doctor)
+COMMANDS = (init, run, launch, export, plan, profile, scale, netbench, trace, worker, doctor)
 """All subcommands."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,8 +67,8 @@ def kinds_of_nodes(model: Model) -> Mapping[str, str]:
 def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: Iterable[str] = ()) -> StepTimeline:
     """The lanes of a real step.
 
-    A transfer is on a worker's lane from when its tensors are joined there until its results are there. Times without
-    any op on a worker are stalls; what they wait for is taken to be that transfer under way which ends first.
+    A transfer is on a worker's lane from when all its gradients are there until its results are. Times without any op
+    on a worker are stalls; what they wait for is taken to be that transfer under way which ends first.
 
     Args:
         distributed: the distributed model of which a step was traced.
@@ -78,13 +79,21 @@ def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: It
     received = _messages_by_rank(step.messages, rows_by_rank)
     ranks = range(distributed.plan.workers)
     shifts, end_ns, shift_notes = _clocks({r: _extent(rows_by_rank.get(r, []), received.get(r, [])) for r in ranks})
+    ready_ns = _ready_ns(distributed, rows_by_rank)
     workers = tuple(
-        _lanes(rank, rows_by_rank.get(rank, []), transfer_rows.get(rank, {}), received.get(rank, []), shifts, end_ns)
+        _lanes(
+            rank,
+            rows_by_rank.get(rank, []),
+            transfer_rows.get(rank, {}),
+            ready_ns.get(rank, {}),
+            received.get(rank, []),
+            shifts,
+            end_ns,
+        )
         for rank in ranks
     )
-    return StepTimeline(
-        "measured", end_ns / 1e9, workers, (*notes, *shift_notes, *_silent(workers, _expected(distributed)))
-    )
+    all_notes = (*notes, *shift_notes, *_silent(workers, _expected(distributed)))
+    return StepTimeline("measured", end_ns / 1e9, workers, all_notes, has_one_clock=not shift_notes)
 
 
 def _silent(workers: Iterable[WorkerLanes], expected: Mapping[int, int]) -> Sequence[str]:
@@ -131,6 +140,24 @@ def _sorted_rows(
         if role.transfer is not None and row.node in in_transfers:
             transfers.setdefault(role.rank, {}).setdefault(role.transfer, []).append(row)
     return by_rank, transfers
+
+
+def _ready_ns(distributed: DistributedModel, rows_by_rank: _Rows) -> Mapping[int, Mapping[int, int]]:
+    """When all gradients of a transfer are there, by rank and number, where that is known of each of them.
+
+    A worker that sends a gradient as it is has no op of its own for that.
+    """
+    emission = distributed.emission
+    found: dict[int, dict[int, int]] = {}
+    for rank, rows in rows_by_rank.items():
+        ends_ns: dict[str, int] = {}
+        for _, row in rows:
+            ends_ns[row.node] = max(row.end_ns, ends_ns.get(row.node, row.end_ns))
+        for number, transfer in enumerate(emission.plan.transfers):
+            sources = [node_of(emission.pieces[rank, piece]) for piece in transfer.pieces]
+            if all(source in ends_ns for source in sources):
+                found.setdefault(rank, {})[number] = max(ends_ns[source] for source in sources)
+    return found
 
 
 def _kind(name: str, role: Role, kinds: Mapping[str, str]) -> str:
@@ -214,20 +241,21 @@ def _lanes(
     rank: int,
     rows: Iterable[tuple[str, Row]],
     transfers: Mapping[int, Sequence[Row]],
+    ready_ns: Mapping[int, int],
     messages: Sequence[Message],
     shifts: Mapping[int, int],
     length_ns: int,
 ) -> WorkerLanes:
     shift_ns = shifts[rank]
 
-    def seconds(time_ns: int) -> float:
+    def seconds(time_ns: float) -> float:
         return (time_ns - shift_ns) / 1e9
 
     link = in_order(
         Bar(
             TRANSFER,
             f"transfer {number}",
-            seconds(min(row.start_ns for row in of_transfer)),
+            seconds(min(ready_ns.get(number, math.inf), *(row.start_ns for row in of_transfer))),
             seconds(max(row.end_ns for row in of_transfer)),
             number,
         )

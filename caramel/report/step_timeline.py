@@ -78,12 +78,14 @@ class StepTimeline:
         iteration_s: seconds of the step.
         workers: lanes of each worker, by rank.
         notes: sentences about what it leaves out, or why it is doubtful.
+        has_one_clock: whether times of different workers can be compared.
     """
 
     source: str
     iteration_s: float
     workers: tuple[WorkerLanes, ...]
     notes: tuple[str, ...] = ()
+    has_one_clock: bool = True
 
     def merged(self, least_s: float) -> StepTimeline:
         """The same step with short bars that follow each other as one.
