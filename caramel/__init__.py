@@ -56,6 +56,7 @@ _PLACES = {
     "StepResult": "runtime.step_result",
     "trace": "measure.tracer",
     "traced_step": "measure.step_stats",
+    "tune": "tuning.live",
     "what_if": "armodel",
 }
 
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from caramel.runtime.host.run_options import RunOptions
     from caramel.runtime.session import Session
     from caramel.runtime.step_result import StepResult
+    from caramel.tuning.live import tune
 
 __all__ = [
     "all_reduce",
@@ -123,6 +125,7 @@ __all__ = [
     "trace",
     "traced_step",
     "TraceError",
+    "tune",
     "UnsupportedError",
     "what_if",
 ]

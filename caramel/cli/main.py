@@ -16,9 +16,10 @@ from caramel.cli.profile import profile
 from caramel.cli.run import run
 from caramel.cli.scale import scale
 from caramel.cli.trace import trace
+from caramel.cli.tune import tune
 from caramel.cli.worker import worker
 
-COMMANDS = (init, run, launch, export, plan, profile, scale, netbench, trace, worker, doctor)
+COMMANDS = (init, run, launch, export, plan, tune, profile, scale, netbench, trace, worker, doctor)
 """All subcommands."""
 
 

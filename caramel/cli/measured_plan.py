@@ -96,6 +96,43 @@ def measured_plan(
         InputError: there is one worker, so no network.
         CaramelError: a part fails; see `measure_network`, `trace` and `ARModel`.
     """
+    options, network = measured_options(program, workers, cluster, devices, decisions, 4, say)
+    say("3 of 4: planning")
+    armodel = ARModel(program.context, workers, device_list=list(devices) or None, **options)
+    say("4 of 4: trying the plan")
+    with armodel.session(cluster) as session:
+        record = RunRecord(session, is_drawn)
+        _try(session, program, record)
+    return TriedPlan(armodel, network, record, cluster)
+
+
+def measured_options(
+    program: Program,
+    workers: int,
+    cluster: Cluster,
+    devices: Sequence[str],
+    decisions: Mapping[str, Any],
+    parts: int,
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any], NetworkModel | None]:
+    """Options with a network and a trace, which are measured where they were not given.
+
+    Args:
+        program: the program.
+        workers: number of workers.
+        cluster: where they run.
+        devices: device of each worker; empty for the default.
+        decisions: options of `ARModel`.
+        parts: number of parts of the whole work, of which these are the first two.
+        say: function that is called with what begins.
+
+    Returns:
+        The options, and the network if it was measured.
+
+    Raises:
+        InputError: there is one worker, so no network.
+        CaramelError: a measurement fails.
+    """
     options = dict(decisions)
     network = None
     model = program.context.for_workers(workers).model_for(workers)
@@ -103,27 +140,20 @@ def measured_plan(
         if workers < 2:
             raise InputError("one worker sends nothing, so there is no network to measure: plan for 2 workers or more")
         total_bytes = sum(gradient.size_bytes for gradient in model.gradients)
-        say("1 of 4: measuring the network, which takes less than a minute")
+        say(f"1 of {parts}: measuring the network, which takes less than a minute")
         network = measure_network(cluster, [workers], quick_up_to(total_bytes), _where(cluster))
         options["network"] = network
-    device_list = list(devices) or None
     if options.get("trace") is None:
-        say("2 of 4: tracing the program's step")
+        say(f"2 of {parts}: tracing the program's step")
         options["trace"] = trace(
             program.context,
             *program.first_batch(),
             workers=workers,
             cluster=cluster,
-            device_list=device_list,
+            device_list=list(devices) or None,
             description=_where(cluster),
         )
-    say("3 of 4: planning")
-    armodel = ARModel(program.context, workers, device_list=device_list, **options)
-    say("4 of 4: trying the plan")
-    with armodel.session(cluster) as session:
-        record = RunRecord(session, is_drawn)
-        _try(session, program, record)
-    return TriedPlan(armodel, network, record, cluster)
+    return options, network
 
 
 def _where(cluster: Cluster) -> str:

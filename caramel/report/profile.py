@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caramel.errors import InputError
-from caramel.measure.step_stats import step_of, with_all_messages
+from caramel.measure.step_stats import step_of
 from caramel.report.measured import measured_timeline
 from caramel.report.step_timeline import STALL, Bar, StepTimeline, WorkerLanes, gaps, in_order
 from caramel.runtime.session import Session
@@ -335,7 +335,7 @@ def profile(
     if len(times_s) < count:
         raise InputError(f"the data has {len(times_s)} batches, and {wanted} traced steps need {count}: give steps=")
     traced = [step_of(each) for each in metadata[:wanted]]
-    timelines = [measured_timeline(session.distributed, each) for each in with_all_messages(traced)]
+    timelines = [measured_timeline(session.distributed, each) for each in traced]
     has_one_clock = all(timeline.has_one_clock for timeline in timelines)
     notes = () if has_one_clock else ("The clocks of the workers differ, so who waits for whom is not known.",)
     plain_s = tuple(times_s[FIRST_RUNS : FIRST_RUNS + wanted])

@@ -1,0 +1,1 @@
+"""Tuning: a plan's limits tried live, in an order that Bayesian optimisation chooses."""

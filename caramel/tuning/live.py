@@ -1,0 +1,269 @@
+"""Live tuning: a plan is run with other limits, and kept where that is faster."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from caramel.armodel import ARModel
+from caramel.errors import CaramelError, InputError, in_one_line
+from caramel.facts import Trace
+from caramel.frontend.context import Context
+from caramel.measure.trace_file import as_trace
+from caramel.plan import Plan
+from caramel.runtime.clusters.base import Cluster
+from caramel.runtime.session import Session
+from caramel.runtime.step_rate import FIRST_RUNS
+from caramel.tuning.bayesian import BayesianSearch
+from caramel.tuning.limits import Limits, coordinates, limits_for
+from caramel.util.arguments import whole_number
+from caramel.util.tables import fitted
+from caramel.util.units import format_ms
+
+MOST_TRIALS, STEPS = 20, 10
+"""Number of trials, and of steps of each (ByteScheduler, section 5)."""
+
+_ROUNDS = 5
+"""Number of rounds in which the best trial runs against the planner's plan, in turn."""
+
+_LEAST_GAIN = 0.01
+"""Part of a step that the best trial has to save in these rounds; less is noise (our choice)."""
+
+_MOST_PROPOSALS = 3
+"""Number of proposals for each trial: some give plans that were tried already."""
+
+Batches = Callable[[int], Iterable[Any]]
+"""Function that gives so many batches."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial.
+
+    Attributes:
+        limits: what was tried; None for the planner's plan.
+        step_s: median seconds of its steps; None if it failed.
+        error: why it failed; "" if it did not.
+    """
+
+    limits: Limits | None
+    step_s: float | None
+    error: str = ""
+
+    def __str__(self) -> str:
+        what = "the planner's plan" if self.limits is None else str(self.limits)
+        return f"{what}: {format_ms(self.step_s)}" if self.step_s is not None else f"{what}: failed, {self.error}"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning has found.
+
+    Attributes:
+        plan: the best plan.
+        limits: its limits; None if it is the planner's.
+        trials: all trials, the planner's plan first.
+        ratios: time of the best trial over that of the planner's plan, in each round of both in turn; empty if no trial
+            was faster.
+    """
+
+    plan: Plan
+    limits: Limits | None
+    trials: tuple[Trial, ...]
+    ratios: tuple[float, ...]
+
+    def table(self) -> str:
+        """The trials and the result, for a terminal."""
+        first_s = self.trials[0].step_s
+        rows: list[tuple[str, ...]] = [("trial", "step", "of the first", "limits")]
+        for number, trial in enumerate(self.trials):
+            what = "the planner's plan" if trial.limits is None else str(trial.limits)
+            if trial.step_s is None:
+                rows.append((str(number), "failed", "-", f"{what}: {trial.error}"))
+            else:
+                rows.append(
+                    (str(number), format_ms(trial.step_s), f"{trial.step_s / (first_s or trial.step_s):.3f}", what)
+                )
+        return f"{fitted(rows, right={0, 1, 2})}\n\n{self.result()}"
+
+    def result(self) -> str:
+        """The result, in a sentence."""
+        if not self.ratios:
+            return "The planner's plan is kept: no trial was faster."
+        ratio = statistics.median(self.ratios)
+        between = f"{min(self.ratios):.3f} to {max(self.ratios):.3f}"
+        spread = f"{ratio:.3f} of its time in {len(self.ratios)} rounds in turn ({between})"
+        if self.limits is None:
+            return f"The planner's plan is kept: the fastest trial took {spread}, which is no gain beyond noise."
+        return f"The plan has {self.limits}: against the planner's it took {spread}."
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def tune(
+    context: Context,
+    workers: int,
+    *,
+    trace: Trace | str,
+    network: Any,
+    cluster: Cluster,
+    batches: Batches | None = None,
+    trials: int = MOST_TRIALS,
+    steps: int = STEPS,
+    seed: int = 0,
+    device_list: Sequence[str] | None = None,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+    **options: Any,
+) -> Tuned:
+    """Try a plan with other limits on a cluster, and keep the fastest.
+
+    The first trial is the planner's plan. Others go by the priority of the next read, with limits for buckets,
+    pieces, transfers under way and chunks. At the end the fastest one runs against the planner's plan in turn, and is
+    kept only if it is faster beyond noise. What is trained meanwhile is thrown away.
+
+    Args:
+        context: captured program, as `caramel.capture` returned it.
+        workers: number of workers, at least 2.
+        trace: measured times of the program's ops, or the file of some.
+        network: `caramel.NetworkModel`, or the file of one.
+        cluster: where the workers run.
+        batches: function that gives so many batches, for inputs that are fed; None for data on the workers.
+        trials: number of trials after the first, at least 1.
+        steps: number of timed steps of each, at least 1.
+        seed: seed of the search; the same seed and times give the same trials.
+        device_list: see `caramel.ARModel`.
+        on_trial: is called with each trial.
+        options: further options of `caramel.ARModel`, such as ``deterministic``, ``wire`` or ``algorithm``.
+
+    Returns:
+        The best plan, and all trials.
+
+    Raises:
+        InputError: there is one worker, or an option does not fit.
+        CaramelError: the planner's plan cannot be run; a trial that fails is noted, and the search goes on.
+
+    Source:
+        ByteScheduler, sections 4 and 5 (what is tuned, and how).
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> import caramel
+        >>> w = tf.Variable(tf.zeros([100, 10]), name="w")
+        >>> def step(x):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((x @ w - 1.0) ** 2)
+        ...     w.assign_sub(0.1 * tape.gradient(loss, w))
+        ...     return loss
+        >>> context = caramel.capture(step, [tf.TensorSpec([None, 100])])
+        >>> batch = [tf.ones([8, 100]).numpy()]
+
+        >>> measured = {
+        ...     "trace": caramel.trace(context, *batch, workers=2, runs=2, steps=2),
+        ...     "network": caramel.NetworkModel.from_costs(1e-4, 1e-8),
+        ... }
+        >>> options = {"batches": lambda count: [batch] * count, "trials": 2, "steps": 3}
+        >>> tuned = caramel.tune(context, 2, cluster=caramel.InProcess(), **measured, **options)
+        >>> tuned.trials[0].limits is None, tuned.plan.workers
+        (True, 2)
+    """
+    if workers < 2:
+        raise InputError("one worker sends nothing, so there is nothing to tune: tune for 2 workers or more")
+    whole_number(trials, "trials")
+    whole_number(steps, "steps")
+    depth = options.pop("depth", None)
+    common = {"network": network, "device_list": device_list, **options}
+    planned = ARModel(context, workers, trace=trace, depth=depth, **common)
+    found = as_trace(trace, planned.model)
+    assert found is not None
+    first = Trial(None, _step_s(planned, cluster, batches, steps))
+    on_trial(first)
+    all_limits = limits_for(sum(g.size_bytes for g in planned.model.gradients), depth)
+    search = BayesianSearch(coordinates(all_limits), seed, first.step_s)
+    tried, models, times_s = [first], {}, {_decisions(planned.plan): first.step_s}
+    for _ in range(_MOST_PROPOSALS * trials):
+        number = search.propose() if len(tried) <= trials else None
+        if number is None:
+            break
+        limits = all_limits[number]
+        try:
+            model = ARModel(context, workers, analyzers=limits.analyzers(found), depth=limits.depth, **common)
+            key = _decisions(model.plan)
+            is_new = key not in times_s
+            if is_new:  # other limits may give the same plan
+                times_s[key] = _step_s(model, cluster, batches, steps)
+            trial = Trial(limits, times_s[key])
+            models[limits] = model
+        except CaramelError as error:
+            is_new, trial = True, Trial(limits, None, in_one_line(error))
+        search.note(number, trial.step_s)
+        if is_new:
+            tried.append(trial)
+            on_trial(trial)
+    working = [trial for trial in tried[1:] if trial.step_s is not None]
+    best = min(working, key=lambda trial: trial.step_s or 0.0, default=first)
+    if best.limits is None or (best.step_s or 0.0) >= (first.step_s or 0.0):
+        return Tuned(planned.plan, None, tuple(tried), ())
+    ratios = _in_turn(models[best.limits], planned, cluster, batches, steps)
+    if not is_gain(ratios):
+        return Tuned(planned.plan, None, tuple(tried), ratios)
+    plan = models[best.limits].plan
+    note = f"tuned by {len(tried) - 1} trials: {statistics.median(ratios):.3f} of the time of the planner's plan"
+    return Tuned(replace(plan, notes=(*plan.notes, note)), best.limits, tuple(tried), ratios)
+
+
+def is_gain(ratios: Sequence[float]) -> bool:
+    """Whether a plan is faster than another beyond noise: by more than 1 % in the median, and in all rounds but one.
+
+    Args:
+        ratios: its time over that of the other, in each round.
+    """
+    return statistics.median(ratios) < 1 - _LEAST_GAIN and sum(ratio >= 1 for ratio in ratios) <= 1
+
+
+def _decisions(plan: Plan) -> tuple[Any, ...]:
+    """What a plan has the graph do."""
+    transfers = tuple(replace(t, reason="", predicted_s=None) for t in plan.transfers)
+    return transfers, plan.edges, plan.in_flight, plan.sharded
+
+
+def _step_s(model: ARModel, cluster: Cluster, batches: Batches | None, steps: int) -> float:
+    """Median seconds of some steps in a session of their own, after those in which TensorFlow gets ready."""
+    with model.session(cluster) as session:
+        _run(session, batches, FIRST_RUNS)
+        return statistics.median(_run(session, batches, steps))
+
+
+def _in_turn(
+    model: ARModel, other: ARModel, cluster: Cluster, batches: Batches | None, steps: int
+) -> tuple[float, ...]:
+    """Time of one model over that of another, in rounds of both."""
+    ratios = []
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(each.session(cluster)) for each in (model, other)]
+        for session in sessions:
+            _run(session, batches, FIRST_RUNS)
+        for number in range(_ROUNDS):
+            order = (0, 1) if number % 2 == 0 else (1, 0)
+            times_s = {which: statistics.median(_run(sessions[which], batches, steps)) for which in order}
+            ratios.append(times_s[0] / times_s[1])
+    return tuple(ratios)
+
+
+def _run(session: Session, batches: Batches | None, steps: int) -> list[float]:
+    """Seconds of each of some steps."""
+    times_s: list[float] = []
+    before = time.perf_counter()
+
+    def on_step(_: Any) -> None:
+        nonlocal before
+        now = time.perf_counter()
+        times_s.append(now - before)
+        before = now
+
+    session.run(None if batches is None else batches(steps), steps, on_step=on_step, progress=False)
+    return times_s

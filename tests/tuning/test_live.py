@@ -1,0 +1,141 @@
+"""Live tuning: the planner's plan first, the fastest kept, failures noted, noise no gain."""
+
+import statistics
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import caramel
+from caramel.errors import InputError, StepError
+from caramel.tuning import live
+from caramel.tuning.live import is_gain
+
+
+def program():
+    rng = np.random.default_rng(0)
+    shapes = {"a": [200, 200], "b": [200, 200], "c": [200, 50]}
+    weights = {n: tf.Variable(rng.normal(size=s).astype(np.float32) / 20, name=n) for n, s in shapes.items()}
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(tf.tanh(x @ weights["a"]) @ weights["b"]) @ weights["c"]
+            loss = tf.reduce_mean(hidden**2)
+        for weight, gradient in zip(weights.values(), tape.gradient(loss, list(weights.values()))):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return caramel.capture(step, [tf.TensorSpec([None, 200])])
+
+
+BATCH = [np.ones([16, 200], np.float32)]
+NETWORK = caramel.NetworkModel.from_costs(1e-4, 1e-8)
+
+
+@pytest.fixture(scope="module")
+def context():
+    return program()
+
+
+@pytest.fixture(scope="module")
+def trace(context):
+    return caramel.trace(context, BATCH[0], workers=2, runs=2, steps=2, orders=False)
+
+
+def tuned(context, trace, **options):
+    defaults = {"trials": 4, "steps": 2, "cluster": caramel.InProcess(), "batches": lambda count: [BATCH] * count}
+    return caramel.tune(context, 2, trace=trace, network=NETWORK, **{**defaults, **options})
+
+
+def test_real_trials(context, trace):
+    said = []
+    found = tuned(context, trace, on_trial=said.append)
+    assert found.trials == tuple(said) and len(said) <= 5
+    assert said[0].limits is None and all(trial.limits is not None for trial in said[1:])
+    assert all(trial.step_s > 0 for trial in said)
+    assert (found.limits is None) == (not is_gain(found.ratios) if found.ratios else True)
+    assert caramel.ARModel(context, 2, plan=found.plan).plan.transfers == found.plan.transfers
+    assert "the planner's plan" in found.table() and found.result() in str(found)
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Function that sets the times of plans, and of rounds in turn; it returns the plans that were timed."""
+
+    def set_times(time_of, ratios=(0.8,) * 5):
+        seen = []
+
+        def step_s(model, cluster, batches, steps):
+            seen.append(model.plan)
+            return time_of(len(seen) - 1, model.plan)
+
+        monkeypatch.setattr(live, "_step_s", step_s)
+        monkeypatch.setattr(live, "_in_turn", lambda *arguments: tuple(ratios))
+        return seen
+
+    return set_times
+
+
+def test_the_fastest_trial_is_kept(context, trace, timed):
+    seen = timed(lambda number, plan: 1.0 - 0.1 * number)
+    found = tuned(context, trace)
+    assert found.plan.transfers == seen[-1].transfers and found.limits == found.trials[-1].limits
+    assert found.ratios == (0.8,) * 5 and "0.800 of its time in 5 rounds" in found.result()
+    assert any(note.startswith("tuned by 4 trials: 0.800 of the time") for note in found.plan.notes)
+    assert len({(plan.transfers, plan.in_flight) for plan in seen}) == len(seen)  # none is tried twice
+
+
+@pytest.mark.parametrize("ratios", [(1.02, 0.99, 1.0, 1.01, 0.98), (0.995,) * 5, (0.7, 0.7, 0.7, 1.1, 1.1)])
+def test_noise_is_no_gain(context, trace, timed, ratios):
+    seen = timed(lambda number, plan: 1.0 - 0.01 * number, ratios)
+    found = tuned(context, trace)
+    assert found.limits is None and found.plan.transfers == seen[0].transfers
+    assert "is no gain beyond noise" in found.result() and not is_gain(ratios)
+
+
+def test_nothing_is_faster(context, trace, timed):
+    timed(lambda number, plan: 1.0 + number)
+    found = tuned(context, trace)
+    assert found.limits is None and found.ratios == () and "no trial was faster" in found.result()
+
+
+def test_trials_that_fail(context, trace, timed):
+    def time_of(number, plan):
+        if number in (1, 3):
+            raise StepError("a worker is gone")
+        return 1.0 - 0.1 * number
+
+    timed(time_of)
+    found = tuned(context, trace)
+    assert [trial.step_s is None for trial in found.trials] == [False, True, False, True, False]
+    assert found.trials[1].error == "a worker is gone" and "failed" in found.table()
+    assert found.limits == found.trials[4].limits
+
+
+def test_the_planner_s_plan_has_to_run(context, trace, timed):
+    def time_of(number, plan):
+        raise StepError("no")
+
+    timed(time_of)
+    with pytest.raises(StepError, match="no"):
+        tuned(context, trace)
+
+
+def test_options_hold_in_all_trials(context, trace, timed):
+    seen = timed(lambda number, plan: 1.0 - 0.1 * number)
+    tuned(context, trace, deterministic=True, depth=2)
+    assert all(plan.deterministic for plan in seen)
+    assert {transfer.depth for plan in seen for transfer in plan.transfers} == {2}
+
+
+@pytest.mark.parametrize("options, message", [({"trials": 0}, "trials"), ({"steps": 0}, "steps")])
+def test_options_that_do_not_fit(context, trace, options, message):
+    with pytest.raises(InputError, match=message):
+        tuned(context, trace, **options)
+    with pytest.raises(InputError, match="there is nothing to tune"):
+        caramel.tune(context, 1, trace=trace, network=NETWORK, cluster=caramel.InProcess())
+
+
+def test_gains():
+    assert is_gain((0.9, 0.95, 0.9, 1.2, 0.8)) and not is_gain((0.9, 0.95, 1.0, 1.2, 0.8))
+    assert not is_gain((0.995, 0.991, 0.992)) and statistics.median((0.995, 0.991, 0.992)) < 1
