@@ -5,35 +5,25 @@ Which ranks a rank asks for how much follows from its indices, so all messages a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caramel.collectives.lower import Emitter
-from caramel.collectives.schedule import ALIGNMENT_ELEMENTS
-from caramel.collectives.sparse import LoweredGather, added_slices
+from caramel.collectives.sparse import LoweredGather, added_slices, united_slices
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import constant, dtype_attribute
 
 
-def row_ranges(rows: int, row_elements: int, workers: int) -> tuple[range, ...]:
-    """The rows that each rank has: equally many, but for the last ones.
+def rows_of_ranks(rows: int, workers: int) -> tuple[int, ...]:
+    """The number of rows that each rank has: rank r has the rows r, r + N, r + 2 N and so on.
 
-    Cuts are at multiples of 64 elements, so that each element is where it was in a register, and each row is computed
-    by the same instructions as in the whole table.
+    Numbers of words often go by how frequent they are; so frequent rows are on all ranks alike.
 
     Args:
         rows: number of rows of the table.
-        row_elements: number of elements of a row.
-        workers: number of ranks.
-
-    Returns:
-        The rows of each rank, in order; the last ranks of a small table may have none.
+        workers: number of ranks, N.
     """
-    together = ALIGNMENT_ELEMENTS // math.gcd(ALIGNMENT_ELEMENTS, max(row_elements, 1))
-    each = max(1, -(-rows // workers))
-    each = -(-each // together) * together
-    return tuple(range(min(rank * each, rows), min((rank + 1) * each, rows)) for rank in range(workers))
+    return tuple(len(range(rank, rows, workers)) for rank in range(workers))
 
 
 @dataclass(frozen=True)
@@ -59,12 +49,11 @@ def lower_lookup(
     devices: Sequence[str],
     dtype: str,
     index_dtype: str,
-    ranges: Sequence[range],
 ) -> LoweredLookup:
     """Emit the lookup of rows at the ranks that have them.
 
-    Each rank asks each other one for the rows that it has, every row once: 2 rounds. An index that is out of range goes
-    to the first or last rank, whose gather refuses it.
+    Each rank asks each other one for the rows that it has, every row once: 2 rounds. An index that is out of range is
+    out of range on the rank that it goes to, too, so that its gather refuses it.
 
     Args:
         prefix: scope of the new nodes.
@@ -72,14 +61,16 @@ def lower_lookup(
         handles: name of the handle of each rank's part of the table.
         devices: device string of each rank.
         dtype: element type of the table.
-        index_dtype: ``"int32"`` or ``"int64"``.
-        ranges: rows of each rank, see `row_ranges`.
+        index_dtype: element type of the indices, an integer.
 
     Source:
         What parameter servers do with sparse parameters.
     """
     emitter = Emitter(prefix, devices, dtype)
     ranks = range(len(devices))
+    if index_dtype not in _INDEX_DTYPES:
+        indices = [emitter.cast(rank, f"wide_{rank}", text, "int64", index_dtype) for rank, text in enumerate(indices)]
+        index_dtype = "int64"
     of_index, int32 = dtype_attribute(index_dtype), dtype_attribute("int32")
     wanted, places, order = [], [], []
     for rank in ranks:
@@ -87,7 +78,7 @@ def lower_lookup(
             rank, f"flat_{rank}", "Reshape", [indices[rank], emitter.integers(rank, [-1])], T=of_index, Tshape=int32
         )
         distinct = emitter.add(rank, f"distinct_{rank}", "Unique", [flat], T=of_index, out_idx=int32)
-        parts = _Parts(emitter, rank, distinct, index_dtype, ranges)
+        parts = _Parts(emitter, rank, distinct, index_dtype)
         count = emitter.add(rank, f"count_{rank}", "Size", [distinct], T=of_index, out_type=int32)
         bounds = [emitter.integers(rank, 0), count, emitter.integers(rank, 1)]
         numbers = emitter.add(rank, f"numbers_{rank}", "Range", bounds, Tidx=int32)
@@ -129,14 +120,14 @@ def lower_slices_to_owners(
     dtype: str,
     index_dtype: str,
     mean: bool,
-    ranges: Sequence[range],
     wire: str | None = None,
     adds: bool = False,
+    unites: bool = False,
 ) -> LoweredGather:
     """Emit the transfer of the slices of a sparse gradient to the ranks that have their rows: 1 round.
 
     Each rank gets the slices of its rows of all ranks, in rank order, as an all-gather would bring them, with indices
-    that count from its first row.
+    that count its own rows only.
 
     Args:
         prefix: scope of the new nodes.
@@ -146,9 +137,9 @@ def lower_slices_to_owners(
         dtype: element type of the values.
         index_dtype: ``"int32"`` or ``"int64"``.
         mean: whether the values are divided by the number of ranks, before any are added up.
-        ranges: rows of each rank, see `row_ranges`.
         wire: element type of the values in messages; None if it is ``dtype``.
         adds: whether each rank first adds up its slices of one index.
+        unites: whether each rank adds up what it gets of one index.
 
     Source:
         What parameter servers do with sparse parameters.
@@ -164,7 +155,7 @@ def lower_slices_to_owners(
             value, index = added_slices(emitter, rank, value, index, index_dtype)
         if narrow is not None:
             value = emitter.cast(rank, f"send_{rank}", value, narrow, dtype)
-        of_rank = _Parts(emitter, rank, index, index_dtype, ranges)
+        of_rank = _Parts(emitter, rank, index, index_dtype)
         parts.append(of_rank.of("values", value, narrow or dtype))
         places.append(of_rank.local())
     gathered, rows = [], []
@@ -172,7 +163,13 @@ def lower_slices_to_owners(
         joined = emitter.concat(owner, f"values_{owner}", [of_rank[owner] for of_rank in parts], narrow)
         gathered.append(joined if narrow is None else emitter.cast(owner, f"received_{owner}", joined, dtype, narrow))
         rows.append(emitter.concat(owner, f"indices_{owner}", [of_rank[owner] for of_rank in places], index_dtype))
+    if unites:
+        gathered, rows = united_slices(emitter, gathered, rows, index_dtype)
     return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(rows))
+
+
+_INDEX_DTYPES = ("int32", "int64")
+"""Element types of indices that TensorFlow's gathers from variables take."""
 
 
 class _Parts:
@@ -183,47 +180,32 @@ class _Parts:
         rank: the rank.
         indices: its indices of rows, shape [indices].
         index_dtype: their element type.
-        ranges: rows of each owner.
     """
 
-    def __init__(self, emitter: Emitter, rank: int, indices: str, index_dtype: str, ranges: Sequence[range]) -> None:
-        self._emitter, self._rank, self._indices = emitter, rank, indices
-        self._dtype, self._ranges = index_dtype, ranges
+    def __init__(self, emitter: Emitter, rank: int, indices: str, index_dtype: str) -> None:
+        self._emitter, self._rank, self._dtype = emitter, rank, index_dtype
+        self._workers = len(emitter.devices)
         of_index = dtype_attribute(index_dtype)
-        rows = self._number("rows_of_one", len(ranges[0]))
-        owner = emitter.add(rank, f"quotient_{rank}", "FloorDiv", [indices, rows], T=of_index)
-        for name, op, bound in (("from", "Maximum", 0), ("to", "Minimum", len(ranges) - 1)):
-            owner = emitter.add(rank, f"{name}_{rank}", op, [owner, self._number(f"{name}_bound", bound)], T=of_index)
-        self._owner = emitter.cast(rank, f"owner_{rank}", owner, "int32", index_dtype)
+        made = constant(f"{emitter.prefix}/workers_{rank}", self._workers, index_dtype, emitter.devices[rank])
+        emitter.out.nodes.append((made, rank))
+        owner = emitter.add(rank, f"remainder_{rank}", "FloorMod", [indices, made.name], T=of_index)
+        self._own = emitter.add(rank, f"quotient_{rank}", "FloorDiv", [indices, made.name], T=of_index)
+        self._owner = (
+            owner if index_dtype == "int32" else emitter.cast(rank, f"owner_{rank}", owner, "int32", index_dtype)
+        )
 
     def of(self, name: str, tensor: str, dtype: str) -> list[str]:
         """A tensor with an entry for each index, in parts: those for the rows of each owner."""
-        workers = len(self._ranges)
         cut = self._emitter.add(
             self._rank,
             f"{name}_parts_{self._rank}",
             "DynamicPartition",
             [tensor, self._owner],
-            num_partitions=workers,
+            num_partitions=self._workers,
             T=dtype_attribute(dtype),
         )
-        return [format_input(cut, owner) for owner in range(workers)]
+        return [format_input(cut, owner) for owner in range(self._workers)]
 
     def local(self) -> list[str]:
-        """The indices for each owner, counted from its first row."""
-        return [
-            self._emitter.add(
-                self._rank,
-                f"local_{self._rank}_{owner}",
-                "Sub",
-                [part, self._number(f"start_{owner}", owner * len(self._ranges[0]))],
-                T=dtype_attribute(self._dtype),
-            )
-            for owner, part in enumerate(self.of("indices", self._indices, self._dtype))
-        ]
-
-    def _number(self, name: str, value: int) -> str:
-        emitter, rank = self._emitter, self._rank
-        made = constant(f"{emitter.prefix}/{name}_{rank}", value, self._dtype, emitter.devices[rank])
-        emitter.out.nodes.append((made, rank))
-        return made.name
+        """The indices for each owner, which count its own rows."""
+        return self.of("indices", self._own, self._dtype)

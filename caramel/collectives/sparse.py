@@ -40,6 +40,7 @@ def lower_all_gather(
     mean: bool,
     wire: str | None = None,
     adds: bool = False,
+    unites: bool = False,
 ) -> LoweredGather:
     """Emit an all-gather of the slices of a sparse gradient, in rank order.
 
@@ -60,6 +61,7 @@ def lower_all_gather(
             rounded values.
         adds: whether each rank first adds up its slices of one index; fewer are left, in the order in which
             their indices come first.
+        unites: whether each rank adds up the slices of one index that it gets.
 
     Source:
         The direct all-gather; Caramel leaves sparse gradients out.
@@ -83,6 +85,8 @@ def lower_all_gather(
         joined = emitter.concat(rank, f"values_{rank}", sent, narrow)
         gathered.append(joined if narrow is None else emitter.cast(rank, f"received_{rank}", joined, dtype, narrow))
         places.append(emitter.concat(rank, f"indices_{rank}", indices, index_dtype))
+    if unites:
+        gathered, places = united_slices(emitter, gathered, places, index_dtype)
     return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(places))
 
 
@@ -133,7 +137,18 @@ def lower_slice_sum(
     return LoweredGather(tuple(emitter.out.nodes), tuple(sums), tuple(places))
 
 
-def added_slices(emitter: Emitter, rank: int, values: str, indices: str, index_dtype: str) -> tuple[str, str]:
+def united_slices(
+    emitter: Emitter, values: Sequence[str], indices: Sequence[str], index_dtype: str
+) -> tuple[list[str], list[str]]:
+    """The slices of each rank, those of one index added up; see `added_slices`."""
+    of_ranks = enumerate(zip(values, indices))
+    united = [added_slices(emitter, rank, *each, index_dtype, "united") for rank, each in of_ranks]
+    return [value for value, _ in united], [index for _, index in united]
+
+
+def added_slices(
+    emitter: Emitter, rank: int, values: str, indices: str, index_dtype: str, name: str = "added"
+) -> tuple[str, str]:
     """A rank's slices, those of one index added up; and their indices, each once.
 
     Args:
@@ -142,14 +157,15 @@ def added_slices(emitter: Emitter, rank: int, values: str, indices: str, index_d
         values: its values, shape [slices, ...].
         indices: their indices, shape [slices].
         index_dtype: element type of the indices.
+        name: beginning of the names of the nodes.
     """
     int32 = dtype_attribute("int32")
     of_index = dtype_attribute(index_dtype)
-    different = emitter.add(rank, f"different_{rank}", "Unique", [indices], T=of_index, out_idx=int32)
-    count = emitter.add(rank, f"count_{rank}", "Size", [different], T=of_index, out_type=int32)
+    different = emitter.add(rank, f"{name}_rows_{rank}", "Unique", [indices], T=of_index, out_idx=int32)
+    count = emitter.add(rank, f"{name}_count_{rank}", "Size", [different], T=of_index, out_type=int32)
     total = emitter.add(
         rank,
-        f"added_{rank}",
+        f"{name}_{rank}",
         "UnsortedSegmentSum",
         [values, f"{different}:1", count],
         T=dtype_attribute(emitter.dtype),

@@ -59,6 +59,7 @@ def with_inferred_shapes(
 
     bare = graph.to_graph_def()
     for node in bare.node:
+        node.attr.pop("_class", None)  # what it should be beside may be in another function
         if arguments is None:
             node.attr.pop(SHAPES_ATTRIBUTE, None)
         elif node.name in arguments:

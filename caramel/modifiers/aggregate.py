@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.element_updates import element_updates
+from caramel.analyzers.step.sparse_slices import are_distinct
 from caramel.collectives.algorithms import NATIVE, SPARSE, Schedules
 from caramel.collectives.emit import emit_all_reduce
 from caramel.collectives.lower import Emitter, Lowered, OnSum, Request
@@ -22,7 +24,7 @@ from caramel.modifiers.cut import piece_shape
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.modifiers.postpone import done_if_pending
 from caramel.modifiers.shard_updates import ShardedTransfer, sharded_assignments
-from caramel.modifiers.update_shards import divided_tables, gradient_shards, rows_of_workers
+from caramel.modifiers.update_shards import divided_tables, gradient_shards
 from caramel.modifiers.weigh import redirect, replica_tensor
 from caramel.plan import OWNERS, Plan
 
@@ -176,10 +178,10 @@ def _gathered(
     assert gradient.indices is not None and gradient.index_dtype is not None
     ranks = range(plan.workers)
     transfer = plan.transfers[number]
-    lower = lower_slice_sum if gradient.shared_rows else partial(lower_all_gather, adds=transfer.adds_slices)
+    options: dict[str, Any] = {"adds": transfer.adds_slices, "unites": are_distinct(emission.model, gradient)}
+    lower = lower_slice_sum if gradient.shared_rows else partial(lower_all_gather, **options)
     if transfer.algorithm == OWNERS:
-        ranges = rows_of_workers(emission.model.variable_by_name[gradient.parameter], plan.workers)
-        lower = partial(lower_slices_to_owners, adds=transfer.adds_slices, ranges=ranges)
+        lower = partial(lower_slices_to_owners, **options)
     lowered = lower(
         prefix=f"caramel/transfer_{number}/gather",
         values=[pieces[rank, transfer.pieces[0]] for rank in ranks],
@@ -327,7 +329,8 @@ def _verify_divided(emission: Emission) -> None:
             lookups = {n for n, _ in graph.consumers[handle] if emission.roles[n].purpose is Purpose.COLLECTIVE}
             for writer in table.writers:
                 name = replica_name(rank, writer)
-                if early := lookups - graph.ancestors([name]):
+                waits_for = {node_of(text) for text in graph[name].input}
+                if not lookups <= waits_for and (early := lookups - graph.ancestors([name])):
                     raise InvariantError(f"after aggregate: {name!r} may update rows before {min(early)!r} has them")
 
 

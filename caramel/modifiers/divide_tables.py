@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from caramel.analyzers.step.row_updates import RowUpdate
-from caramel.collectives.rows import lower_lookup
+from caramel.collectives.rows import lower_lookup, rows_of_ranks
 from caramel.graph.graph import NodeDef, control_texts, copied
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
-from caramel.modifiers.update_shards import divided_tables, rows_of_workers
+from caramel.modifiers.update_shards import divided_tables
 from caramel.modifiers.weigh import replica_tensor
 
 
@@ -53,16 +53,16 @@ class _Table:
         self._emission, self._number, self._update, self._changed = emission, number, update, changed
         self._variables = emission.model.variable_by_name
         self._parameter = self._variables[update.parameter]
-        self._ranges = rows_of_workers(self._parameter, emission.plan.workers)
+        self._rows = rows_of_ranks(self._parameter.shape[0], emission.plan.workers)
         self.added: list[tuple[NodeDef, Role]] = []
 
     def divide(self) -> None:
         """Give the variables as many rows as each worker has, and the ops that ask for their number another one."""
-        for rank, rows in enumerate(self._ranges):
+        for rank, rows in enumerate(self._rows):
             for name in (self._update.parameter, *self._update.slots):
                 variable = self._variables[name]
                 handle = self._change(replica_name(rank, variable.node))
-                handle.attr["shape"].CopyFrom(shape_attribute((len(rows), *variable.shape[1:])))
+                handle.attr["shape"].CopyFrom(shape_attribute((rows, *variable.shape[1:])))
             for name in sorted(self._update.nodes):
                 self._change(replica_name(rank, name))
             for name, position in self._update.counts:
@@ -81,7 +81,6 @@ class _Table:
                 devices=plan.devices,
                 dtype=self._parameter.dtype,
                 index_dtype=lookup.index_dtype,
-                ranges=self._ranges,
             )
             self.added += [(each, Role(Purpose.COLLECTIVE, rank)) for each, rank in lowered.nodes]
             for rank in ranks:
@@ -111,7 +110,7 @@ class _Table:
         dtype = "int64" if original.attr["Tnumsegments"].type == _INT64 else "int32"
         own = own_name(rank, f"table_{self._number}/rows_of_{len(self.added)}_{position}")
         device = self._emission.plan.devices[rank]
-        self.added.append((constant(own, len(self._ranges[rank]), dtype, device), Role(Purpose.REPLICA, rank)))
+        self.added.append((constant(own, self._rows[rank], dtype, device), Role(Purpose.REPLICA, rank)))
         return own
 
     def _change(self, name: str) -> NodeDef:

@@ -11,7 +11,7 @@ from caramel.graph.canonical_functions import canonical
 from caramel.graph.devices import Device
 from caramel.graph.functions import Library
 from caramel.graph.graph import Graph, NodeDef, control_texts, format_input, node_of, parse_input
-from caramel.graph.nodes import assign, node, variable
+from caramel.graph.nodes import assign, constant, dtype_attribute, node, variable
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Emission, Purpose, Role
 from caramel.modifiers.replicate import copy_node
@@ -57,11 +57,29 @@ def evaluation_graph(evaluation: Evaluation, model: Model, plan: Plan, scope: st
                 copy.device,
                 T=original.attr["dtype"],
             )
+        elif combined_handles and original.op == "ResourceGather":
+            axis = constant(f"{copy.name}/axis", original.attr["batch_dims"].i, "int32", copy.device)
+            nodes.append(axis)
+            copy = _gathered(copy, combined_nodes[combined_handles[0]], axis.name)
         elif combined_handles:
             holders.redirect(original, copy)
         nodes.append(copy)
     nodes, library = canonical([*holders.nodes, *nodes], evaluation.graph.library)
     return Graph(nodes, library, evaluation.graph.versions)
+
+
+def _gathered(copy: NodeDef, whole: str, axis: str) -> NodeDef:
+    """A lookup in a variable, as one in a tensor, so that nothing of it is kept."""
+    return node(
+        copy.name,
+        "GatherV2",
+        [whole, copy.input[1], axis, *control_texts(copy)],
+        copy.device,
+        Tparams=copy.attr["dtype"],
+        Tindices=copy.attr["Tindices"],
+        Taxis=dtype_attribute("int32"),
+        batch_dims=copy.attr["batch_dims"].i,
+    )
 
 
 def _refuse_writes(graph: Graph, model: Model, plan: Plan, combined_nodes: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caramel.collectives.lower import Emitter
+from caramel.collectives.rows import rows_of_ranks
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, dtypes_attribute, group, node, read, shape_attribute
@@ -244,14 +245,14 @@ def _cut_and_assigned(
 ) -> list[str]:
     """Give each worker its part of a variable."""
     emitter = Emitter(name, [str(device) for device in devices], variable.dtype)
+    if division.is_by_rows:
+        return _dealt_and_assigned(builder, emitter, variable, value, devices)
     flat = emitter.reshape(0, "flat", value, (variable.size,))
     parts = emitter.parted(0, "parts", flat, [shard.size for shard in division.shards])
     assigned = []
     for rank in range(len(devices)):
         own = [part for part, shard in zip(parts, division.shards) if shard.rank == rank]
         part = emitter.joined(0, f"of_{rank}", own or [emitter.slice(0, f"none_{rank}", flat, 0, 0)])
-        if division.is_by_rows:
-            part = emitter.reshape(0, f"rows_{rank}", part, division.shape(rank, variable.shape))
         emitter.out.nodes.append((_assign(f"{name}/{rank}", rank, variable, part, devices), rank))
         assigned.append(f"{name}/{rank}")
     for node_def, rank in emitter.out.nodes:
@@ -259,18 +260,61 @@ def _cut_and_assigned(
     return assigned
 
 
+def _dealt_and_assigned(
+    builder: StateBuilder, emitter: Emitter, variable: Variable, value: str, devices: Sequence[Device]
+) -> list[str]:
+    """Give each worker its rows of a variable: every Nth one."""
+    assigned, workers = [], len(devices)
+    attributes = {"T": dtype_attribute(variable.dtype), "Index": dtype_attribute("int32"), "end_mask": 1}
+    for rank in range(workers):
+        bounds = [emitter.integers(0, [each]) for each in (rank, 0, workers)]
+        part = emitter.add(0, f"rows_{rank}", "StridedSlice", [value, *bounds], **attributes)
+        emitter.out.nodes.append((_assign(f"{emitter.prefix}/{rank}", rank, variable, part, devices), rank))
+        assigned.append(f"{emitter.prefix}/{rank}")
+    for node_def, rank in emitter.out.nodes:
+        builder.add(node_def, rank)
+    return assigned
+
+
+def _collected(builder: StateBuilder, emitter: Emitter, variable: Variable, devices: Sequence[Device]) -> str:
+    """The rows of all workers in the order of the whole: the first one of each, then the second of each, and so on."""
+    dtype, int32 = dtype_attribute(variable.dtype), dtype_attribute("int32")
+    most, parts = -(-variable.shape[0] // len(devices)), []
+    for rank, rows in enumerate(rows_of_ranks(variable.shape[0], len(devices))):
+        part = builder.add(_read(f"{emitter.prefix}/read_{rank}", rank, variable, devices), rank)
+        if rows < most:
+            widths = np.zeros([len(variable.shape), 2], np.int32)
+            widths[0, 1] = most - rows
+            padding = builder.add(constant(f"{emitter.prefix}/missing_{rank}", widths, "int32", str(devices[0])), 0)
+            part = emitter.add(0, f"filled_{rank}", "Pad", [part, padding], T=dtype, Tpaddings=int32)
+        parts.append(part)
+    rows_of_all = emitter.add(0, "rows", "Pack", parts, T=dtype, N=len(parts), axis=1)
+    whole = emitter.reshape(0, "in_order", rows_of_all, (-1, *variable.shape[1:]))
+    begin, size = ([0] * len(variable.shape), [variable.shape[0], *([-1] * len(variable.shape[1:]))])
+    inputs = [whole, emitter.integers(0, begin), emitter.integers(0, size)]
+    return emitter.add(0, "whole", "Slice", inputs, T=dtype, Index=int32)
+
+
 def _join(builder: StateBuilder, name: str, variable: Variable, division: Division, devices: Sequence[Device]) -> None:
     """Add the value of a variable of which each worker has a part."""
     emitter = Emitter(name, [str(device) for device in devices], variable.dtype)
+    if division.is_by_rows:
+        whole = _collected(builder, emitter, variable, devices)
+        _add_joined(builder, name, variable, whole, emitter, devices)
+        return
     parts: dict[int, list[str]] = {}
     for rank in sorted({shard.rank for shard in division.shards}):
         part = builder.add(_read(f"{name}/read_{rank}", rank, variable, devices), rank)
         sizes = [shard.size for shard in division.shards if shard.rank == rank]
-        if division.is_by_rows:
-            part = emitter.reshape(rank, f"flat_{rank}", part, (sum(sizes),))
         parts[rank] = [*reversed(emitter.parted(rank, f"parts_{rank}", part, sizes))]
     flat = emitter.joined(0, "flat", [parts[shard.rank].pop() for shard in division.shards])
-    whole = emitter.reshape(0, "whole", flat, variable.shape)
+    _add_joined(builder, name, variable, emitter.reshape(0, "whole", flat, variable.shape), emitter, devices)
+
+
+def _add_joined(
+    builder: StateBuilder, name: str, variable: Variable, whole: str, emitter: Emitter, devices: Sequence[Device]
+) -> None:
+    """Add the nodes of an emitter, and one of a name for the value that they make."""
     for node_def, rank in emitter.out.nodes:
         builder.add(node_def, rank)
     builder.add(node(name, "Identity", [whole], str(devices[0]), T=dtype_attribute(variable.dtype)), 0)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from caramel.analyzers.step.row_updates import RowUpdate, row_updates
 from caramel.collectives.algorithms import schedule_maker
-from caramel.collectives.rows import row_ranges
+from caramel.collectives.rows import rows_of_ranks
 from caramel.collectives.schedule import complete_sums, in_chunks
 from caramel.facts import Piece
-from caramel.model import Model, Variable
+from caramel.model import Model
 from caramel.plan import OWNERS, Plan, Transfer
 
 
@@ -81,37 +80,33 @@ def divided_tables(model: Model, plan: Plan) -> list[RowUpdate]:
     return [row_updates(model)[0][gradient.name] for gradient in model.gradients if gradient.name in names]
 
 
-def rows_of_workers(variable: Variable, workers: int) -> tuple[range, ...]:
-    """The rows of a table that each worker has.
-
-    Args:
-        variable: the table.
-        workers: number of workers.
-    """
-    return row_ranges(variable.shape[0], variable.size // max(variable.shape[0], 1), workers)
-
-
 @dataclass(frozen=True)
 class Division:
     """How a variable is divided between the workers.
 
     Attributes:
-        shards: all of its elements, in their order.
-        is_by_rows: whether each worker has whole rows, in one piece; otherwise its elements are one flat tensor.
+        shards: ranges of its elements, all of them in their order, where it is divided by elements. Else empty: then
+            worker r has the rows r, r + N, r + 2 N and so on.
     """
 
-    shards: Shards
-    is_by_rows: bool
+    shards: Shards = ()
 
-    def shape(self, rank: int, whole: Sequence[int]) -> tuple[int, ...]:
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether each worker has whole rows; otherwise its elements are one flat tensor."""
+        return not self.shards
+
+    def shape(self, rank: int, whole: Sequence[int], workers: int) -> tuple[int, ...]:
         """The shape that the variable has on a worker.
 
         Args:
             rank: the worker.
             whole: shape of the whole variable.
+            workers: number of workers.
         """
-        size = sum(shard.size for shard in self.shards if shard.rank == rank)
-        return (size * whole[0] // max(math.prod(whole), 1), *whole[1:]) if self.is_by_rows else (size,)
+        if self.is_by_rows:
+            return (rows_of_ranks(whole[0], workers)[rank], *whole[1:])
+        return (sum(shard.size for shard in self.shards if shard.rank == rank),)
 
 
 def divisions(model: Model, plan: Plan) -> Mapping[str, Division]:
@@ -126,14 +121,7 @@ def divisions(model: Model, plan: Plan) -> Mapping[str, Division]:
         names = {v.plan_name: v.name for v in model.variables}
         shards = gradient_shards(plan)
         for update in plan.sharded:
-            found.update((names[slot], Division(shards[update.gradient], False)) for slot in update.slots)
+            found.update((names[slot], Division(shards[update.gradient])) for slot in update.slots)
     for table in divided_tables(model, plan):
-        for name in (table.parameter, *table.slots):
-            variable = model.variable_by_name[name]
-            row_elements = variable.size // max(variable.shape[0], 1)
-            own = (
-                Shard(rank, rows.start * row_elements, len(rows) * row_elements)
-                for rank, rows in enumerate(rows_of_workers(model.variable_by_name[table.parameter], plan.workers))
-            )
-            found[name] = Division(tuple(own), True)
+        found.update((name, Division()) for name in (table.parameter, *table.slots))
     return found

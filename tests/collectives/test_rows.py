@@ -6,21 +6,16 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caramel.collectives.rows import lower_lookup, lower_slices_to_owners, row_ranges
+from caramel.collectives.rows import lower_lookup, lower_slices_to_owners, rows_of_ranks
 from caramel.graph.graph import Graph
 from caramel.graph.nodes import constant, variable
 
 
-@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 12))
-def test_each_row_is_on_one_rank(rows, row_elements, workers):
-    ranges = row_ranges(rows, row_elements, workers)
-    assert len(ranges) == workers
-    assert [row for each in ranges for row in each] == list(range(rows))
-    for each in ranges:
-        assert each.start * row_elements % 64 == 0 or each.start == rows
-    lengths = [len(each) for each in ranges if len(each)]
-    assert set(lengths[:-1]) <= {lengths[0]} and lengths[-1] <= lengths[0]
-    assert lengths[0] < rows / workers + 64 or lengths[0] == rows
+@given(st.integers(0, 5000), st.integers(1, 12))
+def test_each_row_is_on_one_rank(rows, workers):
+    counts = rows_of_ranks(rows, workers)
+    assert len(counts) == workers and sum(counts) == rows and max(counts) - min(counts) <= 1
+    assert list(counts) == [sum(row % workers == rank for row in range(rows)) for rank in range(workers)]
 
 
 def run(nodes, wanted, values):
@@ -50,12 +45,12 @@ def test_lookups_and_slices(rows, tail, workers, index_dtype, drawn):
     table = rng.normal(size=(rows, *tail)).astype(np.float32)
     indices = [np.array(each, np.int64).astype(index_dtype) % rows for each in drawn[:workers]]
     slices = [rng.normal(size=(len(each), *tail)).astype(np.float32) for each in indices]
-    ranges = row_ranges(rows, int(np.prod(tail)), workers)
+    own = [np.arange(rank, rows, workers) for rank in range(workers)]
     devices = ["/device:CPU:0"] * workers
     nodes = [constant(f"indices_{r}", indices[r], index_dtype, devices[r]) for r in range(workers)]
     nodes += [constant(f"slices_{r}", slices[r], "float32", devices[r]) for r in range(workers)]
-    nodes += [variable(f"part_{r}", "float32", (len(ranges[r]), *tail), devices[r]) for r in range(workers)]
-    common = {"devices": devices, "dtype": "float32", "index_dtype": index_dtype, "ranges": ranges}
+    nodes += [variable(f"part_{r}", "float32", (len(own[r]), *tail), devices[r]) for r in range(workers)]
+    common = {"devices": devices, "dtype": "float32", "index_dtype": index_dtype}
     names = [f"indices_{r}" for r in range(workers)]
     handles = [f"part_{r}" for r in range(workers)]
     found = lower_lookup(prefix="lookup", indices=names, handles=handles, **common)
@@ -63,20 +58,19 @@ def test_lookups_and_slices(rows, tail, workers, index_dtype, drawn):
         prefix="sent", values=[f"slices_{r}" for r in range(workers)], indices=names, mean=False, **common
     )
     nodes += [node for node, _ in (*found.nodes, *sent.nodes)]
-    parts = {f"part_{r}": table[list(ranges[r])] for r in range(workers)}
+    parts = {f"part_{r}": table[own[r]] for r in range(workers)}
     results = run(nodes, [*found.rows, *sent.values, *sent.indices], parts)
     for rank in range(workers):
         np.testing.assert_array_equal(results[rank], table[indices[rank]])
     everything, values = np.concatenate(indices), np.concatenate(slices)
-    for owner, own in enumerate(ranges):
-        mine = np.isin(everything, list(own))
+    for owner in range(workers):
+        mine = everything % workers == owner
         np.testing.assert_array_equal(results[workers + owner], values[mine])
-        np.testing.assert_array_equal(results[2 * workers + owner], everything[mine] - own.start)
+        np.testing.assert_array_equal(results[2 * workers + owner], everything[mine] // workers)
 
 
 @pytest.mark.parametrize("index", [-1, 10])
 def test_rows_that_are_not_there(index):
-    ranges = row_ranges(10, 64, 2)
     nodes = [
         constant("indices_0", np.array([index], np.int32), "int32", ""),
         variable("part_0", "float32", (5, 64), ""),
@@ -90,7 +84,6 @@ def test_rows_that_are_not_there(index):
         devices=["", ""],
         dtype="float32",
         index_dtype="int32",
-        ranges=ranges,
     )
     values = dict.fromkeys(handles, np.zeros([5, 64], np.float32))
     with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):

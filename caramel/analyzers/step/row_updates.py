@@ -346,12 +346,21 @@ class _Update:
 
     def _of_elements(self, node: NodeDef, inputs: Sequence[_Kind | None]) -> Sequence[_Kind] | None:
         kinds = {kind for kind in inputs if kind is not None}
-        if len(kinds) != 1 or not self._fits(node):
+        if (
+            len(kinds) != 1
+            or not self._fits(node)
+            or (node.op == "Select" and not self._chooses_elements(node, inputs))
+        ):
             return None
         ((what, _),) = kinds
         if what is _What.INDEX:
             return [*kinds] if node.op in ("Cast", "Identity") else None
         return [*kinds] if what in (_What.ROWS, _What.TABLE) else None
+
+    def _chooses_elements(self, node: NodeDef, inputs: Sequence[_Kind | None]) -> bool:
+        """Whether an op of TensorFlow 1 chooses between elements, and not between rows, as it does by a vector."""
+        condition = tensor_name(node.input[0])
+        return (inputs[0] is not None and inputs[0] == inputs[1]) or self._whole.shape(condition) == ()
 
     def _of_sparse_write(self, node: NodeDef, inputs: Sequence[_Kind | None]) -> Sequence[_Kind] | None:
         sets = {indices for kind in inputs if kind and kind[0] in (_What.INDEX, _What.ROWS) for indices in [kind[1]]}

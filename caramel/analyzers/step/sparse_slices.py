@@ -50,6 +50,23 @@ def distinct_rows_node(model: Model, gradient: Gradient) -> str | None:
     return unique_nodes[0]
 
 
+def are_distinct(model: Model, gradient: Gradient) -> bool:
+    """Whether a program looks up each row once, so that no two slices of a sparse gradient are of one row.
+
+    The slices of all workers may be: they have to be added up, row by row, to be what one device has.
+
+    Args:
+        model: the single-device step.
+        gradient: gradient of the step.
+    """
+    if gradient.indices is None or gradient.sources or gradient.shared_rows:
+        return False
+    name, index = parse_input(gradient.indices)
+    while model.graph[name].op in ("Cast", "Identity", "Reshape"):
+        name, index = parse_input(model.graph[name].input[0])
+    return model.graph[name].op in ("Unique", "UniqueV2") and index == 0
+
+
 def distinct_part(model: Model, gradient: Gradient, trace: Trace, deterministic: bool) -> float:
     """The fraction of a sparse gradient's slices that is left when each worker adds up its own; 1 if it should not.
 
