@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from caramel.errors import InputError
-from caramel.graph.devices import InProcessPlacement, in_process_mapping, task_name
+from caramel.graph.devices import Device, InProcessPlacement, in_process_mapping, task_name
 from caramel.runtime.clusters.base import Cluster, check_cluster, has_gpu, with_options
 from caramel.runtime.executor import Executor, SessionExecutor, has_native_collectives
+from caramel.runtime.host.local_gpus import LocalGpus
 from caramel.runtime.host.run_options import RunOptions
 
 
@@ -33,14 +34,19 @@ class InProcess(Cluster):
 
     def start(self, graph_def: Any, devices: tuple[str, ...], timeout_s: float) -> Executor:
         """Place each worker on a virtual CPU device of its own (or a GPU that is here)."""
-        placement = in_process_mapping(devices, len(tf.config.list_physical_devices("GPU")))
+        gpus = LocalGpus.of_this_process()
+        placement = in_process_mapping(devices, gpus.count)
         is_native = has_native_collectives(graph_def)
-        if is_native and len({placement.place(text) for text in devices}) < len(devices):
+        places = {placement.place(text) for text in devices}
+        shares = gpus.are_parts and any(Device.parse(place).type == "GPU" for place in places)
+        if is_native and (len(places) < len(devices) or shares):
             raise InputError(
                 f"{len(devices)} workers take turns on the GPUs that are here, and TensorFlow's own all-reduce "
                 "('native') waits for ever unless each has a device of its own: use another algorithm"
             )
         config = self.options.config(placement.cpu_count, task_name("localhost", 0) if is_native else "")
+        if gpus.options is not None:
+            config.gpu_options.CopyFrom(gpus.options)
         return InProcessExecutor(graph_def, placement, config)
 
     def with_options(self, options: RunOptions) -> InProcess:

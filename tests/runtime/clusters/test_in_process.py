@@ -165,8 +165,12 @@ def test_gpus_that_are_here_are_used():
     assert [one.place(f"/job:worker/task:0/device:GPU:{n}") for n in range(2)] == ["/device:GPU:0", "/device:GPU:1"]
 
 
-def test_native_all_reduces_need_a_device_for_each_worker(compiled, monkeypatch):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["the only GPU"])
+@pytest.mark.parametrize("parts", [None, [tf.config.LogicalDeviceConfiguration(1024)] * 2], ids=["whole", "parts"])
+def test_native_all_reduces_need_a_gpu_for_each_worker(compiled, monkeypatch, parts):
+    """Two parts of one GPU are two devices, and still one for NCCL."""
+    for name in ("list_physical_devices", "get_visible_devices"):
+        monkeypatch.setattr(tf.config, name, lambda kind: ["the only GPU"])
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: parts)
     armodel = compiled(device_list=GPUS, algorithm="native")
     with pytest.raises(caramel.InputError, match="2 workers take turns on the GPUs .* another algorithm"):
         armodel.session()
