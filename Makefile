@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning clean
+.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning device clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -49,6 +49,10 @@ bench-models: $(VENV)/.dev  ## compile VGG, ResNets, Inception, MobileNets, Effi
 
 bench-planning: $(VENV)/.dev  ## predicted steps from 10 Mbit/s to 100 Gbit/s, by policy
 	$(BIN)/python -m benchmarks.planning --json planning.json --plot planning.png
+
+device: $(VENV)/.dev  ## the library on a real accelerator: one GPU as four logical devices; skipped where TensorFlow sees none
+	$(BIN)/python -m benchmarks.device --json benchmarks/results/device.json \
+		--record-trace benchmarks/results/device_trace.json $(OPTIONS)
 
 # In both, a file that is there already is gone on with; OPTIONS=--any-program keeps its cells also where another version of
 # the program, another processor or another kernel has measured them, as it is with the training*.json of the documents.

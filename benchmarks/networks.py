@@ -178,7 +178,28 @@ def vgg_like() -> Any:
     return keras.Sequential([*layers, keras.layers.Dense(CLASSES, activation="softmax")], name="vgg_like")
 
 
-def transformer(layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 30_522) -> Any:
+def digits() -> Any:
+    """The network of examples/digits_keras.py, for images of 8x8; it gives logits of ten classes."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10),
+        ],
+        name="digits",
+    )
+
+
+def transformer(
+    layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 30_522, dropout: float = 0.1
+) -> Any:
     """An encoder with the dimensions and the parameters of BERT-base, and a classifier of two classes on its pooler.
 
     Args:
@@ -186,6 +207,7 @@ def transformer(layers: int = 12, width: int = 768, heads: int = 12, vocabulary:
         width: of what goes from block to block.
         heads: of each attention.
         vocabulary: number of tokens.
+        dropout: rate of all of them.
     """
     import keras
 
@@ -194,12 +216,12 @@ def transformer(layers: int = 12, width: int = 768, heads: int = 12, vocabulary:
 
     tokens = keras.Input((TOKENS,), dtype="int32")
     words = keras.layers.Embedding(vocabulary, width)(tokens)
-    hidden = keras.layers.Dropout(0.1)(summed(words, *_places(tokens, width)))
+    hidden = keras.layers.Dropout(dropout)(summed(words, *_places(tokens, width)))
     for _ in range(layers):
-        attention = keras.layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(hidden, hidden)
-        hidden = summed(hidden, keras.layers.Dropout(0.1)(attention))
+        attention = keras.layers.MultiHeadAttention(heads, width // heads, dropout=dropout)(hidden, hidden)
+        hidden = summed(hidden, keras.layers.Dropout(dropout)(attention))
         inner = keras.layers.Dense(4 * width, activation="gelu")(hidden)
-        hidden = summed(hidden, keras.layers.Dropout(0.1)(keras.layers.Dense(width)(inner)))
+        hidden = summed(hidden, keras.layers.Dropout(dropout)(keras.layers.Dense(width)(inner)))
     pooled = keras.layers.Dense(width, activation="tanh")(hidden[:, 0])
     return keras.Model(tokens, keras.layers.Dense(2, activation="softmax")(pooled), name="encoder")
 
