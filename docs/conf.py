@@ -39,7 +39,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!caramel).*"),  # of Python, NumPy and TensorFlow, which are documented elsewhere
     # Not public: users get such objects, and make none.
-    ("py:class", r"caramel\.(collectives|compiler|data|frontend|measure|model|modifiers|netmodel|report|runtime|tuning)\..*"),
+    (
+        "py:class",
+        r"caramel\.(collectives|compiler|data|frontend|measure|model|modifiers|netmodel|report|runtime|tuning)\..*",
+    ),
 ]
 
 REPOSITORY = "https://github.com/caramel-tf/caramel/blob/main"
