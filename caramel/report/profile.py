@@ -184,8 +184,10 @@ class Profile:
         """The profile as text for a terminal."""
         found = self.as_dict()
         plain_s = found["plain_step_s"]
-        untraced = "" if plain_s is None else f"; {format_ms(plain_s)} without tracing"
-        head = f"profile of {len(self.steps)} steps: {format_ms(found['step_s'])} (median){untraced}"
+        untraced = "" if plain_s is None else f"; without tracing {format_ms(plain_s)} from one to the next"
+        head = wrapped(
+            f"profile of {len(self.steps)} steps: {format_ms(found['step_s'])} on the workers{untraced} (medians)"
+        )
         rows: list[tuple[str, ...]] = [("worker", "computes", "sends", "does both", "waits for slower ones")]
         for rank, worker in enumerate(found["workers"]):
             shown = ["not known" if worker[name] is None else format_ms(worker[name]) for name in _OF_WORKER]
