@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from caramel.errors import InputError
 from caramel.measure.step_stats import step_of
+from caramel.measure.timed_steps import Batches, timed_steps
 from caramel.report.measured import measured_timeline
 from caramel.report.step_timeline import STALL, Bar, StepTimeline, WorkerLanes, gaps, in_order
 from caramel.runtime.session import Session
@@ -282,7 +282,7 @@ def _covered_s(bars: Sequence[Bar], end_s: float) -> float:
 
 def profile(
     session: Session,
-    batches: Callable[[int], Iterable[Any]] | None = None,
+    batches: Batches | None = None,
     steps: int = 10,
 ) -> Profile:
     """Run steps of a session, and say what they did with their time.
@@ -296,8 +296,8 @@ def profile(
         steps: number of traced steps, at least 1.
 
     Raises:
-        InputError: no such number of steps, or the data has fewer.
-        CaramelError: a step fails.
+        InputError: no such number of steps.
+        CaramelError: a step fails, or there are fewer batches.
 
     Source:
         Caramel, section 3.1; TicTac (000), section 3.2, equations 1 to 4, and section 6.
@@ -320,22 +320,13 @@ def profile(
         (3, 3, True)
     """
     wanted = whole_number(steps, "steps")
-    times_s: list[float] = []
     metadata: list[bytes] = []
-    before = time.perf_counter()
 
-    def on_step(_: Any) -> None:
-        nonlocal before
-        now = time.perf_counter()
-        times_s.append(now - before)
-        before = now
-        if len(times_s) >= FIRST_RUNS + wanted:
+    def trace_next(done: int) -> None:
+        if done >= FIRST_RUNS + wanted:
             session.trace_next(metadata.append)
 
-    count = FIRST_RUNS + 2 * wanted
-    session.run(None if batches is None else batches(count), count, on_step=on_step, progress=False)
-    if len(times_s) < count:
-        raise InputError(f"the data has {len(times_s)} batches, and {wanted} traced steps need {count}: give steps=")
+    times_s = timed_steps(session, batches, FIRST_RUNS + 2 * wanted, trace_next)
     traced = [step_of(each) for each in metadata[:wanted]]
     timelines = [measured_timeline(session.distributed, each) for each in traced]
     has_one_clock = all(timeline.has_one_clock for timeline in timelines)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +12,10 @@ from caramel.armodel import ARModel
 from caramel.errors import CaramelError, InputError, in_one_line
 from caramel.facts import Trace
 from caramel.frontend.context import Context
+from caramel.measure.timed_steps import Batches, timed_steps
 from caramel.measure.trace_file import as_trace
 from caramel.plan import Plan
 from caramel.runtime.clusters.base import Cluster
-from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.tuning.bayesian import BayesianSearch
 from caramel.tuning.limits import Limits, coordinates, limits_for
@@ -35,9 +34,6 @@ _LEAST_GAIN = 0.01
 
 _MOST_PROPOSALS = 3
 """Number of proposals for each trial: some give plans that were tried already."""
-
-Batches = Callable[[int], Iterable[Any]]
-"""Function that gives so many batches."""
 
 
 @dataclass(frozen=True)
@@ -234,8 +230,8 @@ def _decisions(plan: Plan) -> tuple[Any, ...]:
 def _step_s(model: ARModel, cluster: Cluster, batches: Batches | None, steps: int) -> float:
     """Median seconds of some steps in a session of their own, after those in which TensorFlow gets ready."""
     with model.session(cluster) as session:
-        _run(session, batches, FIRST_RUNS)
-        return statistics.median(_run(session, batches, steps))
+        timed_steps(session, batches, FIRST_RUNS)
+        return statistics.median(timed_steps(session, batches, steps))
 
 
 def _in_turn(
@@ -246,24 +242,9 @@ def _in_turn(
     with ExitStack() as stack:
         sessions = [stack.enter_context(each.session(cluster)) for each in (model, other)]
         for session in sessions:
-            _run(session, batches, FIRST_RUNS)
+            timed_steps(session, batches, FIRST_RUNS)
         for number in range(_ROUNDS):
             order = (0, 1) if number % 2 == 0 else (1, 0)
-            times_s = {which: statistics.median(_run(sessions[which], batches, steps)) for which in order}
+            times_s = {which: statistics.median(timed_steps(sessions[which], batches, steps)) for which in order}
             ratios.append(times_s[0] / times_s[1])
     return tuple(ratios)
-
-
-def _run(session: Session, batches: Batches | None, steps: int) -> list[float]:
-    """Seconds of each of some steps."""
-    times_s: list[float] = []
-    before = time.perf_counter()
-
-    def on_step(_: Any) -> None:
-        nonlocal before
-        now = time.perf_counter()
-        times_s.append(now - before)
-        before = now
-
-    session.run(None if batches is None else batches(steps), steps, on_step=on_step, progress=False)
-    return times_s
