@@ -104,12 +104,12 @@ def trained(make, data, workers, plan_of, together=1):
     return [r.loss for r in results], values_of(made), armodel
 
 
-def check(make, data, workers, seed, together=()):
-    """A training with divided tables: the bits of whole tables under the same plan, and one device but for rounding."""
+def check(make, data, workers, seed, together=(), rtol_of_whole=0):
+    """A training with divided tables: whole tables under the same plan, in bits, and one device but for rounding."""
     losses, values, armodel = trained(make, data, workers, lambda c: divided(c, random_plan(c, workers, seed)))
     _, whole, _ = trained(make, data, workers, lambda c: random_plan(c, workers, seed))
     for name, value in whole.items():
-        np.testing.assert_array_equal(values[name], value, err_msg=name)
+        np.testing.assert_allclose(values[name], value, rtol=rtol_of_whole, atol=0, err_msg=name)
     want_losses, want = alone(make, data)
     np.testing.assert_allclose(losses, want_losses, rtol=1e-7)
     for name, value in want.items():
@@ -159,7 +159,8 @@ def test_keras_optimizer(optimizer):
     ],
 )
 def test_tables_of_any_size(optimizer, rows, width, workers):
-    check(keras_program(optimizer, rows, width), examples(rows=rows), workers, seed=rows, together=(3,))
+    rtol = 1e-12 if optimizer == "ftrl" else 0  # of its powers the last bit depends on where in a tensor they are
+    check(keras_program(optimizer, rows, width), examples(rows=rows), workers, rows, (3,), rtol)
 
 
 @pytest.mark.parametrize("seed", [1, 2, *in_soak(*range(3, 30))])
@@ -173,10 +174,10 @@ def tf1_session(optimizer, width=WIDTH, **options):
     with graph.as_default(), caramel.capture() as context:
         ids = tf.compat.v1.placeholder(tf.int64, [None, PLACES], "ids")
         y = tf.compat.v1.placeholder(tf.float32, [None, 1], "y")
-        first = np.random.default_rng(1).normal(size=(300, width)).astype(np.float32)
+        first = np.random.default_rng(1).normal(size=(300, width)).astype(np.float32) / math.sqrt(width)
         table = tf.compat.v1.get_variable("table", initializer=first, use_resource=True)
         hidden = tf.reduce_sum(tf.nn.embedding_lookup(table, ids), axis=1)
-        weights = tf.compat.v1.get_variable("w", initializer=first[:width, :1] + 0.1, use_resource=True)
+        weights = tf.compat.v1.get_variable("w", initializer=first[:width, :1], use_resource=True)
         context.loss = tf.reduce_mean((hidden @ weights[: tf.shape(hidden)[1]] - y) ** 2)
         context.train_op = TF1_OPTIMIZERS[optimizer]().minimize(context.loss)
     return context

@@ -1,5 +1,7 @@
 """The files of examples/ for Slurm, Kubernetes and Kubeflow: each one's own command, with the variables that these set."""
 
+import ast
+import importlib.metadata
 import os
 import re
 import shutil
@@ -13,11 +15,22 @@ yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+PROJECT = (ROOT / "pyproject.toml").read_text()
+EXTRAS = re.compile(r"caramel-tf\[([\w,]+)\]")
 
 
 def documents(name):
     """The objects of a file, by their kind."""
     return {each["kind"]: each for each in yaml.safe_load_all((EXAMPLES / name).read_text())}
+
+
+def imported_by(path):
+    """The packages that a program imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.partition(".")[0]
 
 
 def variables(entries):
@@ -80,8 +93,26 @@ def test_the_image_has_what_the_jobs_run():
         *_, command, image = KINDS[name]()
         (program,) = re.findall(r"caramel run (\S+\.py):program", command[-1])
         assert program in copied.split() and f"--tag {image} " in lines
-    (extra,) = re.findall(r'"caramel-tf\[(\w+)\]"', lines)
-    assert re.search(rf"^{extra} = ", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert re.search(r"^RUN pip install .*caramel-tf\b", lines, re.MULTILINE)
+    imports = {name for file in copied.split() for name in imported_by(EXAMPLES / file)}
+    foreign = imports - {"caramel", *sys.stdlib_module_names} - {Path(file).stem for file in copied.split()}
+    packages = {importlib.metadata.packages_distributions()[name][0] for name in foreign}
+    (dependencies,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
+    assert packages <= set(re.findall(r'^    "([\w-]+)', dependencies, re.MULTILINE))
+
+
+def test_extras_that_are_named_exist():
+    """Wherever one is told to install an extra: in documents, examples, and errors."""
+    (options,) = re.findall(r"^\[project.optional-dependencies\]\n(.*?)^\[", PROJECT, re.MULTILINE | re.DOTALL)
+    extras = set(re.findall(r"^(\w+) = \[", options, re.MULTILINE))
+    folders = [ROOT / name for name in ("caramel", "docs", "examples", "tests")]
+    files = [*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*"))]
+    texts = {path: path.read_text() for path in files if path.suffix in (".md", ".py", ".yaml", "") and path.is_file()}
+    named = {
+        (path, name) for path, text in texts.items() for names in EXTRAS.findall(text) for name in names.split(",")
+    }
+    assert {name for _, name in named} >= {"ray", "browser"}
+    assert not [(str(path), name) for path, name in named if name not in extras]
 
 
 @pytest.fixture
