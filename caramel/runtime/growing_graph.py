@@ -12,17 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from caramel.graph.graph import node_of
+from caramel.graph.bare_import import import_bare, op_of
+from caramel.graph.graph import Graph, node_of
 from caramel.graph.nodes import colocated
-
-_COLOCATION = "_class"
-"""Attribute of a node with the names of those on whose device it is to be."""
 
 
 def _scopes(name: str) -> list[str]:
     """The scopes that a name is in.
 
-    TensorFlow gives another name to a node that is named like a scope in which there is something before it comes.
+    TensorFlow refuses a node that is named like a scope in which there is something before it comes.
 
     >>> _scopes("a/b/c")
     ['a', 'a/b']
@@ -37,14 +35,14 @@ class GrowingGraph:
         graph_def: GraphDef with the nodes.
 
     Attributes:
-        graph: the tf.Graph.
+        graph: the tf.Graph. Of its nodes, those that somebody has asked for are objects of Python, too.
     """
 
     def __init__(self, graph_def: Any) -> None:
         self.graph = tf.Graph()
         self._outside: dict[str, Any] = {}
-        self._piece = type(graph_def)()  # what each piece of the graph begins as
-        self._piece.versions.CopyFrom(graph_def.versions)
+        self._inside: dict[str, Any] = {}  # TensorFlow's own ops
+        self._versions = graph_def.versions
         self.add(graph_def)
 
     def add(self, graph_def: Any) -> None:
@@ -55,11 +53,7 @@ class GrowingGraph:
         """
         self._outside.update((node.name, node) for node in graph_def.node)
         if graph_def.library.function:
-            functions = type(graph_def)()
-            functions.CopyFrom(self._piece)
-            functions.library.CopyFrom(graph_def.library)
-            with self.graph.as_default():
-                tf.import_graph_def(functions, name="")
+            import_bare(self.graph, Graph([], graph_def.library, self._versions).to_graph_def())
 
     def take_in(self, names: Iterable[str]) -> None:
         """Have nodes, and all that they need, in the graph.
@@ -67,41 +61,22 @@ class GrowingGraph:
         Args:
             names: names of tensors and ops; what does not exist is left to TensorFlow.
         """
-        wanted = {node.name: node for node in self._closure(names)}
-        if not wanted:
-            return
-        piece = type(self._piece)()
-        piece.CopyFrom(self._piece)
-        read: dict[str, Any] = {}
-        waits: dict[str, list[str]] = {}  # ops that were there before, by the node that waits for them
-        places: dict[str, Any] = {}  # the attribute with what a node is colocated with, by the node
-        for name in [name for name in self._outside if name in wanted]:
-            node = piece.node.add()
-            node.CopyFrom(self._outside.pop(name))
-            there = [text for text in node.input if node_of(text) not in wanted]
-            read.update((text, self._tensor(text)) for text in there if not text.startswith("^"))
-            if found := [text for text in there if text.startswith("^")]:
-                waits[name] = [node_of(text) for text in found]
-                kept = [text for text in node.input if text not in found]
-                del node.input[:]
-                node.input.extend(kept)
-            if not wanted.keys() >= {*colocated(node)}:
-                places[name] = tf.compat.v1.AttrValue()
-                places[name].CopyFrom(node.attr[_COLOCATION])
-                del node.attr[_COLOCATION]
-        with self.graph.as_default():
-            tf.import_graph_def(piece, name="", input_map=read)
-        # What TensorFlow does not import about nodes that were there before:
-        for name, ops in waits.items():
-            own = self.graph.get_operation_by_name(name)
-            own._add_control_inputs([self.graph.get_operation_by_name(op) for op in ops])
-        for name, place in places.items():
-            self.graph.get_operation_by_name(name)._set_attr(_COLOCATION, place)
+        asked = [node_of(name) for name in names]
+        wanted = set(self._closure(asked))
+        if wanted:
+            nodes = [node for name, node in self._outside.items() if name in wanted]
+            piece = Graph(nodes, versions=self._versions).to_graph_def()
+            self._inside.update(import_bare(self.graph, piece, self._inside))
+            for name in wanted:
+                del self._outside[name]
+        for name in asked:
+            if name in self._inside:
+                op_of(self.graph, self._inside[name])
 
-    def _closure(self, names: Iterable[str]) -> Iterator[Any]:
+    def _closure(self, names: Iterable[str]) -> Iterator[str]:
         """The nodes that are not in the graph yet."""
         found: set[str] = set()
-        waiting = [node_of(name) for name in names]
+        waiting = list(names)
         while waiting:
             name = waiting.pop()
             if name in found or name not in self._outside:
@@ -109,7 +84,4 @@ class GrowingGraph:
             found.add(name)
             node = self._outside[name]
             waiting += [*map(node_of, node.input), *colocated(node), *_scopes(name)]
-            yield node
-
-    def _tensor(self, text: str) -> Any:
-        return self.graph.get_tensor_by_name(text if ":" in text else f"{text}:0")
+            yield name

@@ -85,7 +85,7 @@ class OneDevice:
 def handles(contender):
     """The variables, all in the graph of the session."""
     growing = contender._executor._growing
-    growing.take_in([*growing._outside])
+    growing.take_in([*growing._inside, *growing._outside])
     return [op for op in growing.graph.get_operations() if op.type == "VarHandleOp"]
 
 

@@ -74,21 +74,64 @@ def test_the_order_of_runs_does_not_matter(turns):
     assert want["second:0"] == 6.0 and want["called:0"] == 20.0
 
 
+def nodes_of(growing):
+    """The nodes of the graph by name, as TensorFlow's runtime has them."""
+    return {node.name: node for node in growing.graph.as_graph_def().node}
+
+
 def test_only_what_is_needed_is_there():
     growing = GrowingGraph(whole())
-    assert not growing.graph.get_operations()
+    assert not nodes_of(growing)
     growing.take_in(["init"])
-    assert {op.name for op in growing.graph.get_operations()} == {"init", "AssignVariableOp", "v", "x"}
+    assert nodes_of(growing).keys() == {"init", "AssignVariableOp", "v", "x"}
     growing.take_in(["init", "x:0", "no such op"])
-    assert len(growing.graph.get_operations()) == 4
+    assert len(nodes_of(growing)) == 4
     growing.take_in(["second"])
-    (second,) = (op for op in growing.graph.get_operations() if op.name == "second")
-    assert {op.name for op in second.control_inputs} == {"init", "AssignAddVariableOp"}
-    assert [*second.control_inputs[0].colocation_groups(), *second.control_inputs[1].colocation_groups()].count(
-        b"loc:@v"
-    )
+    nodes = nodes_of(growing)
+    assert {text for text in nodes["second"].input if text.startswith("^")} == {"^init", "^AssignAddVariableOp"}
+    assert nodes["AssignAddVariableOp"].attr["_class"].list.s == [b"loc:@v"]
     growing.take_in([node.name for node in whole().node])
-    assert {op.name for op in growing.graph.get_operations()} == {node.name for node in whole().node}
+    assert nodes_of(growing).keys() == {node.name for node in whole().node}
+
+
+def test_nodes_are_as_they_were_given():
+    """Their inputs, attributes and devices, however many pieces the graph comes in."""
+    graph_def = whole()
+    for number, node in enumerate(graph_def.node):
+        node.device = f"/job:localhost/replica:0/task:0/device:CPU:{number % 2}"
+    growing = GrowingGraph(graph_def)
+    for name in NAMES:
+        growing.take_in([name])
+    growing.take_in([node.name for node in graph_def.node])
+    nodes = nodes_of(growing)
+    for node in graph_def.node:
+        assert nodes[node.name].device == node.device
+        assert [*nodes[node.name].input] == [*node.input]
+        # TensorFlow notes what others wait for.
+        nodes[node.name].attr.pop("_has_manual_control_dependencies", None)
+        node.attr.pop("_has_manual_control_dependencies", None)
+        assert nodes[node.name].attr == node.attr
+
+
+def test_only_what_is_asked_for_is_made_in_python():
+    growing = GrowingGraph(whole())
+    growing.take_in(["second:0", "x"])
+    asked = growing.graph.get_operation_by_name("second"), growing.graph.get_operation_by_name("x")
+    assert [*growing.graph.get_operations()] == [*asked]
+    growing.take_in(["x:0", "second"])
+    assert growing.graph.get_operation_by_name("x") is asked[1]
+
+
+def test_a_node_that_does_not_fit_is_refused():
+    growing = GrowingGraph(whole())
+    growing.take_in(["first"])
+    for name, source, message in (("first", "x", "already exists"), ("other", "missing", "'missing'")):
+        added = v1.GraphDef()
+        node = added.node.add(name=name, op="Identity", input=[source])
+        node.attr["T"].type = tf.float32.as_datatype_enum
+        growing.add(added)
+        with pytest.raises(ValueError, match=message):
+            growing.take_in([name])
 
 
 def test_what_is_added_reads_what_is_there_or_not_there_yet():
@@ -99,6 +142,6 @@ def test_what_is_added_reads_what_is_there_or_not_there_yet():
         node = added.node.add(name=name, op="Identity", input=[source, "^init"])
         node.attr["T"].type = tf.float32.as_datatype_enum
     growing.add(added)
-    growing.take_in(["of_first", "of_part"])
+    growing.take_in(["of_first", "of_part", "x"])
     with v1.Session(graph=growing.graph) as session:
         assert session.run(["of_first:0", "of_part:0"], {"x:0": np.float32(2.0)}) == [2.0, [2.0]]
