@@ -24,6 +24,7 @@ from caramel.modifiers.signatures import make_signature
 from caramel.plan import Plan
 from caramel.signature import NONE, Signature
 from caramel.util.arguments import whole_number
+from caramel.util.gc_pause import paused_gc
 
 _logger = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ def distribute(target: Target, context: Context, start: Emission) -> Distributed
     return DistributedModel(context, target, emission, make_signature(emission))
 
 
+@paused_gc()
 def compile_model(
     context: Context, options: CompileOptions, trace: Trace | None = None
 ) -> tuple[DistributedModel, Mapping[type, Any]]:

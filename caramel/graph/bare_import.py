@@ -67,3 +67,10 @@ def op_of(graph: Any, imported: Any) -> Any:
         return graph.get_operation_by_name(name)
     except KeyError:
         return graph._create_op_from_tf_operation(imported, compute_device=False)
+
+
+def output_shapes(graph: Any, imported: Any) -> list[Any]:
+    """The shape that TensorFlow has inferred of each output of a node that `import_bare` has added, as a message."""
+    from tensorflow.python.framework.ops import Operation
+
+    return [output.shape.as_proto() for output in Operation._from_c_op(imported, graph).outputs]

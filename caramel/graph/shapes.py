@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from caramel.graph.bare_import import import_bare, output_shapes
 from caramel.graph.graph import Graph, copied, parse_input
 
 SHAPES_ATTRIBUTE = "_output_shapes"
@@ -64,22 +65,20 @@ def with_inferred_shapes(
             node.attr.pop(SHAPES_ATTRIBUTE, None)
         elif node.name in arguments:
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(arguments[node.name]).as_proto())
-    with tf.Graph().as_default() as imported:
-        tf.import_graph_def(bare, name="")
-    known = {
-        n.name: n.attr[SHAPES_ATTRIBUTE]
-        for n in imported.as_graph_def(add_shapes=True).node
-        if SHAPES_ATTRIBUTE in n.attr
-    }
+    imported = tf.Graph()
+    ops = import_bare(imported, bare)
     changed = {}
     for node in graph:
-        if node.name in known:
+        shapes = output_shapes(imported, ops[node.name])
+        if not shapes:
+            continue
+        known = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(shape=shapes))
+        has_some = SHAPES_ATTRIBUTE in node.attr
+        if keep and has_some:
+            _keep_known(known.list.shape, node.attr[SHAPES_ATTRIBUTE].list.shape)
+        if not has_some or node.attr[SHAPES_ATTRIBUTE] != known:
             changed[node.name] = copied(node)
-            changed[node.name].attr[SHAPES_ATTRIBUTE].CopyFrom(known[node.name])
-            if keep and SHAPES_ATTRIBUTE in node.attr:
-                _keep_known(
-                    changed[node.name].attr[SHAPES_ATTRIBUTE].list.shape, node.attr[SHAPES_ATTRIBUTE].list.shape
-                )
+            changed[node.name].attr[SHAPES_ATTRIBUTE].CopyFrom(known)
     return graph.replaced(changed)
 
 
@@ -88,6 +87,8 @@ def _keep_known(inferred: Any, stated: Any) -> None:
     import tensorflow as tf
 
     for shape, stated_shape in zip(inferred, stated):
+        if shape == stated_shape:
+            continue
         first, second = tf.TensorShape(shape), tf.TensorShape(stated_shape)
         if first.is_compatible_with(second):
             shape.CopyFrom(first.merge_with(second).as_proto())

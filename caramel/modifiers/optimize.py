@@ -21,6 +21,7 @@ from caramel.graph.shapes import SHAPES_ATTRIBUTE, Shape, sizes
 from caramel.graph.verify import verify_structure
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
 from caramel.signature import Signature
+from caramel.util.gc_pause import paused_gc
 
 _REPLICA, _OWN, _NEW, _OUTSIDE = "replica/", "own/", "new/", "outside/"
 """Beginnings of the names of a step that stands for those of all workers."""
@@ -32,6 +33,7 @@ _MOST_LEFT = 0.2
 """Part of a worker's nodes that may stay as they are."""
 
 
+@paused_gc()
 def optimize(emission: Emission, signature: Signature) -> Emission | None:
     """Optimise the nodes that the steps of all workers have in common, as TensorFlow would before the first run.
 
