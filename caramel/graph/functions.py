@@ -103,12 +103,13 @@ class Library:
 
     def written(self, node: NodeDef) -> list[str]:
         """Producers of the handles through which a node writes variables, itself or in a function."""
+        is_call = ops.is_call(node)
+        if not is_call and not ops.is_variable_write(node):
+            return []
         producers = [p for p, _ in ops.data_inputs(node)]
-        if ops.is_call(node):
+        if is_call:
             positions = self._written_positions(node)
             return [p for position, p in enumerate(producers) if position in positions]
-        if not ops.is_variable_write(node):
-            return []
         resources = [t == ops.DT_RESOURCE for _, t in ops.input_types(node)]
         return [p for p, is_resource in zip(producers, resources) if is_resource]
 

@@ -65,6 +65,10 @@ def copied(node: NodeDef, inputs: Iterable[str] | None = None) -> NodeDef:
     return copy
 
 
+_Parsed = tuple[NodeDef, tuple[str, ...], tuple[int, ...]]
+"""A node, and of each of its inputs the name of the node that it is from, and the index of the output."""
+
+
 class Graph:
     """Nodes by name in a fixed order, plus the function library. Treat as immutable.
 
@@ -90,12 +94,13 @@ class Graph:
         Raises:
             InvariantError: two nodes have one name.
         """
-        self._sources: dict[str, tuple[NodeDef, tuple[str, ...]]] = {} if known is None else known._sources
+        self._parsed: dict[str, _Parsed] = {} if known is None else known._parsed
         self.nodes: dict[str, NodeDef] = {}
         for node in nodes:
-            if node.name in self.nodes:
-                raise InvariantError(f"graph: two nodes are named {node.name!r}")
-            self.nodes[node.name] = node
+            name = node.name  # each look is a new text
+            if name in self.nodes:
+                raise InvariantError(f"graph: two nodes are named {name!r}")
+            self.nodes[name] = node
         self.library = library
         self.versions = versions
 
@@ -134,11 +139,20 @@ class Graph:
 
     def sources(self, name: str) -> tuple[str, ...]:
         """Names of the nodes that a node reads or waits for, one for each of its inputs."""
+        return self._inputs(name)[1]
+
+    def parsed_inputs(self, name: str) -> Iterator[tuple[str, int]]:
+        """For each input of a node the name of the node that it is from, and its index there; see `parse_input`."""
+        _, sources, indices = self._inputs(name)
+        return zip(sources, indices)
+
+    def _inputs(self, name: str) -> _Parsed:
         node = self.nodes[name]
-        cached = self._sources.get(name)
+        cached = self._parsed.get(name)
         if cached is None or cached[0] is not node:
-            cached = self._sources[name] = (node, tuple([node_of(text) for text in node.input]))
-        return cached[1]
+            pairs = [parse_input(text) for text in node.input]
+            cached = self._parsed[name] = (node, tuple([source for source, _ in pairs]), tuple([i for _, i in pairs]))
+        return cached
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
@@ -281,10 +295,8 @@ class Graph:
             seen.add(name)
             if stop(name):
                 continue
-            for text in self.nodes[name].input:
-                producer, index = parse_input(text)
-                if control or index >= 0:
-                    stack.append(producer)
+            _, sources, indices = self._inputs(name)
+            stack.extend(sources if control else [s for s, index in zip(sources, indices) if index >= 0])
             stack.extend(further(name))
         return seen
 
@@ -294,9 +306,21 @@ class Graph:
         return Graph((n for n in self if n.name in keep), self.library, self.versions, self)
 
     def replaced(self, changed: Mapping[str, NodeDef], added: Sequence[NodeDef] = (), library: Any = None) -> Graph:
-        """A new graph in which some nodes are replaced, by name, some are added, and the functions may be replaced."""
-        nodes = [changed.get(name, node) for name, node in self.nodes.items()]
-        return Graph([*nodes, *added], self.library if library is None else library, self.versions, self)
+        """A new graph in which some nodes are replaced, by name, some are added, and the functions may be replaced.
+
+        Raises:
+            InvariantError: two nodes have one name, or a node and its replacement have not.
+        """
+        graph = Graph(added, self.library if library is None else library, self.versions, self)
+        for name, node in changed.items():
+            if node.name != name:
+                raise InvariantError(f"graph: node {name!r} is replaced by one named {node.name!r}")
+        both = next((name for name in graph.nodes if name in self.nodes), None)
+        if both is not None:
+            raise InvariantError(f"graph: two nodes are named {both!r}")
+        kept = {name: changed.get(name, node) for name, node in self.nodes.items()}
+        graph.nodes = {**kept, **graph.nodes}
+        return graph
 
 
 def topological_order(digraph: nx.DiGraph) -> tuple[tuple[str, ...], list[str]]:

@@ -30,7 +30,10 @@ def guards_of(graph: Graph) -> Guards:
     """Find the branches of a graph without loops of TensorFlow 1."""
     by_node: dict[str, frozenset[Guard]] = {}
     decided: dict[str, Sequence[str]] = {}
-    for name in graph.order:
+    order = graph.order
+    if not any(node.op == "Switch" for node in graph):
+        return Guards(dict.fromkeys(order, _UNCONDITIONAL), dict.fromkeys(order, ()))
+    for name in order:
         by_node[name], decided[name] = _of_node(graph, graph[name], by_node)
     return Guards(by_node, decided)
 

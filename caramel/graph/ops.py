@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -152,7 +153,12 @@ def is_stateful(node: NodeDef) -> bool:
 
 def is_seeded_random(node: NodeDef) -> bool:
     """Whether the op draws from a hidden generator that its ``seed`` attributes start."""
-    definition = op_def(node.op)
+    return _has_seeds(node.op)
+
+
+@cache
+def _has_seeds(op: str) -> bool:
+    definition = op_def(op)
     return definition.is_stateful and {"seed", "seed2"} <= {a.name for a in definition.attr}
 
 
@@ -223,14 +229,39 @@ def functions_of(node: NodeDef) -> list[str]:
     return [reference.name for reference in function_references(node)]
 
 
-def _typed_arguments(arguments: Any, node: NodeDef) -> list[tuple[str, int]]:
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """An input or output argument of an op, without what its OpDef also says: looking there takes longer."""
+
+    name: str
+    dtype: int
+    type_attr: str
+    number_attr: str
+    type_list_attr: str
+
+
+@cache
+def _input_arguments(op: str) -> tuple[_Argument, ...]:
+    return _arguments(op_def(op).input_arg)
+
+
+@cache
+def _output_arguments(op: str) -> tuple[_Argument, ...]:
+    return _arguments(op_def(op).output_arg)
+
+
+def _arguments(arguments: Any) -> tuple[_Argument, ...]:
+    return tuple(_Argument(a.name, a.type, a.type_attr, a.number_attr, a.type_list_attr) for a in arguments)
+
+
+def _typed_arguments(arguments: Iterable[_Argument], node: NodeDef) -> list[tuple[str, int]]:
     """(argument name, DataType) for every tensor of the given input or output arguments."""
     typed: list[tuple[str, int]] = []
     for argument in arguments:
         if argument.type_list_attr:
             typed.extend((argument.name, t) for t in node.attr[argument.type_list_attr].list.type)
             continue
-        dtype = argument.type or node.attr[argument.type_attr].type
+        dtype = argument.dtype or node.attr[argument.type_attr].type
         count = node.attr[argument.number_attr].i if argument.number_attr else 1
         typed.extend([(argument.name, dtype)] * count)
     return typed
@@ -238,17 +269,17 @@ def _typed_arguments(arguments: Any, node: NodeDef) -> list[tuple[str, int]]:
 
 def output_types(node: NodeDef) -> list[int]:
     """DataType of each output."""
-    return [t for _, t in _typed_arguments(op_def(node.op).output_arg, node)]
+    return [t for _, t in _typed_arguments(_output_arguments(node.op), node)]
 
 
 def output_names(node: NodeDef) -> list[str]:
     """Name of the output argument of each output."""
-    return [name for name, _ in _typed_arguments(op_def(node.op).output_arg, node)]
+    return [name for name, _ in _typed_arguments(_output_arguments(node.op), node)]
 
 
 def input_types(node: NodeDef) -> list[tuple[str, int]]:
     """(argument name, DataType) of each data input."""
-    return _typed_arguments(op_def(node.op).input_arg, node)
+    return _typed_arguments(_input_arguments(node.op), node)
 
 
 def data_inputs(node: NodeDef) -> list[tuple[str, int]]:

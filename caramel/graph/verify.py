@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from caramel.errors import InvariantError
 from caramel.graph import ops
-from caramel.graph.graph import Graph, NodeDef, data_texts, parse_input
+from caramel.graph.graph import Graph, NodeDef, format_input
 
 
 def verify_structure(graph: Graph, modifier: str, verified: Graph | None = None) -> None:
@@ -48,7 +48,7 @@ def verify_nodes(graph: Graph, modifier: str, verified: Graph | None = None) -> 
     # What reads them was verified with another node of their name, or is left without one.
     again = [node for node in changed if node.name in known]
     other = {n.name for n in again if ops.output_types(n) != ops.output_types(known[n.name])}
-    other.update(name for name in known if name not in graph)
+    other |= known.keys() - graph.nodes.keys()
     nodes = changed
     if other:
         new = {node.name for node in changed}
@@ -94,14 +94,14 @@ def _verify_functions(graph: Graph, nodes: Iterable[NodeDef], look_inside: bool,
 def _verify_inputs(node: NodeDef, graph: Graph, outputs: Mapping[str, Sequence[int]], modifier: str) -> None:
     name = node.name
     expected = ops.input_types(node)
-    position = 0
-    for text in node.input:
-        producer, index = parse_input(text)
+    position = count = 0
+    for producer, index in graph.parsed_inputs(name):
         if producer not in graph.nodes:
             raise InvariantError(f"after {modifier}: node {name!r} reads {producer!r}, which does not exist")
         if index < 0:
             position = -1
             continue
+        text = format_input(producer, index)
         if position < 0:
             raise InvariantError(f"after {modifier}: node {name!r} has data input {text!r} after a control input")
         if index >= len(outputs[producer]):
@@ -117,6 +117,6 @@ def _verify_inputs(node: NodeDef, graph: Graph, outputs: Mapping[str, Sequence[i
                 f"but {text!r} is {ops.dtype_name(outputs[producer][index])}"
             )
         position += 1
-    count = len(data_texts(node))
+        count += 1
     if count != len(expected):
         raise InvariantError(f"after {modifier}: node {name!r} has {count} data inputs, its op {len(expected)}")

@@ -229,37 +229,55 @@ class _Common:
         missing = self.kept.difference(each.name for each in graph_def.node)
         if missing:
             raise InvariantError(f"after optimize: {sorted(missing)[0]!r} is gone")
-        elsewhere = {name: texts for texts, name in self._outside.items()}
         new = [each for each in graph_def.node if not each.name.startswith(_OUTSIDE)]
+        for each in new:
+            each.attr.pop(SHAPES_ATTRIBUTE, None)
+        inputs = [[parse_input(text) for text in each.input] for each in new]
         nodes = [*self._others]
         roles = {each.name: self._emission.roles[each.name] for each in nodes}
         for rank, text in enumerate(self._emission.plan.devices):
             device = str(Device.parse(text))
-            own = [self._copy(each, rank, device, elsewhere) for each in new]
+            names = {each.name: _own_name(rank, each.name) for each in new}
+            elsewhere = {name: parse_input(texts[rank]) for texts, name in self._outside.items()}
+            own = [
+                self._copy(each, rank, device, names[each.name], _own_inputs(read, names, elsewhere))
+                for each, read in zip(new, inputs)
+            ]
             nodes += own
-            roles.update((each.name, Role(Purpose.REPLICA, rank)) for each in own)
+            roles.update(dict.fromkeys(names.values(), Role(Purpose.REPLICA, rank)))
         library = _with_functions(self._graph.library, graph_def.library)
         return replace(self._emission, graph=Graph(nodes, library, self._graph.versions), roles=roles)
 
-    def _copy(self, shared: NodeDef, rank: int, device: str, elsewhere: Mapping[str, tuple[str, ...]]) -> NodeDef:
+    def _copy(self, shared: NodeDef, rank: int, device: str, name: str, inputs: Sequence[str]) -> NodeDef:
         """A worker's copy of an optimised node."""
-        inputs = []
-        for text in shared.input:
-            name, index = parse_input(text)
-            if name in elsewhere:
-                name, own_index = parse_input(elsewhere[name][rank])
-                inputs.append(format_input(name, -1 if index < 0 else own_index))
-            else:
-                inputs.append(format_input(_own_name(rank, name), index))
         own = copied(shared, inputs)
-        own.name, own.device = _own_name(rank, shared.name), device
-        own.attr.pop(SHAPES_ATTRIBUTE, None)
+        own.name, own.device = name, device
         original = self._own[rank].get(shared.name)
         if original is not None:
             own.device = original.device
             if "shared_name" in original.attr:
                 own.attr["shared_name"].CopyFrom(original.attr["shared_name"])
         return own
+
+
+def _own_inputs(
+    read: Sequence[tuple[str, int]], names: Mapping[str, str], elsewhere: Mapping[str, tuple[str, int]]
+) -> list[str]:
+    """A worker's inputs of an optimised node.
+
+    Args:
+        read: the inputs under the names that all workers share.
+        names: the worker's names of optimised nodes.
+        elsewhere: what stand-ins stand for.
+    """
+    inputs = []
+    for name, index in read:
+        if name in elsewhere:
+            name, own_index = elsewhere[name]
+            inputs.append(format_input(name, -1 if index < 0 else own_index))
+        else:
+            inputs.append(format_input(names[name], index))
+    return inputs
 
 
 def _is_everywhere(name: str, by_rank: Sequence[Mapping[str, NodeDef]]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from caramel.graph import ops
 from caramel.graph.devices import Device, merge
-from caramel.graph.graph import Graph, NodeDef, copied, format_input, parse_input
+from caramel.graph.graph import Graph, NodeDef, copied, format_input
 from caramel.graph.nodes import colocate, group, variable
 from caramel.model import Model
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
@@ -63,8 +63,8 @@ def copy_node(
     def renamed(name: str) -> str:
         return replica_name(rank, name) if scope is None or name in variables else scope + name
 
-    inputs = (parse_input(text) for text in original.input)
-    copy = copied(original, [format_input(renamed(name), index) for name, index in inputs])
+    inputs = [format_input(renamed(name), index) for name, index in graph.parsed_inputs(original.name)]
+    copy = copied(original, inputs)
     copy.name = renamed(original.name)
     copy.device = merge(original.device, device, original.name)
     colocate(copy, lambda name: renamed(name) if name in graph else None)

@@ -17,15 +17,9 @@ from caramel.graph.graph import Graph, node_of
 from caramel.graph.nodes import colocated
 
 
-def _scopes(name: str) -> list[str]:
-    """The scopes that a name is in.
-
-    TensorFlow refuses a node that is named like a scope in which there is something before it comes.
-
-    >>> _scopes("a/b/c")
-    ['a', 'a/b']
-    """
-    return [name[:position] for position, letter in enumerate(name) if letter == "/"]
+def _scope(name: str) -> str:
+    """The innermost scope that a name is in; "" for none."""
+    return name.rpartition("/")[0]
 
 
 class GrowingGraph:
@@ -76,6 +70,7 @@ class GrowingGraph:
     def _closure(self, names: Iterable[str]) -> Iterator[str]:
         """The nodes that are not in the graph yet."""
         found: set[str] = set()
+        scopes: set[str] = set()
         waiting = list(names)
         while waiting:
             name = waiting.pop()
@@ -83,5 +78,11 @@ class GrowingGraph:
                 continue
             found.add(name)
             node = self._outside[name]
-            waiting += [*map(node_of, node.input), *colocated(node), *_scopes(name)]
+            waiting += [*map(node_of, node.input), *colocated(node)]
+            # TensorFlow refuses a node that is named like a scope in which there is something before it comes.
+            scope = _scope(name)
+            while scope and scope not in scopes:
+                scopes.add(scope)
+                waiting.append(scope)
+                scope = _scope(scope)
             yield name

@@ -59,6 +59,27 @@ def test_ancestors_follow_control_edges_only_when_asked():
     assert graph.ancestors(["d"], stop=lambda name: name == "c") == {"c", "d"}
 
 
+def test_graphs_of_one_origin_know_their_own_inputs():
+    """They share what they have parsed, node by node: not of a node that has another of its name."""
+    first = make(a=[], b=["a:1", "^a"], c=["a"])
+    assert [*first.parsed_inputs("b")] == [("a", 1), ("a", -1)]
+    other = node_def_pb2.NodeDef(name="b", op="NoOp", input=["c"])
+    second = first.replaced({"b": other}, [node_def_pb2.NodeDef(name="d", op="NoOp", input=["^b"])])
+    for _ in range(2):
+        assert [*second.parsed_inputs("b")] == [("c", 0)] and second.sources("d") == ("b",)
+        assert [*first.parsed_inputs("b")] == [("a", 1), ("a", -1)] and first.sources("b") == ("a", "a")
+    assert list(second.nodes) == ["a", "b", "c", "d"] and second["b"] is other
+
+
+def test_a_replacement_keeps_the_name_and_an_addition_has_its_own():
+    graph = make(a=[], b=["a"])
+    named_a = node_def_pb2.NodeDef(name="a", op="NoOp")
+    with pytest.raises(InvariantError, match="'b' is replaced by one named 'a'"):
+        graph.replaced({"b": named_a})
+    with pytest.raises(InvariantError, match="two nodes are named 'a'"):
+        graph.replaced({}, [named_a])
+
+
 def test_pruned_keeps_order_and_drops_the_rest():
     graph = make(a=[], x=["a"], b=["a"])
     assert list(graph.pruned(["b"]).nodes) == ["a", "b"]

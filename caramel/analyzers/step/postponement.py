@@ -89,6 +89,7 @@ class Postponements:
         self.touched = self._by_variable(lambda node: [producer for producer, _ in ops.data_inputs(node)])
         self.guards = guards_of(model.graph)
         self.readers = {g.name: self._readers(g) for g in model.gradients}
+        self.producers = {g.name: [node_of(t) for t in (g.tensor, *dict(g.sources))] for g in model.gradients}
         self._inputs: dict[str, tuple[tuple[str, str, int], ...]] = {}
         self._in_branch: dict[str, bool] = {}
 
@@ -267,8 +268,7 @@ class _Closure:
         """Refuse if other gradients follow from the update, or if it cannot be made without them."""
         names, readers = {g.name for g in self._gradients}, self._common.readers
         for gradient in self._model.gradients:
-            tensors = [gradient.tensor, *(t for t, _ in gradient.sources)]
-            if any(node_of(t) in self._moved for t in tensors):
+            if not self._moved.isdisjoint(self._common.producers[gradient.name]):
                 self._refuse(f"the gradient of {gradient.parameter!r} depends on it in the same step")
             if gradient.name not in names and (used := sorted(self._moved.intersection(readers[gradient.name]))):
                 self._refuse(

@@ -193,6 +193,7 @@ class _Analysis:
             for handle, _ in ops.data_inputs(node):
                 if handle in self._candidates:
                     (self._writers if handle in written else self._readers).setdefault(handle, []).append(node.name)
+        self._candidates = {handle: v for handle, v in self._candidates.items() if self._is_emptied(handle)}
 
     def joined(self, gradients: Sequence[Gradient]) -> tuple[list[Gradient], set[str]]:
         """One parameter's gradients, with summed ones replaced by their sums, and the accumulators in use."""
@@ -234,6 +235,11 @@ class _Analysis:
         return frozenset(consumers or self._step.readers(tensor))
 
     # -- accumulators ------------------------------------------------------------------------
+
+    def _is_emptied(self, handle: str) -> bool:
+        """Whether something sets a variable to zero."""
+        writers = [self._step[name] for name in self._writers.get(handle, ())]
+        return any(w.op == "AssignVariableOp" and self._sums.is_zero(w.input[1]) for w in writers)
 
     def _without(
         self, handle: str, leaves: Mapping[str, frozenset[str]], markers: Iterable[str]
