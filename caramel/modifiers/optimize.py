@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 from caramel.errors import InvariantError, in_one_line
@@ -116,6 +115,7 @@ class _Common:
         by_rank = self._nodes_by_rank()
         names = [name for name in by_rank[0] if _is_everywhere(name, by_rank)]
         self._own = [{name: nodes[name] for name in names} for nodes in by_rank]  # of each worker, by shared names
+        self._shared = [{node.name: name for name, node in own.items()} for own in self._own]  # the other way round
         self._left = [node for name, node in by_rank[0].items() if name not in self._own[0]]
         apart = {update.gradient for update in emission.plan.sharded}  # whose updates have a part
         self._gradient_shapes = {
@@ -128,12 +128,12 @@ class _Common:
         """For each worker the nodes of its step, in the order of the graph, by the names that all workers share."""
         needed = self._graph.ancestors(map(node_of, self._results), stop=self._fed.__contains__)
         by_rank: list[dict[str, NodeDef]] = [{} for _ in self._ranks]
-        for each in self._graph:
-            role = self._emission.roles[each.name]
-            if each.name in needed and role.purpose is Purpose.REPLICA and each.name not in self._fed:
-                name = _shared_name(role.rank, each.name)
-                if name is not None:
-                    by_rank[role.rank][name] = each
+        for name, each in self._graph.nodes.items():
+            role = self._emission.roles[name]
+            if name in needed and role.purpose is Purpose.REPLICA and name not in self._fed:
+                shared = _shared_name(role.rank, name)
+                if shared is not None:
+                    by_rank[role.rank][shared] = each
         return by_rank
 
     @property
@@ -160,9 +160,9 @@ class _Common:
     def _read(self, reader: str, position: int, texts: tuple[str, ...]) -> str:
         """An input under the names that all workers share, from the input as each worker has it."""
         parsed = [parse_input(text) for text in texts]
-        shared = {(_shared_name(rank, name), index) for rank, (name, index) in enumerate(parsed)}
+        shared = {(own.get(name), index) for own, (name, index) in zip(self._shared, parsed)}
         name, index = shared.pop()
-        if not shared and name in self._own[0]:
+        if not shared and name is not None:
             return format_input(name, index)
         if texts not in self._outside:
             self._outside[texts] = f"{_OUTSIDE}{len(self._outside)}"
@@ -191,10 +191,8 @@ class _Common:
         for each in self._others:
             read.update(map(node_of, each.input))
             read.update(colocated(each))
-        shared = {_shared_name(rank, name) for rank, name in product(self._ranks, read)}
-        return frozenset(
-            {*(name for name in self._own[0] if name in shared), *self._results_of_calls, *self._outside.values()}
-        )
+        shared = {own[name] for own in self._shared for name in read.intersection(own)}
+        return frozenset({*shared, *self._results_of_calls, *self._outside.values()})
 
     @property
     def _results_of_calls(self) -> Iterator[str]:
@@ -214,8 +212,7 @@ class _Common:
     @cached_property
     def _others(self) -> tuple[NodeDef, ...]:
         """The nodes that stay as they are."""
-        taken = {each.name for nodes in self._own for each in nodes.values()}
-        return tuple(each for each in self._graph if each.name not in taken)
+        return tuple(each for name, each in self._graph.nodes.items() if not any(name in own for own in self._shared))
 
     def put_back(self, graph_def: Any) -> Emission:
         """The emission in which each worker has the nodes of a graph in place of its own.

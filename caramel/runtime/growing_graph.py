@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from caramel.graph.bare_import import import_bare, op_of
-from caramel.graph.graph import Graph, node_of
+from caramel.graph.graph import node_of
 from caramel.graph.nodes import colocated
 
 
@@ -47,7 +47,8 @@ class GrowingGraph:
         """
         self._outside.update((node.name, node) for node in graph_def.node)
         if graph_def.library.function:
-            import_bare(self.graph, Graph([], graph_def.library, self._versions).to_graph_def())
+            functions = tf.compat.v1.GraphDef(library=graph_def.library, versions=self._versions)
+            import_bare(self.graph, functions)
 
     def take_in(self, names: Iterable[str]) -> None:
         """Have nodes, and all that they need, in the graph.
@@ -59,7 +60,7 @@ class GrowingGraph:
         wanted = set(self._closure(asked))
         if wanted:
             nodes = [node for name, node in self._outside.items() if name in wanted]
-            piece = Graph(nodes, versions=self._versions).to_graph_def()
+            piece = tf.compat.v1.GraphDef(node=nodes, versions=self._versions)
             self._inside.update(import_bare(self.graph, piece, self._inside))
             for name in wanted:
                 del self._outside[name]
