@@ -101,8 +101,8 @@ def _verify_inputs(node: NodeDef, graph: Graph, outputs: Mapping[str, Sequence[i
         if index < 0:
             position = -1
             continue
-        text = format_input(producer, index)
         if position < 0:
+            text = format_input(producer, index)
             raise InvariantError(f"after {modifier}: node {name!r} has data input {text!r} after a control input")
         if index >= len(outputs[producer]):
             raise InvariantError(
@@ -114,7 +114,7 @@ def _verify_inputs(node: NodeDef, graph: Graph, outputs: Mapping[str, Sequence[i
         if outputs[producer][index] != expected[position][1]:
             raise InvariantError(
                 f"after {modifier}: node {name!r} wants {ops.dtype_name(expected[position][1])} as input {position}, "
-                f"but {text!r} is {ops.dtype_name(outputs[producer][index])}"
+                f"but {format_input(producer, index)!r} is {ops.dtype_name(outputs[producer][index])}"
             )
         position += 1
         count += 1
