@@ -79,6 +79,7 @@ SETS: Mapping[str, RecordSet] = {
     "": RecordSet("training*.json", tuple(cells())),
     # Times of two machines in one table would show their difference, not that of the contenders.
     "slower": RecordSet("slower*.json", tuple(c for c in cells() if is_core(c)), ", on the slower machine"),
+    "owners": RecordSet("owners*.json", (Cell("transformer", 8, 1.0),), ", embedding tables at owners"),
     "emulated": RecordSet("emulated*.json", tuple(emulated_cells()), ", emulated accelerators", ACCELERATED),
 }
 """By what stands before the name of a table."""
@@ -96,6 +97,7 @@ TABLES: Mapping[str, Callable[[Sequence[Row], RecordSet], str]] = {
     "misses": lambda rows, of: misses(findings(rows, of.cells, of.targets), rows),
     "ablations": lambda rows, _: ablation_table(rows),
     "cells": _cell_tables,
+    "contenders": lambda rows, _: "\n\n".join(cell_table(list(those.values())) for those in by_cell(rows).values()),
 }
 """By name."""
 

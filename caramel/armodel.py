@@ -65,10 +65,11 @@ class ARModel:
             chosen by hand instead of by scheduling.
         shard_updates: whether each worker makes only its part of the updates that work on one element at a time, and
             has only its part of their slots (`docs/explanation/sharded-updates.md`): ``True`` or ``"all"`` for all that
-            can be, ``"auto"`` where that makes the predicted step shorter.
+            can be, ``"auto"`` where that makes the predicted step shorter, ``"none"`` for none.
         shard_embeddings: whether each worker has only some rows of embedding tables, and of their slots, which all
             others look up there (`docs/explanation/sharded-embeddings.md`): ``True`` or ``"all"`` for all tables that
-            can be divided, ``"auto"`` where that makes the predicted step shorter.
+            can be divided, ``"auto"`` where that makes the predicted step shorter, ``False`` or ``"none"`` for none.
+            ``None`` is ``"auto"`` where a trace and a network are given, and analyzers and policy are not.
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
         policy: ``"optimal"``, or ``"paper"`` for Caramel's own batching and packing.
         plan: finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
@@ -134,7 +135,7 @@ class ARModel:
         wire: str | None = None,
         postponed: Sequence[str] = (),
         shard_updates: bool | str = False,
-        shard_embeddings: bool | str = False,
+        shard_embeddings: bool | str | None = None,
         trace: Trace | str | os.PathLike[str] | None = None,
         policy: str = "optimal",
         plan: Plan | str | os.PathLike[str] | None = None,

@@ -47,6 +47,7 @@ ABLATIONS: Mapping[str, str] = {
 
 VARIANTS: Mapping[str, str] = {
     "caramel_rings": "rings only",
+    "caramel_whole": "whole tables",
     "caramel_owners": "tables at their owners",
     "caramel_sharded": "tables at their owners, sharded updates",
 }

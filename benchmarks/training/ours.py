@@ -37,8 +37,15 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "caramel_no_buckets": {"batching": False},
     "caramel_no_forward": {"scheduling": False},
     "caramel_no_choice": _SHUFFLE,
-    "caramel_nothing": {"serialization": False, "batching": False, "scheduling": False, **_SHUFFLE},
+    "caramel_nothing": {
+        "serialization": False,
+        "batching": False,
+        "scheduling": False,
+        "shard_embeddings": False,
+        **_SHUFFLE,
+    },
     "caramel_rings": {"algorithm": "ring", "depth": 1},
+    "caramel_whole": {"shard_embeddings": False},
     "caramel_owners": {"shard_embeddings": True},
     "caramel_sharded": {"shard_embeddings": True, "shard_updates": True},
 }

@@ -202,15 +202,18 @@ with_policies = _options(
     click.option("--scheduling/--no-scheduling", default=True, help="Send gradients in the next forward pass, too."),
     click.option(
         "--shard-updates",
-        type=click.Choice(["all", "auto"]),
-        help="Each worker makes its part of an update, and has its part of the slots: of all that can be, or where "
-        "that is predicted to be faster.",
+        type=click.Choice(["all", "auto", "none"]),
+        default="none",
+        show_default=True,
+        help="Each worker makes its part of an update, and has its part of the slots: of all that can be, where that "
+        "is predicted to be faster, or of none.",
     ),
     click.option(
         "--shard-embeddings",
-        type=click.Choice(["all", "auto"]),
+        type=click.Choice(["all", "auto", "none"]),
         help="Each worker has some rows of embedding tables and their slots, which the others look up there: of all "
-        "tables that can be divided, or where that is predicted to be faster.",
+        "tables that can be divided, where that is predicted to be faster (the default of a plan that predicts), or of "
+        "none.",
     ),
 )
 """Options about decisions; each switch takes one of the paper's optimisations away."""

@@ -97,14 +97,15 @@ def assemble_plan(
 
         tables: Collection[str] = ()
         about_tables: tuple[str, ...] = ()
-        if options.shard_embeddings and workers > 1:
+        how = options.divides_tables(is_predicted=trace is not None and network.is_known)
+        if how != "none" and workers > 1:
             tables, about_tables = choose_tables(
                 model,
                 lambda names: decide(names, {})[0],
                 options.collectives.deterministic,
-                is_asked=options.shard_embeddings == "all",
+                is_asked=how == "all",
             )
-        if options.shard_updates and workers > 1:
+        if options.shard_updates != "none" and workers > 1:
             plan, facts = decide_about_sharding(
                 model, partial(decide, tables), options.collectives, is_asked=options.shard_updates == "all"
             )

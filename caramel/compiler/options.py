@@ -18,8 +18,8 @@ from caramel.plan import Plan
 from caramel.util.arguments import flag, one_of, predicted_worker_count, shown, worker_count
 from caramel.util.text_files import about_file
 
-SHARDED = ("all", "auto")
-"""Values of ``shard_updates`` and ``shard_embeddings`` besides true and false."""
+SHARDED = ("all", "auto", "none")
+"""Values of ``shard_updates`` and ``shard_embeddings``; true is the first, false the last."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CompileOptions:
     wire: str | None = None
     postponed: Sequence[str] = ()
     shard_updates: bool | str = False
-    shard_embeddings: bool | str = False
+    shard_embeddings: bool | str | None = None
     trace: Trace | str | os.PathLike[str] | None = None
     policy: str = "optimal"
     plan: Plan | str | os.PathLike[str] | None = None
@@ -61,10 +61,9 @@ class CompileOptions:
         for name in ("serialization", "batching", "scheduling", "deterministic"):
             object.__setattr__(self, name, flag(getattr(self, name), name))
         one_of(self.uneven_batches, ("weight", "refuse"), "uneven_batches")
-        for name in ("shard_updates", "shard_embeddings"):
-            given = getattr(self, name)
-            asked: Any = "all" if given is True else given or ""
-            object.__setattr__(self, name, asked and one_of(asked, SHARDED, name))
+        object.__setattr__(self, "shard_updates", _sharded(self.shard_updates, "shard_updates"))
+        if self.shard_embeddings is not None:
+            object.__setattr__(self, "shard_embeddings", _sharded(self.shard_embeddings, "shard_embeddings"))
         one_of(self.statistics, ("local", "mean"), "statistics")
         for name in ("analyzers", "postponed"):
             value = getattr(self, name)
@@ -76,6 +75,17 @@ class CompileOptions:
         with about_file(self.network):
             collectives.check_workers(self.workers)
         self._refuse_ineffective()
+
+    def divides_tables(self, is_predicted: bool) -> str:
+        """One of `SHARDED` for the rows of embedding tables.
+
+        Args:
+            is_predicted: whether the step of a plan is predicted.
+        """
+        if self.shard_embeddings is not None:
+            return str(self.shard_embeddings)
+        is_ours = self.analyzers is None and self.policy == "optimal"
+        return "auto" if is_predicted and is_ours else "none"
 
     @cached_property
     def collectives(self) -> CollectiveOptions:
@@ -98,14 +108,24 @@ class CompileOptions:
         if self.analyzers is not None:
             refuse_options("analyzers", decision_options, "put analyzers that do it into the list")
         if self.plan is not None:
-            names = ("network", "algorithm", "depth", "deterministic", "wire", "shard_updates", "shard_embeddings")
+            names = ("network", "algorithm", "depth", "deterministic", "wire")
             collective_options = {name: getattr(self, name) for name in names}
+            sharding_options = {
+                "shard_updates": self.shard_updates != "none",
+                "shard_embeddings": self.shard_embeddings not in (None, "none"),
+            }
             weighting_options = {
                 "uneven_batches": self.uneven_batches != "weight",
                 "statistics": self.statistics != "local",
             }
-            other_options = {"analyzers": self.analyzers is not None, **collective_options, **weighting_options}
-            refuse_options("plan", {**decision_options, **other_options}, "all of it is decided by the plan")
+            other_options = {"analyzers": self.analyzers is not None, **collective_options, **sharding_options}
+            given = {**decision_options, **other_options, **weighting_options}
+            refuse_options("plan", given, "all of it is decided by the plan")
+
+
+def _sharded(given: Any, name: str) -> str:
+    """What a caller says about what is to be sharded, as one of `SHARDED`."""
+    return one_of(SHARDED[0 if given else -1] if isinstance(given, bool) else given, SHARDED, name)
 
 
 OPTION_NAMES = tuple(field.name for field in fields(CompileOptions) if field.name not in ("workers", "is_what_if"))

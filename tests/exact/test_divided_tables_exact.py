@@ -518,16 +518,29 @@ def test_the_plan_divides_where_that_is_predicted_to_be_faster(workers, rows_byt
     trace = traced(context.model, rows_bytes, 1e-7)
     plans = {
         how: caramel.ARModel(context, workers, trace=trace, network=network, shard_embeddings=how).plan
-        for how in (False, "all", "auto")
+        for how in (False, "all", "auto", None)
     }
     steps_s = {how: plan.prediction.timeline.iteration_s for how, plan in plans.items()}
     found = {how: "owners" in {t.algorithm for t in plan.transfers} for how, plan in plans.items()}
-    assert found == {False: False, "all": True, "auto": is_divided}
+    assert found == {False: False, "all": True, "auto": is_divided, None: is_divided}
     assert steps_s["auto"] == min(steps_s[False], steps_s["all"]) and (steps_s["all"] < steps_s[False]) == is_divided
+    assert plans[None] == plans["auto"]
     (note,) = (note for note in plans["auto"].notes if "embedding table" in note)
     assert ("are divided: predicted" in note) == is_divided
     unknown = caramel.ARModel(context, workers, shard_embeddings="auto").plan
     assert "no embedding table is divided: nothing is predicted" in " ".join(unknown.notes)
+
+
+@pytest.mark.parametrize("options", [{}, {"policy": "paper"}, {"network": None}])
+def test_what_divides_no_table_unasked(options):
+    """Nothing is predicted, or it is said how to choose; and the plan says nothing of it."""
+    context = captured(small())
+    known = {"network": caramel.NetworkModel.from_costs(1e-3, 1e-9)} if options else {}
+    if options.keys() & {"policy", "network"}:
+        known["trace"] = traced(context.model, 4_000_000, 1e-7)
+    plan = caramel.ARModel(context, 8, **{**known, **options}).plan
+    assert "owners" not in {t.algorithm for t in plan.transfers}
+    assert not [note for note in plan.notes if "embedding table" in note]
 
 
 def test_tables_and_updates_are_divided_together():
@@ -545,7 +558,7 @@ def test_tables_and_updates_are_divided_together():
 @pytest.mark.parametrize("value", ["some", 2, ["table"]])
 def test_values_that_shard_embeddings_does_not_take(value):
     _, armodel = sessions(2)
-    with pytest.raises(caramel.InputError, match="shard_embeddings must be 'all' or 'auto'"):
+    with pytest.raises(caramel.InputError, match="shard_embeddings must be 'all' or 'auto' or 'none'"):
         caramel.ARModel(armodel.context, 2, shard_embeddings=value)
     with pytest.raises(caramel.InputError, match="leave out shard_embeddings="):
         caramel.ARModel(armodel.context, 2, shard_embeddings=True, plan=armodel.plan)
