@@ -70,6 +70,11 @@ class ARModel:
             others look up there (`docs/explanation/sharded-embeddings.md`): ``True`` or ``"all"`` for all tables that
             can be divided, ``"auto"`` where that makes the predicted step shorter, ``False`` or ``"none"`` for none.
             ``None`` is ``"auto"`` where a trace and a network are given, and analyzers and policy are not.
+        sync_every: number of steps in which every worker trains by itself, before all exchange what they have trained
+            (`docs/explanation/local-steps.md`). This is not the training of one device. ``None`` for gradients that
+            are all-reduced in every step.
+        outer_learning_rate: of the exchange after so many steps.
+        outer_momentum: of that exchange, at least 0 and less than 1.
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
         policy: ``"optimal"``, or ``"paper"`` for Caramel's own batching and packing.
         plan: finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
@@ -136,6 +141,9 @@ class ARModel:
         postponed: Sequence[str] = (),
         shard_updates: bool | str = False,
         shard_embeddings: bool | str | None = None,
+        sync_every: int | None = None,
+        outer_learning_rate: float = 0.7,
+        outer_momentum: float = 0.9,
         trace: Trace | str | os.PathLike[str] | None = None,
         policy: str = "optimal",
         plan: Plan | str | os.PathLike[str] | None = None,
@@ -160,6 +168,9 @@ class ARModel:
             postponed=postponed,
             shard_updates=shard_updates,
             shard_embeddings=shard_embeddings,
+            sync_every=sync_every,
+            outer_learning_rate=outer_learning_rate,
+            outer_momentum=outer_momentum,
             trace=trace,
             policy=policy,
             plan=plan,

@@ -130,6 +130,69 @@ def is_long_wait(data_wait_s: float, step_s: float) -> bool:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """The all-reduce of one bucket of differences of parameters; see `LocalSteps`.
+
+    Attributes:
+        parameters: names of the parameters, in the order in which they lie.
+        dtype: their element type.
+        elements: number of elements.
+        size_bytes: bytes of the elements.
+        algorithm: name of the collective.
+        depth: number of chunks in flight at once.
+        wire: element type of the messages; None if it is ``dtype``.
+        predicted_s: predicted seconds of the transfer; None without a network model.
+        reason: reason of these decisions.
+    """
+
+    parameters: tuple[str, ...]
+    dtype: str
+    elements: int
+    size_bytes: int
+    algorithm: str
+    depth: int
+    wire: str | None
+    predicted_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Steps in which every worker updates its own parameters, and after some of them what all make of these.
+
+    With A the parameters after the last exchange and P_r those of worker r, the exchange takes D, the mean of A - P_r
+    over the workers, M = momentum * M + D, and gives all workers A - learning_rate * (D + momentum * M).
+
+    Attributes:
+        sync_every: number of steps from one exchange to the next; at most, as values are read after one.
+        learning_rate: of the exchange.
+        momentum: of the exchange; 0 for none.
+        exchanges: what travels.
+
+    Source:
+        Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models (2023), algorithm 1.
+    """
+
+    sync_every: int
+    learning_rate: float
+    momentum: float
+    exchanges: tuple[Exchange, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all parameters that are exchanged."""
+        return sum(exchange.size_bytes for exchange in self.exchanges)
+
+    def __str__(self) -> str:
+        return (
+            f"every worker trains by itself, and at the latest after {self.sync_every} steps all exchange the "
+            f"differences of {sum(len(e.parameters) for e in self.exchanges)} parameters ({self.size_bytes:,} bytes in "
+            f"{len(self.exchanges)} transfers): Nesterov's step with a learning rate of {self.learning_rate:g} and a "
+            f"momentum of {self.momentum:g}. This is not the training of one device"
+        )
+
+
+@dataclass(frozen=True)
 class Interval:
     """The seconds between which the step is with 95 % probability, and what they are from.
 
@@ -276,6 +339,7 @@ class Plan:
         prediction: predicted step; None without a trace or a network model.
         proof: statements that were checked of the emitted graph; empty before it is emitted.
         outline: what the program is made of; None in plans of earlier versions.
+        local: the steps in which every worker trains by itself, and their exchanges; None where gradients travel.
         aliases: names in the plan of those variables that the program calls otherwise, by the program's name. They
             are those of the process that builds the program, and are not written down.
 
@@ -320,6 +384,7 @@ class Plan:
     prediction: Prediction | None = None
     proof: tuple[str, ...] = ()
     outline: Outline | None = None
+    local: LocalSteps | None = None
     aliases: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     # -- as text -----------------------------------------------------------------------------
@@ -330,6 +395,8 @@ class Plan:
         del written["aliases"]
         if not self.sharded:
             del written["sharded"]  # so that plans without are what they were in earlier versions
+        if self.local is None:
+            del written["local"]
         return FORMAT.write(written)
 
     @classmethod
@@ -345,7 +412,9 @@ class Plan:
         """
         data = FORMAT.read(text, name)
         with FORMAT.reading(name):
-            plan: Plan = from_data(cls, {"outline": None, "sharded": [], **data})  # plans of earlier versions have none
+            plan: Plan = from_data(
+                cls, {"outline": None, "sharded": [], "local": None, **data}
+            )  # plans of earlier versions have none
         alternatives = () if plan.prediction is None else plan.prediction.alternatives
         if alternatives and len(alternatives) != len(plan.transfers):
             raise PlanError(f"{name} predicts other transfers than it has: make the plan anew")
@@ -509,6 +578,9 @@ class Plan:
             time = ["-" if t.predicted_s is None else f"{t.predicted_s * 1e3:.3g}"] if predicted else []
             size = "sparse" if t.size_bytes is None else f"{t.size_bytes:,}"
             rows.append((str(number), self._contents(t), t.dtype, size, t.algorithm, str(t.depth), t.window, *time))
+        for number, e in enumerate(() if self.local is None else self.local.exchanges):
+            names = listed(e.parameters, _MOST_NAMES)
+            rows.append((str(number), names, e.dtype, f"{e.size_bytes:,}", e.algorithm, str(e.depth), "exchange"))
         head = [
             f"plan {self.digest[:12]}: {self.workers} workers, {len(self.transfers)} transfers, "
             f"{self.bytes_per_step:,} bytes of gradients per worker and step",
@@ -520,6 +592,8 @@ class Plan:
             head.append(f"network: {self.network}")
         if self.analyzers:
             head.append(f"analyzers: {', '.join(self.analyzers)}")
+        if self.local is not None:
+            head.append(str(self.local))
         if self.order:
             head.append(f"order of gradients: {self.order_reason}")
         if self.sharded:

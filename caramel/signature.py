@@ -137,6 +137,11 @@ class Signature:
         evaluation: the declared evaluation, if any.
         data: how the workers get their inputs from a dataset, if they do.
         reported: ``"mean"`` or ``"sum"``: how the values of ``losses`` combine.
+        sync_every: number of steps after which ``flush`` has to run, where it exchanges what workers have trained by
+            themselves; 0 where they do not.
+        anchor: op to run after parameters were given new values between steps; "" for none.
+        restore_momentum: op that restores the momentum of exchanges, if the checkpoint has it; "" for none.
+        momentum_keys: the keys that it reads.
     """
 
     workers: int
@@ -162,6 +167,10 @@ class Signature:
     evaluation: EvaluationSignature | None
     data: DataSignature | None = None
     reported: str = "mean"
+    sync_every: int = 0
+    anchor: str = ""
+    restore_momentum: str = ""
+    momentum_keys: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """As JSON, with a version."""

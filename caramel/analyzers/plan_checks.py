@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.element_updates import ElementUpdate, element_updates, writers_before_gradient
+from caramel.analyzers.step.local_variables import exchangeable
 from caramel.analyzers.step.postponement import is_shared, postponement
 from caramel.analyzers.step.row_updates import row_updates
 from caramel.analyzers.step.sparse_slices import distinct_rows_node
@@ -15,9 +16,9 @@ from caramel.errors import InputError, OtherProgramError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, Piece
 from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model
-from caramel.netmodel.choice import ON_ONE_WORKER, is_in_rank_order
+from caramel.netmodel.choice import ON_ONE_WORKER, CollectiveOptions, allowed_algorithms, is_in_rank_order
 from caramel.outline import differences
-from caramel.plan import OWNERS, Plan, Transfer
+from caramel.plan import OWNERS, LocalSteps, Plan, Transfer
 from caramel.util.arguments import MOST_CHUNKS, shown
 from caramel.util.units import format_ms
 
@@ -52,6 +53,9 @@ def check_plan(plan: Plan, model: Model) -> None:
         PlanError: naming the transfer.
     """
     _check_reduction(plan, model)
+    if plan.local is not None:
+        _check_local(plan, plan.local, model)
+        return
     by_name = {g.name: g for g in model.gradients}
     for number, transfer in enumerate(plan.transfers):
         _check_transfer(f"transfer {number}", transfer, model, by_name, plan)
@@ -89,6 +93,37 @@ def _check_reduction(plan: Plan, model: Model) -> None:
         raise PlanError(f"the plan combines gradients by {plan.reduction!r}, the program by {model.reduction.kind!r}")
     if plan.statistics not in ("local", "mean"):
         raise PlanError(f"the plan has statistics={plan.statistics!r}: there are 'local' and 'mean'")
+
+
+def _check_local(plan: Plan, local: LocalSteps, model: Model) -> None:
+    """Every parameter is exchanged once, with others of its element type, by a collective that exists."""
+    if plan.transfers or plan.sharded or plan.edges or plan.deterministic:
+        raise PlanError("the plan lets workers train by themselves, and has transfers of gradients: make it anew")
+    if local.sync_every < 1 or not local.learning_rate > 0 or not 0 <= local.momentum < 1:
+        raise PlanError(
+            f"the plan exchanges parameters after {local.sync_every} steps, with a learning rate of "
+            f"{local.learning_rate} and a momentum of {local.momentum}: at least 1, more than 0, and 0 up to less than "
+            "1 are possible"
+        )
+    by_name = {v.plan_name: v for v in exchangeable(model)}
+    names = [name for exchange in local.exchanges for name in exchange.parameters]
+    if sorted(names) != sorted(by_name):
+        missing = sorted(by_name.keys() - names)
+        reason = f"{missing[0]!r} is not exchanged" if missing else "a parameter is not there, or exchanged twice"
+        raise PlanError(f"the plan does not exchange each parameter once: {reason}")
+    for number, exchange in enumerate(local.exchanges):
+        where, variables = f"exchange {number}", [by_name[name] for name in exchange.parameters]
+        if {v.dtype for v in variables} != {exchange.dtype}:
+            raise PlanError(f"{where} is of {exchange.dtype}, and not all of its parameters are")
+        elements = sum(v.size for v in variables)
+        if (exchange.elements, exchange.size_bytes) != (elements, elements * variables[0].item_bytes):
+            raise PlanError(f"{where} says {exchange.elements} elements, and its parameters have {elements}")
+        try:
+            options = CollectiveOptions(algorithm=exchange.algorithm, depth=exchange.depth, wire=exchange.wire)
+            options.check_workers(plan.workers)
+            allowed_algorithms(options, plan.workers, exchange.dtype)
+        except InputError as error:
+            raise PlanError(f"{where}: {error}") from error
 
 
 def _check_edges(edges: Sequence[tuple[str, str]], model: Model, moved: Collection[str]) -> None:

@@ -215,6 +215,15 @@ with_policies = _options(
         "tables that can be divided, where that is predicted to be faster (the default of a plan that predicts), or of "
         "none.",
     ),
+    click.option(
+        "--sync-every",
+        metavar="STEPS",
+        type=click.IntRange(min=1),
+        help="Every worker trains by itself for so many steps, and then all exchange what they have trained. This is "
+        "not the training of one device.",
+    ),
+    click.option("--outer-learning-rate", type=float, default=0.7, show_default=True, help="Of that exchange."),
+    click.option("--outer-momentum", type=float, default=0.9, show_default=True, help="Of that exchange."),
 )
 """Options about decisions; each switch takes one of the paper's optimisations away."""
 

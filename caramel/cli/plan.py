@@ -107,7 +107,7 @@ def plan(
     if out is not None:
         check_writable(out)
     if is_measured:
-        _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host)
+        _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host, sync_every=decisions["sync_every"])
     place.check(workers or 1)
     workers, devices = place.size(workers, devices)
     pictures = Pictures(program, timeline, report, __version__)

@@ -55,7 +55,7 @@ def planned(
     """
     options = dict(decisions)
     trace = as_trace(options.pop("trace"), loaded.context.for_workers(workers).model_for(workers))
-    if trace is None:
+    if trace is None and options["sync_every"] is None:  # else nothing is sent beside computation
         trace = traced_program(loaded, workers_on_host, workers)
     if analyzers is None:
         options["trace"] = trace

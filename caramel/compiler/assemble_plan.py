@@ -20,6 +20,7 @@ from caramel.analyzers.step.element_updates import ElementUpdate
 from caramel.analyzers.step.sparse_slices import with_added_slices
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.compiler.divided_tables import choose_tables, with_divided_tables
+from caramel.compiler.local_steps import local_plan
 from caramel.compiler.options import CompileOptions
 from caramel.compiler.sharded_updates import decide_about_sharding
 from caramel.data.pipeline import Pipeline, make_pipeline
@@ -72,11 +73,13 @@ def assemble_plan(
         with about_file(options.plan):
             plan = _given_plan(options.plan, model, pipeline, options)
             check_plan(plan, model)
+    elif options.sync_every is not None:
+        devices = _devices(options)
+        weighted = options.uneven_batches == "weight" and counts_differ(model, options.workers, pipeline)
+        plan = local_plan(model, devices, pipeline, options, weighted)
+        check_plan(plan, model)
     else:
-        workers = options.workers
-        devices = parse_devices(
-            default_devices(workers) if options.device_list is None else options.device_list, workers
-        )
+        workers, devices = options.workers, _devices(options)
         network = Network(options.collectives, workers)
         analyzers, notes = _analyzers(model, network, trace, options)
 
@@ -114,6 +117,11 @@ def assemble_plan(
         plan = replace(plan, notes=(*plan.notes, *about_tables))
         check_plan(plan, model)
     return plan, facts
+
+
+def _devices(options: CompileOptions) -> tuple[str, ...]:
+    given = default_devices(options.workers) if options.device_list is None else options.device_list
+    return parse_devices(given, options.workers)
 
 
 def _analyzers(

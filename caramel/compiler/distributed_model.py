@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from caramel.analyzers.step.local_variables import with_local_state
 from caramel.compiler.assemble_plan import assemble_plan, counts_differ, input_pipeline
 from caramel.compiler.options import CompileOptions
 from caramel.data.pipeline import Pipeline
@@ -18,7 +19,7 @@ from caramel.graph.devices import default_devices, parse_devices
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Emission, Role
 from caramel.modifiers.optimize import is_optimizable, optimize
-from caramel.modifiers.passes import ALL_REDUCE, COMPUTATION_ALONE, FORWARD_PASS, Target, emit
+from caramel.modifiers.passes import ALL_REDUCE, COMPUTATION_ALONE, FORWARD_PASS, LOCAL_STEPS, Target, emit
 from caramel.modifiers.proof import prove
 from caramel.modifiers.signatures import make_signature
 from caramel.plan import Plan
@@ -134,6 +135,9 @@ def compile_model(
     plan, facts = assemble_plan(model, pipeline, options, trace)
     evaluation = context.evaluation_for() if context.evaluation is not None else None
     try:
+        if plan.local is not None:
+            start = Emission.initial(with_local_state(model), plan, evaluation, pipeline)
+            return distribute(LOCAL_STEPS, context, start), facts
         distributed = distribute(ALL_REDUCE, context, Emission.initial(model, plan, evaluation, pipeline))
     except InvariantError as error:
         if options.plan is None and options.analyzers is None:

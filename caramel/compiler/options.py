@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +16,7 @@ from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.file import as_network
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan
-from caramel.util.arguments import flag, one_of, predicted_worker_count, shown, worker_count
+from caramel.util.arguments import flag, one_of, predicted_worker_count, shown, whole_number, worker_count
 from caramel.util.text_files import about_file
 
 SHARDED = ("all", "auto", "none")
@@ -50,6 +51,9 @@ class CompileOptions:
     postponed: Sequence[str] = ()
     shard_updates: bool | str = False
     shard_embeddings: bool | str | None = None
+    sync_every: int | None = None
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
     trace: Trace | str | os.PathLike[str] | None = None
     policy: str = "optimal"
     plan: Plan | str | os.PathLike[str] | None = None
@@ -65,6 +69,15 @@ class CompileOptions:
         if self.shard_embeddings is not None:
             object.__setattr__(self, "shard_embeddings", _sharded(self.shard_embeddings, "shard_embeddings"))
         one_of(self.statistics, ("local", "mean"), "statistics")
+        if self.sync_every is not None:
+            object.__setattr__(self, "sync_every", whole_number(self.sync_every, "sync_every"))
+        rate, momentum = (_number(getattr(self, name), name) for name in ("outer_learning_rate", "outer_momentum"))
+        if not 0 < rate < math.inf:
+            raise InputError(f"outer_learning_rate must be a positive number, got {shown(rate)}")
+        if not 0 <= momentum < 1:
+            raise InputError(f"outer_momentum must be at least 0 and less than 1, got {shown(momentum)}")
+        object.__setattr__(self, "outer_learning_rate", rate)
+        object.__setattr__(self, "outer_momentum", momentum)
         for name in ("analyzers", "postponed"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -75,6 +88,32 @@ class CompileOptions:
         with about_file(self.network):
             collectives.check_workers(self.workers)
         self._refuse_ineffective()
+
+    def _refuse_beside_local_steps(self, decision_options: Mapping[str, Any]) -> None:
+        """Refuse what is about gradients on their way, where none is sent."""
+        if self.sync_every is None:
+            outer = {
+                "outer_learning_rate": self.outer_learning_rate != 0.7,
+                "outer_momentum": self.outer_momentum != 0.9,
+            }
+            given = [f"{name}=" for name, is_given in outer.items() if is_given]
+            if given:
+                raise InputError(f"{listed(given)} is of the exchange after some steps: give sync_every=, too")
+            return
+        others = {
+            **decision_options,
+            "analyzers": self.analyzers is not None,
+            "shard_updates": self.shard_updates != "none",
+            "shard_embeddings": self.shard_embeddings not in (None, "none"),
+        }
+        refuse_options("sync_every", others, "every worker trains by itself, and sends no gradient")
+        if self.is_what_if:
+            raise InputError("nothing is predicted of steps that exchange nothing: leave out sync_every=")
+        if self.deterministic:
+            raise InputError(
+                "sync_every= and deterministic=True exclude each other: workers that train by themselves do not "
+                "compute what one device does"
+            )
 
     def divides_tables(self, is_predicted: bool) -> str:
         """One of `SHARDED` for the rows of embedding tables.
@@ -107,6 +146,7 @@ class CompileOptions:
         }
         if self.analyzers is not None:
             refuse_options("analyzers", decision_options, "put analyzers that do it into the list")
+        self._refuse_beside_local_steps(decision_options)
         if self.plan is not None:
             names = ("network", "algorithm", "depth", "deterministic", "wire")
             collective_options = {name: getattr(self, name) for name in names}
@@ -118,9 +158,16 @@ class CompileOptions:
                 "uneven_batches": self.uneven_batches != "weight",
                 "statistics": self.statistics != "local",
             }
+            local_options = {"sync_every": self.sync_every is not None}
             other_options = {"analyzers": self.analyzers is not None, **collective_options, **sharding_options}
-            given = {**decision_options, **other_options, **weighting_options}
+            given = {**decision_options, **other_options, **weighting_options, **local_options}
             refuse_options("plan", given, "all of it is decided by the plan")
+
+
+def _number(given: Any, name: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise InputError(f"{name} must be a number, got {shown(given)}")
+    return float(given)
 
 
 def _sharded(given: Any, name: str) -> str:

@@ -55,7 +55,11 @@ def traced_options(
         given = found["trace"]
         loaded = load_trace(given) if isinstance(given, (str, os.PathLike)) else given
         found["trace"] = _of_captured(loaded, context.model_for(workers), own_step)
-    elif found.get("network") is not None and not any(name in found for name in _BY_HAND):
+    elif (
+        found.get("network") is not None
+        and found.get("sync_every") is None  # a step that sends nothing needs no plan
+        and not any(name in found for name in _BY_HAND)
+    ):
         arrays = batch()
         if arrays is not None:
             say(f"caramel: the step is traced on {workers} workers, to plan for this network")

@@ -193,8 +193,8 @@ def _gathered(
         wire=transfer.wire,
     )
     for rank in ranks:
-        _redirect(emission, gradient, rank, gradient.tensor, lowered.values[rank], changed)
-        _redirect(emission, gradient, rank, gradient.indices, lowered.indices[rank], changed)
+        redirect_gradient(emission, gradient, rank, gradient.tensor, lowered.values[rank], changed)
+        redirect_gradient(emission, gradient, rank, gradient.indices, lowered.indices[rank], changed)
     return lowered.nodes
 
 
@@ -228,17 +228,29 @@ def _redirect_piece(
 ) -> None:
     """Make the readers of a piece read the aggregated piece."""
     if len(emission.plan.pieces[gradient.name]) == 1 and gradient.name not in emission.plan.postponed:
-        _redirect(emission, gradient, rank, gradient.tensor, aggregated, changed)
+        redirect_gradient(emission, gradient, rank, gradient.tensor, aggregated, changed)
         return
     # A piece, and what was kept of one, is read by what joins the pieces, keeps it, or uses it; nothing else.
     if not redirect(emission, emission.pieces[rank, piece], (), aggregated, changed):
         raise InvariantError(f"aggregate: a piece of gradient {gradient.name!r} of worker {rank} has no reader")
 
 
-def _redirect(
+def redirect_gradient(
     emission: Emission, gradient: Gradient, rank: int, tensor: str, aggregated: str, changed: dict[str, NodeDef]
 ) -> None:
-    """Make the readers of a tensor of the local gradient read the aggregated tensor."""
+    """Make the readers of a tensor of a worker's gradient read another one.
+
+    Args:
+        emission: the emission with weighed gradients; it is not changed.
+        gradient: the gradient.
+        rank: the worker.
+        tensor: its tensor in the Model: the values, or the indices of a sparse one.
+        aggregated: the tensor to read.
+        changed: changed nodes by name; the readers are added.
+
+    Raises:
+        InvariantError: nothing reads the values.
+    """
     consumers = {replica_name(rank, c) for c in gradient.consumers}
     # The weight of this worker goes on reading the local gradient.
     has_reader = redirect(emission, replica_tensor(rank, tensor), consumers, aggregated, changed, own_name(rank, ""))

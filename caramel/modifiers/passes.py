@@ -13,6 +13,7 @@ from caramel.modifiers.cut import cut
 from caramel.modifiers.divide_tables import divide_tables
 from caramel.modifiers.emission import Emission, Modifier
 from caramel.modifiers.evaluate import add_evaluation
+from caramel.modifiers.exchange import add_exchange_state, exchange, train_alone, verify_alone
 from caramel.modifiers.place_input import add_input_state, place_input, save_position
 from caramel.modifiers.postpone import postpone, verify_postponed
 from caramel.modifiers.replicate import replicate
@@ -57,6 +58,26 @@ ALL_REDUCE = Target(
     ),
 )
 """Data-parallel training: every worker has all parameters, gradients are all-reduced."""
+
+LOCAL_STEPS = Target(
+    "local steps",
+    (
+        replicate,
+        serialize,
+        place_input,
+        weigh,
+        sum_forward,
+        train_alone,
+        exchange,
+        verify_alone,
+        save_position,
+        add_state,
+        add_input_state,
+        add_exchange_state,
+        add_evaluation,
+    ),
+)
+"""Every worker trains by itself; an op of its own brings their parameters together."""
 
 COMPUTATION_ALONE = Target(
     "computation alone", (replicate, serialize, place_input, save_position, add_state, add_input_state)

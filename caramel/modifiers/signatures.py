@@ -10,6 +10,7 @@ from caramel.model import Evaluation
 from caramel.modifiers import save_restore
 from caramel.modifiers.emission import Emission, own_name, replica_name
 from caramel.modifiers.evaluate import EVALUATION_SCOPE
+from caramel.modifiers.exchange import ANCHOR, BEGIN, EXCHANGE, RESTORE_MOMENTUM, momentum_keys
 from caramel.modifiers.place_input import data_signature
 from caramel.modifiers.postpone import FLUSH, FORGET
 from caramel.plan import Plan
@@ -27,6 +28,8 @@ def make_signature(emission: Emission) -> Signature:
     """
     model, plan, evaluation, pipeline = emission.model, emission.plan, emission.evaluation, emission.pipeline
     ranks = range(plan.workers)
+
+    local = plan.local
 
     def everywhere(tensor: str) -> tuple[str, ...]:
         return tuple(tensor_name(replica_name(rank, tensor)) for rank in ranks)
@@ -50,6 +53,7 @@ def make_signature(emission: Emission) -> Signature:
             save_restore.BROADCAST,
             *([save_restore.FILL] if model.tables else []),
             *([FORGET] if plan.postponed else []),
+            *([] if local is None else [BEGIN]),
         ),
         restore_unsaved=save_restore.RESTORE_UNSAVED,
         restore_local=save_restore.RESTORE_LOCAL,
@@ -59,12 +63,23 @@ def make_signature(emission: Emission) -> Signature:
         steps_key=model.step_counter or save_restore.STEPS_KEY,
         save=save_restore.SAVE,
         group_leader=_group_leader(plan),
-        flush=(FLUSH,) if plan.postponed else (),
+        flush=_flush(plan),
         checkpoint_names=tuple(v.name for v in model.variables if v.saved),
         evaluation=None if evaluation is None else evaluation_signature(evaluation, EVALUATION_SCOPE),
         data=None if pipeline is None else data_signature(pipeline, plan.workers),
         reported=model.reported or model.reduction.kind,
+        sync_every=0 if local is None else local.sync_every,
+        anchor="" if local is None else ANCHOR,
+        restore_momentum="" if local is None else RESTORE_MOMENTUM,
+        momentum_keys=tuple(momentum_keys(model, plan)),
     )
+
+
+def _flush(plan: Plan) -> tuple[str, ...]:
+    """What is left to do after steps before values are read."""
+    if plan.local is not None:
+        return (EXCHANGE,)
+    return (FLUSH,) if plan.postponed else ()
 
 
 def _group_leader(plan: Plan) -> str:

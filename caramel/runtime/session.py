@@ -132,6 +132,7 @@ class Session:
         self._data_wait_s = 0.0
         self._failure: str | None = None  # why no step may be taken
         self._is_pending = False
+        self._steps_since_flush = 0
         self._on_metadata: Callable[[bytes], None] | None = None
         self._closed = False
         self._lock = threading.RLock()  # what runs or changes the session holds it
@@ -328,6 +329,9 @@ class Session:
         results = step_results(self._signature, batches, values, self._step_count)
         self._step_count += len(results)
         self._is_pending = bool(self._signature.flush)
+        self._steps_since_flush += len(results)
+        if self._signature.sync_every and self._steps_since_flush >= self._signature.sync_every:
+            self.flush()
         return results
 
     def _train(
@@ -404,6 +408,8 @@ class Session:
 
     def _most_together(self, steps: int) -> int:
         """Number of steps that the next run may have; a step that is traced runs by itself."""
+        if self._signature.sync_every:  # an exchange comes between two runs
+            steps = min(steps, self._signature.sync_every - self._steps_since_flush)
         return 1 if self._on_metadata is not None else self.steps_in_run(steps)
 
     def _run_on_data(self, steps: int) -> list[StepResult]:
@@ -639,7 +645,7 @@ class Session:
 
     @_one_at_a_time
     def flush(self) -> None:
-        """Apply the updates that the last step has left to the next one.
+        """Apply the updates that the last step has left to the next one, or exchange what workers have trained alone.
 
         Whatever reads or writes values from outside of a step (saving, evaluating, `values`, `assign`) does so first.
         """
@@ -647,7 +653,7 @@ class Session:
         if not self._is_pending:
             return
         self._train([], self._signature.flush, {}, self._executor.run)
-        self._is_pending = False
+        self._is_pending, self._steps_since_flush = False, 0
 
     # -- evaluation --------------------------------------------------------------------------
 
@@ -812,7 +818,7 @@ class Session:
             except (InputError, CheckpointError):
                 self._failure = before
                 raise
-            self._is_pending = False
+            self._is_pending, self._steps_since_flush = False, 0
             if self._data is not None:
                 self._data.restore(self._state.last_read)
             self._failure = None

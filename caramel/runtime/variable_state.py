@@ -18,6 +18,7 @@ from caramel.errors import CheckpointError, InputError, StepError, in_one_line, 
 from caramel.frontend.recording.automatic_names import Renaming, counted_anew, parts_of
 from caramel.graph.graph import NodeDef
 from caramel.model import Model
+from caramel.modifiers.exchange import momentum_keys
 from caramel.modifiers.save_restore import assignment_nodes, file_copy_nodes, local_key, separately_saved
 from caramel.runtime import checkpoint
 from caramel.runtime.feeds import converted_array
@@ -91,8 +92,8 @@ class VariableState:
         with self._under_own_names(prefix, reader) as named:
             saved = [v for v in self._model.variables if v.saved]
             checkpoint.check_fits(prefix, checkpoint.open_checkpoint(named), saved)
-            steps, local = self._steps(named), self._local_targets(named)
-            self._read(named, [*self._signature.restore, *local])
+            steps, further = self._steps(named), [*self._local_targets(named), *self._momentum_targets(named)]
+            self._read(named, [*self._signature.restore, *further])
         self.last_read = prefix
         return steps
 
@@ -109,7 +110,8 @@ class VariableState:
         if wanted <= there.keys():
             yield prefix
             return
-        names = [*wanted, *(key for _, _, key in separately_saved(self._model, self._plan))]
+        local_keys = [key for _, _, key in separately_saved(self._model, self._plan)]
+        names = [*wanted, *local_keys, *self._signature.momentum_keys]
         then, now = (Renaming(counted_anew(parts_of(keys))) for keys in (there, names))
         own = {now.of(name): name for name in names}
         renamed = {key: own.get(then.of(key), key) for key in there}
@@ -151,7 +153,8 @@ class VariableState:
             steps = self._push(values)
             self.last_read = None
             return steps
-        steps, targets = self._steps(local_prefix), self._local_targets(local_prefix)
+        steps = self._steps(local_prefix)
+        targets = [*self._local_targets(local_prefix), *self._momentum_targets(local_prefix)]
         # The objects need not hold all: Keras leaves the state of its random generators out.
         self._push({**values, **local_values})
         self._read(local_prefix, targets)
@@ -191,6 +194,19 @@ class VariableState:
         checkpoint.read_values(prefix, local_shapes)  # they are read last, when damage would come too late
         return [self._signature.restore_local]
 
+    def _momentum_targets(self, prefix: str) -> list[str]:
+        """The op that restores the momentum of exchanges, if the checkpoint has it of these parameters.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        shapes = checkpoint.open_checkpoint(prefix).get_variable_to_shape_map()
+        wanted = {key: v.shape for key, v in momentum_keys(self._model, self._plan).items()}
+        if not wanted or any(tuple(shapes.get(key, (-1,))) != shape for key, shape in wanted.items()):
+            return []
+        checkpoint.read_values(prefix, wanted)  # read last, like the local values
+        return [self._signature.restore_momentum]
+
     def _push(self, values: Mapping[str, np.ndarray], *further_ops: str) -> int:
         """Give every worker these values, through a checkpoint that only exists meanwhile.
 
@@ -226,7 +242,7 @@ class VariableState:
             self._assignments[names] = scope
         with _temporary_prefix() as prefix:
             _put_down(prefix, arrays, self._model)
-            self._read(prefix, [self._assignments[names]])
+            self._read(prefix, [self._assignments[names], *filter(None, [self._signature.anchor])])
 
     def _read(self, prefix: str, targets: Sequence[str]) -> None:
         """Run ops that read a checkpoint, one after the other."""

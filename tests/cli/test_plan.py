@@ -226,6 +226,29 @@ def test_the_program_is_traced_where_no_trace_is_given(call):
     assert json.loads(done.stdout)["compute_s"] > 0
 
 
+def test_local_steps_are_planned_without_a_trace(call, tmp_path):
+    done = call("plan", "--sync-every", 3, "--outer-momentum", 0.5, "--out", tmp_path / "local.json", trace=False)
+    assert done.exit_code == 0, done.output
+    plan = caramel.Plan.load(tmp_path / "local.json")
+    assert (plan.local.sync_every, plan.local.momentum, plan.local.learning_rate) == (3, 0.5, 0.7)
+    assert "not the training of one device" in " ".join(done.stdout.split()) and "exchange is predicted" in done.stdout
+    done = call("run", "--plan", tmp_path / "local.json", "--steps", 4, network=False, trace=False)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--outer-momentum", 0.5), "give sync_every="),
+        (("--sync-every", 2, "--no-scheduling"), "leave out scheduling="),
+        (("--sync-every", 2, "--measure"), "--sync-every does not go with --measure"),
+    ],
+)
+def test_what_local_steps_have_no_use_for(call, options, message):
+    done = call("plan", *options, network="--measure" not in options, trace=False)
+    assert done.exit_code != 0 and message in " ".join(done.stderr.split())
+
+
 def test_without_a_network_nothing_is_predicted(call):
     done = call("plan", network=False)
     assert done.exit_code == 0, done.output

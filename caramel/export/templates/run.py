@@ -325,6 +325,10 @@ def restore(session, signature, prefix, initial):
     # What is local to each worker: a checkpoint of another number of workers has other keys, and is of no use.
     kept = {key for key in reader.get_variable_to_shape_map() if key.startswith("caramel/worker_")}
     local = [signature["restore_local"]] if kept and kept == set(signature["local_keys"]) else []
+    # The momentum of exchanges is the same on all workers, so of any number of them.
+    momentum = {*signature["momentum_keys"]}
+    if momentum and momentum <= reader.get_variable_to_shape_map().keys():
+        local.append(signature["restore_momentum"])
     for op in [first, *([signature["restore_unsaved"]] if initial else []), *others, *load, *local]:
         try:
             session.run(op, feeds)
@@ -465,6 +469,8 @@ def train(arguments):
             losses, _ = session.run([signature["losses"], signature["step"]], feeds)
             loss = loss_of(signature, losses, shares)
             print("step %d loss %.9g" % (step, loss), flush=True)
+            if signature["sync_every"] and step % signature["sync_every"] == 0 and step < arguments.steps:
+                session.run(signature["flush"])
         for op in signature["flush"]:
             session.run(op)
         if arguments.save:
