@@ -191,9 +191,10 @@ def fit(
         first = getattr(model, "_initial_epoch", None) or initial_epoch
         looking = [type(callback).__name__ for callback in hooks.callbacks if may_look_at_values(callback)]
         if looking:
+            exchanged = ", after an exchange" if use.kept.session.distributed.plan.local is not None else ""
             say(
                 f"caramel: {', '.join(looking)} may look at the model in each batch, so all of its values are copied "
-                "to it there; hooks of an epoch (on_epoch_end) cost less"
+                f"to it there{exchanged}; hooks of an epoch (on_epoch_end) cost less"
             )
         training = EpochLoop(
             model,

@@ -1,0 +1,36 @@
+"""The benchmark of local steps: what it makes of what it has measured."""
+
+import pytest
+
+from benchmarks.local_steps import ALL_REDUCED, VARIANTS, losses, losses_table, times_table
+
+RECORD = {
+    "times": {"compute_s": 0.05, "times_s": {ALL_REDUCED: [1.0, 0.9, 1.1], "local, 500 steps": [0.052, 0.05, 0.0625]}},
+    "losses": [
+        {"training": name, "steps": steps, "loss": 3.0 / number}
+        for number, name in enumerate(VARIANTS, 1)
+        for steps in (250, 500)
+    ],
+}
+
+
+def test_utilisation_is_computation_over_the_median():
+    assert times_table(RECORD).splitlines()[2:] == [
+        f"| {ALL_REDUCED} | 1000 | 5.0% |",
+        "| local, 500 steps | 52 | 96.2% |",
+    ]
+
+
+def test_losses_are_beside_each_other():
+    assert losses_table(RECORD).splitlines()[2:] == [
+        f"| {name} | {loss} | {loss} |" for name, loss in zip(VARIANTS, ("3.000", "1.500", "1.000"))
+    ]
+
+
+@pytest.mark.slow
+def test_losses_are_of_the_program():
+    rows = list(losses(2, 2, [2, 4]))
+    assert [(row["training"], row["steps"]) for row in rows] == [(name, n) for name in VARIANTS for n in (2, 4)]
+    assert all(0 < row["loss"] < 10 for row in rows)
+    by_name = {row["training"]: row["loss"] for row in rows}
+    assert len(set(by_name.values())) == len(VARIANTS)
