@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from caramel.analyzers.step.kept import once_per_model
 from caramel.analyzers.step.update_graph import ELEMENT_WISE, ELEMENT_WISE_WRITES, UpdateGraph, update_graph
 from caramel.errors import InputError
 from caramel.graph import ops
 from caramel.graph.graph import format_input, node_of, tensor_name
-from caramel.model import Gradient, Model, Variable, VariableClass
+from caramel.model import Gradient, Model, Variable
 
 
 @dataclass(frozen=True)
@@ -43,27 +44,20 @@ class ElementUpdate:
     other_bits: str = ""
 
 
+@once_per_model
 def element_updates(model: Model) -> tuple[Mapping[str, ElementUpdate], Mapping[str, str]]:
     """The updates that can be sharded, and why others cannot, by the names of their gradients.
 
     Args:
         model: the single-device step.
     """
-    kept = vars(model)  # the graph is gone through once, whoever asks
-    if _KEPT not in kept:
-        whole, updates, reasons = update_graph(model), {}, {}
-        for gradient in model.gradients:
-            try:
-                updates[gradient.name] = _update(whole, gradient)
-            except InputError as error:
-                reasons[gradient.name] = str(error)
-        kept[_KEPT] = updates, reasons
-    found: tuple[Mapping[str, ElementUpdate], Mapping[str, str]] = kept[_KEPT]
-    return found
-
-
-_KEPT = "_element_updates"
-"""Attribute of a Model with what `element_updates` has found."""
+    whole, updates, reasons = update_graph(model), {}, {}
+    for gradient in model.gradients:
+        try:
+            updates[gradient.name] = _update(whole, gradient)
+        except InputError as error:
+            reasons[gradient.name] = str(error)
+    return updates, reasons
 
 
 def _update(whole: UpdateGraph, gradient: Gradient) -> ElementUpdate:
@@ -72,13 +66,9 @@ def _update(whole: UpdateGraph, gradient: Gradient) -> ElementUpdate:
     Raises:
         InputError: it cannot be sharded; with the reason.
     """
-    parameter = whole.model.variable_by_name[gradient.parameter]
-    if gradient.is_sparse or gradient.shape != parameter.shape:
+    if gradient.is_sparse or gradient.shape != whole.model.variable_by_name[gradient.parameter].shape:
         raise InputError("it is sparse")
-    if [g.parameter for g in whole.model.gradients].count(gradient.parameter) > 1:
-        raise InputError("its parameter has several gradients")
-    if gradient.dtype != parameter.dtype or parameter.kind is not VariableClass.PARAMETER:
-        raise InputError("its parameter is of another type")
+    parameter = whole.parameter(gradient)
     if not parameter.shape:
         raise InputError("it is that of a single number")
     return _Update(whole, gradient, parameter).found()

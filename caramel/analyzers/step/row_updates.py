@@ -10,11 +10,12 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from caramel.analyzers.step.kept import once_per_model
 from caramel.analyzers.step.update_graph import ELEMENT_WISE, ELEMENT_WISE_WRITES, UpdateGraph, update_graph
 from caramel.errors import InputError
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, format_input, node_of, tensor_name
-from caramel.model import Gradient, Model, Variable, VariableClass
+from caramel.model import Gradient, Model, Variable
 
 _SPARSE_WRITES = frozenset(
     {
@@ -105,28 +106,21 @@ class RowUpdate:
     other_bits: str = ""
 
 
+@once_per_model
 def row_updates(model: Model) -> tuple[Mapping[str, RowUpdate], Mapping[str, str]]:
     """The tables that can be divided by rows, and why others cannot, by the names of their sparse gradients.
 
     Args:
         model: the single-device step.
     """
-    kept = vars(model)  # the graph is gone through once, whoever asks
-    if _KEPT not in kept:
-        updates, reasons = {}, {}
-        for gradient in model.gradients:
-            if gradient.is_sparse:
-                try:
-                    updates[gradient.name] = _update(update_graph(model), gradient)
-                except InputError as error:
-                    reasons[gradient.name] = str(error)
-        kept[_KEPT] = updates, reasons
-    found: tuple[Mapping[str, RowUpdate], Mapping[str, str]] = kept[_KEPT]
-    return found
-
-
-_KEPT = "_row_updates"
-"""Attribute of a Model with what `row_updates` has found."""
+    updates, reasons = {}, {}
+    for gradient in model.gradients:
+        if gradient.is_sparse:
+            try:
+                updates[gradient.name] = _update(update_graph(model), gradient)
+            except InputError as error:
+                reasons[gradient.name] = str(error)
+    return updates, reasons
 
 
 def _update(whole: UpdateGraph, gradient: Gradient) -> RowUpdate:
@@ -135,11 +129,7 @@ def _update(whole: UpdateGraph, gradient: Gradient) -> RowUpdate:
     Raises:
         InputError: its table cannot be divided; with the reason.
     """
-    parameter = whole.model.variable_by_name[gradient.parameter]
-    if [g.parameter for g in whole.model.gradients].count(gradient.parameter) > 1:
-        raise InputError("its parameter has several gradients")
-    if gradient.dtype != parameter.dtype or parameter.kind is not VariableClass.PARAMETER:
-        raise InputError("its parameter is of another type")
+    parameter = whole.parameter(gradient)
     if parameter.part is not None:
         raise InputError("it is a part of a larger table")
     if gradient.sources:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
+from caramel.analyzers.step.kept import once_per_model
 from caramel.errors import InputError
 from caramel.graph import ops
 from caramel.graph.graph import Graph, NodeDef, format_input, node_of, tensor_name
@@ -108,6 +109,19 @@ class UpdateGraph:
                 other = self.model.gradients[others.bit_length() - 1].name
                 raise InputError(f"op {name!r} ({self.graph[name].op}) needs the gradient {other!r}, or waits for it")
 
+    def parameter(self, gradient: Gradient) -> Variable:
+        """The parameter of a gradient.
+
+        Raises:
+            InputError: it has others besides, or is no parameter of the gradient's type.
+        """
+        parameter = self.model.variable_by_name[gradient.parameter]
+        if [g.parameter for g in self.model.gradients].count(gradient.parameter) > 1:
+            raise InputError("its parameter has several gradients")
+        if gradient.dtype != parameter.dtype or parameter.kind is not VariableClass.PARAMETER:
+            raise InputError("its parameter is of another type")
+        return parameter
+
     def variable(self, handle: str) -> Variable:
         """The variable of a handle.
 
@@ -188,18 +202,11 @@ class UpdateGraph:
         return [producer for producer, tensor in tensors if self.shape(tensor) == ()]
 
 
+@once_per_model
 def update_graph(model: Model) -> UpdateGraph:
     """The graph of a step in which updates are looked for; made once, whoever asks.
 
     Args:
         model: the single-device step.
     """
-    kept = vars(model)
-    if _KEPT not in kept:
-        kept[_KEPT] = UpdateGraph(model)
-    found: UpdateGraph = kept[_KEPT]
-    return found
-
-
-_KEPT = "_update_graph"
-"""Attribute of a Model with its `UpdateGraph`."""
+    return UpdateGraph(model)
