@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caramel.collectives.lower import Emitter
-from caramel.collectives.sparse import LoweredGather, added_slices, united_slices
+from caramel.collectives.sparse import LoweredGather, joined_slices, sent_slices
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import constant, dtype_attribute
 
@@ -145,27 +145,15 @@ def lower_slices_to_owners(
         What parameter servers do with sparse parameters.
     """
     emitter = Emitter(prefix, devices, dtype)
-    workers = len(values)
     narrow = None if wire == dtype else wire
+    sent, indices = sent_slices(emitter, values, indices, index_dtype, mean=mean, adds=adds, narrow=narrow)
     parts, places = [], []
-    for rank, (value, index) in enumerate(zip(values, indices)):
-        if mean:
-            value = emitter.divided(rank, f"share_{rank}", value, workers)
-        if adds:
-            value, index = added_slices(emitter, rank, value, index, index_dtype)
-        if narrow is not None:
-            value = emitter.cast(rank, f"send_{rank}", value, narrow, dtype)
+    for rank, (value, index) in enumerate(zip(sent, indices)):
         of_rank = _Parts(emitter, rank, index, index_dtype)
         parts.append(of_rank.of("values", value, narrow or dtype))
         places.append(of_rank.local())
-    gathered, rows = [], []
-    for owner in range(workers):
-        joined = emitter.concat(owner, f"values_{owner}", [of_rank[owner] for of_rank in parts], narrow)
-        gathered.append(joined if narrow is None else emitter.cast(owner, f"received_{owner}", joined, dtype, narrow))
-        rows.append(emitter.concat(owner, f"indices_{owner}", [of_rank[owner] for of_rank in places], index_dtype))
-    if unites:
-        gathered, rows = united_slices(emitter, gathered, rows, index_dtype)
-    return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(rows))
+    of_owners = [*zip(*parts)], [*zip(*places)]
+    return joined_slices(emitter, *of_owners, index_dtype, narrow=narrow, unites=unites)
 
 
 _INDEX_DTYPES = ("int32", "int64")

@@ -72,19 +72,67 @@ def lower_all_gather(
         copies = [emitter.identity(0, "values_0", values[0]), emitter.identity(0, "indices_0", indices[0], index_dtype)]
         return LoweredGather(tuple(emitter.out.nodes), (copies[0],), (copies[1],))
     narrow = None if wire == dtype else wire
+    sent, indices = sent_slices(emitter, values, indices, index_dtype, mean=mean, adds=adds, narrow=narrow)
+    return joined_slices(emitter, [sent] * workers, [indices] * workers, index_dtype, narrow=narrow, unites=unites)
+
+
+def sent_slices(
+    emitter: Emitter,
+    values: Sequence[str],
+    indices: Sequence[str],
+    index_dtype: str,
+    *,
+    mean: bool,
+    adds: bool,
+    narrow: str | None,
+) -> tuple[list[str], list[str]]:
+    """The values and indices of each rank as it sends them.
+
+    Args:
+        emitter: collector of the nodes.
+        values: name of the values of each rank.
+        indices: name of the indices of each rank.
+        index_dtype: their element type.
+        mean: whether the values are divided by the number of ranks, before any are added up.
+        adds: whether each rank adds up its slices of one index.
+        narrow: element type of the values in messages; None if it is their own.
+    """
     if mean:
-        values = [emitter.divided(rank, f"share_{rank}", tensor, workers) for rank, tensor in enumerate(values)]
+        values = [emitter.divided(rank, f"share_{rank}", tensor, len(values)) for rank, tensor in enumerate(values)]
     if adds:
         summed = [added_slices(emitter, rank, *slices, index_dtype) for rank, slices in enumerate(zip(values, indices))]
         values, indices = [value for value, _ in summed], [index for _, index in summed]
-    sent = list(values)
     if narrow is not None:
-        sent = [emitter.cast(rank, f"send_{rank}", tensor, narrow, dtype) for rank, tensor in enumerate(values)]
+        values = [emitter.cast(rank, f"send_{rank}", text, narrow, emitter.dtype) for rank, text in enumerate(values)]
+    return list(values), list(indices)
+
+
+def joined_slices(
+    emitter: Emitter,
+    values: Sequence[Sequence[str]],
+    indices: Sequence[Sequence[str]],
+    index_dtype: str,
+    *,
+    narrow: str | None,
+    unites: bool,
+) -> LoweredGather:
+    """What each rank gets of all ranks, in rank order.
+
+    Args:
+        emitter: collector of the nodes.
+        values: for each rank the names of the values that it gets, one of each rank.
+        indices: for each rank the names of their indices.
+        index_dtype: element type of these.
+        narrow: element type of the values in messages; None if it is their own.
+        unites: whether each rank adds up what it gets of one index.
+    """
     gathered, places = [], []
-    for rank in range(workers):
-        joined = emitter.concat(rank, f"values_{rank}", sent, narrow)
-        gathered.append(joined if narrow is None else emitter.cast(rank, f"received_{rank}", joined, dtype, narrow))
-        places.append(emitter.concat(rank, f"indices_{rank}", indices, index_dtype))
+    for rank, (of_ranks, places_of_ranks) in enumerate(zip(values, indices)):
+        joined = emitter.concat(rank, f"values_{rank}", of_ranks, narrow)
+        if narrow is not None:
+            joined = emitter.cast(rank, f"received_{rank}", joined, emitter.dtype, narrow)
+        gathered.append(joined)
+        places.append(emitter.concat(rank, f"indices_{rank}", places_of_ranks, index_dtype))
     if unites:
         gathered, places = united_slices(emitter, gathered, places, index_dtype)
     return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(places))
@@ -118,12 +166,8 @@ def lower_slice_sum(
     """
     emitter = Emitter(prefix, devices, dtype)
     workers = len(values)
-    if mean and workers > 1:
-        values = [emitter.divided(rank, f"share_{rank}", tensor, workers) for rank, tensor in enumerate(values)]
     narrow = wire if wire != dtype and workers > 1 else None
-    sent = list(values)
-    if narrow is not None:
-        sent = [emitter.cast(rank, f"send_{rank}", tensor, narrow, dtype) for rank, tensor in enumerate(values)]
+    sent, _ = sent_slices(emitter, values, indices, index_dtype, mean=mean and workers > 1, adds=False, narrow=narrow)
     sums = []
     for rank in range(workers):
         received = sent
