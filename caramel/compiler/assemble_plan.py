@@ -22,6 +22,7 @@ from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.compiler.divided_tables import choose_tables, with_divided_tables
 from caramel.compiler.local_steps import local_plan
 from caramel.compiler.options import CompileOptions
+from caramel.compiler.plan_parts import bare_plan, counts_differ, notes_of_workers
 from caramel.compiler.sharded_updates import decide_about_sharding
 from caramel.data.pipeline import Pipeline, make_pipeline
 from caramel.errors import InputError, PlanError, listed
@@ -73,50 +74,54 @@ def assemble_plan(
         with about_file(options.plan):
             plan = _given_plan(options.plan, model, pipeline, options)
             check_plan(plan, model)
-    elif options.sync_every is not None:
-        devices = _devices(options)
-        weighted = options.uneven_batches == "weight" and counts_differ(model, options.workers, pipeline)
-        plan = local_plan(model, devices, pipeline, options, weighted)
-        check_plan(plan, model)
     else:
-        workers, devices = options.workers, _devices(options)
-        network = Network(options.collectives, workers)
-        analyzers, notes = _analyzers(model, network, trace, options)
-
-        def decide(tables: Collection[str], updates: Mapping[str, ElementUpdate]) -> tuple[Plan, Mapping[type, Any]]:
-            """The plan and its facts with some tables divided, and some updates sharded."""
-            is_apart = bool(updates or tables)
-            is_default = [getattr(analyzer, "name", None) == "boundaries" for analyzer in analyzers] if is_apart else ()
-            apart = boundaries(updates, tables)
-            chosen = [apart if is_one else given for given, is_one in zip(analyzers, is_default)] or analyzers
-            of_all = network
-            if updates:  # so that each worker has a part of them
-                of_all = Network(replace(options.collectives, is_spread=True), workers)
-            found = analyse(chosen, [model, of_all], WANTED)
-            if options.analyzers is None and POLICIES[options.policy].edges is None:  # else the order is to be as it is
-                found = without_needless_order(found)
-            made = make_plan(model, devices, found, chosen, notes, options.uneven_batches, options.statistics, pipeline)
-            return replace(made, transfers=with_divided_tables(made.transfers, tables)), found
-
-        tables: Collection[str] = ()
-        about_tables: tuple[str, ...] = ()
-        how = options.divides_tables(is_predicted=trace is not None and network.is_known)
-        if how != "none" and workers > 1:
-            tables, about_tables = choose_tables(
-                model,
-                lambda names: decide(names, {})[0],
-                options.collectives.deterministic,
-                is_asked=how == "all",
-            )
-        if options.shard_updates != "none" and workers > 1:
-            plan, facts = decide_about_sharding(
-                model, partial(decide, tables), options.collectives, is_asked=options.shard_updates == "all"
-            )
+        if options.sync_every is not None:
+            plan = local_plan(model, _devices(options), pipeline, options)
         else:
-            plan, facts = decide(tables, {})
-        plan = replace(plan, notes=(*plan.notes, *about_tables))
+            plan, facts = _made_plan(model, pipeline, options, trace)
         check_plan(plan, model)
     return plan, facts
+
+
+def _made_plan(
+    model: Model, pipeline: Pipeline | None, options: CompileOptions, trace: Trace | None
+) -> tuple[Plan, Mapping[type, Any]]:
+    """A plan made from facts, and the facts: with the tables divided, and the updates sharded, that options ask for."""
+    workers, devices = options.workers, _devices(options)
+    network = Network(options.collectives, workers)
+    analyzers, notes = _analyzers(model, network, trace, options)
+
+    def decide(tables: Collection[str], updates: Mapping[str, ElementUpdate]) -> tuple[Plan, Mapping[type, Any]]:
+        """The plan and its facts with some tables divided, and some updates sharded."""
+        chosen = analyzers
+        if updates or tables:
+            apart = boundaries(updates, tables)
+            chosen = [apart if getattr(each, "name", None) == apart.name else each for each in analyzers]
+        of_all = network
+        if updates:  # so that each worker has a part of them
+            of_all = Network(replace(options.collectives, is_spread=True), workers)
+        found = analyse(chosen, [model, of_all], WANTED)
+        if options.analyzers is None and POLICIES[options.policy].edges is None:  # else the order is to be as it is
+            found = without_needless_order(found)
+        made = make_plan(model, devices, found, chosen, notes, options.uneven_batches, options.statistics, pipeline)
+        return replace(made, transfers=with_divided_tables(made.transfers, tables)), found
+
+    tables: Collection[str] = ()
+    about_tables: tuple[str, ...] = ()
+    how = options.divides_tables(is_predicted=trace is not None and network.is_known)
+    if how != "none" and workers > 1:
+
+        def of_tables(names: Collection[str]) -> Plan:
+            return decide(names, {})[0]
+
+        tables, about_tables = choose_tables(model, of_tables, options.collectives.deterministic, is_asked=how == "all")
+    if options.shard_updates != "none" and workers > 1:
+        plan, facts = decide_about_sharding(
+            model, partial(decide, tables), options.collectives, is_asked=options.shard_updates == "all"
+        )
+    else:
+        plan, facts = decide(tables, {})
+    return replace(plan, notes=(*plan.notes, *about_tables)), facts
 
 
 def _devices(options: CompileOptions) -> tuple[str, ...]:
@@ -188,33 +193,13 @@ def make_plan(
     trace: Trace | None = facts.get(Trace)
     edges: ControlEdges = facts[ControlEdges]
     order: UpdateOrder | None = facts.get(UpdateOrder)
-    weighted = uneven_batches == "weight" and counts_differ(model, len(devices), pipeline)
-    all_notes = [*model.notes, *notes, *transfers.notes]
-    if weighted:
-        all_notes.append(
-            "gradients are weighted by each worker's share of the examples, so batches need not divide evenly"
-        )
-    all_notes += _local_notes(model, statistics, len(devices))
-    if pipeline is not None:
-        all_notes += pipeline.notes
-    all_notes += _collective_notes(network.options, transfers.transfers, len(devices))
-    all_notes += [f"trace: {warning}" for warning in (trace.warnings if trace is not None else ())]
-    plan = Plan(
-        model_digest=model.digest,
-        workers=len(devices),
-        devices=tuple(devices),
-        reduction=model.reduction.kind,
-        reduction_reason=model.reduction.reason,
-        weighted=weighted,
+    plan = replace(
+        bare_plan(model, devices, pipeline),
+        weighted=uneven_batches == "weight" and counts_differ(model, len(devices), pipeline),
         deterministic=network.options.deterministic,
         statistics=statistics,
         network=None if network.options.network is None else network.options.network.description,
         transfers=with_added_slices(model, transfers.transfers, trace, network.options.deterministic),
-        variable_classes=tuple((v.plan_name, v.kind.value) for v in model.variables),
-        notes=tuple(all_notes),
-        sharding=None if pipeline is None else pipeline.sharding.value,
-        outline=model.outline,
-        aliases=model.aliases,
         analyzers=tuple(a.name for a in ordered(analyzers, [Model, Network], WANTED)),
         order=() if order is None else order.gradients,
         order_reason="" if order is None else f"{order.reason}; enforced: {edges.reason}",
@@ -222,44 +207,27 @@ def make_plan(
         in_flight=transfers.in_flight,
         prediction=predict(facts),
     )
+    all_notes = [
+        *model.notes,
+        *notes,
+        *transfers.notes,
+        *notes_of_workers(model, plan),
+        *_accumulation_notes(model),
+        *(() if pipeline is None else pipeline.notes),
+        *_collective_notes(network.options, transfers.transfers, len(devices)),
+        *(f"trace: {warning}" for warning in (trace.warnings if trace is not None else ())),
+    ]
     gradients = {g.name: g for g in model.gradients}
-    return replace(plan, extra_bytes=sum(gradients[name].size_bytes for name in plan.postponed))
+    extra_bytes = sum(gradients[name].size_bytes for name in plan.postponed)
+    return replace(plan, notes=tuple(all_notes), extra_bytes=extra_bytes)
 
 
-def counts_differ(model: Model, workers: int, pipeline: Pipeline | None) -> bool:
-    """Whether the workers may have different numbers of examples in a step.
-
-    Args:
-        model: the single-device step.
-        workers: number of workers.
-        pipeline: input pipelines of the workers, if they have any.
-    """
-    if workers == 1:
-        return False
-    if pipeline is not None:
-        return not pipeline.always_even
-    return any(i.split and (i.shape is None or i.shape[0] is None) for i in model.inputs)
-
-
-def _local_notes(model: Model, statistics: str, workers: int) -> list[str]:
-    accumulators, totals = (model.variables_of(kind) for kind in (VariableClass.ACCUMULATOR, VariableClass.TOTAL))
-    notes = []
-    local = [v.plan_name for v in model.variables if v.kind.is_local and v not in (*accumulators, *totals)]
-    if local:
-        used = "the mean over the workers" if statistics == "mean" and workers > 1 else "worker 0's"
-        notes.append(
-            f"{len(local)} variables are local to each worker ({listed(local, 3)}); "
-            f"checkpoints and evaluations use {used}"
-        )
-    if totals:
-        names = listed([v.plan_name for v in totals], 3)
-        notes.append(f"each worker adds its own examples to {names}; checkpoints and evaluations have the sums")
-    if any(g.sources for g in model.gradients):
-        where = f" in variables ({listed([v.plan_name for v in accumulators], 3)})" if accumulators else ""
-        notes.append(
-            f"gradients that the program adds up{where} are added up by each worker, and their sum is aggregated"
-        )
-    return notes
+def _accumulation_notes(model: Model) -> list[str]:
+    if not any(g.sources for g in model.gradients):
+        return []
+    accumulators = model.variables_of(VariableClass.ACCUMULATOR)
+    where = f" in variables ({listed([v.plan_name for v in accumulators], 3)})" if accumulators else ""
+    return [f"gradients that the program adds up{where} are added up by each worker, and their sum is aggregated"]
 
 
 def _collective_notes(options: CollectiveOptions, transfers: Sequence[Transfer], workers: int) -> list[str]:

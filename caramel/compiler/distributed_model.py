@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from caramel.analyzers.step.local_variables import with_local_state
-from caramel.compiler.assemble_plan import assemble_plan, counts_differ, input_pipeline
+from caramel.compiler.assemble_plan import assemble_plan, input_pipeline
 from caramel.compiler.options import CompileOptions
+from caramel.compiler.plan_parts import bare_plan, counts_differ
 from caramel.data.pipeline import Pipeline
 from caramel.errors import InputError, InvariantError, PlanError, UnsupportedError, listed
 from caramel.facts import Trace
@@ -275,20 +276,4 @@ def _emit_computation(context: Context, start: Emission) -> DistributedModel:
 
 
 def _without_transfers(model: Model, devices: tuple[str, ...], pipeline: Pipeline | None) -> Plan:
-    return Plan(
-        model_digest=model.digest,
-        workers=len(devices),
-        devices=devices,
-        reduction=model.reduction.kind,
-        reduction_reason=model.reduction.reason,
-        weighted=False,
-        deterministic=False,
-        statistics="local",
-        network=None,
-        transfers=(),
-        variable_classes=tuple((v.plan_name, v.kind.value) for v in model.variables),
-        notes=("nothing is sent between workers",),
-        sharding=None if pipeline is None else pipeline.sharding.value,
-        outline=model.outline,
-        aliases=model.aliases,
-    )
+    return replace(bare_plan(model, devices, pipeline), notes=("nothing is sent between workers",))

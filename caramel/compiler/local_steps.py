@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from caramel.analyzers.step.local_variables import exchangeable, with_local_state
 from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.compiler.options import CompileOptions
+from caramel.compiler.plan_parts import bare_plan, counts_differ, notes_of_workers
 from caramel.data.pipeline import Pipeline
 from caramel.errors import UnsupportedError, listed
 from caramel.model import Model, Variable
@@ -71,9 +73,7 @@ def _exchange(bucket: Sequence[Variable], options: CompileOptions) -> Exchange:
     )
 
 
-def local_plan(
-    model: Model, devices: Sequence[str], pipeline: Pipeline | None, options: CompileOptions, weighted: bool
-) -> Plan:
+def local_plan(model: Model, devices: Sequence[str], pipeline: Pipeline | None, options: CompileOptions) -> Plan:
     """A plan in which every worker trains by itself.
 
     Args:
@@ -81,17 +81,20 @@ def local_plan(
         devices: device string of each worker.
         pipeline: the workers' input pipelines, if they read a dataset.
         options: options of the caller, with ``sync_every``.
-        weighted: whether gradients are weighted by each worker's share of the examples.
 
     Raises:
         UnsupportedError: the step has no parameter that can be exchanged.
     """
+    network = options.collectives.network
     local = local_steps(model, options)
-    own = with_local_state(model)
-    differ = [v.plan_name for v, before in zip(own.variables, model.variables) if v.kind is not before.kind]
-    notes = [*model.notes]
-    if differ:
-        notes.append(f"{len(differ)} variables that follow from gradients are each worker's own ({listed(differ, 3)})")
+    plan = replace(
+        bare_plan(model, devices, pipeline),
+        weighted=options.uneven_batches == "weight" and counts_differ(model, len(devices), pipeline),
+        statistics=options.statistics,
+        network=None if network is None else network.description,
+        local=local,
+    )
+    notes = [*model.notes, *notes_of_workers(with_local_state(model), plan)]
     if model.forward_sums:
         notes.append(
             f"{len(model.forward_sums)} values of the forward pass are of the whole batch, so the workers send each "
@@ -100,24 +103,4 @@ def local_plan(
     times_s = [e.predicted_s for e in local.exchanges if e.predicted_s is not None]
     if len(times_s) == len(local.exchanges):
         notes.append(f"an exchange is predicted to take {sum(times_s):.3g} s, if its transfers follow each other")
-    if pipeline is not None:
-        notes += pipeline.notes
-    network = options.collectives.network
-    return Plan(
-        model_digest=model.digest,
-        workers=len(devices),
-        devices=tuple(devices),
-        reduction=model.reduction.kind,
-        reduction_reason=model.reduction.reason,
-        weighted=weighted,
-        deterministic=False,
-        statistics=options.statistics,
-        network=None if network is None else network.description,
-        transfers=(),
-        variable_classes=tuple((v.plan_name, v.kind.value) for v in model.variables),
-        notes=tuple(notes),
-        sharding=None if pipeline is None else pipeline.sharding.value,
-        outline=model.outline,
-        aliases=model.aliases,
-        local=local,
-    )
+    return replace(plan, notes=(*notes, *(() if pipeline is None else pipeline.notes)))
