@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.measure.timed_steps import Batches, timed_steps
 from caramel.measure.trace_file import as_trace
-from caramel.plan import Plan
+from caramel.plan import OWNERS, Plan
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.tuning.bayesian import BayesianSearch
@@ -167,7 +167,7 @@ def tune(
         >>> tuned.trials[0].limits is None, tuned.plan.workers
         (True, 2)
     """
-    if workers < 2:
+    if whole_number(workers, "workers") < 2:
         raise InputError("one worker sends nothing, so there is nothing to tune: tune for 2 workers or more")
     whole_number(trials, "trials")
     whole_number(steps, "steps")
@@ -176,40 +176,98 @@ def tune(
     planned = ARModel(context, workers, trace=trace, depth=depth, **common)
     found = as_trace(trace, planned.model)
     assert found is not None
-    first = Trial(None, _step_s(planned, cluster, batches, steps))
-    on_trial(first)
+    is_divided = any(transfer.algorithm == OWNERS for transfer in planned.plan.transfers)
+    common["shard_embeddings"] = "all" if is_divided else "none"  # as limits have nothing to do with it
+
+    def within(limits: Limits) -> ARModel:
+        return ARModel(context, workers, analyzers=limits.analyzers(found), depth=limits.depth, **common)
+
+    def step_s(model: ARModel) -> float:
+        return _step_s(model, cluster, batches, steps)
+
+    tried = [Trial(None, step_s(planned))]
+    on_trial(tried[0])
     all_limits = limits_for(sum(g.size_bytes for g in planned.model.gradients), depth)
-    search = BayesianSearch(coordinates(all_limits), seed, first.step_s)
-    tried, models, times_s = [first], {}, {_decisions(planned.plan): first.step_s}
-    for _ in range(_MOST_PROPOSALS * trials):
-        number = search.propose() if len(tried) <= trials else None
-        if number is None:
-            break
-        limits = all_limits[number]
-        try:
-            model = ARModel(context, workers, analyzers=limits.analyzers(found), depth=limits.depth, **common)
-            key = _decisions(model.plan)
-            is_new = key not in times_s
-            if is_new:  # other limits may give the same plan
-                times_s[key] = _step_s(model, cluster, batches, steps)
-            trial = Trial(limits, times_s[key])
-            models[limits] = model
-        except CaramelError as error:
-            is_new, trial = True, Trial(limits, None, in_one_line(error))
-        search.note(number, trial.step_s)
-        if is_new:
-            tried.append(trial)
-            on_trial(trial)
-    working = [trial for trial in tried[1:] if trial.step_s is not None]
-    best = min(working, key=lambda trial: trial.step_s or 0.0, default=first)
-    if best.limits is None or (best.step_s or 0.0) >= (first.step_s or 0.0):
+    search = _Search(planned, tried[0], all_limits, within, step_s, seed)
+    for trial in search.trials(trials):
+        tried.append(trial)
+        on_trial(trial)
+    best = search.best
+    if best is None:
         return Tuned(planned.plan, None, tuple(tried), ())
-    ratios = _in_turn(models[best.limits], planned, cluster, batches, steps)
+    limits, model = best
+    ratios = _in_turn(model, planned, cluster, batches, steps)
     if not is_gain(ratios):
         return Tuned(planned.plan, None, tuple(tried), ratios)
-    plan = models[best.limits].plan
     note = f"tuned by {len(tried) - 1} trials: {statistics.median(ratios):.3f} of the time of the planner's plan"
-    return Tuned(replace(plan, notes=(*plan.notes, note)), best.limits, tuple(tried), ratios)
+    return Tuned(replace(model.plan, notes=(*model.plan.notes, note)), limits, tuple(tried), ratios)
+
+
+class _Search:
+    """Trials of plans within limits, none of which was tried before.
+
+    Args:
+        planned: the planner's plan.
+        first: its trial.
+        limits: all limits to choose from.
+        within: function that makes a plan within some.
+        step_s: function that runs one; seconds of a step.
+        seed: seed of the search.
+    """
+
+    def __init__(
+        self,
+        planned: ARModel,
+        first: Trial,
+        limits: Sequence[Limits],
+        within: Callable[[Limits], ARModel],
+        step_s: Callable[[ARModel], float],
+        seed: int,
+    ) -> None:
+        assert first.step_s is not None
+        self._limits, self._within, self._run = limits, within, step_s
+        self._search = BayesianSearch(coordinates(limits), seed, first.step_s)
+        self._first_s = first.step_s
+        self._times_s = {_decisions(planned.plan): first.step_s}
+        self._models: dict[Limits, tuple[float, ARModel]] = {}
+
+    def trials(self, most: int) -> Iterator[Trial]:
+        """Trials in the order in which they are chosen.
+
+        Args:
+            most: number of trials, at most: some proposals give plans that were tried already, or there are no more.
+        """
+        made = 0
+        for _ in range(_MOST_PROPOSALS * most):
+            number = self._search.propose() if made < most else None
+            if number is None:
+                return
+            trial, is_new = self._trial(self._limits[number])
+            self._search.note(number, trial.step_s)
+            if is_new:
+                made += 1
+                yield trial
+
+    def _trial(self, limits: Limits) -> tuple[Trial, bool]:
+        """What limits give, and whether that was not known before."""
+        try:
+            model = self._within(limits)
+            key = _decisions(model.plan)
+            is_new = key not in self._times_s
+            if is_new:  # other limits may give the same plan
+                self._times_s[key] = self._run(model)
+        except CaramelError as error:
+            return Trial(limits, None, in_one_line(error)), True
+        self._models[limits] = self._times_s[key], model
+        return Trial(limits, self._times_s[key]), is_new
+
+    @property
+    def best(self) -> tuple[Limits, ARModel] | None:
+        """The fastest, if it is faster than the planner's plan."""
+        limits = min(self._models, key=lambda each: self._models[each][0], default=None)
+        if limits is None or self._models[limits][0] >= self._first_s:
+            return None
+        return limits, self._models[limits][1]
 
 
 def is_gain(ratios: Sequence[float]) -> bool:

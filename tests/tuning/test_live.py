@@ -128,6 +128,32 @@ def test_options_hold_in_all_trials(context, trace, timed):
     assert {transfer.depth for plan in seen for transfer in plan.transfers} == {2}
 
 
+@pytest.mark.parametrize("given, is_divided", [({}, True), ({"shard_embeddings": False}, False)])
+def test_trials_divide_the_tables_that_the_planner_divides(timed, given, is_divided):
+    """So that what is compared are the limits alone."""
+    table = tf.Variable(np.ones([5000, 64], np.float32), name="table")
+    weight = tf.Variable(np.ones([64, 1], np.float32), name="weight")
+
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.reduce_sum(tf.nn.embedding_lookup(table, rows), 1) @ weight) ** 2)
+        for variable, gradient in zip((table, weight), tape.gradient(loss, [table, weight])):
+            if isinstance(gradient, tf.IndexedSlices):
+                variable.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+            else:
+                variable.assign_sub(0.1 * gradient)
+        return loss
+
+    context = caramel.capture(step, [tf.TensorSpec([None, 20], tf.int32)])
+    rows = np.arange(2000, dtype=np.int32).reshape(100, 20)
+    measured = caramel.trace(context, rows, workers=8, runs=2, steps=2, orders=False)
+    seen = timed(lambda number, plan: 1.0 - 0.1 * number)
+    network = caramel.NetworkModel.from_costs(1e-4, 1e-8)
+    caramel.tune(context, 8, trace=measured, network=network, cluster=caramel.InProcess(), trials=2, **given)
+    divided = ["owners" in {transfer.algorithm for transfer in plan.transfers} for plan in seen]
+    assert len(seen) > 1 and divided == [is_divided] * len(seen)
+
+
 @pytest.mark.parametrize("options, message", [({"trials": 0}, "trials"), ({"steps": 0}, "steps")])
 def test_options_that_do_not_fit(context, trace, options, message):
     with pytest.raises(InputError, match=message):
