@@ -6,6 +6,7 @@ workers. In exact arithmetic both train alike, where a step's loss treats every 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from exact_common import in_process
+from exact_common import SERIAL, in_process
 
 import caramel
+from caramel.runtime.host.run_options import RunOptions
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,26 @@ def alone(make: Callable[[], Program], batches: Sequence[tuple[Any, ...]]) -> tu
     step = tf.function(program.step, input_signature=program.specs)
     losses = [float(step(*batch)) for batch in batches]
     return losses, values_of(program)
+
+
+def trained(
+    make: Callable[[], Program],
+    batches: Sequence[tuple[Any, ...]],
+    workers: int,
+    options_of: Callable[[caramel.Context], Mapping[str, Any]],
+    run_options: RunOptions = SERIAL,
+    together: int = 1,
+) -> tuple[list[float], dict[str, np.ndarray], caramel.ARModel]:
+    """Losses, final values and the model of a training, with options that may follow from what is captured."""
+    program = fresh(make)
+    context = caramel.capture(program.step, program.specs, **program.options)
+    armodel = caramel.ARModel(context, workers, **options_of(context))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the steps are not run one by one
+        with armodel.session(in_process(run_options)) as session:
+            results = session.run(batches, steps_per_execution=together, progress=False)
+            session.write_back()
+    return [result.loss for result in results], values_of(program), armodel
 
 
 def distributed(

@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-import warnings
 from dataclasses import replace
 
 import keras
@@ -13,7 +12,7 @@ import tensorflow as tf
 from exact_common import SERIAL, in_process
 from exact_matrix import OPTIMIZERS
 from exact_plans import random_plan
-from exact_steps import Program, alone, fresh, values_of
+from exact_steps import Program, alone, fresh, trained, values_of
 from variants import in_soak
 
 import caramel
@@ -91,23 +90,14 @@ def divided(context, plan):
     return replace(plan, transfers=with_divided_tables(plan.transfers, names), proof=())
 
 
-def trained(make, data, workers, plan_of, together=1):
-    """Losses, values, and the model of a training under a plan."""
-    made = fresh(make)
-    context = caramel.capture(made.step, made.specs, **made.options)
-    armodel = caramel.ARModel(context, workers, plan=plan_of(context))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the steps are not run one by one
-        with armodel.session(in_process(SERIAL)) as session:
-            results = session.run(data, steps_per_execution=together, progress=False)
-            session.write_back()
-    return [r.loss for r in results], values_of(made), armodel
-
-
 def check(make, data, workers, seed, together=(), rtol_of_whole=0):
     """A training with divided tables: whole tables under the same plan, in bits, and one device but for rounding."""
-    losses, values, armodel = trained(make, data, workers, lambda c: divided(c, random_plan(c, workers, seed)))
-    _, whole, _ = trained(make, data, workers, lambda c: random_plan(c, workers, seed))
+
+    def in_parts(context):
+        return {"plan": divided(context, random_plan(context, workers, seed))}
+
+    losses, values, armodel = trained(make, data, workers, in_parts)
+    _, whole, _ = trained(make, data, workers, lambda c: {"plan": random_plan(c, workers, seed)})
     for name, value in whole.items():
         np.testing.assert_allclose(values[name], value, rtol=rtol_of_whole, atol=0, err_msg=name)
     want_losses, want = alone(make, data)
@@ -116,7 +106,7 @@ def check(make, data, workers, seed, together=(), rtol_of_whole=0):
         np.testing.assert_allclose(values[name], value, rtol=1e-6, atol=1e-9, err_msg=name)
     is_native = any(transfer.algorithm == "native" for transfer in armodel.plan.transfers)
     for count in () if is_native else together:
-        _, got, _ = trained(make, data, workers, lambda c: divided(c, random_plan(c, workers, seed)), count)
+        _, got, _ = trained(make, data, workers, in_parts, together=count)
         for name, value in values.items():
             np.testing.assert_array_equal(got[name], value, err_msg=f"{name}, {count} steps in a run")
     return armodel

@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-import warnings
 from dataclasses import replace
 
 import keras
@@ -13,7 +12,7 @@ import tensorflow as tf
 from exact_common import SERIAL, in_process
 from exact_matrix import FEATURE, OPTIMIZERS, batches, program
 from exact_plans import random_plan
-from exact_steps import alone, fresh, values_of
+from exact_steps import alone, fresh, trained, values_of
 from variants import in_soak, mostly_in_soak
 
 import caramel
@@ -46,28 +45,18 @@ NOT_IN_DETERMINISTIC = {
 OPTIMIZED = RunOptions(intra_op_threads=1, inter_op_threads=1)
 
 
-def trained(make, data, workers, plan_of, options=SERIAL, together=1):
-    """Losses, values, and the model of a training under a plan."""
-    made = fresh(make)
-    context = caramel.capture(made.step, made.specs, **made.options)
-    armodel = caramel.ARModel(context, workers, plan=plan_of(context))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the steps are not run one by one
-        with armodel.session(in_process(options)) as session:
-            results = session.run(data, steps_per_execution=together, progress=False)
-            session.write_back()
-    return [r.loss for r in results], values_of(made), armodel
-
-
 def check(optimizer, feature, workers, seed, together=(), options=SERIAL, exact=True, sharded=1.0):
     """A training with sharded updates, against one with whole updates under the same plan, and one device."""
     make, data = program(optimizer, feature), batches(FEATURE[feature], steps=5)
 
     def plan_of(context):
-        return random_plan(context, workers, seed, sharded=sharded)
+        return {"plan": random_plan(context, workers, seed, sharded=sharded)}
+
+    def whole(context):
+        return {"plan": replace(plan_of(context)["plan"], sharded=())}
 
     losses, values, armodel = trained(make, data, workers, plan_of, options)
-    _, plain, _ = trained(make, data, workers, lambda context: replace(plan_of(context), sharded=()), options)
+    _, plain, _ = trained(make, data, workers, whole, options)
     for name, value in plain.items():
         if exact and optimizer not in APPROXIMATE:
             np.testing.assert_array_equal(values[name], value, err_msg=name)
