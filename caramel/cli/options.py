@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from caramel.cli.logs import is_quiet, log_what_is_said, set_up, with_logs
 from caramel.cli.places import Place, refuse_two_descriptions
+from caramel.cli.scripts import check_program
 from caramel.errors import CaramelError
 from caramel.util.arguments import predicted_worker_count, worker_count
 
@@ -260,6 +261,39 @@ def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str
         load_trace(decisions["trace"])
     if options.plan is not None:
         Plan.load(decisions["plan"])
+
+
+def checked_place(
+    place: Place,
+    workers: int | None,
+    devices: Sequence[str],
+    decisions: Mapping[str, Any],
+    program: str,
+    arguments: Sequence[str],
+) -> tuple[int, tuple[str, ...]]:
+    """The workers of a command that runs a program, once all that is given was checked; or serve there.
+
+    Args:
+        place: where it runs.
+        workers: number of workers, if it was given.
+        devices: device of each worker; empty for the default.
+        decisions: further options of `ARModel`, by name.
+        program: ``FILE.py:ENTRY``, or ``FILE.py`` for a script.
+        arguments: arguments of a script.
+
+    Returns:
+        The number of workers, and their devices.
+
+    Raises:
+        CaramelError: an option does not fit, or there is no such program.
+    """
+    place.check(workers or 1)
+    number, own_devices = place.size(workers, devices)
+    check_decisions(number, own_devices, decisions)
+    check_program(program, arguments)
+    if place.serves:
+        place.serve(own_devices)
+    return number, own_devices
 
 
 _RESULTS = "caramel.results"

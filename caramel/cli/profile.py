@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from caramel.cli.options import (
-    check_decisions,
+    checked_place,
     print_json,
     reporting_errors,
     with_cluster,
@@ -18,7 +18,7 @@ from caramel.cli.options import (
     with_policies,
 )
 from caramel.cli.places import Place
-from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
+from caramel.cli.scripts import ProgramCommand, loaded_program
 from caramel.util.progress import say
 
 
@@ -51,12 +51,7 @@ def profile(
 
     FILE.py alone is a script that trains a Keras model: it runs as far as its first fit.
     """
-    place.check(workers or 1)
-    workers, devices = place.size(workers, devices)
-    check_decisions(workers, devices, decisions)
-    check_program(program, arguments)
-    if place.serves:
-        place.serve(devices)
+    workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
     chosen = place.cluster(workers)
     loaded = loaded_program(program, arguments, workers)
     from caramel.armodel import ARModel

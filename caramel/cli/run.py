@@ -15,7 +15,7 @@ import click
 
 from caramel import __version__
 from caramel.cli.options import (
-    check_decisions,
+    checked_place,
     compiled,
     reporting_errors,
     with_cluster,
@@ -28,7 +28,7 @@ from caramel.cli.options import (
 from caramel.cli.pictures import with_report, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.results import Results
-from caramel.cli.scripts import ProgramCommand, check_program, run_script_on_workers
+from caramel.cli.scripts import ProgramCommand, run_script_on_workers
 from caramel.errors import InputError
 from caramel.frontend.program_file import arguments_of
 from caramel.frontend.script_file import is_script
@@ -148,13 +148,8 @@ def run(
     if save_every is not None and checkpoint is None:
         raise click.UsageError("--save-every needs --checkpoint DIR")
     pictures = Pictures(program, timeline, report, __version__)
-    place.check(workers or 1)
-    workers, devices = place.size(workers, devices)
     timeout_s(step_timeout, "--step-timeout")
-    check_decisions(workers, devices, decisions)
-    check_program(program, arguments)
-    if place.serves:
-        place.serve(devices)
+    workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
     if is_script(program):
         chosen = place.cluster(workers)
         files = {"timeline": timeline, "report": report}

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from caramel.cli.options import (
-    check_decisions,
+    checked_place,
     print_json,
     reporting_errors,
     with_cluster,
@@ -16,7 +16,7 @@ from caramel.cli.options import (
     with_json,
 )
 from caramel.cli.places import Place
-from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
+from caramel.cli.scripts import ProgramCommand, loaded_program
 from caramel.util.progress import say
 from caramel.util.whole_files import check_writable
 
@@ -64,12 +64,7 @@ def tune(
     """
     if out is not None:
         check_writable(out)
-    place.check(workers or 1)
-    workers, devices = place.size(workers, devices)
-    check_decisions(workers, devices, decisions)
-    check_program(program, arguments)
-    if place.serves:
-        place.serve(devices)
+    workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
     chosen = place.cluster(workers)
     from caramel.cli.measured_plan import measured_options
     from caramel.tuning.live import Trial
