@@ -581,19 +581,18 @@ class Plan:
         for number, e in enumerate(() if self.local is None else self.local.exchanges):
             names = listed(e.parameters, _MOST_NAMES)
             rows.append((str(number), names, e.dtype, f"{e.size_bytes:,}", e.algorithm, str(e.depth), "exchange"))
-        head = [
-            f"plan {self.digest[:12]}: {self.workers} workers, {len(self.transfers)} transfers, "
-            f"{self.bytes_per_step:,} bytes of gradients per worker and step",
-            f"gradients are combined by {self.reduction}: {self.reduction_reason}",
-        ]
+        name = f"plan {self.digest[:12]}: {self.workers} workers"
+        if self.local is not None:
+            head = [f"{name}, which send no gradients", f"local steps: {self.local}"]
+        else:
+            sent = f"{len(self.transfers)} transfers, {self.bytes_per_step:,} bytes of gradients per worker and step"
+            head = [f"{name}, {sent}", f"gradients are combined by {self.reduction}: {self.reduction_reason}"]
         if self.deterministic:
             head.append("deterministic: gradients are added in rank order")
         if self.network is not None:
             head.append(f"network: {self.network}")
         if self.analyzers:
             head.append(f"analyzers: {', '.join(self.analyzers)}")
-        if self.local is not None:
-            head.append(str(self.local))
         if self.order:
             head.append(f"order of gradients: {self.order_reason}")
         if self.sharded:

@@ -297,7 +297,9 @@ def _opened(
     chosen = {name: value for name, value in options.items() if name != "loss_reduction"}
     traced = traced_options(step.context, chosen, workers, cluster, data.a_batch, own_step, say)
     armodel = ARModel(step.context, workers, **traced)
-    if traced.get("trace") is not None or traced.get("plan") is not None:
+    if armodel.plan.local is not None:
+        say(f"caramel: {armodel.plan.local}")
+    elif traced.get("trace") is not None or traced.get("plan") is not None:
         say(one_line(armodel, time.perf_counter() - began_s))
     servers = servers_of(model, cluster, workers, armodel.plan.transfer_threads)
     session = armodel.session(servers, step_timeout_s=step_timeout_s)

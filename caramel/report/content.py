@@ -64,6 +64,8 @@ def advice(report: Report) -> list[str]:
         report: what the report is about.
     """
     prediction = report.plan.prediction
+    if report.plan.local is not None:
+        return ["Nothing is predicted of steps in which workers train by themselves."]
     if prediction is None:
         return ["Nothing is predicted without a trace and a model of the network: give --trace and --network."]
     step = prediction.timeline

@@ -139,8 +139,15 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     if record is not None and record.losses:
         beside = f"after {len(record.losses):,} steps; first {record.losses[0]:.4g}"
         tiles.append(("loss", f"{record.losses[-1]:.4g}", beside))
-    sent = format_size(report.plan.bytes_per_step)
-    tiles.append(("gradients", sent, f"in {len(report.plan.transfers):,} transfers, {report.plan.workers} workers"))
+    plan, local = report.plan, report.plan.local
+    if local is not None:
+        beside = (
+            f"in {len(local.exchanges):,} transfers, after at most {local.sync_every:,} steps, {plan.workers} workers"
+        )
+        tiles.append(("exchange", format_size(local.size_bytes), beside))
+    else:
+        beside = f"in {len(plan.transfers):,} transfers, {plan.workers} workers"
+        tiles.append(("gradients", format_size(plan.bytes_per_step), beside))
     return tiles
 
 

@@ -292,7 +292,7 @@ def test_data_on_the_workers(sharding):
     close(values_of(program), states[0])
 
 
-def test_fit_exchanges_at_the_end_of_each_epoch():
+def test_fit_exchanges_at_the_end_of_each_epoch(capsys):
     """So that what validates it, and what it returns, is one model."""
     data = batches(steps=5)
     x, y = map(np.concatenate, zip(*data))
@@ -306,7 +306,8 @@ def test_fit_exchanges_at_the_end_of_each_epoch():
 
     options = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0, "validation_data": (x, y)}
     made = model()
-    history = caramel.fit(made, x, y, workers=3, cluster=in_process(), sync_every=2, **options)
+    history = caramel.fit(made, x, y, workers=3, cluster=in_process(), sync_every=2, **{**options, "verbose": 2})
+    assert "after 2 steps" in (said := capsys.readouterr().out) and "not the training of one device" in said
     own, want = model(), []
     states = [[w.copy() for w in own.get_weights()] for _ in range(3)]
     velocities = [[np.zeros_like(w) for w in own.get_weights()] for _ in range(3)]

@@ -116,6 +116,18 @@ def test_names_are_text_and_no_markup(planned):
     assert page.tags.count("script") == 1 and page.text.count("alert(1)") >= 2
 
 
+def test_a_plan_of_local_steps_has_a_page(context):
+    """It says what is exchanged, and that this is another mathematics, in place of gradients that do not travel."""
+    plan = caramel.ARModel(context, 2, sync_every=7).plan
+    text = " ".join(Page(report_page(Report("x", plan, "1"))).text.split())
+    assert "This is not the training of one device" in text and "after at most 7 steps" in text
+    assert (
+        "Nothing is predicted of steps" in text
+        and "Gradients are combined" not in text
+        and "exposed, predicted" not in text
+    )
+
+
 def test_a_plan_without_a_prediction_has_a_page(context):
     plan = caramel.ARModel(context, 2).plan
     page = Page(report_page(Report("x", plan, "1")))
