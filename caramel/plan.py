@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -516,6 +516,8 @@ class Plan:
         Raises:
             InputError: the plan has no such gradient, or several.
         """
+        if self.local is not None:
+            return self._explained_exchange(self.local, gradient)
         gradient = self._gradient_named(gradient)
         own = next((own for own, name in self.aliases.items() if name == gradient), None)
         explanations = [
@@ -533,28 +535,44 @@ class Plan:
         return "\n".join(explanations) + place + called
 
     def _gradient_named(self, name: str) -> str:
-        """The gradient of a name, or of the end of one."""
-        if self.aliases.get(name, name) in self.pieces:
+        return self._named_among(name, list(self.pieces), "gradient")
+
+    def _named_among(self, name: str, names: Sequence[str], kind: str) -> str:
+        """The one of some names that a name is, or is the end of."""
+        if self.aliases.get(name, name) in names:
             return self.aliases.get(name, name)
-        own = {alias: gradient for alias, gradient in self.aliases.items() if gradient in self.pieces}
-        found = [gradient for gradient in self.pieces if gradient.endswith("/" + name)]
-        found = [gradient for alias, gradient in own.items() if alias.endswith("/" + name)] or found
+        own = {alias: each for alias, each in self.aliases.items() if each in names}
+        found = [each for each in names if each.endswith("/" + name)]
+        found = [each for alias, each in own.items() if alias.endswith("/" + name)] or found
         if len(found) > 1:
-            raise InputError(f"the plan has several gradients whose name ends with {name!r}: {listed(found, 8)}")
+            raise InputError(f"the plan has several {kind}s whose name ends with {name!r}: {listed(found, 8)}")
         if not found:
-            raise InputError(f"the plan has no gradient {name!r}; it has {listed(list(self.pieces), 8)}")
+            raise InputError(f"the plan has no {kind} {name!r}; it has {listed(names, 8)}")
         return found[0]
+
+    def _explained_exchange(self, local: LocalSteps, name: str) -> str:
+        names = [parameter for exchange in local.exchanges for parameter in exchange.parameters]
+        name = self._named_among(name, names, "parameter")
+        number = next(n for n, exchange in enumerate(local.exchanges) if name in exchange.parameters)
+        exchange = local.exchanges[number]
+        others = len(exchange.parameters) - 1
+        shared = f" together with {others} other parameters" if others else ""
+        return (
+            f"{name}: its gradient does not travel. Every worker updates it with its own, and after at most "
+            f"{local.sync_every} steps its difference is in transfer {number} of the exchange{shared}, "
+            f"{exchange.size_bytes} bytes of {_on_wire(exchange)}, {exchange.algorithm} of depth {exchange.depth}. "
+            f"{exchange.reason}"
+        )
 
     def _explained(self, number: int, transfer: Transfer, piece: Piece) -> str:
         size = "a number of" if transfer.size_bytes is None else str(transfer.size_bytes)
-        wire = f" ({transfer.wire} on the wire)" if transfer.wire else ""
         part = "" if len(self.pieces[piece.gradient]) == 1 else f" elements {_range(piece)} in"
         is_sharded = piece.gradient in {update.gradient for update in self.sharded}
         update = " Each worker makes its part of the update, and all get the new parameter." if is_sharded else ""
         others = len(transfer.gradients) - 1
         shared = f" together with {others} other gradients" if others else ""
         return (
-            f"{piece.gradient}:{part} transfer {number}{shared}, {size} bytes of {transfer.dtype}{wire}, "
+            f"{piece.gradient}:{part} transfer {number}{shared}, {size} bytes of {_on_wire(transfer)}, "
             f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. "
             f"{transfer.reason}{self._alternative(number)}{update}"
         )
@@ -572,15 +590,16 @@ class Plan:
 
     def table(self) -> str:
         """The plan as text for a terminal."""
-        predicted = any(t.predicted_s is not None for t in self.transfers)
-        rows = [("#", "gradients", "dtype", "bytes", "algorithm", "depth", "window", *(["ms"] if predicted else []))]
-        for number, t in enumerate(self.transfers):
+        travel: Sequence[Transfer | Exchange] = self.transfers if self.local is None else self.local.exchanges
+        predicted = any(t.predicted_s is not None for t in travel)
+        what = "gradients" if self.local is None else "parameters"
+        rows = [("#", what, "dtype", "bytes", "algorithm", "depth", "window", *(["ms"] if predicted else []))]
+        for number, t in enumerate(travel):
             time = ["-" if t.predicted_s is None else f"{t.predicted_s * 1e3:.3g}"] if predicted else []
             size = "sparse" if t.size_bytes is None else f"{t.size_bytes:,}"
-            rows.append((str(number), self._contents(t), t.dtype, size, t.algorithm, str(t.depth), t.window, *time))
-        for number, e in enumerate(() if self.local is None else self.local.exchanges):
-            names = listed(e.parameters, _MOST_NAMES)
-            rows.append((str(number), names, e.dtype, f"{e.size_bytes:,}", e.algorithm, str(e.depth), "exchange"))
+            window = "exchange" if isinstance(t, Exchange) else t.window
+            dtype = f"{t.dtype} as {t.wire}" if t.wire else t.dtype
+            rows.append((str(number), self._contents(t), dtype, size, t.algorithm, str(t.depth), window, *time))
         name = f"plan {self.digest[:12]}: {self.workers} workers"
         if self.local is not None:
             head = [f"{name}, which send no gradients", f"local steps: {self.local}"]
@@ -620,7 +639,9 @@ class Plan:
         """The plan in a notebook."""
         return preformatted(self.table())
 
-    def _contents(self, transfer: Transfer) -> str:
+    def _contents(self, transfer: Transfer | Exchange) -> str:
+        if isinstance(transfer, Exchange):
+            return listed(transfer.parameters, _MOST_NAMES)
         names = [
             p.gradient if len(self.pieces[p.gradient]) == 1 else f"{p.gradient}[{_range(p)}]" for p in transfer.pieces
         ]
@@ -696,6 +717,11 @@ class Plan:
 
 _MOST_NAMES = 6
 """Largest number of gradients of a bucket whose names a table shows."""
+
+
+def _on_wire(transfer: Transfer | Exchange) -> str:
+    """The element type, and that of the messages if it is another."""
+    return f"{transfer.dtype} ({transfer.wire} on the wire)" if transfer.wire else transfer.dtype
 
 
 def _range(piece: Piece) -> str:

@@ -161,6 +161,8 @@ def verify_plan(plan: Plan, model: Model) -> list[str]:
     check_plan(plan, model)
     if not plan.proof:
         raise PlanError("nothing was proved of the graph of this plan: check a plan that ARModel has made")
+    if plan.local is not None:
+        return ["each parameter is exchanged once, with collectives that may be used"]
     statements = [f"the {len(plan.transfers)} transfers send every gradient once, with collectives that may be used"]
     if plan.prediction is None:
         return [*statements, "no step is predicted, so there is no lower bound"]

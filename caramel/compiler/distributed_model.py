@@ -136,10 +136,8 @@ def compile_model(
     plan, facts = assemble_plan(model, pipeline, options, trace)
     evaluation = context.evaluation_for() if context.evaluation is not None else None
     try:
-        if plan.local is not None:
-            start = Emission.initial(with_local_state(model), plan, evaluation, pipeline)
-            return distribute(LOCAL_STEPS, context, start), facts
-        distributed = distribute(ALL_REDUCE, context, Emission.initial(model, plan, evaluation, pipeline))
+        target, own = (ALL_REDUCE, model) if plan.local is None else (LOCAL_STEPS, with_local_state(model))
+        distributed = distribute(target, context, Emission.initial(own, plan, evaluation, pipeline))
     except InvariantError as error:
         if options.plan is None and options.analyzers is None:
             raise

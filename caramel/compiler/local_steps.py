@@ -14,6 +14,7 @@ from caramel.errors import UnsupportedError, listed
 from caramel.model import Model, Variable
 from caramel.netmodel.choice import choose_collective
 from caramel.plan import Exchange, LocalSteps, Plan
+from caramel.util.units import format_ms
 
 MOST_BYTES = 2**24
 """Bytes of a transfer that has more than one parameter."""
@@ -102,5 +103,5 @@ def local_plan(model: Model, devices: Sequence[str], pipeline: Pipeline | None, 
         )
     times_s = [e.predicted_s for e in local.exchanges if e.predicted_s is not None]
     if len(times_s) == len(local.exchanges):
-        notes.append(f"an exchange is predicted to take {sum(times_s):.3g} s, if its transfers follow each other")
+        notes.append(f"an exchange is predicted to take {format_ms(sum(times_s))}, if its transfers follow each other")
     return replace(plan, notes=(*notes, *(() if pipeline is None else pipeline.notes)))

@@ -8,6 +8,7 @@ from caramel.errors import PlanError
 from caramel.graph.graph import Graph
 from caramel.modifiers.emission import Emission, Purpose, Role
 from caramel.modifiers.update_shards import divided_tables
+from caramel.plan import LocalSteps
 
 
 def prove(emission: Emission) -> tuple[str, ...]:
@@ -23,6 +24,8 @@ def prove(emission: Emission) -> tuple[str, ...]:
         PlanError: the transfers have no common order.
     """
     plan = emission.plan
+    if plan.local is not None:
+        return _of_local_steps(emission, plan.local)
     first_gradients = [transfer.gradients[0] for transfer in plan.transfers]
     edges = agreed_order(emission.graph, emission.roles, first_gradients)
     nodes = len(emission.graph)
@@ -47,6 +50,17 @@ def prove(emission: Emission) -> tuple[str, ...]:
             f"{len(postponed)} postponed updates use nothing of the step they run in but what was kept for them"
         )
     return tuple(statements)
+
+
+def _of_local_steps(emission: Emission, local: LocalSteps) -> tuple[str, ...]:
+    sums = len(emission.model.forward_sums)
+    own = f"besides {sums} sums of the forward pass no step has anything" if sums else "no step has anything"
+    parameters = sum(len(exchange.parameters) for exchange in local.exchanges)
+    return (
+        f"no cycle among {len(emission.graph):,} nodes",
+        f"{own} of another worker",
+        f"each of {parameters} parameters is in one of {len(local.exchanges)} transfers of an exchange",
+    )
 
 
 def agreed_order(graph: Graph, roles: Mapping[str, Role], first_gradients: Sequence[str]) -> int:

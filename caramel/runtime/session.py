@@ -733,6 +733,9 @@ class Session:
     ) -> None:
         """Go on as a session does that was just opened, with other values and other data.
 
+        Workers that train by themselves keep what each has of its own, if what is trained has the values that it has
+        there: nothing but totals, and what no step writes, is then given to them.
+
         Args:
             values: arrays by the names of the variables; others get the program's initial values.
             pipeline: other pipelines that fit those so far (see `caramel.data.pipeline.Pipeline.fits`).
@@ -743,7 +746,14 @@ class Session:
         """
         self.flush()
         self._on_metadata = None
-        self._step_count = self._state.begin_again(values, pipeline if loads else None)
+        is_local = self._signature.sync_every > 0
+        changed = self._state.changed_beside_training(values, self._step_count) if is_local else None
+        if changed is None:
+            self._step_count = self._state.begin_again(values, pipeline if loads else None)
+        else:
+            self.assign(changed)
+            if pipeline is not None and loads:
+                self._state.load_data(pipeline)
         self._data = self._new_data(pipeline or self._distributed.pipeline)
 
     @_one_at_a_time

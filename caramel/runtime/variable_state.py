@@ -17,7 +17,7 @@ from caramel.data.pipeline import Pipeline
 from caramel.errors import CheckpointError, InputError, StepError, in_one_line, listed
 from caramel.frontend.recording.automatic_names import Renaming, counted_anew, parts_of
 from caramel.graph.graph import NodeDef
-from caramel.model import Model
+from caramel.model import Model, VariableClass
 from caramel.modifiers.exchange import momentum_keys
 from caramel.modifiers.save_restore import assignment_nodes, file_copy_nodes, local_key, separately_saved
 from caramel.runtime import checkpoint
@@ -70,15 +70,50 @@ class VariableState:
             pipeline: other arrays for the same pipelines; None if the workers have theirs.
         """
         values = {**self._model.values.load(), **values}
-        if pipeline is None or self._pipeline is None:
+        if pipeline is None or self._signature.data is None:
             return self._push(values)
-        assert self._signature.data is not None
-        arrays: dict[
-            str, np.ndarray
-        ] = {}  # under the keys of the first ones, although these say what an array has in it
+        return self._push({**values, **self._arrays_of(pipeline)}, self._signature.data.load)
+
+    def _arrays_of(self, pipeline: Pipeline) -> dict[str, np.ndarray]:
+        """The arrays of other pipelines, under the keys of the first ones, although these say what an array has."""
+        assert self._pipeline is not None
+        arrays: dict[str, np.ndarray] = {}
         for source, other in zip(self._pipeline.sources, pipeline.sources):
             arrays.update((own.key, given.value) for own, given in zip(source.constants, other.constants))
-        return self._push({**values, **arrays}, self._signature.data.load)
+        return arrays
+
+    def load_data(self, pipeline: Pipeline) -> None:
+        """Give every worker other arrays for the same pipelines.
+
+        Args:
+            pipeline: has the arrays.
+        """
+        assert self._signature.data is not None
+        with _temporary_prefix() as prefix:
+            _put_down(prefix, self._arrays_of(pipeline), self._model)
+            self._read(prefix, [self._signature.data.load])
+
+    def changed_beside_training(self, values: Mapping[str, np.ndarray], steps: int) -> dict[str, np.ndarray] | None:
+        """Those of some values that are not what worker 0 has; None if what is trained is among them.
+
+        What no step writes (a learning rate) and totals (of metrics) are not.
+
+        Args:
+            values: arrays by name.
+            steps: number of steps so far.
+        """
+        changed: dict[str, np.ndarray] = {}
+        written = {name for name, _ in self._model.updates}
+        trained = {v.name for v in self._model.variables if v.name in written and v.kind is not VariableClass.TOTAL}
+        with _temporary_prefix() as prefix:
+            self._write(prefix, steps)
+            for name, present in checkpoint.each_value(prefix, tuple(values), self._model.variables):
+                if np.array_equal(present, values[name], equal_nan=present.dtype.kind == "f"):
+                    continue
+                if name in trained:
+                    return None
+                changed[name] = values[name]
+        return changed
 
     def restore(self, prefix: str) -> int:
         """Restore a checkpoint, named or object-based; the number of steps in it.

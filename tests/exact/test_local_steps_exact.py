@@ -16,9 +16,11 @@ from exact_steps import Program, alone, fresh, trained, values_of
 from variants import in_soak
 
 import caramel
+from caramel.analyzers.plan_checks import verify_plan
 from caramel.collectives.schedule import balanced
 from caramel.errors import InvariantError
 from caramel.modifiers.exchange import verify_alone
+from caramel.util.units import format_ms
 
 EXACTLY = {"sync_every": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0}
 """With plain gradient descent this is the training of one device: the mean of what all would do next."""
@@ -357,6 +359,39 @@ def test_exported(tmp_path):
     close({name: reader.get_tensor(name) for name in want}, want)
 
 
+@pytest.mark.parametrize("data", ["arrays", "a dataset"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_second_fit_goes_on(optimizer, data):
+    """With the slots of all workers, and the momentum; a value that was changed meanwhile makes all begin anew."""
+    x, y = map(np.concatenate, zip(*batches(steps=4)))
+
+    def fit(model, *epochs):
+        given = (x, y) if data == "arrays" else (tf.data.Dataset.from_tensor_slices((x, y)).batch(12),)
+        size = {"batch_size": 12, "shuffle": False} if data == "arrays" else {}
+        options = {"workers": 3, "cluster": in_process(), "sync_every": 3, "verbose": 0, **size}
+        return [caramel.fit(model, *given, epochs=each, **options).history["loss"] for each in epochs]
+
+    def model():
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(7)
+        made = keras.Sequential([keras.Input([4]), keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)])
+        made.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
+        return made
+
+    whole, parted, changed = model(), model(), model()
+    (losses,), (first, second) = fit(whole, 4), fit(parted, 2, 2)
+    assert losses == [*first, *second]
+    for got, value in zip(parted.get_weights(), whole.get_weights()):
+        np.testing.assert_array_equal(got, value)
+    fit(changed, 2)
+    changed.set_weights([w * 0 for w in changed.get_weights()])
+    (after,) = fit(changed, 1)
+    fresh_one = model()
+    fresh_one.set_weights([w * 0 for w in fresh_one.get_weights()])
+    if optimizer == "sgd":  # of Adam worker 0's slots go on
+        assert after == fit(fresh_one, 1)[0]
+
+
 # -- plans, and what is refused ------------------------------------------------------------------
 
 
@@ -381,7 +416,21 @@ def test_an_exchange_on_a_known_network_is_predicted():
     plan = caramel.ARModel(context_of(), 3, sync_every=4, network=network, algorithm="ring", depth=1).plan
     (exchange,) = plan.local.exchanges
     assert exchange.predicted_s == pytest.approx(2 * 2 * (1e-3 + exchange.size_bytes / 3 * 1e-9))  # 2 (N - 1) messages
-    assert f"an exchange is predicted to take {exchange.predicted_s:.3g} s" in " ".join(plan.notes)
+    assert f"an exchange is predicted to take {format_ms(exchange.predicted_s)}" in " ".join(plan.notes)
+
+
+def test_what_is_checked_and_explained():
+    armodel = caramel.ARModel(context_of(), 3, sync_every=4)
+    assert "no step has anything of another worker" in armodel.plan.proof and "checked: " in str(armodel.plan)
+    assert verify_plan(armodel.plan, armodel.model) == [
+        "each parameter is exchanged once, with collectives that may be used"
+    ]
+    said = armodel.plan.explain("dense_1/kernel")
+    assert (
+        said.startswith("dense_1/kernel: its gradient does not travel") and "together with 3 other parameters" in said
+    )
+    with pytest.raises(caramel.InputError, match="no parameter 'nothing'; it has dense/kernel"):
+        armodel.plan.explain("nothing")
 
 
 @pytest.mark.parametrize(
