@@ -300,6 +300,24 @@ class Graph:
             stack.extend(further(name))
         return seen
 
+    def descendants(self, names: Iterable[str], control: bool = True) -> set[str]:
+        """These nodes and all nodes that follow from them, transitively.
+
+        Args:
+            names: nodes to begin with.
+            control: whether to follow control edges, too.
+        """
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in found:
+                continue
+            found.add(name)
+            readers = self.consumers[name]
+            waiting.extend(r for r, position in readers if control or self._inputs(r)[2][position] >= 0)
+        return found
+
     def pruned(self, roots: Iterable[str]) -> Graph:
         """The graph of just what ``roots`` need, in the same order."""
         keep = self.ancestors(roots)

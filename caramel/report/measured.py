@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import listed
+from caramel.graph.devices import Device
 from caramel.graph.graph import Graph, data_texts, node_of
 from caramel.measure.step_stats import Message, Row, TracedStep
 from caramel.model import Model
@@ -53,13 +54,7 @@ def kinds_of_nodes(model: Model) -> Mapping[str, str]:
     needed = graph.ancestors(producers, control=False)
     forward = graph.ancestors([node_of(model.loss)], control=False)
     kinds = dict.fromkeys(needed, BACKWARD_PASS)
-    following, waiting = set(producers), list(producers)
-    while waiting:
-        for consumer, _ in graph.consumers.get(waiting.pop(), ()):
-            if consumer not in following:
-                following.add(consumer)
-                waiting.append(consumer)
-    kinds.update((name, UPDATE) for name in following - needed)
+    kinds.update((name, UPDATE) for name in graph.descendants(producers) - needed)
     kinds.update((name, FORWARD_PASS) for name in forward)
     return {node.name: kinds.get(node.name, OTHER) for node in graph}
 
@@ -78,7 +73,8 @@ def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: It
     rows_by_rank, transfer_rows = _sorted_rows(distributed, step.rows)
     received = _messages_by_rank(step.messages, rows_by_rank)
     ranks = range(distributed.plan.workers)
-    shifts, end_ns, shift_notes = _clocks({r: _extent(rows_by_rank.get(r, []), received.get(r, [])) for r in ranks})
+    extents = {r: _extent(rows_by_rank.get(r, []), received.get(r, [])) for r in ranks}
+    shifts, end_ns, shift_notes = _clocks(extents, _is_of_one_process(step.rows))
     ready_ns = _ready_ns(distributed, rows_by_rank)
     workers = tuple(
         _lanes(
@@ -218,17 +214,25 @@ def _extent(rows: Sequence[tuple[str, Row]], messages: Sequence[Message]) -> tup
     return min(row.start_ns for _, row in rows), max(ends)
 
 
-def _clocks(extents: Mapping[int, tuple[int, int] | None]) -> tuple[Mapping[int, int], int, Sequence[str]]:
+def _is_of_one_process(rows: Iterable[Row]) -> bool:
+    """Whether all ops ran in one process."""
+    devices = [Device.parse(text) for text in {row.device for row in rows}]
+    return len({(device.job, device.task) for device in devices}) == 1
+
+
+def _clocks(
+    extents: Mapping[int, tuple[int, int] | None], is_one_process: bool
+) -> tuple[Mapping[int, int], int, Sequence[str]]:
     """The nanoseconds at which each worker's step began by its clock, the nanoseconds of the step, and notes.
 
-    Where clocks are those of one machine, they are one clock. Where a worker seems to begin after another has ended,
-    they are not, and each worker begins at 0.
+    Where clocks are those of one machine, they are one clock. Where a worker of another process seems to begin after
+    another has ended, they are not, and each worker begins at 0.
     """
     known = {rank: extent for rank, extent in extents.items() if extent is not None}
     if not known:
         return dict.fromkeys(extents, 0), 0, ()
     first, length = min(start for start, _ in known.values()), max(end - start for start, end in known.values())
-    if max(start for start, _ in known.values()) - first > length:
+    if not is_one_process and max(start for start, _ in known.values()) - first > length:
         starts = {rank: known[rank][0] if rank in known else 0 for rank in extents}
         return starts, length, ("The clocks of the workers differ, so each worker's lanes begin at 0.",)
     return dict.fromkeys(extents, first), max(end for _, end in known.values()) - first, ()

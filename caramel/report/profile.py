@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.util.arguments import whole_number
 from caramel.util.tables import fitted, wrapped
-from caramel.util.units import format_ms
+from caramel.util.units import format_ms, format_size
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ _OF_WORKER = ("compute_s", "communication_s", "both_s", "wait_s")
 _LINES = (
     ("rho", "rho", "communication over computation (Caramel, section 3.1)"),
     ("alpha", "alpha", "part of the shorter of both that is hidden by the other (Caramel, section 3.1)"),
-    ("utilisation", "utilisation", "part of the step in which it computes, from these two (Caramel, section 3.1)"),
+    ("utilisation", "utilisation", "computation over a step without idle time, from these two (Caramel, section 3.1)"),
     ("E", "efficiency", "how good the order is, from 0 to 1 (TicTac, equation 3)"),
     ("S", "speedup", "what the best order could gain over the worst (TicTac, equation 4)"),
     ("stragglers", "straggler_effect", "the longest wait for a slower worker, of the step (TicTac, section 6)"),
@@ -329,7 +330,22 @@ def profile(
     times_s = timed_steps(session, batches, FIRST_RUNS + 2 * wanted, trace_next)
     traced = [step_of(each) for each in metadata[:wanted]]
     timelines = [measured_timeline(session.distributed, each) for each in traced]
-    has_one_clock = all(timeline.has_one_clock for timeline in timelines)
-    notes = () if has_one_clock else ("The clocks of the workers differ, so who waits for whom is not known.",)
+    notes = []
+    if apart := sum(not timeline.has_one_clock for timeline in timelines):
+        steps_text = "" if apart == len(timelines) else f" in {apart} of {len(timelines)} steps, of which"
+        notes.append(f"The clocks of the workers differ{steps_text or ', so'} who waits for whom is not known.")
+    local = session.distributed.plan.local
+    if local is not None:
+        notes.append(
+            f"The workers train by themselves. An exchange of {format_size(local.size_bytes)} comes after at most "
+            f"{local.sync_every} steps, between two of them, and is in none of these figures{_flush_text(session)}."
+        )
     plain_s = tuple(times_s[FIRST_RUNS : FIRST_RUNS + wanted])
-    return Profile(tuple(map(profiled_step, timelines)), plain_s, notes)
+    return Profile(tuple(map(profiled_step, timelines)), plain_s, tuple(notes))
+
+
+def _flush_text(session: Session) -> str:
+    """How long an exchange took that is due now; "" where none is."""
+    before_s = time.perf_counter()
+    is_due = session.flush()
+    return f": one took {format_ms(time.perf_counter() - before_s)}" if is_due else ""

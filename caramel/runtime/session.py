@@ -644,16 +644,20 @@ class Session:
         return self._data
 
     @_one_at_a_time
-    def flush(self) -> None:
+    def flush(self) -> bool:
         """Apply the updates that the last step has left to the next one, or exchange what workers have trained alone.
 
         Whatever reads or writes values from outside of a step (saving, evaluating, `values`, `assign`) does so first.
+
+        Returns:
+            Whether anything was left to do.
         """
         self._refuse_after_failure()
         if not self._is_pending:
-            return
+            return False
         self._train([], self._signature.flush, {}, self._executor.run)
         self._is_pending, self._steps_since_flush = False, 0
+        return True
 
     # -- evaluation --------------------------------------------------------------------------
 

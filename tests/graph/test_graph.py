@@ -80,6 +80,12 @@ def test_a_replacement_keeps_the_name_and_an_addition_has_its_own():
         graph.replaced({}, [named_a])
 
 
+def test_descendants_follow_control_edges_unless_told_not_to():
+    graph = make(a=[], b=["a"], c=["^b"], d=["c", "a:1"], e=[])
+    assert graph.descendants(["b"]) == {"b", "c", "d"} and graph.descendants(["b"], control=False) == {"b"}
+    assert graph.descendants(["a", "e"], control=False) == {"a", "b", "d", "e"}
+
+
 def test_pruned_keeps_order_and_drops_the_rest():
     graph = make(a=[], x=["a"], b=["a"])
     assert list(graph.pruned(["b"]).nodes) == ["a", "b"]

@@ -110,12 +110,15 @@ def test_workers_receive_what_the_all_reduces_send(context, batch):
 def test_clocks_that_differ_begin_at_zero_each(context):
     model = caramel.ARModel(context, 2)
     node = next(node.name for node in context.model.graph if node.op == "MatMul")
-    rows = (Row(f"worker_0/{node}", "a", 10, 20, 20, None), Row(f"worker_1/{node}", "b", 10_000, 10_030, 10_030, None))
+
+    def row(rank, start_ns, end_ns, task):
+        return Row(f"worker_{rank}/{node}", f"/job:worker/task:{task}/device:CPU:0", start_ns, end_ns, end_ns, None)
+
+    rows = row(0, 10, 20, 0), row(1, 10_000, 10_030, 1)
     apart = measured_timeline(model.distributed, TracedStep(rows))
     assert [lanes.computation[0].start_s for lanes in apart.workers] == [0.0, 0.0]
     assert apart.iteration_s == pytest.approx(30e-9) and "clocks" in apart.notes[0]
-    together = measured_timeline(
-        model.distributed, TracedStep((rows[0], Row(f"worker_1/{node}", "b", 15, 45, 45, None)))
-    )
-    starts = [next(bar.start_s for bar in lanes.computation if bar.kind != "stall") for lanes in together.workers]
-    assert starts == pytest.approx([0.0, 5e-9]) and together.notes == ()
+    for other, start_s in ((row(1, 15, 45, 1), 5e-9), (row(1, 10_000, 10_030, 0), 9990e-9)):  # of one process, the last
+        together = measured_timeline(model.distributed, TracedStep((rows[0], other)))
+        starts = [next(bar.start_s for bar in lanes.computation if bar.kind != "stall") for lanes in together.workers]
+        assert starts == pytest.approx([0.0, start_s]) and together.notes == () and together.has_one_clock

@@ -1,6 +1,7 @@
 """Profiles: the measures of the papers, of steps made by hand and of real ones."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -143,6 +144,16 @@ def test_profiles_of_real_steps():
         assert each.both_s <= min(each.compute_s, each.communication_s) and each.idle_s >= -1e-9
         assert math.isclose(each.utilisation, each.compute_s / (each.step_s - each.idle_s), rel_tol=1e-6)
     assert found.table().startswith("profile of 4 steps: ") and str(found) == found.table()
+
+
+def test_exchanges_of_local_steps_are_named():
+    """They are in no step, so the figures do not have them."""
+    batch = np.ones([6, 64], np.float32), np.full([6], 2, np.int32)
+    with caramel.ARModel(looping(), 2, sync_every=20).session(caramel.InProcess()) as session:
+        found = caramel.profile(session, lambda count: [batch] * count, steps=2)
+    (note,) = found.notes
+    assert "after at most 20 steps" in note and re.search(r"is in none of these figures: one took [\d.]+ ms\.$", note)
+    assert note in " ".join(found.table().split())
 
 
 def test_batches_that_end_too_early():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
-from caramel.graph.graph import Graph, node_of
+from caramel.graph.graph import node_of
 from caramel.model import Model, Variable, VariableClass
 
 
@@ -25,7 +24,7 @@ def with_local_state(model: Model) -> Model:
         statistics: each worker has its own, and checkpoints keep those of all.
     """
     gradients = {node_of(t) for g in model.gradients for t in (g.tensor, *(source for source, _ in g.sources))}
-    behind = _behind(model.graph, gradients)
+    behind = model.graph.descendants(gradients, control=False)
     written = {name for name, writers in model.updates if not behind.isdisjoint(writers)}
     shared = (VariableClass.SLOT, VariableClass.HYPERPARAMETER)
     return replace(
@@ -35,18 +34,3 @@ def with_local_state(model: Model) -> Model:
             for v in model.variables
         ),
     )
-
-
-def _behind(graph: Graph, names: Collection[str]) -> frozenset[str]:
-    """The nodes that follow from some nodes by data, with these."""
-    found: set[str] = set()
-    waiting = [name for name in names if name in graph]
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        found.add(name)
-        for reader, position in graph.consumers[name]:
-            if not graph[reader].input[position].startswith("^"):
-                waiting.append(reader)
-    return frozenset(found)
