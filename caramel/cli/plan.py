@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from caramel.cli.options import (
 from caramel.cli.pictures import with_report, with_timeline
 from caramel.cli.places import Place
 from caramel.cli.quiet import load_quietly
-from caramel.cli.scripts import ProgramCommand, check_program, loaded_program
+from caramel.cli.scripts import ProgramCommand, check_program, loaded_program, next_command
 from caramel.errors import InputError
 from caramel.report.pictures import Pictures
 from caramel.util.arguments import MOST_WORKERS
@@ -102,7 +101,7 @@ def plan(
 
     The program is traced on this machine (unless --trace has its times); nothing of it changes. A prediction needs a
     model of the network: --network, or --measure, which does everything on the cluster that will train. A network
-    that was measured with some numbers of workers predicts others, too, up to four times the largest.
+    that was measured with two or more numbers of workers predicts others, too, up to four times the largest.
     """
     if out is not None:
         check_writable(out)
@@ -164,27 +163,9 @@ def plan(
         *(finished.explain(name) for name in explained),
         "" if earlier is None else earlier.diff(finished) or f"no difference from {other}",
         f"written: {', '.join(written)}" if written else "",
-        "" if out is None else f"next: {_next_command(program, arguments, workers, place, devices, out)}",
+        "" if out is None else f"next: {next_command(program, arguments, workers, place, devices, out)}",
     ]
     click.echo("\n\n".join(paragraph for paragraph in paragraphs if paragraph))
-
-
-def _next_command(
-    program: str, arguments: Sequence[str], workers: int, place: Place, devices: Sequence[str], plan_file: str
-) -> str:
-    """The command that trains with a plan, where it was made for.
-
-    Args:
-        program: the program, as the command line has it.
-        arguments: arguments of a script.
-        workers: number of workers.
-        place: where they run.
-        devices: device of each worker; empty for the default.
-        plan_file: path of the plan.
-    """
-    options = ["--workers", str(workers), *place.options, *(part for name in devices for part in ("--device", name))]
-    own = ["--", *arguments] if arguments else []
-    return shlex.join(["caramel", "run", program, *options, "--plan", plan_file, *own])
 
 
 def _refuse_predictions(timeline: str | None, as_json: bool) -> None:

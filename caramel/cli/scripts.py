@@ -16,6 +16,7 @@ from caramel.errors import ProgramError
 from caramel.frontend.script_file import is_script
 
 if TYPE_CHECKING:
+    from caramel.cli.places import Place
     from caramel.frontend.program_file import Program
     from caramel.runtime.clusters.base import Cluster
 
@@ -53,6 +54,24 @@ def check_program(program: str, arguments: Sequence[str]) -> None:
     file = program if is_script(program) else program.rpartition(":")[0]
     if file and not Path(file).is_file():
         raise ProgramError(f"there is no {'script' if is_script(program) else 'program file'} {file!r}")
+
+
+def next_command(
+    program: str, arguments: Sequence[str], workers: int, place: Place, devices: Sequence[str], plan_file: str
+) -> str:
+    """The command that trains with a plan, where it was made for.
+
+    Args:
+        program: the program, as the command line has it.
+        arguments: arguments of a script.
+        workers: number of workers.
+        place: where they run.
+        devices: device of each worker; empty for the default.
+        plan_file: path of the plan.
+    """
+    options = ["--workers", str(workers), *place.options, *(part for name in devices for part in ("--device", name))]
+    own = ["--", *arguments] if arguments else []
+    return shlex.join(["caramel", "run", program, *options, "--plan", plan_file, *own])
 
 
 def run_script_on_workers(

@@ -16,7 +16,7 @@ from caramel.cli.options import (
     with_json,
 )
 from caramel.cli.places import Place
-from caramel.cli.scripts import ProgramCommand, loaded_program
+from caramel.cli.scripts import ProgramCommand, loaded_program, next_command
 from caramel.util.progress import say
 from caramel.util.whole_files import check_writable
 
@@ -102,4 +102,4 @@ def tune(
         return
     click.echo(found.table())
     if out is not None:
-        click.echo(f"\nwritten: {out}")
+        click.echo(f"\nwritten: {out}\n\nnext: {next_command(program, arguments, workers, place, devices, out)}")

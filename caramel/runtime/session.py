@@ -28,6 +28,7 @@ from caramel.runtime.executor import Executor, KindOfRun, Run
 from caramel.runtime.feeds import Batch, bound_arrays, split_batch, step_feeds, step_fetches
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.packed_feeds import PackedFeeds
+from caramel.runtime.row_errors import with_row
 from caramel.runtime.step_rate import StepRate
 from caramel.runtime.step_result import StepResult, step_results
 from caramel.runtime.steps_per_execution import OPTIMIZED_S_PER_NODE, READY_S_PER_NODE, StepsInRun, worthwhile_steps
@@ -314,7 +315,10 @@ class Session:
         except ClusterError as error:
             raise ClusterError(f"step {self._step_count + 1} cannot go on: {error}") from error
         except StepError as error:
-            raise StepError(f"step {self._step_count + 1} failed: {error}") from error
+            raise StepError(f"step {self._step_count + 1} failed: {self._told(error)}") from error
+
+    def _told(self, error: StepError) -> str:
+        return with_row(str(error), self._model, self._distributed.plan)
 
     def _step_on(self, batch: Batch, run: StepRun) -> StepResult:
         """One training step, on a batch that is cut into the workers' parts."""
@@ -451,7 +455,7 @@ class Session:
         except ClusterError as error:
             raise ClusterError(f"steps {numbers} cannot go on: {error}") from error
         except StepError as error:
-            raise StepError(f"one of the steps {numbers} failed: {error}") from error
+            raise StepError(f"one of the steps {numbers} failed: {self._told(error)}") from error
         return self._noted(batches, values)
 
     def _split(self, batch: Any) -> Batch:

@@ -279,8 +279,10 @@ def test_evaluations_see_whole_tables():
     np.testing.assert_array_equal(seen["size"], [50, 4])
 
 
-@pytest.mark.parametrize("rows", [[3, 50], [-1, 0]])
-def test_rows_that_are_not_there_are_refused_as_on_one_device(rows):
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("rows, worker, row", [([3, 50], 1, 50), ([-1, 0], 0, -1), ([53, 7], 0, 53), ([7, -4], 1, -4)])
+def test_rows_that_are_not_there_are_refused_as_on_one_device(rows, worker, row, together):
+    """Under their own numbers, which their owners do not know."""
     v1 = tf.compat.v1
     with tf.Graph().as_default(), caramel.capture() as context:
         ids = v1.placeholder(tf.int32, [None], "ids")
@@ -289,8 +291,9 @@ def test_rows_that_are_not_there_are_refused_as_on_one_device(rows):
         context.train_op = V1.GradientDescentOptimizer(0.1).minimize(context.loss)
     armodel = caramel.ARModel(context, 2, shard_embeddings=True)
     assert divisions(armodel.model, armodel.plan)
-    with armodel.session(in_process()) as session, pytest.raises(caramel.StepError, match="is not in"):
-        session.step({"ids:0": np.array(rows, np.int32)})
+    message = rf"is not in \[0, 25\).*\(worker {worker} looks up row {row} of 'table', which has 50\)"
+    with armodel.session(in_process()) as session, pytest.raises(caramel.StepError, match=message):
+        session.run([{"ids:0": np.array(rows, np.int32)}] * 2, steps_per_execution=together, progress=False)
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def feeds_for(signature, arrays):
         if feed["name"] not in arrays:
             if feed["optional"]:
                 continue
-            raise SystemExit("the data has no array %r" % feed["name"])
+            raise SystemExit("the data has no array %r: --data FILE.npz has one of each input" % feed["name"])
         array = arrays[feed["name"]].astype(tf.as_dtype(feed["dtype"]).as_numpy_dtype)
         parts = np.array_split(array, workers) if feed["split"] else [array] * workers
         if feed["split"]:
@@ -510,6 +510,8 @@ def main():
     training.add_argument("--save", help="checkpoint to write at the end")
     training.set_defaults(run=train)
     arguments = parser.parse_args()
+    if getattr(arguments, "steps", 0) < 0:
+        parser.error("--steps must be 0 or more")
     try:
         arguments.run(arguments)
     except (tf.errors.OpError, OSError, ValueError, TypeError) as error:
