@@ -39,7 +39,9 @@ def predict(facts: Mapping[type, Any], has_alternatives: bool = True) -> Predict
     boundaries: Boundaries = facts[Boundaries]
     schedule: Schedule = facts[Schedule]
     transfers: Transfers | None = facts.get(Transfers)
-    in_flight = None if transfers is None or transfers.in_flight == usual_in_flight(schedule) else transfers.in_flight
+    in_flight = schedule.in_flight if transfers is None else transfers.in_flight
+    if schedule.in_flight is None and in_flight == usual_in_flight(schedule):
+        in_flight = None  # so that another window for a transfer may have the other usual limit
     timeline = simulate_on(network, boundaries, schedule, in_flight)
     bound_s = step_bound_s(boundaries, network)
     if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SUM_TOLERANCE):
