@@ -29,6 +29,7 @@ class Task(NamedTuple):
         ready_s: time from which on it can be sent, in seconds.
         size_bytes: bytes on the link.
         part: number of the part of the tensor, from 0.
+        can_wait: whether it is better left out than sent too late; see `send_by_credit`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Task(NamedTuple):
     ready_s: float
     size_bytes: float
     part: int = 0
+    can_wait: bool = False
 
 
 class Sent(NamedTuple):
@@ -120,7 +122,7 @@ def check_credit(partition_bytes: float, credit_bytes: float) -> None:
         )
 
 
-def send_by_credit(tasks: Sequence[Task], credit_bytes: float, link: Link) -> list[Sent]:
+def send_by_credit(tasks: Sequence[Task], credit_bytes: float, link: Link, until_s: float = math.inf) -> list[Sent]:
     """When each task is sent, and in which order.
 
     Whenever something is ready or has arrived, the ready task of the least priority is looked at. If its bytes are
@@ -135,9 +137,11 @@ def send_by_credit(tasks: Sequence[Task], credit_bytes: float, link: Link) -> li
         tasks: tasks in any order.
         credit_bytes: bytes that may be under way at once; infinity for a queue in the order of the ready times.
         link: link that takes them.
+        until_s: time after which tasks that can wait may not arrive: they are left out when their turn comes, and those
+            behind them go on.
 
     Returns:
-        The tasks in the order in which they are given to the link.
+        The tasks that are sent, in the order in which they are given to the link.
 
     Raises:
         InputError: the credit is not positive.
@@ -158,12 +162,12 @@ def send_by_credit(tasks: Sequence[Task], credit_bytes: float, link: Link) -> li
     sent: list[Sent] = []
     now_s, free_s = 0.0, link.free_s
     while coming or queue:
-        until_s = now_s + _TIME_TOLERANCE * abs(now_s)
-        while coming and coming[0][1].ready_s <= until_s:
+        present_s = now_s + _TIME_TOLERANCE * abs(now_s)
+        while coming and coming[0][1].ready_s <= present_s:
             number, task = coming.popleft()
             now_s = max(now_s, task.ready_s)
             heappush(queue, (task.priority, number))
-        while under_way and under_way[0][0] <= until_s:
+        while under_way and under_way[0][0] <= present_s:
             arrived_s, number = heappop(under_way)
             now_s = max(now_s, arrived_s)
             left_bytes += tasks[number].size_bytes
@@ -171,12 +175,15 @@ def send_by_credit(tasks: Sequence[Task], credit_bytes: float, link: Link) -> li
             left_bytes = whole_credit  # whatever sums of fractions have lost
         if queue and (tasks[queue[0][1]].size_bytes <= left_bytes or not under_way):
             number = heappop(queue)[1]
-            size_bytes = tasks[number].size_bytes
+            task = tasks[number]
             start_s = max(now_s, free_s)
-            free_s = start_s + link.channel_s(size_bytes)
-            sent.append(Sent(number, tasks[number], now_s, start_s, free_s, free_s + link.lag_s(size_bytes)))
-            heappush(under_way, (sent[-1].arrived_s, number))
-            left_bytes -= size_bytes
+            left_s = start_s + link.channel_s(task.size_bytes)
+            arrived_s = left_s + link.lag_s(task.size_bytes)
+            if arrived_s > until_s and task.can_wait:
+                continue
+            sent.append(Sent(number, task, now_s, start_s, left_s, arrived_s))
+            heappush(under_way, (arrived_s, number))
+            free_s, left_bytes = left_s, left_bytes - task.size_bytes
         else:
             following_s = coming[0][1].ready_s if coming else math.inf
             now_s = min(following_s, under_way[0][0]) if under_way else following_s

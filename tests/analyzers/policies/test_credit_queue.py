@@ -25,16 +25,15 @@ def names(sent):
 @st.composite
 def tasks(draw, most=6, size=6):
     """Tasks in whole numbers, several of one priority, some of no bytes."""
-    return [
-        Task(f"t{n}", (draw(st.integers(0, 3)),), float(draw(st.integers(0, 12))), float(draw(st.integers(0, size))))
-        for n in range(draw(st.integers(0, most)))
-    ]
+    numbers = st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, size), st.booleans())
+    drawn = draw(st.lists(numbers, max_size=most))
+    return [Task(f"t{n}", (p,), float(ready), float(b), can_wait=w) for n, (p, ready, b, w) in enumerate(drawn)]
 
 
 # -- a second queue: time goes on in steps of 1, and everything that can happen at a time happens ----------------
 
 
-def ticked(given_tasks, credit, channel_s, lag_s):
+def ticked(given_tasks, credit, channel_s, lag_s, until=math.inf):
     """(task, when it enters the link, when it has arrived) in the order of entering."""
     waiting, unready = [], sorted(given_tasks, key=lambda t: t.ready_s)
     now, free, sent = 0, 0, []
@@ -48,23 +47,26 @@ def ticked(given_tasks, credit, channel_s, lag_s):
             moved = sum(t.size_bytes for t in under_way) + head.size_bytes <= credit or not under_way
             if moved:
                 waiting.remove(head)
-                free = max(free, now) + channel_s(head.size_bytes)
-                sent.append((head, now, free + lag_s(head.size_bytes)))
+                left = max(free, now) + channel_s(head.size_bytes)
+                if not head.can_wait or left + lag_s(head.size_bytes) <= until:
+                    free = left
+                    sent.append((head, now, left + lag_s(head.size_bytes)))
         now += 1
     return sent
 
 
 @settings(max_examples=400)
-@given(tasks(), st.integers(1, 12), st.integers(0, 2), st.integers(0, 3), st.integers(0, 2))
-def test_it_is_the_queue_of_a_clock_that_ticks(given_tasks, credit, start, lag, lag_per_byte):
+@given(tasks(), st.integers(1, 12), st.integers(0, 2), st.integers(0, 3), st.integers(0, 2), st.integers(0, 40))
+def test_it_is_the_queue_of_a_clock_that_ticks(given_tasks, credit, start, lag, lag_per_byte, until):
     def channel_s(size):
         return start + size
 
     def lag_s(size):
         return lag + lag_per_byte * size
 
-    found = send_by_credit(given_tasks, credit, Link(channel_s, lag_s))
-    assert [(s.task, s.queued_s, s.arrived_s) for s in found] == ticked(given_tasks, credit, channel_s, lag_s)
+    found = send_by_credit(given_tasks, credit, Link(channel_s, lag_s), until)
+    wanted = ticked(given_tasks, credit, channel_s, lag_s, until)
+    assert [(s.task, s.queued_s, s.arrived_s) for s in found] == wanted
     assert [given_tasks[each.number] for each in found] == [each.task for each in found]
     assert all(s.left_s - s.start_s == channel_s(s.task.size_bytes) for s in found)
 
@@ -269,6 +271,14 @@ def test_pushes_and_pulls_have_a_queue_each():
         pushes = send_by_credit(partitioned([Task("w", (0,), 0.0, 8.0)], partition), partition, BYTE_PER_S)
         pulls = [sent.task._replace(ready_s=sent.arrived_s) for sent in pushes]
         assert max(arrivals(send_by_credit(pulls, partition, BYTE_PER_S)).values()) == end_s
+
+
+def test_what_would_be_late_lets_others_go():
+    """The more urgent one would arrive at 6; the other still can, at 4."""
+    urgent, small = Task("urgent", (0,), 3.0, 3.0, can_wait=True), Task("small", (1,), 3.0, 1.0, can_wait=True)
+    assert names(send_by_credit([urgent, small], 3, BYTE_PER_S, 5.0)) == ["small"]
+    assert names(send_by_credit([urgent, small], 3, BYTE_PER_S, 6.0)) == ["urgent"]
+    assert names(send_by_credit([urgent._replace(can_wait=False), small], 3, BYTE_PER_S, 5.0)) == ["urgent"]
 
 
 def test_a_link_that_is_free_later():
