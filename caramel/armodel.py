@@ -76,7 +76,8 @@ class ARModel:
         outer_learning_rate: of the exchange after so many steps.
         outer_momentum: of that exchange, at least 0 and less than 1.
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
-        policy: ``"optimal"``, or ``"paper"`` for Caramel's own batching and packing.
+        policy: ``"optimal"``, ``"paper"`` for Caramel's own batching and packing, ``"bytescheduler"`` or ``"p3"`` for
+            gradients in pieces by priority.
         plan: finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
             above only the device list (which may be another) and ``sharding`` go with it.
 

@@ -280,21 +280,30 @@ class Schedule:
     Attributes:
         transfers: in the order in which all workers start them.
         reason: which policy made it.
+        in_flight: how much may be under way at once, where the order was made for that; None for the usual limits.
     """
 
     transfers: tuple[Scheduled, ...]
     reason: str
+    in_flight: InFlight | None = None
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """How many transfers of each window may be under way at once on a worker; None for no limit."""
+    """How much of each window may be under way at once on a worker.
+
+    Attributes:
+        forward: number of transfers of the forward window; None for no limit.
+        backward: number of transfers of the backward window; None for no limit.
+        credit_bytes: bytes on the wire of all transfers of a window, of each window by itself; None for no limit.
+    """
 
     forward: int | None = None
     backward: int | None = None
+    credit_bytes: int | None = None
 
     def most(self, window: str) -> int | None:
-        """That of one window."""
+        """The number of transfers of one window."""
         return self.forward if window == FORWARD else self.backward
 
 

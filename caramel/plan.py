@@ -81,7 +81,7 @@ class Transfers:
 
     Attributes:
         transfers: transfers of the forward window, then of the backward window, in the order in which all workers send.
-        in_flight: number of transfers of each window that may be under way at once on a worker.
+        in_flight: how much of each window may be under way at once on a worker.
         notes: notes for the plan.
     """
 
@@ -237,7 +237,8 @@ class Prediction:
         lower_bound_s: seconds below which no plan of the same computation on the same network can be, with whatever
             all-reduces are allowed and measured.
         basis: origin of the times.
-        alternatives: seconds of the step with each transfer in its other window; None where it cannot be there.
+        alternatives: seconds of the step with each transfer in its other window; None where it cannot be there. Empty
+            where they were not simulated, as of more than 1,000 transfers.
         interval: the seconds between which the step is; None in a prediction made by hand.
     """
 
@@ -332,7 +333,7 @@ class Plan:
         order: names of the gradients in the order in which they are computed.
         order_reason: way in which the order was found, and in which it is enforced.
         edges: control edges (before, after) that enforce it on each worker, by names of the single-device graph.
-        in_flight: number of transfers of each window that may be under way at once on a worker.
+        in_flight: how much of each window may be under way at once on a worker.
         extra_bytes: bytes of the gradients that each worker keeps for the next step; numbers such as learning rates
             that it keeps with them are not counted.
         sharded: updates of which each worker makes a part.
@@ -397,6 +398,8 @@ class Plan:
             del written["sharded"]  # so that plans without are what they were in earlier versions
         if self.local is None:
             del written["local"]
+        if self.in_flight.credit_bytes is None:
+            del written["in_flight"]["credit_bytes"]
         return FORMAT.write(written)
 
     @classmethod
@@ -412,9 +415,7 @@ class Plan:
         """
         data = FORMAT.read(text, name)
         with FORMAT.reading(name):
-            plan: Plan = from_data(
-                cls, {"outline": None, "sharded": [], "local": None, **data}
-            )  # plans of earlier versions have none
+            plan: Plan = from_data(cls, _with_parts_left_out(data))
         alternatives = () if plan.prediction is None else plan.prediction.alternatives
         if alternatives and len(alternatives) != len(plan.transfers):
             raise PlanError(f"{name} predicts other transfers than it has: make the plan anew")
@@ -614,6 +615,8 @@ class Plan:
             head.append(f"analyzers: {', '.join(self.analyzers)}")
         if self.order:
             head.append(f"order of gradients: {self.order_reason}")
+        if self.in_flight.credit_bytes is not None:
+            head.append(f"at most {self.in_flight.credit_bytes:,} bytes of each window are under way at once")
         if self.sharded:
             head.append(
                 f"{len(self.sharded)} updates are sharded: each worker makes a part of them, and has a part of "
@@ -717,6 +720,13 @@ class Plan:
 
 _MOST_NAMES = 6
 """Largest number of gradients of a bucket whose names a table shows."""
+
+
+def _with_parts_left_out(data: Any) -> Any:
+    """The data of a plan with what plans of earlier versions, and those that do not use it, leave out."""
+    data = {"outline": None, "sharded": [], "local": None, **data}
+    in_flight = data.get("in_flight")
+    return {**data, "in_flight": {"credit_bytes": None, **in_flight}} if isinstance(in_flight, Mapping) else data
 
 
 def _on_wire(transfer: Transfer | Exchange) -> str:

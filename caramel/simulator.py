@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from caramel.facts import (
     Span,
     Timeline,
 )
+from caramel.in_flight import awaited_in_windows
 
 
 def simulate(
@@ -42,7 +43,7 @@ def simulate(
       each when its pieces exist and the channel is free; one that is not ready holds up those behind it. A transfer
       arrives ``lag_s`` after it has left the channel: what messages wait for, besides each other, they do at once.
       Where ``in_flight`` lets m transfers of a window be under way at once, each also starts only when the one m places
-      before it in that window has arrived.
+      before it in that window has arrived; of so many bytes, when what `caramel.in_flight.awaited` says has arrived.
     - A transfer lies wholly inside a step: steps end with a barrier that none crosses. Those of the forward window
       carry gradients of the step before, so they may start with the step. They go first, before any transfer of the
       backward window, even one that is ready already: something waits for them.
@@ -62,7 +63,7 @@ def simulate(
         channel_s: function from bytes on the wire to the seconds for which a transfer has the channel.
         lag_s: function from bytes on the wire to the seconds from when a transfer has left the channel until it has
             arrived; default: none.
-        in_flight: number of transfers of each window that may be under way at once; default: no limit.
+        in_flight: transfers, or bytes, of each window that may be under way at once; default: no limit.
 
     Returns:
         The step. Spans of computation have no name, those of stalls that of the gradient for which the step waits (of
@@ -90,7 +91,8 @@ def simulate(
         [_checked(seconds(size), f"{what} of transfer {number}") for number, size in enumerate(sizes_bytes)]
         for seconds, what in ((channel_s, "the predicted time"), (lag_s, "the predicted lag"))
     )
-    return _Step(boundaries, schedule, durations, lags, in_flight).run()
+    waits = awaited_in_windows([t.window for t in schedule.transfers], sizes_bytes, in_flight)
+    return _Step(boundaries, schedule, durations, lags, waits).run()
 
 
 def wire_bytes(boundaries: Boundaries, transfer: Scheduled) -> float:
@@ -222,15 +224,6 @@ def _covered_s(spans: Sequence[Span]) -> float:
     return covered_s
 
 
-def _predecessors(transfers: Sequence[Scheduled], in_flight: InFlight) -> Iterator[int | None]:
-    """The number of the transfer that has to have arrived before each one in its window; None if there is none."""
-    firsts = sum(t.window == FORWARD for t in transfers)
-    for number, transfer in enumerate(transfers):
-        most = in_flight.most(transfer.window)
-        place = number if transfer.window == FORWARD else number - firsts
-        yield number - most if most is not None and place >= most else None
-
-
 class _Step:
     """A step, event by event. Computation is at ``now - delay`` of its own clock while it runs."""
 
@@ -240,7 +233,7 @@ class _Step:
         schedule: Schedule,
         durations: Sequence[float],
         lags: Sequence[float],
-        in_flight: InFlight,
+        waits: Sequence[Sequence[int]],
     ) -> None:
         self._boundaries = boundaries
         self._transfers = schedule.transfers
@@ -251,7 +244,7 @@ class _Step:
         self._ready = [self._ready_point(transfer) for transfer in self._transfers]
         # The channel: the next transfer to start, when the one that has it leaves it, and who arrives when.
         self._next = 0
-        self._after = list(_predecessors(schedule.transfers, in_flight))
+        self._waits = waits
         self._arrived: set[int] = set()
         self._busy_until_s = math.inf
         self._arriving: list[tuple[float, int]] = []
@@ -317,8 +310,7 @@ class _Step:
     def _send(self) -> None:
         if not math.isinf(self._busy_until_s) or self._next == len(self._transfers):
             return
-        after = self._after[self._next]
-        if self._ready[self._next] <= self._reached_s and (after is None or after in self._arrived):
+        if self._ready[self._next] <= self._reached_s and self._arrived.issuperset(self._waits[self._next]):
             self._busy_until_s = self._now_s + self._durations[self._next]
             arrival_s = self._busy_until_s + self._lags[self._next]
             heapq.heappush(self._arriving, (arrival_s, self._next))

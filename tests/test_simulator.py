@@ -63,6 +63,11 @@ def ticked(boundaries, plan, time_s, lag_s=lambda size: 0, in_flight=NO_LIMIT):
         earlier = [n for n in range(number) if plan.transfers[n].window == window]
         most = in_flight.forward if window == FORWARD else in_flight.backward
         is_in_turn = most is None or len(earlier) < most or earlier[-most] in landed[window]
+        if in_flight.credit_bytes is not None:
+            left_bytes = in_flight.credit_bytes - size_of(number)
+            for other in reversed(earlier):  # those that fit beside it may be under way, and none before them
+                left_bytes -= size_of(other)
+                is_in_turn = is_in_turn and (left_bytes >= 0 or size_of(other) == 0 or other in landed[window])
         is_made = all(min(by_name[p.gradient].ready_s, total) <= computed for p in each.pieces)
         return is_in_turn and (window == FORWARD or is_made)
 
@@ -152,11 +157,12 @@ lags = st.one_of(st.just((0, 0)), st.tuples(st.integers(0, 5), st.integers(-1, 2
 
 
 limits = st.sampled_from([None, None, 1, 2, 3])
+credits = st.one_of(st.none(), st.integers(1, 15))
 
 
 @settings(max_examples=300)
-@given(problems(), costs, lags, limits, limits)
-def test_events_are_those_of_a_clock_that_ticks(problem, cost, lag, forward, backward):
+@given(problems(), costs, lags, st.builds(InFlight, limits, limits, credits))
+def test_events_are_those_of_a_clock_that_ticks(problem, cost, lag, in_flight):
     boundaries, plan = problem
 
     def time_s(size):
@@ -165,8 +171,8 @@ def test_events_are_those_of_a_clock_that_ticks(problem, cost, lag, forward, bac
     def lag_s(size):
         return max(lag[0] + lag[1] * size, 0)
 
-    lane, starts, end = ticked(boundaries, plan, time_s, lag_s, InFlight(forward, backward))
-    found = simulate(boundaries, plan, time_s, lag_s, InFlight(forward, backward))
+    lane, starts, end = ticked(boundaries, plan, time_s, lag_s, in_flight)
+    found = simulate(boundaries, plan, time_s, lag_s, in_flight)
     assert found.iteration_s == end
     by_number = {int(s.what): s.start_s for s in found.spans if s.kind == "transfer"}
     assert [by_number[n] for n in range(len(plan.transfers))] == starts

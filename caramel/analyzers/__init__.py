@@ -20,6 +20,7 @@ _PLACES = {
     "best_packing": "policies.best_packing",
     "boundaries": "step.boundaries",
     "Bounds": "cost.bounds",
+    "bytescheduler": "policies.credit_packing",
     "dependencies": "step.dependencies",
     "enforced_order": "policies.control_edges",
     "find_boundaries": "step.boundaries",
@@ -38,6 +39,7 @@ _PLACES = {
     "order_by_cost": "policies.order",
     "order_of": "policies.order",
     "ordered": "analyzer",
+    "p3": "policies.credit_packing",
     "pack": "optimal.search",
     "Packing": "optimal.search",
     "paper_batching": "policies.batching",
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from caramel.analyzers.policies.best_order import best_order
     from caramel.analyzers.policies.best_packing import best_packing
     from caramel.analyzers.policies.control_edges import enforced_order, no_serialization, serialization
+    from caramel.analyzers.policies.credit_packing import bytescheduler, p3
     from caramel.analyzers.policies.order import greedy_order, order_by_cost, order_of
     from caramel.analyzers.policies.packing import backward_only, paper_packing, priority
     from caramel.analyzers.policies.transfers import adaptive_depth, as_they_are
@@ -84,6 +87,7 @@ __all__ = [
     "best_packing",
     "boundaries",
     "Bounds",
+    "bytescheduler",
     "dependencies",
     "enforced_order",
     "find_boundaries",
@@ -102,6 +106,7 @@ __all__ = [
     "order_by_cost",
     "order_of",
     "ordered",
+    "p3",
     "pack",
     "Packing",
     "paper_batching",

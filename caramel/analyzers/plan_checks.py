@@ -80,6 +80,9 @@ def check_plan(plan: Plan, model: Model) -> None:
     for most in (plan.in_flight.forward, plan.in_flight.backward):
         if most is not None and most < 1:
             raise PlanError(f"{most} transfers may be under way at once: it must be at least 1, or none said")
+    credit_bytes = plan.in_flight.credit_bytes
+    if credit_bytes is not None and credit_bytes < 1:
+        raise PlanError(f"{credit_bytes} bytes may be under way at once: it must be at least 1, or none said")
     try:
         closure = postponement(model, plan.postponed)
     except InputError as error:

@@ -17,6 +17,7 @@ from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, 
 from caramel.analyzers.policies.best_order import best_order
 from caramel.analyzers.policies.best_packing import best_packing
 from caramel.analyzers.policies.control_edges import enforced_order, no_serialization, serialization
+from caramel.analyzers.policies.credit_packing import bytescheduler, p3
 from caramel.analyzers.policies.order import greedy_order
 from caramel.analyzers.policies.packing import backward_only, paper_packing, priority
 from caramel.analyzers.policies.transfers import adaptive_depth, as_they_are
@@ -48,6 +49,8 @@ POLICIES: Mapping[str, Policy] = {
             has_threshold=True,
             collectives=_paper_collectives,
         ),
+        Policy("bytescheduler", "pieces by priority within a credit of bytes", single, bytescheduler),
+        Policy("p3", "small pieces by priority, one at a time", single, p3),
     )
 }
 """The policies by the names that ``policy=`` and ``--policy`` take; the first is the default."""
@@ -96,7 +99,8 @@ def automatic_analyzers(
         serialize: whether one order of computation is enforced.
         batching: whether small gradients travel together.
         scheduling: whether the forward window is used, too.
-        policy: ``"optimal"``, or ``"paper"`` for the rules of Caramel, sections 4.1 to 4.3.
+        policy: name of one of `POLICIES`: ``"optimal"``, ``"paper"`` for the rules of Caramel, sections 4.1 to 4.3,
+            ``"bytescheduler"`` or ``"p3"``.
         postponed: names of gradients to postpone by hand, instead of scheduling.
 
     Returns:

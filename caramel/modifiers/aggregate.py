@@ -11,6 +11,7 @@ from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.element_updates import element_updates
 from caramel.analyzers.step.sparse_slices import are_distinct
 from caramel.collectives.algorithms import NATIVE, SPARSE, Schedules
+from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.collectives.emit import emit_all_reduce
 from caramel.collectives.lower import Emitter, Lowered, OnSum, Request
 from caramel.collectives.rows import lower_slices_to_owners
@@ -19,6 +20,7 @@ from caramel.errors import InvariantError
 from caramel.facts import FORWARD, Piece
 from caramel.graph import ops
 from caramel.graph.graph import NodeDef, data_texts, node_of, parse_input
+from caramel.in_flight import awaited_in_windows
 from caramel.model import Gradient, Model
 from caramel.modifiers.cut import piece_shape
 from caramel.modifiers.emission import Emission, Purpose, Role, own_name, replica_name
@@ -76,7 +78,7 @@ def aggregate(emission: Emission) -> Emission:
                         middle.assign(rank, piece.gradient, tensor)
                     else:
                         _redirect_piece(emission, gradient_by_name[piece.gradient], piece, rank, tensor, changed)
-            nodes = [*emitter.out.nodes, *limit.delayed_nodes(number, transfer.window, sources, lowered, emitter)]
+            nodes = [*emitter.out.nodes, *limit.delayed_nodes(number, sources, lowered, emitter)]
         added += [(node, Role(Purpose.COLLECTIVE, rank, number)) for node, rank in nodes]
     return emission.extended(added, changed)
 
@@ -126,34 +128,36 @@ def _live(plan: Plan, after: Sequence[str], added: list[tuple[NodeDef, Role]]) -
 
 
 class _InFlightLimit:
-    """Limits the number of transfers in flight: a transfer starts to send when few enough earlier ones are under way.
+    """Limits what is in flight: a transfer starts to send when little enough of earlier ones is under way.
 
-    The readers of the tensor to send wait on their own worker, until an earlier transfer has arrived there. Where
+    The readers of the tensor to send wait on their own worker, until earlier transfers have arrived there. Where
     another worker reads the tensor, too, a node of our own waits in their place. No worker waits for another. Each
-    window has its own limit, because nothing may be pending in the forward window.
+    window has its own limit, because nothing may be pending in the forward window. Sparse transfers do not count.
     """
 
     def __init__(self, plan: Plan, model: Model) -> None:
-        self._in_flight = plan.in_flight
         conditions = conditions_of(model)
-        self._is_certain = [not any(conditions[name] for name in t.gradients) for t in plan.transfers]
-        self._results: dict[str, list[Sequence[str]]] = {}
+        limited = [
+            (number, transfer.window, transfer.elements * ITEM_BYTES[transfer.wire or transfer.dtype])
+            for number, transfer in enumerate(plan.transfers)
+            # Transfers that wait for what is there in some steps only would run in these only.
+            if transfer.elements is not None and not any(conditions[name] for name in transfer.gradients)
+        ]
+        waits = awaited_in_windows([w for _, w, _ in limited], [size for *_, size in limited], plan.in_flight)
+        self._waits = {limited[n][0]: [limited[earlier][0] for earlier in places] for n, places in enumerate(waits)}
+        self._results: dict[int, Sequence[str]] = {}
 
     def delayed_nodes(
-        self, number: int, window: str, sources: Sequence[str], lowered: Lowered, emitter: Emitter
+        self, number: int, sources: Sequence[str], lowered: Lowered, emitter: Emitter
     ) -> Sequence[tuple[NodeDef, int]]:
-        """The nodes of the next transfer of a window, of which the first to send wait for an earlier transfer."""
-        if not self._is_certain[number]:  # transfers that wait for it would not run either
+        """The nodes of the next transfer, of which the first to send wait for earlier transfers."""
+        self._results[number] = lowered.results
+        earlier = self._waits.get(number, ())
+        if not earlier:
             return lowered.nodes
-        results_of_window = self._results.setdefault(window, [])
-        results_of_window.append(lowered.results)
-        limit = self._in_flight.most(window)
-        if limit is None or len(results_of_window) <= limit:
-            return lowered.nodes
-        earlier_results = results_of_window[-1 - limit]
         gate_nodes: list[tuple[NodeDef, int]] = []
         for rank, source in enumerate(sources):
-            control = "^" + node_of(earlier_results[rank])
+            controls = ["^" + node_of(self._results[each][rank]) for each in earlier]
             readers = [(node, reader_rank) for node, reader_rank in lowered.nodes if source in data_texts(node)]
             if any(reader_rank != rank for _, reader_rank in readers):
                 gate = Emitter(f"{emitter.prefix}/turn", emitter.devices, emitter.dtype)
@@ -163,7 +167,7 @@ class _InFlightLimit:
                 gate_nodes += gate.out.nodes
                 readers = gate.out.nodes
             for node, _ in readers:
-                node.input.append(control)
+                node.input.extend(controls)
         return [*gate_nodes, *lowered.nodes]
 
 

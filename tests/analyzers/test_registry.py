@@ -48,15 +48,18 @@ def test_a_policy_of_ones_own_is_one_row(own):
 @pytest.mark.parametrize("command", ["run", "plan", "export"])
 def test_the_command_takes_the_names_of_the_rows(own, command):
     text = CliRunner().invoke(main, [command, "--help"]).output
-    assert "[optimal|paper|together]" in text
+    assert "[optimal|paper|bytescheduler|p3|together]" in text
     assert "together: everything in one bucket." in " ".join(text.split())
     arguments = [command, "x.py:f", "--workers", "2", *(["--out", "o"] if command == "export" else [])]
     wrong = CliRunner().invoke(main, [*arguments, "--policy", "best"])
-    assert wrong.exit_code == 2 and "'best' is not one of 'optimal', 'paper', 'together'" in wrong.output
+    assert wrong.exit_code == 2
+    assert "'best' is not one of 'optimal', 'paper', 'bytescheduler', 'p3', 'together'" in " ".join(
+        wrong.output.split()
+    )
 
 
 def test_an_unknown_policy():
-    with pytest.raises(InputError, match="policy must be 'optimal' or 'paper', got 'best'"):
+    with pytest.raises(InputError, match="policy must be 'optimal' or 'paper' or 'bytescheduler' or 'p3', got 'best'"):
         names(policy="best")
 
 

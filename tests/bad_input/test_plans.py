@@ -173,6 +173,7 @@ def test_edited_plans_that_break_an_invariant(context, plan):
         ),
         "0 transfers may be under way at once: it must be at least 1": replace(plan, in_flight=InFlight(0, 1)),
         "-1 transfers may be under way at once": replace(plan, in_flight=InFlight(None, -1)),
+        "0 bytes may be under way at once: it must be at least 1": replace(plan, in_flight=InFlight(credit_bytes=0)),
         "the plan orders 'ghost'": replace(plan, edges=(("ghost", "w"),)),
         "by all_gather: all_gather and owners are for sparse ones": with_transfer(plan, "w", algorithm="all_gather"),
         "by shuffle: all_gather and owners are for sparse ones": with_transfer(plan, "table", algorithm="shuffle"),

@@ -191,7 +191,7 @@ def test_terabytes():
         ("plan", {}, ["caramel.Plan", "path", "{}"]),
         ("network", {}, ["caramel.NetworkModel", "path", "{}"]),
         ("analyzers", 5, ["analyzers must be a list", "5"]),
-        ("policy", ["paper"], ["policy must be 'optimal' or 'paper'", "['paper']"]),
+        ("policy", ["paper"], ["policy must be 'optimal' or 'paper' or 'bytescheduler' or 'p3'", "['paper']"]),
         ("batching", "yes", ["batching must be True or False", "'yes'"]),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_table_and_files(call, tmp_path):
     assert lines[0].split()[:3] == ["workers", "network", "policy"] and sum("best" in line for line in lines) == 8
     assert f"written: {tmp_path}/scale.csv, {tmp_path}/scale.png" in done.stdout
     rows = list(csv.DictReader((tmp_path / "scale.csv").open()))
-    assert len(rows) == 4 * 2 * 6 and {row["policy"] for row in rows} >= {"optimal", "paper", "mg_wfbp", "each"}
+    assert len(rows) == 4 * 2 * 8 and {row["policy"] for row in rows} >= {"optimal", "paper", "mg_wfbp", "each"}
     assert (tmp_path / "scale.png").stat().st_size > 10_000
 
 

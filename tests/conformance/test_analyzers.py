@@ -11,6 +11,7 @@ from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.optimal.search import optimal_buckets
 from caramel.analyzers.policies.batching import fixed, mg_wfbp, paper_batching, single
+from caramel.analyzers.policies.credit_packing import bytescheduler
 from caramel.analyzers.policies.packing import priority
 from caramel.analyzers.policies.transfers import adaptive_depth, whole_gradient
 from caramel.analyzers.registry import known, listed_analyzers
@@ -42,7 +43,7 @@ SEEDS = range(15)
 TRACE = Trace("", {}, {}, 0.0, 0.0, 1, 1, None, "")
 BUILT_IN = known(TRACE)
 BUCKETS = [*(a for a in BUILT_IN.values() if a.provides is Buckets), fixed(0), fixed(50), paper_batching(64)]
-SCHEDULES = [*(a for a in BUILT_IN.values() if a.provides is Schedule), priority(40)]
+SCHEDULES = [*(a for a in BUILT_IN.values() if a.provides is Schedule), priority(40), bytescheduler(40, 90)]
 ORDERS = [a for a in BUILT_IN.values() if a.provides is UpdateOrder]
 EDGES = [a for a in BUILT_IN.values() if a.provides is ControlEdges]
 TRANSFERS = [*(a for a in BUILT_IN.values() if a.provides is Transfers), adaptive_depth(1)]

@@ -37,7 +37,8 @@ trace = replace(unmeasured().run(context.model), runs=1, step_s=5e-3)
 costs = caramel.NetworkModel.from_link_rate(5e8)
 made = {}
 names = [g.name for g in context.model.gradients]
-for options in ({}, {"policy": "paper"}, {"postponed": names[::2]}, {"batching": False, "depth": 2, "algorithm": "ring"}):
+every = ({}, {"policy": "paper"}, {"policy": "bytescheduler"}, {"postponed": names[::2]})
+for options in (*every, {"batching": False, "depth": 2, "algorithm": "ring"}):
     model = caramel.ARModel(context, 3, trace=trace, network=costs, **options)
     again = caramel.ARModel(context, 3, plan=caramel.Plan.from_json(model.plan.to_json()))
     texts = [m.graph_def.SerializeToString(deterministic=True) for m in (model, again)]
@@ -45,7 +46,7 @@ for options in ({}, {"policy": "paper"}, {"postponed": names[::2]}, {"batching":
     assert again.plan.to_json() == model.plan.to_json()
     assert model.plan.edges
     made[str(options)] = [hashlib.sha256(text).hexdigest() for text in (texts[0], model.plan.to_json().encode())]
-assert model.plan.transfers and len(made) == 4
+assert model.plan.transfers and len(made) == 5
 print(json.dumps(made))
 """
 
@@ -70,4 +71,4 @@ def test_plans_and_graphs_do_not_depend_on_the_process(here, seed):
     assert done.returncode == 0, done.stderr[-2000:]
     there = json.loads(done.stdout.splitlines()[-1])
     assert there == here
-    assert len({text for texts in there.values() for text in texts}) == 8  # and each option changes something
+    assert len({text for texts in there.values() for text in texts}) == 10  # and each option changes something

@@ -48,6 +48,8 @@ def random_plan(context, workers, seed, sharded=0.0, **options):
     kind = rng.choice(["none", "total", "updates"])
     edges = () if kind == "none" else control_edges(model, found, order, str(kind)).edges
     in_flight = InFlight(*([None, 1, 2, 3][rng.integers(4)] for _ in (FORWARD, BACKWARD)))
+    if seed % 3 == 0:  # no number of the others is drawn anew
+        in_flight = replace(in_flight, credit_bytes=16 * (1 + seed % 7))
     plan = replace(plan, transfers=tuple(transfers), edges=edges, order=order.gradients, in_flight=in_flight, proof=())
     return with_sharded_updates(plan, model, updates, {}) if updates and workers > 1 else plan
 

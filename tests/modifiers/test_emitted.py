@@ -103,7 +103,9 @@ def test_order_is_kept_where_something_is_postponed(context, postponed, asked, c
 
 
 @pytest.mark.parametrize("postponed", [[], ["w", "b"]])
-@pytest.mark.parametrize("in_flight", [InFlight(), InFlight(forward=1), InFlight(backward=1), InFlight(1, 1)])
+@pytest.mark.parametrize(
+    "in_flight", [InFlight(), InFlight(forward=1), InFlight(backward=1), InFlight(1, 1), InFlight(1, None, 80)]
+)
 def test_each_window_has_its_own_limit(context, postponed, in_flight):
     plan = caramel.ARModel(context, 2, batching=False, postponed=postponed).plan
     armodel = caramel.ARModel(context, 2, plan=replace(plan, in_flight=in_flight))
@@ -117,6 +119,24 @@ def test_each_window_has_its_own_limit(context, postponed, in_flight):
         if role.purpose is Purpose.COLLECTIVE and role.transfer == 1:
             waits |= any(text.startswith("^") and text[1:] in first for text in node.input)
     assert waits == ((in_flight.forward if postponed else in_flight.backward) == 1)
+
+
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize("credit_bytes", [20, 39, 40, 59, 60, 79, 80])
+def test_a_credit_is_of_bytes_on_the_wire(context, credit_bytes, wire):
+    """Of b with 20 bytes and then w with 60, or 10 and 30: w waits where both are more than the credit."""
+    plan = caramel.ARModel(context, 2, batching=False, wire=wire).plan
+    assert [t.size_bytes for t in plan.transfers] == [20, 60]
+    armodel = caramel.ARModel(context, 2, plan=replace(plan, in_flight=InFlight(credit_bytes=credit_bytes)))
+    first = {n for n, role in armodel.roles.items() if role.purpose is Purpose.COLLECTIVE and role.transfer == 0}
+    waiting = {
+        armodel.roles[node.name].rank
+        for node in armodel.graph_def.node
+        if armodel.roles[node.name].purpose is Purpose.COLLECTIVE and armodel.roles[node.name].transfer == 1
+        for text in node.input
+        if text.startswith("^") and text[1:] in first
+    }
+    assert waiting == (set() if credit_bytes >= (40 if wire else 80) else {0, 1})
 
 
 def test_native_transfers_of_the_second_window_run_in_the_first_step(context):
@@ -223,6 +243,11 @@ def test_plan_survives_json(context):
     plan = caramel.ARModel(context, 2).plan
     again = Plan.from_json(plan.to_json())
     assert again == plan and again.digest == plan.digest
+    assert "credit_bytes" not in plan.to_json()  # so that plans without one are what they were
+    limited = replace(plan, in_flight=InFlight(credit_bytes=4096))
+    again = Plan.from_json(limited.to_json())
+    assert again == limited and again.digest == limited.digest != plan.digest
+    assert "at most 4,096 bytes of each window are under way at once" in again.table()
     assert "transfer 0" in plan.explain("w")
     with pytest.raises(caramel.InputError, match="no gradient 'ghost'; it has b, w"):
         plan.explain("ghost")

@@ -1,4 +1,4 @@
-"""The number of transfers that may be under way at once."""
+"""How much may be under way at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ with one and 0.88 s with three, and one with many small variables 0.88 s, 0.93 s
 
 
 def usual_in_flight(schedule: Schedule) -> InFlight:
-    """The number of transfers that may be under way at once if the caller does not say it.
+    """How much may be under way at once if the caller does not say it: what the schedule was made for.
 
     Args:
         schedule: all transfers.
     """
+    if schedule.in_flight is not None:
+        return schedule.in_flight
     return ORDERED_IN_FLIGHT if any(t.window == FORWARD for t in schedule.transfers) else NO_LIMIT

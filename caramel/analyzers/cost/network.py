@@ -131,15 +131,19 @@ class Network:
             return 0.0
         return network.interpolation_error(chosen.algorithm, chosen.depth, self.workers)
 
-    def under_way_s(self, sizes_bytes: Sequence[float], most: int | None) -> float:
+    def under_way_s(self, sizes_bytes: Sequence[float], most: int | None, credit_bytes: float | None = None) -> float:
         """Predicted seconds in which transfers that follow each other are under way.
 
         Args:
             sizes_bytes: bytes on the wire of each transfer.
             most: number of transfers that may be under way at once; None for no limit.
+            credit_bytes: bytes that may be under way at once, if no transfer by itself is more; None for no limit.
         """
         times = [self._seconds(size) for size in sizes_bytes]
         limited_s = 0.0 if most is None else sum(time.time_s for time in times) / most
+        if credit_bytes is not None:
+            parts = (min(size / credit_bytes, 1.0) for size in sizes_bytes)
+            limited_s = max(limited_s, sum(part * time.time_s for part, time in zip(parts, times)))
         return max(sum(time.channel_s for time in times) + max((time.lag_s for time in times), default=0.0), limited_s)
 
     @property

@@ -19,7 +19,7 @@ def simulate_on(
         network: network as planners see it.
         boundaries: boundaries of all gradients; their times are at least those beside one transfer of everything.
         schedule: all transfers.
-        in_flight: number of transfers of each window that may be under way at once; default: see `usual_in_flight`.
+        in_flight: how much of each window may be under way at once; default: see `usual_in_flight`.
 
     Raises:
         InputError: see `caramel.simulator.simulate`.
@@ -38,7 +38,7 @@ def _factor(network: Network, boundaries: Boundaries, schedule: Schedule, limits
     under_way_s = taken_s = 0.0
     for window in (FORWARD, BACKWARD):
         sizes = [wire_bytes(boundaries, t) for t in schedule.transfers if t.window == window]
-        under_way_s += network.under_way_s(sizes, limits.most(window))
+        under_way_s += network.under_way_s(sizes, limits.most(window), limits.credit_bytes)
         taken_s += sum(map(network.processor_s, sizes))
     return network.compute_factor(_alone_s(boundaries), under_way_s, taken_s)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from caramel.analyzers.cost.in_flight import ORDERED_IN_FLIGHT
 from caramel.analyzers.cost.network import Network
 from caramel.facts import NO_LIMIT, Boundaries, InFlight
+from caramel.in_flight import awaited
 
 
 class Item(NamedTuple):
@@ -78,21 +79,31 @@ class StepEvaluator:
         Args:
             forward: transfers of the forward window, in their order.
             backward: transfers of the backward window, in their order.
-            in_flight: number of transfers of each window that may be under way at once; default: the usual one.
+            in_flight: how much of each window may be under way at once; default: the usual numbers of transfers.
             scale: factor on all computation.
         """
         limits = in_flight or (ORDERED_IN_FLIGHT if forward else NO_LIMIT)
         costs = [self.cost(item.size_bytes) for item in forward], [self.cost(item.size_bytes) for item in backward]
-        factor = scale * self._contention_factor(costs, limits, scale)
+        factor = scale * self._contention_factor(forward, backward, costs, limits, scale)
         return _Step(factor * self._compute_s, factor, forward).run(forward, backward, costs, limits)
 
-    def _contention_factor(self, costs: tuple[list[_Cost], list[_Cost]], limits: InFlight, scale: float) -> float:
+    def _contention_factor(
+        self,
+        forward: Sequence[Item],
+        backward: Sequence[Item],
+        costs: tuple[list[_Cost], list[_Cost]],
+        limits: InFlight,
+        scale: float,
+    ) -> float:
         """The factor by which computation takes longer beside these transfers than the boundaries say."""
         if not self._network.takes_processor:
             return 1.0
         under_way_s = taken_s = 0.0
-        for of_window, most in zip(costs, (limits.forward, limits.backward)):
+        for items, of_window, most in zip((forward, backward), costs, (limits.forward, limits.backward)):
             limited_s = 0.0 if most is None else sum(c.time_s for c in of_window) / most
+            if limits.credit_bytes is not None:
+                parts = (min(item.size_bytes / limits.credit_bytes, 1.0) for item in items)
+                limited_s = max(limited_s, sum(part * c.time_s for part, c in zip(parts, of_window)))
             sent_s = sum(c.channel_s for c in of_window) + max((c.lag_s for c in of_window), default=0.0)
             under_way_s += max(sent_s, limited_s)
             taken_s += sum(c.processor_s for c in of_window)
@@ -120,8 +131,9 @@ class _Step:
     ) -> float:
         factor, free_s = self._factor, 0.0
         ends: list[float] = []
+        start_s_of = _starts(forward, limits.forward, limits.credit_bytes)
         for number, cost in enumerate(costs[0]):
-            start_s = _start_s(free_s, ends, number, limits.forward)
+            start_s = start_s_of(free_s, ends, number)
             free_s = start_s + cost.channel_s
             ends.append(free_s + cost.lag_s)
         self._arrivals = sorted((end_s, number) for number, end_s in enumerate(ends))
@@ -131,8 +143,9 @@ class _Step:
             read_s = min(factor * forward[self._arrivals[place][1]].read_s, self._compute_s)
             self._first_reads[place] = min(read_s, self._first_reads[place + 1])
         ends = []
+        start_s_of = _starts(backward, limits.backward, limits.credit_bytes)
         for number, (item, cost) in enumerate(zip(backward, costs[1])):
-            start_s = _start_s(free_s, ends, number, limits.backward)
+            start_s = start_s_of(free_s, ends, number)
             ready_s = self._reach(min(factor * item.ready_s, self._compute_s))
             free_s = max(start_s, ready_s) + cost.channel_s
             ends.append(free_s + cost.lag_s)
@@ -168,6 +181,16 @@ class _Step:
             self._forward_arrived += 1
 
 
-def _start_s(free_s: float, ends: Sequence[float], number: int, most: int | None) -> float:
-    """The earliest start of a transfer: the channel is free, and few enough are under way."""
-    return max(free_s, ends[number - most]) if most is not None and number >= most else free_s
+def _starts(
+    items: Sequence[Item], most: int | None, credit_bytes: int | None
+) -> Callable[[float, Sequence[float], int], float]:
+    """The earliest start of a transfer of a window: the channel is free, and little enough is under way.
+
+    Takes when the channel is free, when those before it have arrived, and the transfer's number.
+    """
+    if credit_bytes is None:
+        return lambda free_s, ends, number: (
+            max(free_s, ends[number - most]) if most is not None and number >= most else free_s
+        )
+    waits = awaited([item.size_bytes for item in items], most, credit_bytes)
+    return lambda free_s, ends, number: max([free_s, *(ends[earlier] for earlier in waits[number])])

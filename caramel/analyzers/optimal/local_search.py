@@ -49,7 +49,7 @@ class LocalSearch:
         network: network as planners see it.
         boundaries: boundaries of all gradients.
         scales: factors on the computation: 1 for what is predicted, then others for what may be instead.
-        in_flight: number of transfers of each window that may be under way at once; default: the usual one.
+        in_flight: how much of each window may be under way at once; default: the usual numbers of transfers.
 
     Attributes:
         evaluations: number of steps that were simulated so far.

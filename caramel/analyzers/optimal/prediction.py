@@ -22,6 +22,10 @@ _MOST_SIMULATED_TRANSFERS = 50_000
 """Largest number of transfers in all schedules that are simulated for the alternatives: less than a second."""
 
 
+_MOST_TRANSFERS_WITH_ALTERNATIVES = 1000
+"""Largest number of transfers for which alternatives are simulated: of one place for each of so many, some seconds."""
+
+
 def predict(facts: Mapping[type, Any], has_alternatives: bool = True) -> Prediction | None:
     """The prediction that facts allow.
 
@@ -39,7 +43,9 @@ def predict(facts: Mapping[type, Any], has_alternatives: bool = True) -> Predict
     boundaries: Boundaries = facts[Boundaries]
     schedule: Schedule = facts[Schedule]
     transfers: Transfers | None = facts.get(Transfers)
-    in_flight = None if transfers is None or transfers.in_flight == usual_in_flight(schedule) else transfers.in_flight
+    in_flight = schedule.in_flight if transfers is None else transfers.in_flight
+    if schedule.in_flight is None and in_flight == usual_in_flight(schedule):
+        in_flight = None  # so that another window for a transfer may have the other usual limit
     timeline = simulate_on(network, boundaries, schedule, in_flight)
     bound_s = step_bound_s(boundaries, network)
     if math.isclose(bound_s, timeline.iteration_s, rel_tol=_SUM_TOLERANCE):
@@ -58,9 +64,11 @@ def _alternatives(
 ) -> tuple[float | None, ...]:
     """Seconds of the step with each transfer at the best place of its other window.
 
-    Of many transfers only some places are tried, those nearest to where its boundaries would put it.
+    Of many transfers only some places are tried, those nearest to where its boundaries would put it; of very many none.
     """
     count = len(schedule.transfers)
+    if count > _MOST_TRANSFERS_WITH_ALTERNATIVES:
+        return ()
     most = max(1, _MOST_SIMULATED_TRANSFERS // max(count, 1) ** 2)
     search = LocalSearch(network, boundaries, in_flight=in_flight)
     return tuple(search.in_other_window_s(schedule, number, most) for number in range(count))

@@ -8,7 +8,7 @@ time that whose last gradient `Boundaries` names first.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -16,9 +16,9 @@ from itertools import accumulate
 
 from caramel.analyzers.analyzer import Analyzer
 from caramel.analyzers.cost.network import Network
+from caramel.analyzers.policies.both_windows import Stalls, schedule_of_windows
 from caramel.analyzers.policies.pending_transfers import PendingTransfer, pending_transfers_of
-from caramel.facts import BACKWARD, FORWARD, Boundaries, Buckets, Schedule, Scheduled
-from caramel.simulator import validate_schedule
+from caramel.facts import BACKWARD, FORWARD, Boundaries, Buckets, Schedule
 from caramel.util.arguments import byte_count
 from caramel.util.units import format_size, format_time
 
@@ -36,7 +36,7 @@ def backward_only() -> Analyzer:
 
     def run(boundaries: Boundaries, buckets: Buckets) -> Schedule:
         transfers = pending_transfers_of(boundaries, buckets)
-        return _schedule(
+        return schedule_of_windows(
             boundaries, [], [(t, f"complete at {format_time(t.ready_s)}") for t in transfers], "backward only"
         )
 
@@ -105,30 +105,6 @@ def priority(partition_bytes: float | None = None) -> Analyzer:
     return Analyzer(f"by priority of the next read{cut}", (Boundaries, Buckets, Network), Schedule, run)
 
 
-# -- what all of them do -------------------------------------------------------------------------
-
-
-def _schedule(
-    boundaries: Boundaries,
-    forward: Sequence[tuple[PendingTransfer, str]],
-    backward: Sequence[tuple[PendingTransfer, str]],
-    reason: str,
-) -> Schedule:
-    """The schedule of pending transfers with their reasons, in the order in which each window sends.
-
-    A gradient of a higher level may need updates of all lower ones, so in their own step these go first.
-    """
-    backward = sorted(backward, key=lambda pair: boundaries.by_name[pair[0].pieces[0].gradient].level)
-    scheduled = [
-        Scheduled(transfer.pieces, window, f"{window} window: {why}; {transfer.reason}")
-        for window, window_transfers in ((FORWARD, forward), (BACKWARD, backward))
-        for transfer, why in window_transfers
-    ]
-    schedule = Schedule(tuple(scheduled), reason)
-    validate_schedule(boundaries, schedule)
-    return schedule
-
-
 # -- Caramel, section 4.3 ----------------------------------------------------------------------
 
 
@@ -181,7 +157,7 @@ class _PaperPacking:
         )
         added_s = self._ends_s - self._starts_s - self._boundaries.compute_s
         reason = f"packed by size, {format_time(added_s)} of {len(unassigned)} transfers beyond the computation"
-        return _schedule(self._boundaries, forward, backward, reason)
+        return schedule_of_windows(self._boundaries, forward, backward, reason)
 
     def _packed_in_parallel(self, transfer: PendingTransfer) -> bool:
         """The first stage; whether there was room."""
@@ -242,7 +218,7 @@ class _Priority:
             if not late:
                 break
             put_off |= late
-        return _schedule(
+        return schedule_of_windows(
             self._boundaries,
             [
                 (transfer, f"would not arrive in the step that makes it; read at {format_time(transfer.read_s)}")
@@ -255,7 +231,8 @@ class _Priority:
     def _backward(self, forward: Sequence[PendingTransfer]) -> tuple[list[tuple[PendingTransfer, float]], set[int]]:
         """The transfers that the channel sends after the forward window, each with the second of its start; and the
         numbers of those that would arrive too late."""
-        stalls = _Stalls(forward, self._boundaries.compute_s)
+        arrivals_s = accumulate(transfer.duration_s for transfer in forward)
+        stalls = Stalls(forward, arrivals_s, self._boundaries.compute_s)
         end_s = (1 + _TIME_TOLERANCE) * self._boundaries.compute_s + stalls.before(self._boundaries.compute_s)
         put_off = {transfer.number for transfer in forward}
         ready = [(t.ready_s + stalls.before(t.ready_s), t) for t in self._transfers if t.number not in put_off]
@@ -280,21 +257,6 @@ class _Priority:
 
     def _level(self, transfer: PendingTransfer) -> int:
         return self._boundaries.by_name[transfer.pieces[0].gradient].level
-
-
-class _Stalls:
-    """The stalls of the computation for transfers that all start with the step, in the order of their reads."""
-
-    def __init__(self, forward: Sequence[PendingTransfer], compute_s: float) -> None:
-        inside = [transfer for transfer in forward if transfer.read_s < compute_s]
-        arrivals_s = accumulate(transfer.duration_s for transfer in inside)
-        self._reads_s = [transfer.read_s for transfer in inside]
-        waits_s = (arrived_s - read_s for arrived_s, read_s in zip(arrivals_s, self._reads_s))
-        self._stalls_s = list(accumulate(waits_s, max, initial=0.0))
-
-    def before(self, at_s: float) -> float:
-        """Seconds by which the computation is later than by itself, at a time of its clock."""
-        return self._stalls_s[bisect_right(self._reads_s, at_s)]
 
 
 def _sent_reason(transfer: PendingTransfer, start_s: float) -> str:

@@ -19,8 +19,9 @@ def adaptive_depth(in_flight: int | None = None) -> Analyzer:
     """The best algorithm and depth for each transfer by the network model.
 
     Args:
-        in_flight: number of transfers of each window that may be under way at once on a worker; default: no limit
-            where nothing is postponed, else `ORDERED_IN_FLIGHT`. Packings are always chosen for the default.
+        in_flight: number of transfers of each window that may be under way at once on a worker; default: what the
+            schedule was made for, else no limit where nothing is postponed, else `ORDERED_IN_FLIGHT`. Packings are
+            always chosen for the default.
 
     Source:
         Caramel, section 4.4.
@@ -48,7 +49,10 @@ def make_transfers(model: Model, schedule: Schedule, network: Network, in_flight
     """
     by_name = {g.name: g for g in model.gradients}
     transfers = tuple(_transfer(by_name, scheduled, network) for scheduled in schedule.transfers)
-    return Transfers(transfers, usual_in_flight(schedule) if in_flight is None else InFlight(in_flight, in_flight))
+    limits = usual_in_flight(schedule) if in_flight is None else InFlight(in_flight, in_flight)
+    # What limits go with an order is part of the policy; of the usual ones there is nothing to say.
+    notes = () if schedule.in_flight is None else (f"schedule: {schedule.reason}",)
+    return Transfers(transfers, limits, notes)
 
 
 def _transfer(by_name: dict[str, Gradient], scheduled: Scheduled, network: Network) -> Transfer:

@@ -63,7 +63,9 @@ def test_it_is_the_simulator(kind, seed):
         if rng.random() < 0.3:
             boundaries = replace(boundaries, factor=1.3)
         scales = (1.0, 0.8, 1.25)
-        limits = rng.choice([None, InFlight(1, 2), InFlight(2, 1), InFlight(None, 3)])
+        limits = rng.choice(
+            [None, InFlight(1, 2), InFlight(2, 1), InFlight(None, 3), InFlight(credit_bytes=80), InFlight(2, 3, 50)]
+        )
         found = LocalSearch(network, boundaries, scales, limits).times_s(schedule)
         wanted = [simulate_on(network, boundaries.scaled(s), schedule, limits).iteration_s for s in scales]
         assert found == pytest.approx(wanted, rel=1e-12), (boundaries, schedule)

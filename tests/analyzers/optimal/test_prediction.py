@@ -1,5 +1,7 @@
 """What each transfer would cost in its other window, against all places where it could be."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from policy_common import anything, boundaries, gradient, line
@@ -108,3 +110,17 @@ def test_a_step_is_predicted_with_as_many_transfers_under_way_as_were_asked_for(
     assert [each.timeline.iteration_s for each in found.values()] == [12, 12, 16, 24]
     # The first one in the forward window: it does not wait for the others there.
     assert [found[InFlight(most, most)].alternatives[0] for most in (2, 1)] == [12, 18]
+    # A schedule that was made for a limit is predicted with that, whatever is usual; alternatives, too.
+    limited = {**known_times, Schedule: replace(plan, in_flight=InFlight(credit_bytes=2**12))}
+    for facts in (limited, {**limited, Transfers: Transfers((), InFlight(credit_bytes=2**12))}):
+        by_credit = prediction.predict(facts)
+        assert (by_credit.timeline.iteration_s, by_credit.alternatives[0]) == (24, 18)
+    assert prediction.predict({**limited, Transfers: Transfers((), InFlight())}).timeline.iteration_s == 12
+
+
+def test_of_very_many_transfers_no_alternatives_are_simulated(monkeypatch):
+    monkeypatch.setattr(prediction, "_MOST_TRANSFERS_WITH_ALTERNATIVES", 3)
+    for count, alternatives in ((3, 3), (4, 0)):
+        model = boundaries(*(gradient(f"w{n}", n) for n in range(count)))
+        plan = Schedule(tuple(Scheduled((Piece(g.name, 0, 4),), BACKWARD, "") for g in model.gradients), "")
+        assert len(prediction._alternatives(model, plan, NETWORK, None)) == alternatives

@@ -11,6 +11,7 @@ from policy_common import UNKNOWN, anything, boundaries, buckets_of, chains, gra
 from caramel.analyzers.analyzer import analyse
 from caramel.analyzers.cost.network import Network
 from caramel.analyzers.policies.batching import fixed, single
+from caramel.analyzers.policies.credit_packing import bytescheduler, p3
 from caramel.analyzers.policies.packing import backward_only, paper_packing, priority
 from caramel.errors import InputError, PlanError
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Buckets, Schedule
@@ -18,7 +19,7 @@ from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
 from caramel.simulator import simulate, validate_schedule, wire_bytes
 
-POLICIES = [backward_only(), paper_packing(), priority(), priority(3)]
+POLICIES = [backward_only(), paper_packing(), priority(), priority(3), bytescheduler(), bytescheduler(3, 7), p3(3)]
 NAMES = [policy.name for policy in POLICIES]
 
 
@@ -87,7 +88,7 @@ def test_buckets_of_two_kinds(policy):
         analyse([policy], [found, Buckets((("a", "half"),), ("",)), line(100, 1)], [Schedule])
 
 
-@pytest.mark.parametrize("policy", [paper_packing(), priority()])
+@pytest.mark.parametrize("policy", [paper_packing(), priority(), bytescheduler(), p3()])
 def test_those_that_need_times_say_so(policy):
     with pytest.raises(InputError, match="needs.*network="):
         schedule_of(policy, boundaries(gradient("w", 1)), UNKNOWN)
