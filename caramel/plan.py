@@ -8,11 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
 from caramel.outline import Outline
+from caramel.server_plan import ParameterServers
 from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat
 from caramel.util.tables import fitted, preformatted, wrapped
@@ -341,6 +343,7 @@ class Plan:
         proof: statements that were checked of the emitted graph; empty before it is emitted.
         outline: what the program is made of; None in plans of earlier versions.
         local: the steps in which every worker trains by itself, and their exchanges; None where gradients travel.
+        servers: the parameter servers, and what they have; None where workers have all parameters.
         aliases: names in the plan of those variables that the program calls otherwise, by the program's name. They
             are those of the process that builds the program, and are not written down.
 
@@ -386,7 +389,13 @@ class Plan:
     proof: tuple[str, ...] = ()
     outline: Outline | None = None
     local: LocalSteps | None = None
+    servers: ParameterServers | None = None
     aliases: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def server_devices(self) -> tuple[str, ...]:
+        """Device string of each parameter server; empty without any."""
+        return () if self.servers is None else self.servers.devices
 
     # -- as text -----------------------------------------------------------------------------
 
@@ -396,8 +405,9 @@ class Plan:
         del written["aliases"]
         if not self.sharded:
             del written["sharded"]  # so that plans without are what they were in earlier versions
-        if self.local is None:
-            del written["local"]
+        for name in ("local", "servers"):
+            if getattr(self, name) is None:
+                del written[name]
         if self.in_flight.credit_bytes is None:
             del written["in_flight"]["credit_bytes"]
         return FORMAT.write(written)
@@ -448,6 +458,8 @@ class Plan:
     @property
     def bytes_per_step(self) -> int:
         """Bytes of all dense gradients of one replica."""
+        if self.servers is not None:
+            return self.servers.pushed_bytes
         return sum(t.size_bytes or 0 for t in self.transfers)
 
     @property
@@ -488,11 +500,18 @@ class Plan:
             (``"gradient"`` or ``"transfer"``); transfers also have ``bytes``, ``seconds`` (predicted), ``window``,
             ``algorithm`` and ``depth``; what is not known is None. An edge from a gradient to a transfer has the
             ``elements`` of the gradient that travel there (None for a sparse one). An edge from a transfer to the next
-            one of its window says in which order they are sent.
+            one of its window says in which order they are sent. Of a plan with parameter servers, nodes are variables
+            and servers (``kind`` is ``"variable"`` or ``"server"``), with an edge from each variable to each of its
+            servers, with the ``elements`` that are there (None for all).
         """
         import networkx as nx  # most who read a plan never ask
 
         digraph = nx.DiGraph()
+        for home in () if self.servers is None else self.servers.homes:
+            for name, part in product(home.variables, home.parts):
+                digraph.add_node(name, kind="variable")
+                digraph.add_node(part.server, kind="server")
+                digraph.add_edge(name, part.server, elements=part.elements)
         last: dict[str, int] = {}
         for number, transfer in enumerate(self.transfers):
             attributes = {"window": transfer.window, "algorithm": transfer.algorithm, "depth": transfer.depth}
@@ -519,6 +538,8 @@ class Plan:
         """
         if self.local is not None:
             return self._explained_exchange(self.local, gradient)
+        if self.servers is not None:
+            return self.servers.explain(self._named_among(gradient, list(self.servers.home_by_variable), "variable"))
         gradient = self._gradient_named(gradient)
         own = next((own for own, name in self.aliases.items() if name == gradient), None)
         explanations = [
@@ -601,13 +622,21 @@ class Plan:
             window = "exchange" if isinstance(t, Exchange) else t.window
             dtype = f"{t.dtype} as {t.wire}" if t.wire else t.dtype
             rows.append((str(number), self._contents(t), dtype, size, t.algorithm, str(t.depth), window, *time))
-        name = f"plan {self.digest[:12]}: {self.workers} workers"
-        if self.local is not None:
+        name = f"plan {self.digest[:12]}: {_counted(self.workers, 'worker')}"
+        if self.servers is not None:
+            order = "no order" if not self.servers.pulls else f"an order ({self.servers.ordering})"
+            head = [
+                f"{name} and {_counted(len(self.server_devices), 'parameter server')}",
+                f"{self.servers}, in {order}",
+                f"gradients are combined by {self.reduction}, in rank order: {self.reduction_reason}",
+            ]
+            rows = list(self.servers.rows())
+        elif self.local is not None:
             head = [f"{name}, which send no gradients", f"local steps: {self.local}"]
         else:
             sent = f"{len(self.transfers)} transfers, {self.bytes_per_step:,} bytes of gradients per worker and step"
             head = [f"{name}, {sent}", f"gradients are combined by {self.reduction}: {self.reduction_reason}"]
-        if self.deterministic:
+        if self.deterministic and self.servers is None:
             head.append("deterministic: gradients are added in rank order")
         if self.network is not None:
             head.append(f"network: {self.network}")
@@ -636,7 +665,8 @@ class Plan:
         notes = ["", *(f"note: {n}" for n in self.notes)] if self.notes else []
         proof = ["", *(f"checked: {p}" for p in self.proof)] if self.proof else []
         after = [wrapped(line) for line in (*self._predicted(), *notes, *proof, *self._named())]
-        return "\n".join([*map(wrapped, head), "", fitted(rows, right={0, 3, 5, 7}), *after])
+        right = {0, 3, 5, 7} if self.servers is None else {0, 2, 3, 4}
+        return "\n".join([*map(wrapped, head), "", fitted(rows, right=right), *after])
 
     def _repr_html_(self) -> str:
         """The plan in a notebook."""
@@ -656,6 +686,8 @@ class Plan:
         return ["", f"names that Keras numbers are counted anew; here {listed(own, 2)}"] if own else []
 
     def _predicted(self) -> list[str]:
+        if self.servers is not None and self.servers.prediction is not None:
+            return ["", str(self.servers.prediction)]
         if self.prediction is None:
             return []
         prediction, step = self.prediction, self.prediction.timeline
@@ -687,7 +719,9 @@ class Plan:
             if each.name in ("transfers", "proof", "prediction", "order", "edges", "outline", "aliases"):
                 continue
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if mine != theirs:
+            if isinstance(mine, ParameterServers) and isinstance(theirs, ParameterServers):
+                lines += mine.diff(theirs)
+            elif mine != theirs:
                 lines.append(f"{each.name}: {mine} -> {theirs}")
         lines += [f"{name}: {mine} -> {theirs}" for name, mine, theirs in self._moved(other)]
         for name in ("order", "edges"):
@@ -724,9 +758,13 @@ _MOST_NAMES = 6
 
 def _with_parts_left_out(data: Any) -> Any:
     """The data of a plan with what plans of earlier versions, and those that do not use it, leave out."""
-    data = {"outline": None, "sharded": [], "local": None, **data}
+    data = {"outline": None, "sharded": [], "local": None, "servers": None, **data}
     in_flight = data.get("in_flight")
     return {**data, "in_flight": {"credit_bytes": None, **in_flight}} if isinstance(in_flight, Mapping) else data
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _on_wire(transfer: Transfer | Exchange) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from caramel.analyzers.servers.checks import check_servers
 from caramel.analyzers.step.dependencies import conditions_of
 from caramel.analyzers.step.element_updates import ElementUpdate, element_updates, writers_before_gradient
 from caramel.analyzers.step.local_variables import exchangeable
@@ -55,6 +56,9 @@ def check_plan(plan: Plan, model: Model) -> None:
     _check_reduction(plan, model)
     if plan.local is not None:
         _check_local(plan, plan.local, model)
+        return
+    if plan.servers is not None:
+        check_servers(plan, plan.servers, model)
         return
     by_name = {g.name: g for g in model.gradients}
     for number, transfer in enumerate(plan.transfers):
@@ -164,6 +168,8 @@ def verify_plan(plan: Plan, model: Model) -> list[str]:
     check_plan(plan, model)
     if not plan.proof:
         raise PlanError("nothing was proved of the graph of this plan: check a plan that ARModel has made")
+    if plan.servers is not None:
+        return ["each variable is on servers that exist, whole, and only those in parts whose updates can be divided"]
     if plan.local is not None:
         return ["each parameter is exchanged once, with collectives that may be used"]
     statements = [f"the {len(plan.transfers)} transfers send every gradient once, with collectives that may be used"]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from caramel.cli.quiet import load_quietly
-from caramel.graph.devices import cpu_count, devices_on_servers, other_than_default
-from caramel.runtime.host.membership import LAST_PORT, WORKER_JOB, Membership, checked_addresses, from_tf_config
+from caramel.errors import InputError
+from caramel.graph.devices import WORKER_JOB, cpu_count, devices_on_servers, other_than_default
+from caramel.runtime.host.membership import LAST_PORT, Membership, checked_addresses, from_tf_config
 from caramel.util.arguments import whole_number
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Place:
         base_port: value of ``--base-port``.
         allow_open_ports: value of ``--allow-open-ports``.
         threads: value of ``--threads``.
+        with_ps: whether the job ``ps`` of TF_CONFIG takes part.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Place:
     base_port: int | None = None
     allow_open_ports: bool = False
     threads: int | None = None
+    with_ps: bool = False
 
     @property
     def name(self) -> str:
@@ -134,28 +137,33 @@ class Place:
                 check_hosts(found, self.hosts)
             return replace(found, task=self.task)
         if self.kind == TF_CONFIG:
-            return from_tf_config()
+            return from_tf_config(with_ps=self.with_ps)
         if self.kind == SLURM:
             from caramel.runtime.host.slurm import from_slurm
 
             return from_slurm(base_port=self.base_port)
         return Membership(checked_addresses(self.kind.split(",")), self.task) if ":" in self.kind else None
 
-    def size(self, workers: int | None, devices: Sequence[str] = ()) -> tuple[int, tuple[str, ...]]:
+    def size(self, workers: int | None, devices: Sequence[str] = (), servers: int = 0) -> tuple[int, tuple[str, ...]]:
         """The number of workers, and their devices; none where the default ones will do.
 
         Args:
             workers: value of ``--workers``.
             devices: values of ``--device``.
+            servers: number of parameter servers, which are the last ones of the cluster.
 
         Raises:
             InputError: nothing says how many workers there are.
         """
-        known = () if self.membership is None else devices_on_servers(self.membership.workers)
+        listed = () if self.membership is None else devices_on_servers(self.membership.workers)
+        found = 0 if self.membership is None else self.membership.parameter_servers
+        known = listed[: max(len(listed) - max(servers, found), 0)]
+        if listed and not known:
+            raise InputError(f"--servers {servers} of the {len(listed)} tasks of the cluster leave no worker")
         if workers is None and not devices and self.is_kind(RAY):
             from caramel.runtime.clusters.ray_servers import number_of_nodes
 
-            workers = number_of_nodes()
+            workers = max(number_of_nodes() - servers, 1)
         if workers is None:
             if not (devices or known):
                 raise click.UsageError(f"say how many workers: --workers N (--cluster {self.name} does not say it)")
@@ -183,7 +191,7 @@ class Place:
         """The cluster, and TensorFlow loaded. What is started for it ends with the command.
 
         Args:
-            workers: number of workers.
+            workers: number of workers, and of parameter servers.
 
         Raises:
             CaramelError: there is none, or this process is not the one that drives it.

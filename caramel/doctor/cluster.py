@@ -19,8 +19,7 @@ from caramel.doctor.judgements import LinkRate, judged_clock, judged_rates, judg
 from caramel.doctor.probe import TIMEOUT_S, Probe, reason_of
 from caramel.doctor.reachability import is_here, why_unreachable
 from caramel.errors import listed
-from caramel.graph.devices import task_name
-from caramel.runtime.host.membership import WORKER_JOB
+from caramel.graph.devices import WORKER_JOB, task_name
 from caramel.runtime.host.presence import others_at
 
 CHECKPOINTS = "checkpoint directory"

@@ -92,8 +92,16 @@ def merge(user: str, replica: Device, node: str) -> str:
     return str(replace(replica, type=pinned.type, index=pinned.index))
 
 
-def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[str, ...]:
+def parse_devices(
+    device_list: Sequence[str], number: int, name: str = "device_list", kind: str = "worker"
+) -> tuple[str, ...]:
     """Check a list of device strings.
+
+    Args:
+        device_list: the list.
+        number: number of devices that it must have.
+        name: name of the argument, for errors.
+        kind: noun for what is on each device, for errors.
 
     Raises:
         InputError: wrong length, two ranks on one device, or not a device string.
@@ -105,25 +113,22 @@ def parse_devices(device_list: Sequence[str], number_of_workers: int) -> tuple[s
         or not isinstance(device_list, Sequence)
         or not all(isinstance(text, str) for text in device_list)
     ):
-        raise InputError(f"device_list must be a list of device strings, one for each worker, got {shown(device_list)}")
-    if len(device_list) != number_of_workers:
-        raise InputError(
-            f"device_list has {len(device_list)} entries for {number_of_workers} workers: "
-            "give one device for each worker"
-        )
+        raise InputError(f"{name} must be a list of device strings, one for each {kind}, got {shown(device_list)}")
+    if len(device_list) != number:
+        raise InputError(f"{name} has {len(device_list)} entries for {number} {kind}s: give one device for each {kind}")
     canonical = [str(Device.parse(text)) for text in device_list]
     for rank, text in enumerate(canonical):
         if text in canonical[:rank]:
             raise InputError(
-                f"device_list names {device_list[rank]!r} for workers {canonical.index(text)} and {rank}: "
-                "give each worker its own"
+                f"{name} names {device_list[rank]!r} for {kind}s {canonical.index(text)} and {rank}: give each "
+                f"{kind} its own"
             )
-    _check_shared_tasks(canonical)
+    _check_shared_tasks(canonical, name, kind)
     return tuple(canonical)
 
 
-def _check_shared_tasks(devices: Sequence[str]) -> None:
-    """Refuse a worker on "any" device of a process where another worker is, or two on the same one."""
+def _check_shared_tasks(devices: Sequence[str], name: str, kind: str) -> None:
+    """Refuse a worker on "any" device of a process where another one is, or two on the same one."""
     seen: dict[Device, dict[Device, int]] = {}
     for rank, text in enumerate(devices):
         device = replace(Device.parse(text), replica=Device.parse(text).replica or 0)
@@ -134,7 +139,7 @@ def _check_shared_tasks(devices: Sequence[str]) -> None:
         if clash is not None:
             examples = (str(replace(device, replica=None, type="CPU", index=n)) for n in range(2))
             raise InputError(
-                f"device_list has workers {clash} and {rank} in one process, {devices[clash]!r} and {text!r}: "
+                f"{name} has {kind}s {clash} and {rank} in one process, {devices[clash]!r} and {text!r}: "
                 f"give each a device of its own there, such as {' and '.join(examples)}"
             )
         others[device] = rank
@@ -149,6 +154,10 @@ def host_of(device: Device) -> Device:
     """The CPU of the process that a device belongs to."""
     index = device.index or 0 if device.type == "CPU" else 0
     return Device(device.job, device.replica, device.task, "CPU", index)
+
+
+WORKER_JOB = "worker"
+"""Job of all tasks, whatever a cluster calls them."""
 
 
 def default_devices(number_of_workers: int) -> tuple[str, ...]:

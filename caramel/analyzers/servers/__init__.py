@@ -1,1 +1,1 @@
-"""Parameter servers: in which order a worker pulls its parameters, after TicTac. Pure algorithms."""
+"""Parameter servers: what runs on them, which server has which variables, and in which order workers receive them."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from caramel.analyzers.servers.best_pulls import best_pulls
+from caramel.analyzers.servers.first_read import first_read
 from caramel.analyzers.servers.pulls import PullProblem
 from caramel.analyzers.servers.tac import tac
 from caramel.analyzers.servers.tao import tao
@@ -54,6 +55,9 @@ def _always(rule: Callable[[PullProblem], tuple[str, ...]]) -> Ordering:
     return ordering
 
 
+NO_ORDER = "none"
+"""Name of the option in which no order is enforced."""
+
 ORDERINGS: Mapping[str, Ordering] = MappingProxyType(
     {
         "tac": _always(tac),
@@ -61,6 +65,7 @@ ORDERINGS: Mapping[str, Ordering] = MappingProxyType(
         "tao": _always(tao),
         "tio": _always(tio),
         "best": _always(best_pulls),
+        "read": _always(first_read),
         "random": random_pulls,
         "reverse": _always(reversed_pulls),
     }

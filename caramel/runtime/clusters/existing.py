@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from caramel.errors import ClusterError, InputError, listed
-from caramel.graph.devices import Device, cpu_count, default_devices, devices_on_servers, task_name
+from caramel.graph.devices import WORKER_JOB, Device, cpu_count, default_devices, devices_on_servers, task_name
 from caramel.runtime.clusters.attendance import attend
 from caramel.runtime.clusters.base import Cluster, has_gpu, with_options
 from caramel.runtime.clusters.driver_server import START_TIMEOUT_S, OwnServer, is_listening
@@ -24,7 +24,7 @@ from caramel.runtime.clusters.servers_executor import ServersExecutor
 from caramel.runtime.clusters.versions import check_versions
 from caramel.runtime.executor import Executor, SessionExecutor, caramel_error, has_native_collectives
 from caramel.runtime.host.hosts_file import from_hosts_file
-from caramel.runtime.host.membership import WORKER_JOB, Membership, checked_addresses, from_resolver, from_tf_config
+from caramel.runtime.host.membership import Membership, checked_addresses, from_resolver, from_tf_config
 from caramel.runtime.host.names import host_of_address, unknown_hosts
 from caramel.runtime.host.presence import new_name, others_at
 from caramel.runtime.host.run_options import RunOptions
@@ -97,17 +97,20 @@ class Servers(Cluster):
         return tuple(host_of_address(self.addresses[task]) for task in tasks)
 
     @classmethod
-    def from_tf_config(cls, text: str | None = None, *, options: RunOptions | None = None) -> Servers:
+    def from_tf_config(
+        cls, text: str | None = None, *, with_ps: bool = False, options: RunOptions | None = None
+    ) -> Servers:
         """The cluster that TF_CONFIG describes; a chief is task 0, in front of the workers.
 
         Args:
             text: JSON text of TF_CONFIG; None reads the environment variable.
+            with_ps: whether the tasks of the job ``ps`` take part, as parameter servers: as the last ones.
             options: options with which TensorFlow runs the graph.
 
         Raises:
             InputError: it is not set, damaged, or describes no cluster of workers.
         """
-        return cls._of(from_tf_config(text), options)
+        return cls._of(from_tf_config(text, with_ps), options)
 
     @classmethod
     def from_hosts_file(
@@ -126,18 +129,19 @@ class Servers(Cluster):
         return cls._of(replace(from_hosts_file(path), task=task), options)
 
     @classmethod
-    def from_resolver(cls, resolver: Any, *, options: RunOptions | None = None) -> Servers:
+    def from_resolver(cls, resolver: Any, *, with_ps: bool = False, options: RunOptions | None = None) -> Servers:
         """The cluster that a resolver finds; a chief is task 0, in front of the workers.
 
         Args:
             resolver: one of ``tf.distribute.cluster_resolver``, or anything with ``cluster_spec()``. Its
                 ``task_type`` and ``task_id``, where it has them, say which task this process is.
+            with_ps: see `from_tf_config`.
             options: options with which TensorFlow runs the graph.
 
         Raises:
             InputError: it finds none, or none of workers.
         """
-        return cls._of(from_resolver(resolver), options)
+        return cls._of(from_resolver(resolver, with_ps), options)
 
     @classmethod
     def _of(cls, membership: Membership, options: RunOptions | None) -> Servers:

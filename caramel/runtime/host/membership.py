@@ -9,21 +9,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from caramel.errors import InputError, listed
+from caramel.graph.devices import WORKER_JOB
 from caramel.util.arguments import shown
 
-WORKER_JOB = "worker"
 LAST_PORT = 65535
 """The largest number of a port."""
 
 _CHIEF_JOBS = ("chief", "master")
 """Jobs of a first worker that is named apart from the others; ``master`` is the older name."""
 
-_IGNORED_JOBS = ("ps", "evaluator")
-"""Jobs that take no part in all-reduce training."""
+_PS_JOB = "ps"
+"""Job of parameter servers."""
+
+_IGNORED_JOBS = (_PS_JOB, "evaluator")
+"""Jobs that take no part, but for parameter servers where there are to be some."""
 
 _TF_CONFIG = "TF_CONFIG"
 """Name of the environment variable that describes a cluster."""
@@ -40,12 +43,14 @@ class Membership:
         task: number of the worker that is this process's own; None if none is.
         notes: parts of the cluster's description that were left out, one sentence each.
         workers: number of workers of each server; empty for one each.
+        parameter_servers: how many of the last servers are parameter servers, as far as the description says.
     """
 
     addresses: tuple[str, ...]
     task: int | None = None
     notes: tuple[str, ...] = ()
     workers: tuple[int, ...] = ()
+    parameter_servers: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         if not self.workers:
@@ -74,11 +79,12 @@ def checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
     return listed_addresses
 
 
-def from_tf_config(text: str | None = None) -> Membership:
+def from_tf_config(text: str | None = None, with_ps: bool = False) -> Membership:
     """The cluster that TF_CONFIG describes.
 
     Args:
         text: JSON text of TF_CONFIG; None reads the environment variable.
+        with_ps: see `from_jobs`.
 
     Raises:
         InputError: it is not set, no JSON, or describes no cluster of workers.
@@ -116,7 +122,7 @@ def from_tf_config(text: str | None = None) -> Membership:
             f"{_TF_CONFIG} has the task {json.dumps(task)[:200]}: it needs 'type' and 'index', such as "
             '{"type": "worker", "index": 0}; leave it out where no server runs'
         )
-    return from_jobs(config["cluster"], task.get("type"), task.get("index"), _TF_CONFIG)
+    return from_jobs(config["cluster"], task.get("type"), task.get("index"), _TF_CONFIG, with_ps)
 
 
 def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -129,11 +135,12 @@ def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def from_resolver(resolver: Any) -> Membership:
+def from_resolver(resolver: Any, with_ps: bool = False) -> Membership:
     """The cluster that one of TensorFlow's cluster resolvers finds.
 
     Args:
         resolver: anything with ``cluster_spec()`` and perhaps ``task_type`` and ``task_id``.
+        with_ps: see `from_jobs`.
 
     Raises:
         InputError: it finds none, or none of workers.
@@ -153,10 +160,12 @@ def from_resolver(resolver: Any) -> Membership:
     jobs = spec.as_dict() if hasattr(spec, "as_dict") else spec
     if not isinstance(jobs, Mapping):
         raise InputError(f"{name}.cluster_spec() gave {spec!r}, which is no tf.train.ClusterSpec")
-    return from_jobs(jobs, task_type, task_index, name)
+    return from_jobs(jobs, task_type, task_index, name, with_ps)
 
 
-def from_jobs(jobs: Mapping[str, Any], task_type: Any, task_index: Any, where: str) -> Membership:
+def from_jobs(
+    jobs: Mapping[str, Any], task_type: Any, task_index: Any, where: str, with_ps: bool = False
+) -> Membership:
     """The workers among the jobs of a cluster, the chief in front.
 
     Args:
@@ -164,6 +173,7 @@ def from_jobs(jobs: Mapping[str, Any], task_type: Any, task_index: Any, where: s
         task_type: job of this process; None or "" if it is in none.
         task_index: number of the task in that job.
         where: noun for the source in messages.
+        with_ps: whether the tasks of the job ``ps`` take part, as parameter servers: as the last ones.
 
     Raises:
         InputError: the jobs are no cluster of workers, or the task is not in it.
@@ -182,18 +192,27 @@ def from_jobs(jobs: Mapping[str, Any], task_type: Any, task_index: Any, where: s
     if not workers:
         job_names = listed(map(repr, jobs)) or "nothing"
         raise InputError(f"{where} has no workers in its cluster, only {job_names}: name them under 'worker'")
+    servers = tasks.get(_PS_JOB, ()) if with_ps else ()
     try:
-        addresses = checked_addresses(workers)
+        addresses = checked_addresses([*workers, *servers])
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     notes = tuple(
-        f"{where}: the job {job!r} ({listed(tasks[job])}) takes no part: gradients are all-reduced between workers"
+        f"{where}: the job {job!r} ({listed(tasks[job])}) takes no part: {_why_ignored(job)}"
         for job in _IGNORED_JOBS
-        if tasks.get(job)
+        if tasks.get(job) and not (job == _PS_JOB and with_ps)
     )
     if not task_type and task_index is None:
-        return Membership(addresses, None, notes)
-    return Membership(addresses, _task(tasks, len(chiefs), task_type, task_index, where), notes)
+        return Membership(addresses, None, notes, parameter_servers=len(servers))
+    if task_type == _PS_JOB and with_ps:
+        own = len(workers) + _index(tasks, task_type, task_index, where)
+    else:
+        own = _task(tasks, len(chiefs), task_type, task_index, where)
+    return Membership(addresses, own, notes, parameter_servers=len(servers))
+
+
+def _why_ignored(job: str) -> str:
+    return "it is for parameter servers (--servers K)" if job == _PS_JOB else "workers evaluate"
 
 
 def _addresses(job: str, addresses: Any, where: str) -> list[str]:
@@ -217,13 +236,18 @@ def _task(tasks: Mapping[str, Sequence[str]], chiefs: int, task_type: Any, task_
     if task_type in _IGNORED_JOBS:
         raise InputError(
             f"{where} makes this process task {shown(task_index)} of the job {task_type!r}, which takes no part: "
-            "gradients are all-reduced between workers. Start nothing here"
+            f"{_why_ignored(task_type)}. Start nothing here"
         )
     if task_type not in (*_CHIEF_JOBS, WORKER_JOB) or not tasks.get(task_type):
         job_names = listed(repr(job) for job, addresses in tasks.items() if addresses)
         raise InputError(
             f"{where} makes this process a {shown(task_type)}, but the cluster has only {job_names}: correct the task"
         )
+    return _index(tasks, task_type, task_index, where) + (chiefs if task_type == WORKER_JOB else 0)
+
+
+def _index(tasks: Mapping[str, Sequence[str]], task_type: str, task_index: Any, where: str) -> int:
+    """Number of a task in its job."""
     text = shown(task_index) if isinstance(task_index, int) else str(task_index)
     is_number = not isinstance(task_index, bool) and text.isascii() and text.isdigit()
     if not is_number or int(text) >= len(tasks[task_type]):
@@ -231,4 +255,4 @@ def _task(tasks: Mapping[str, Sequence[str]], chiefs: int, task_type: Any, task_
             f"{where} makes this process task {shown(task_index)} of the job {task_type!r}, whose "
             f"{len(tasks[task_type])} tasks have the numbers 0 to {len(tasks[task_type]) - 1}: correct the index"
         )
-    return int(text) + (chiefs if task_type == WORKER_JOB else 0)
+    return int(text)

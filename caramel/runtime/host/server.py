@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from caramel.errors import ClusterError
-from caramel.graph.devices import task_name
+from caramel.graph.devices import WORKER_JOB, task_name
 from caramel.runtime.host.environment import load_tensorflow, prepare_server
-from caramel.runtime.host.membership import WORKER_JOB
 from caramel.runtime.host.namespaces import die_with_parent, join_network_namespace
 
 READY_LINE = "caramel server ready"

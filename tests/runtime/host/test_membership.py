@@ -267,3 +267,35 @@ def test_the_drivers_server_may_take_longer_to_start_than_a_step(compiled, monke
     with pytest.raises(ClusterError, match="enough"):
         compiled(workers=1).session(caramel.Servers(["127.0.0.1:1"], task=0), step_timeout_s=0.5)
     assert seen == [120.0]
+
+
+PS = {"worker": WORKERS, "ps": ["d:4", "e:5"]}
+
+
+@pytest.mark.parametrize(("task", "number"), [(("worker", 1), 1), (("ps", 0), 3), (("ps", 1), 4), (None, None)])
+def test_parameter_servers_are_the_last_tasks(task, number):
+    found = from_tf_config(config(PS, task), with_ps=True)
+    assert found.addresses == (*WORKERS, "d:4", "e:5") and found.task == number
+    assert found.parameter_servers == 2 and found.notes == ()
+
+
+def test_a_chief_is_before_all_others():
+    jobs = {"chief": ["a:1"], "worker": WORKERS[1:], "ps": ["d:4"]}
+    assert from_tf_config(config(jobs, ("ps", 0)), with_ps=True).addresses == (*WORKERS, "d:4")
+    assert caramel.Servers.from_tf_config(config(jobs, ("worker", 1)), with_ps=True).task == 2
+
+
+def test_without_being_asked_for_they_take_no_part():
+    found = from_tf_config(config(PS))
+    assert found.addresses == tuple(WORKERS) and found.parameter_servers == 0
+    assert any("--servers K" in note for note in found.notes)
+
+
+def test_a_parameter_server_that_does_not_exist():
+    with pytest.raises(InputError, match="task 2 of the job 'ps', whose 2 tasks"):
+        from_tf_config(config(PS, ("ps", 2)), with_ps=True)
+
+
+def test_an_evaluator_never_takes_part():
+    with pytest.raises(InputError, match="takes no part"):
+        from_tf_config(config({**PS, "evaluator": ["f:6"]}, ("evaluator", 0)), with_ps=True)

@@ -1,0 +1,309 @@
+"""Placement: which server has which variables of a step, and so which of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import networkx as nx
+
+from caramel.analyzers.servers.split import Split, split_step
+from caramel.analyzers.step.element_updates import ElementUpdate, element_updates
+from caramel.analyzers.step.kept import once_per_model
+from caramel.collectives.schedule import ALIGNMENT_ELEMENTS
+from caramel.graph import ops
+from caramel.graph.graph import node_of
+from caramel.model import Gradient, Model, Variable
+from caramel.server_plan import Home, ServerPart
+
+
+@dataclass(frozen=True)
+class VariableGroup:
+    """Variables that are on one server together: a parameter with its slots, say.
+
+    Attributes:
+        variables: the variables, in the order of the Model.
+        read_bytes: bytes of those of them that workers read in every step, or of which they look rows up.
+        pulled_bytes: bytes of those of them that workers read in every step.
+        follows_gradients: whether what is written follows from gradients. Other variables (counters) are small, and
+            each server can count for itself.
+        update: the update that each of several servers can make a part of; None where one has to make all of it.
+        whole_reason: reason why one has to; "" where several can.
+    """
+
+    variables: tuple[Variable, ...]
+    read_bytes: int
+    pulled_bytes: int
+    follows_gradients: bool
+    update: ElementUpdate | None = None
+    whole_reason: str = ""
+
+
+def variable_groups(model: Model, exact_bits: bool = False) -> tuple[VariableGroup, ...]:
+    """The variables that servers hold, in groups, in the order of the Model.
+
+    Args:
+        model: the single-device step.
+        exact_bits: whether an update of which a part may have other bits than the same elements of the whole counts as
+            one that cannot be divided.
+    """
+    split = split_step(model)
+    groups = nx.Graph()
+    groups.add_nodes_from(split.variables)
+    for name in split.nodes:  # an op that takes several handles
+        nx.add_path(groups, _handles_of(model, split, name))
+    owners = _owners(model, split)
+    for handle, parameter in owners.items():
+        groups.add_edge(handle, parameter)
+    order = {v.node: position for position, v in enumerate(model.variables)}
+    members = (sorted(found, key=order.__getitem__) for found in nx.connected_components(groups))
+    in_order = sorted(members, key=lambda handles: order[handles[0]])
+    return tuple(_group(model, split, handles, exact_bits) for handles in in_order)
+
+
+def _handles_of(model: Model, split: Split, name: str) -> list[str]:
+    """The handles of variables of the servers that a node takes."""
+    sources = dict.fromkeys(producer for producer, _ in ops.data_inputs(model.graph[name]))
+    return [source for source in sources if source in split.variables]
+
+
+def _owners(model: Model, split: Split) -> Mapping[str, str]:
+    """For handles of slots and the like, the handle of the parameter to which they belong.
+
+    A slot belongs to the parameter whose update, or that of whose slots, and no other, needs it. What no update needs
+    (a mean over the steps) belongs to the parameter from which, and from no other, it follows.
+    """
+    parameters = {model.variable_by_name[g.parameter].node for g in model.gradients} & split.variables.keys()
+    writers = {model.variable_by_name[name].node: names for name, names in model.updates}
+    uses: dict[str, set[str]] = {}
+    users: dict[str, set[str]] = {handle: set() for handle in split.variables}
+    for handle in split.variables:
+        needed = (h for name in _cone(model, split, writers[handle]) for h in _handles_of(model, split, name))
+        uses[handle] = {*needed} - {handle}
+        for other in uses[handle]:
+            users[other].add(handle)
+    owners = {parameter: parameter for parameter in parameters}
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for handle in split.variables.keys() - owners.keys():
+            if users[handle]:
+                found = {owners.get(user, "") for user in users[handle]}
+            else:
+                found = {owners[other] for other in uses[handle] if other in owners}
+            if len(found) == 1 and "" not in found:
+                owners[handle] = found.pop()
+                is_changed = True
+    return {handle: parameter for handle, parameter in owners.items() if handle not in parameters}
+
+
+def _cone(model: Model, split: Split, names: Sequence[str]) -> set[str]:
+    """The nodes of servers whose data some nodes need, behind no result of a gradient."""
+    found: set[str] = set()
+    waiting = [name for name in names if name in split.members]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            texts = [text for text in model.graph[name].input if not text.startswith("^")]
+            waiting += [source for source in map(node_of, texts) if source in split.members]
+    return found
+
+
+def _group(model: Model, split: Split, handles: Sequence[str], exact_bits: bool) -> VariableGroup:
+    variables = tuple(split.variables[handle] for handle in handles)
+    writers = dict(model.updates)
+    follows = any(split.masks.get(writer, 0) for v in variables for writer in writers[v.name])
+    pulled_bytes = sum(v.size_bytes for v in variables if _is_pulled(model, split, v.node))
+    looked_up = {node_of(model.graph[name].input[0]) for name in split.lookups}
+    rows_bytes = sum(v.size_bytes for v in variables if v.node in looked_up and not _is_pulled(model, split, v.node))
+    group = VariableGroup(variables, pulled_bytes + rows_bytes, pulled_bytes, follows)
+    try:
+        return replace(group, update=_divisible(model, split, group, exact_bits))
+    except _IsWholeError as error:
+        return replace(group, whole_reason=str(error))
+
+
+def pulled_variables(model: Model) -> tuple[str, ...]:
+    """The plan's names of the variables that workers pull, each by one message from each of its servers.
+
+    Args:
+        model: the single-device step.
+    """
+    split = split_step(model)
+    handles = dict.fromkeys(node_of(model.graph[name].input[0]) for name in pulled_reads(model))
+    return tuple(split.variables[handle].plan_name for handle in handles)
+
+
+@once_per_model
+def pulled_reads(model: Model) -> tuple[str, ...]:
+    """The ops of servers that read all of a variable of theirs, for workers or also for these.
+
+    Args:
+        model: the single-device step.
+    """
+    graph, split = model.graph, split_step(model)
+    return tuple(
+        name
+        for name in split.nodes
+        if graph[name].op == "ReadVariableOp"
+        and node_of(graph[name].input[0]) in split.variables
+        and any(reader not in split.only_there for reader, _ in graph.consumers[name])
+    )
+
+
+def _is_pulled(model: Model, split: Split, handle: str) -> bool:
+    """Whether workers get the whole value of a variable in every step, by a read or as a copy for its handle."""
+    readers = [reader for reader, _ in model.graph.consumers[handle]]
+    if any(reader not in split.members and reader not in split.lookups for reader in readers):
+        return True
+    return not {*readers}.isdisjoint(pulled_reads(model))
+
+
+class _IsWholeError(Exception):
+    """Why an update cannot be divided between servers."""
+
+
+def _divisible(model: Model, split: Split, group: VariableGroup, exact_bits: bool) -> ElementUpdate:
+    names = {v.name for v in group.variables}
+    gradients = [g for g in model.gradients if g.parameter in names]
+    if len(gradients) != 1:
+        raise _IsWholeError("it has not one gradient")
+    (gradient,) = gradients
+    updates, reasons = element_updates(model)
+    if gradient.name not in updates:
+        raise _IsWholeError(reasons[gradient.name])
+    update = updates[gradient.name]
+    if {update.parameter, *update.slots} != names:
+        raise _IsWholeError("other variables follow from it")
+    if exact_bits and update.other_bits:
+        raise _IsWholeError(update.other_bits)
+    for variable in group.variables:
+        for reader, _ in model.graph.consumers[variable.node]:
+            if reader not in update.nodes and (user := _user_of_whole(model, split, update, reader)) is not None:
+                raise _IsWholeError(f"op {user!r} ({model.graph[user].op}) needs all of it")
+    return update
+
+
+def _user_of_whole(model: Model, split: Split, update: ElementUpdate, reader: str) -> str | None:
+    """The op of a server that needs all of a variable, by an op that takes its handle; None where only workers do.
+
+    What the update gets of a read is as good as the parts of it.
+    """
+    if model.graph[reader].op != "ReadVariableOp":
+        return reader
+    readers = [r for r, p in model.graph.consumers[reader] if not model.graph[r].input[p].startswith("^")]
+    return next((r for r in readers if r in split.only_there and r not in update.nodes), None)
+
+
+LARGEST_SHARE = 0.25
+"""Part of what each server would have of all, above which a variable is divided between the servers (our choice)."""
+
+
+def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
+    """Which server has which variables: the largest first, each where least is read so far.
+
+    A variable with more than a quarter of a server's part of what is read is divided between all servers, if it can be.
+
+    Args:
+        groups: groups of variables.
+        servers: number of servers.
+
+    Returns:
+        The home of each group, in the order of the groups.
+    """
+    total = sum(group.read_bytes for group in groups)
+    loads = [0.0] * servers
+    homes: dict[int, Home] = {}
+    by_size = sorted(range(len(groups)), key=lambda n: (-groups[n].read_bytes, n))
+    for number in by_size:
+        group = groups[number]
+        names = tuple(v.plan_name for v in group.variables)
+        if not group.follows_gradients:
+            homes[number] = Home(names, tuple(map(ServerPart, range(servers))), group.pulled_bytes)
+            continue
+        parts = _parts(group, servers)
+        if len(parts) > 1 and group.read_bytes > LARGEST_SHARE * total / servers:
+            for part in parts:
+                loads[part.server] += group.read_bytes * (part.elements or 0) / group.variables[0].size
+            homes[number] = Home(names, parts, group.pulled_bytes)
+            continue
+        least = min(range(servers), key=lambda server: (loads[server], server))
+        loads[least] += group.read_bytes
+        homes[number] = Home(names, (ServerPart(least),), group.pulled_bytes)
+    return tuple(homes[number] for number in range(len(groups)))
+
+
+def _parts(group: VariableGroup, servers: int) -> tuple[ServerPart, ...]:
+    """Equal parts of the variables of a group, cut where vector instructions begin anew; none if it cannot be cut."""
+    if group.update is None:
+        return ()
+    size = group.variables[0].size
+    each = -(-size // (servers * ALIGNMENT_ELEMENTS)) * ALIGNMENT_ELEMENTS
+    sizes = [min(each, size - server * each) for server in range(servers)]
+    return tuple(ServerPart(server, elements) for server, elements in enumerate(sizes) if elements > 0)
+
+
+def node_servers(model: Model, homes: Collection[Home], servers: int) -> Mapping[str, tuple[int, ...]]:
+    """The servers that run each node; what several run has its own part there, or counts for itself.
+
+    Args:
+        model: the single-device step.
+        homes: homes of the variables.
+        servers: number of servers.
+    """
+    split = split_step(model)
+    by_name = {name: home for home in homes for name in home.variables}
+    of_handle = {handle: by_name[v.plan_name] for handle, v in split.variables.items()}
+    of_gradient = [gradient_servers(model, g, by_name) for g in model.gradients]
+    divided = _divided_nodes(model, homes)
+    found: dict[str, tuple[int, ...]] = {}
+    for name in reversed(split.nodes):
+        handles = _handles_of(model, split, name)
+        mask = split.masks[name]
+        if name in of_handle:
+            found[name] = of_handle[name].servers
+        elif handles:
+            found[name] = of_handle[handles[0]].servers
+        elif name in divided:
+            found[name] = divided[name]
+        elif mask and mask & (mask - 1) == 0 and len(of_gradient[mask.bit_length() - 1]) == 1:
+            found[name] = of_gradient[mask.bit_length() - 1]
+        else:
+            readers = [r for r, _ in model.graph.consumers[name] if r in found]
+            wanted = sorted({server for reader in readers for server in found[reader]})
+            several = tuple(wanted) or (0,)
+            found[name] = several[:1] if mask else several
+    return found
+
+
+def gradient_servers(model: Model, gradient: Gradient, homes: Mapping[str, Home]) -> tuple[int, ...]:
+    """The servers to which workers send a gradient, or parts of it.
+
+    Args:
+        model: the single-device step.
+        gradient: the gradient.
+        homes: homes by the plan's names of the variables.
+    """
+    home = homes.get(model.variable_by_name[gradient.parameter].plan_name)
+    return (0,) if home is None else home.servers
+
+
+def divided_updates(model: Model, homes: Collection[Home]) -> list[tuple[Home, ElementUpdate]]:
+    """The updates of which each of several servers makes a part.
+
+    Args:
+        model: the single-device step.
+        homes: homes of the variables.
+    """
+    names = {v.plan_name: v.name for v in model.variables}
+    parameters = {update.parameter: update for update in element_updates(model)[0].values()}
+    return [
+        (home, next(parameters[names[name]] for name in home.variables if names[name] in parameters))
+        for home in homes
+        if home.is_divided
+    ]
+
+
+def _divided_nodes(model: Model, homes: Collection[Home]) -> Mapping[str, tuple[int, ...]]:
+    return {name: home.servers for home, update in divided_updates(model, homes) for name in update.nodes}

@@ -1,0 +1,191 @@
+"""Split: which nodes of a step run on parameter servers, and what workers and servers need of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from caramel.analyzers.step.kept import once_per_model
+from caramel.graph import ops
+from caramel.graph.functions import Library
+from caramel.graph.graph import format_input, node_of, parse_input, tensor_name
+from caramel.graph.guards import guards_of
+from caramel.model import Gradient, Model, Variable
+
+LOOKUPS = frozenset({"ResourceGather", "ResourceGatherNd"})
+"""Ops that look up rows of a variable where it is, so that only the rows travel."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The parts of a step, by names of the Model's graph.
+
+    What differs between workers is computed by workers. What is the same for all and follows from gradients of all
+    workers, or from variables that the step writes, is computed by servers, once.
+
+    Attributes:
+        variables: variables that servers hold, by the names of their handles: those that a step writes alike for all.
+        nodes: nodes that servers run, producers first; also the handles.
+        only_there: those among them that workers have no copy of. They follow from the variables or from gradients;
+            others (constants, learning rates) both have.
+        masks: for nodes of servers, the gradients from which they follow by data or by order, as the bits of an
+            integer.
+        results: gradient by (reader, tensor), where a node reads the gradient of all workers.
+        lookups: nodes of workers that look up rows of a variable of the servers.
+        holders: (node, position) of further inputs of workers' nodes that are handles of such variables: a loop or a
+            call, say, which needs a copy of the variable.
+    """
+
+    variables: Mapping[str, Variable]
+    nodes: tuple[str, ...]
+    only_there: frozenset[str]
+    masks: Mapping[str, int]
+    results: Mapping[tuple[str, str], Gradient]
+    lookups: tuple[str, ...]
+    holders: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def members(self) -> frozenset[str]:
+        """The nodes that servers run."""
+        return frozenset(self.nodes)
+
+
+@once_per_model
+def split_step(model: Model) -> Split:
+    """Find the parts of a step.
+
+    Args:
+        model: the single-device step.
+    """
+    return _Splitting(model).found()
+
+
+class _Splitting:
+    def __init__(self, model: Model) -> None:
+        self._model, self._graph = model, model.graph
+        self._library = Library(model.graph)
+        written = {name for name, writers in model.updates if writers}
+        self._variables = {
+            v.node: v for v in model.variables if v.node in self._graph and not v.kind.is_local and v.name in written
+        }
+        self._results = dict(_results(model))
+        self._summed = {each.node for each in model.forward_sums}
+        self._differing = self._found_differing()
+
+    def found(self) -> Split:
+        """See `Split`."""
+        graph = self._graph
+        members = self._needed_with(self._following())
+        nodes = tuple(name for name in graph.order if name in members)
+        only_there, masks = set[str](), dict[str, int]()
+        for name in nodes:
+            sources = graph.sources(name)
+            bits = [self._bit(name, text) for text in graph[name].input]
+            masks[name] = 0
+            for source, bit in zip(sources, bits):
+                masks[name] |= bit or masks.get(source, 0)
+            if name in self._variables or any(bits) or not only_there.isdisjoint(sources):
+                only_there.add(name)
+        lookups, holders = [], []
+        for name in graph.order:
+            if name in members:
+                continue
+            for position, (source, index) in enumerate(graph.parsed_inputs(name)):
+                if source in self._variables and index >= 0:
+                    if graph[name].op in LOOKUPS:
+                        lookups.append(name)
+                    else:
+                        holders.append((name, position))
+        return Split(
+            self._variables, nodes, frozenset(only_there), masks, self._results, tuple(lookups), tuple(holders)
+        )
+
+    def _bit(self, reader: str, text: str) -> int:
+        """The bit of the gradient whose result an input is; 0 where it is no such thing."""
+        gradient = None if text.startswith("^") else self._results.get((reader, tensor_name(text)))
+        return 0 if gradient is None else 1 << self._model.gradients.index(gradient)
+
+    # -- what differs between workers --------------------------------------------------------
+
+    def _found_differing(self) -> set[str]:
+        """The nodes whose values differ between workers, where all gradients are those of all workers."""
+        graph, guards = self._graph, guards_of(self._graph)
+        starts = {i.node for i in self._model.inputs if i.split or i.component is not None}
+        starts |= {v.node for v in self._model.variables if v.kind.is_local}
+        starts |= {table.node for table in self._model.tables}
+        differing: set[str] = set()
+        for name in graph.order:
+            if name in self._summed:
+                continue
+            conditions = [*guards.decided[name], *(condition for condition, _ in guards.by_node[name])]
+            sources = (node_of(text) for text in graph[name].input if self._is_own(name, text))
+            if name in starts or self._draws(name) or not differing.isdisjoint([*sources, *conditions]):
+                differing.add(name)
+        return differing
+
+    def _is_own(self, reader: str, text: str) -> bool:
+        """Whether an input is data of the same worker."""
+        return not text.startswith("^") and (reader, tensor_name(text)) not in self._results
+
+    def _draws(self, name: str) -> bool:
+        node = self._graph[name]
+        inner = (inner for _, inner in self._library.inner_nodes(node))
+        return any(ops.is_seeded_random(each) for each in (node, *inner) if each.op not in self._library)
+
+    # -- what servers run --------------------------------------------------------------------
+
+    def _following(self) -> set[str]:
+        """What is the same for all workers, and takes a variable of the servers or follows from a write or gradient."""
+        takers = {reader for handle in self._variables for reader, _ in self._graph.consumers[handle]}
+        found = {name for name in takers if self._is_same(name)}
+        waiting = [reader for reader, _ in self._results]
+        waiting += [writer for name, writers in self._model.updates if self._is_served(name) for writer in writers]
+        followed: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in followed and self._is_same(name):
+                followed.add(name)
+                waiting += (reader for reader, _ in self._graph.consumers[name])
+        return found | followed
+
+    def _is_served(self, name: str) -> bool:
+        return self._model.variable_by_name[name].node in self._variables
+
+    def _is_same(self, name: str) -> bool:
+        """Whether a node has the same value on all workers, and no worker has to be asked for it."""
+        return name not in self._differing and name not in self._summed
+
+    def _needed_with(self, names: Iterable[str]) -> set[str]:
+        """These nodes, and all that they need of what is the same for all workers and can be anywhere."""
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in found:
+                continue
+            found.add(name)
+            for text in self._graph[name].input:
+                source, index = parse_input(text)
+                if index >= 0 and (name, format_tensor(source, index)) in self._results:
+                    continue
+                if self._can_be_anywhere(source):
+                    waiting.append(source)
+        return found
+
+    def _can_be_anywhere(self, name: str) -> bool:
+        return self._is_same(name) and self._graph[name].op not in ops.PLACEHOLDERS
+
+
+def format_tensor(name: str, index: int) -> str:
+    """``node:index`` of a data input."""
+    return tensor_name(format_input(name, index))
+
+
+def _results(model: Model) -> Iterator[tuple[tuple[str, str], Gradient]]:
+    """Each (reader, tensor) at which a gradient of all workers is read, with the gradient."""
+    for gradient in model.gradients:
+        for tensor in (gradient.tensor, gradient.indices):
+            for reader in () if tensor is None else model.graph.readers(tensor):
+                if not gradient.consumers or reader in gradient.consumers:
+                    yield (reader, tensor_name(tensor or "")), gradient
