@@ -47,6 +47,7 @@ _PLACES = {
     "predict": "keras.evaluate",
     "Profile": "report.profile",
     "profile": "report.profile",
+    "PSModel": "psmodel",
     "ray_servers": "runtime.clusters.ray_servers",
     "ready_orders": "measure.step_stats",
     "RunOptions": "runtime.host.run_options",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from caramel.measure.tracer import trace
     from caramel.netmodel.model import NetworkModel
     from caramel.plan import Plan
+    from caramel.psmodel import PSModel
     from caramel.report.profile import Profile, profile
     from caramel.runtime.clusters.base import Cluster
     from caramel.runtime.clusters.existing import Servers
@@ -113,6 +115,7 @@ __all__ = [
     "Profile",
     "profile",
     "ProgramError",
+    "PSModel",
     "ray_servers",
     "ready_orders",
     "ReportError",

@@ -75,6 +75,11 @@ class ARModel:
             are all-reduced in every step.
         outer_learning_rate: of the exchange after so many steps.
         outer_momentum: of that exchange, at least 0 and less than 1.
+        servers: number of parameter servers, which have the parameters and make their updates
+            (`caramel.PSModel`); ``None`` for all-reduces of gradients.
+        ordering: order in which workers get parameters from servers; see `caramel.PSModel`.
+        pulls_in_flight: number of parameters on the way from a server to a worker; see `caramel.PSModel`.
+        server_list: device string of each server; see `caramel.PSModel`.
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
         policy: ``"optimal"``, ``"paper"`` for Caramel's own batching and packing, ``"bytescheduler"`` or ``"p3"`` for
             gradients in pieces by priority.
@@ -145,6 +150,10 @@ class ARModel:
         sync_every: int | None = None,
         outer_learning_rate: float = 0.7,
         outer_momentum: float = 0.9,
+        servers: int | None = None,
+        ordering: str | None = None,
+        pulls_in_flight: int = 2,
+        server_list: Sequence[str] | None = None,
         trace: Trace | str | os.PathLike[str] | None = None,
         policy: str = "optimal",
         plan: Plan | str | os.PathLike[str] | None = None,
@@ -172,6 +181,10 @@ class ARModel:
             sync_every=sync_every,
             outer_learning_rate=outer_learning_rate,
             outer_momentum=outer_momentum,
+            servers=servers,
+            ordering=ordering,
+            pulls_in_flight=pulls_in_flight,
+            server_list=server_list,
             trace=trace,
             policy=policy,
             plan=plan,

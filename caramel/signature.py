@@ -119,7 +119,8 @@ class Signature:
             empty if uneven batches are not supported.
         losses: the loss tensor of each worker.
         outputs: for each further result its name and the tensor of each worker.
-        step: the op of each worker that does its part of a step; run all of them together.
+        step: the op of each worker, and of each parameter server, that does its part of a step; run all of them
+            together.
         restore_prefix: tensor to feed a checkpoint's path to.
         restore: ops to run, in order, to start from a checkpoint: read it on worker 0, broadcast.
         restore_unsaved: op that restores what single-device checkpoints leave out (from an initial
@@ -142,6 +143,7 @@ class Signature:
         anchor: op to run after parameters were given new values between steps; "" for none.
         restore_momentum: op that restores the momentum of exchanges, if the checkpoint has it; "" for none.
         momentum_keys: the keys that it reads.
+        servers: device string of each parameter server; empty without any.
     """
 
     workers: int
@@ -171,6 +173,7 @@ class Signature:
     anchor: str = ""
     restore_momentum: str = ""
     momentum_keys: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """As JSON, with a version."""

@@ -157,7 +157,8 @@ def with_cluster(default: str) -> Callable[..., Any]:
             context = click.get_current_context()
             refuse_two_descriptions(context.get_parameter_source("cluster") is not ParameterSource.DEFAULT, hosts)
             make = context.obj.get("place", Place)  # launch starts the servers first
-            return command(place=make(cluster, hosts, task, base_port, allow_open_ports, threads), **rest)
+            with_ps = number_of_servers(rest) > 0
+            return command(place=make(cluster, hosts, task, base_port, allow_open_ports, threads, with_ps), **rest)
 
         return options(with_place)
 
@@ -223,6 +224,35 @@ with_policies = _options(
         help="Every worker trains by itself for so many steps, and then all exchange what they have trained. This is "
         "not the training of one device.",
     ),
+    click.option(
+        "--servers",
+        metavar="K",
+        type=click.IntRange(min=1),
+        help="K parameter servers, as tasks after those of the workers: they have the parameters, which workers pull, "
+        "and to which they push gradients, instead of all-reduces.",
+    ),
+    click.option(
+        "--server-device",
+        "server_list",
+        multiple=True,
+        callback=lambda context, parameter, value: list(value) or None,
+        help="Device of each parameter server, in order, such as that of a worker; default: tasks of their own.",
+    ),
+    click.option(
+        "--ordering",
+        metavar="NAME",
+        help="Order in which workers get parameters from servers: tac, tao or best by times (--trace, --network); "
+        "tic, tio or read by the graph alone; none; random and reverse to compare. Default: best, or tic where no "
+        "times are known.",
+    ),
+    click.option(
+        "--pulls-in-flight",
+        metavar="W",
+        type=click.IntRange(min=1),
+        default=2,
+        show_default=True,
+        help="Number of parameters on the way from a server to a worker at once.",
+    ),
     click.option("--outer-learning-rate", type=float, default=0.7, show_default=True, help="Of that exchange."),
     click.option("--outer-momentum", type=float, default=0.9, show_default=True, help="Of that exchange."),
 )
@@ -257,6 +287,8 @@ def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str
     options = CompileOptions(workers=workers, device_list=devices or None, **decisions)
     if devices:
         parse_devices(devices, workers)
+    if options.server_list is not None and options.servers is not None:
+        parse_devices(options.server_list, options.servers, "server_list", "server")
     if options.trace is not None:
         load_trace(decisions["trace"])
     if options.plan is not None:
@@ -287,13 +319,31 @@ def checked_place(
     Raises:
         CaramelError: an option does not fit, or there is no such program.
     """
-    place.check(workers or 1)
-    number, own_devices = place.size(workers, devices)
+    servers = number_of_servers(decisions)
+    place.check((workers or 1) + servers)
+    number, own_devices = place.size(workers, devices, servers)
     check_decisions(number, own_devices, decisions)
     check_program(program, arguments)
     if place.serves:
         place.serve(own_devices)
     return number, own_devices
+
+
+def number_of_servers(decisions: Mapping[str, Any]) -> int:
+    """The number of parameter servers that options ask for, by themselves or by a plan; 0 for none.
+
+    Args:
+        decisions: options of `ARModel`, by name, as far as the command has them.
+
+    Raises:
+        PlanError: the plan cannot be read.
+    """
+    file = decisions.get("plan")
+    if file is None:
+        return decisions.get("servers") or 0
+    from caramel.plan import Plan
+
+    return len(Plan.load(file).server_devices)
 
 
 _RESULTS = "caramel.results"

@@ -11,6 +11,7 @@ import click
 from caramel import __version__
 from caramel.cli.options import (
     check_decisions,
+    number_of_servers,
     print_json,
     reporting_errors,
     with_cluster,
@@ -107,8 +108,9 @@ def plan(
         check_writable(out)
     if is_measured:
         _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host, sync_every=decisions["sync_every"])
-    place.check(workers or 1)
-    workers, devices = place.size(workers, devices)
+    servers = number_of_servers(decisions)
+    place.check((workers or 1) + servers)
+    workers, devices = place.size(workers, devices, servers)
     pictures = Pictures(program, timeline, report, __version__)
     if not (decisions["network"] is not None or workers == 1 or is_measured):
         _refuse_predictions(timeline, as_json)
@@ -122,7 +124,7 @@ def plan(
         place.serve(devices)
     written = [] if out is None else [out]
     if is_measured:
-        chosen = place.cluster(workers)
+        chosen = place.cluster(workers + number_of_servers(decisions))
         from caramel.cli.measured_plan import measured_plan
 
         loaded = loaded_program(program, arguments, workers)
@@ -150,10 +152,11 @@ def plan(
     else:
         pictures.write(finished, made.facts, tried.cluster, tried.record)
     if as_json:
-        if finished.prediction is None:
+        predicted = finished.prediction if finished.servers is None else finished.servers.prediction
+        if predicted is None:
             raise InputError(_NOT_PREDICTED)
         measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
-        print_json({**finished.prediction.as_dict(), **measured})
+        print_json({**predicted.as_dict(), **measured})
         return
     written += [file for file in (timeline, report) if file is not None]
     paragraphs = [

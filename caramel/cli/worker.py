@@ -36,6 +36,11 @@ from caramel.runtime.host.membership import Membership
     "than 50 ms, as many as cores are better.",
 )
 @click.option(
+    "--with-ps",
+    is_flag=True,
+    help="tf-config: tasks of the job ps take part, as parameter servers (caramel run --servers K); give it on all.",
+)
+@click.option(
     "--exit-with-driver",
     is_flag=True,
     help="End, with exit status 0, once the driver that has used this server has ended.",
@@ -53,6 +58,7 @@ def worker(
     task: int | None,
     devices: int | None,
     threads: int | None,
+    with_ps: bool,
     exit_with_driver: bool,
     exit_with_input: bool,
     as_json: bool,
@@ -65,11 +71,11 @@ def worker(
     network that only you can reach.
     """
     refuse_two_descriptions(cluster is not None, hosts)
-    membership = _membership(TF_CONFIG if cluster is None else cluster, hosts, task)
+    membership = _membership(TF_CONFIG if cluster is None else cluster, hosts, task, with_ps)
     serve(membership, devices, threads, exit_with_driver, exit_with_input, as_json)
 
 
-def _membership(cluster: str, hosts: str | None, task: int | None) -> Membership:
+def _membership(cluster: str, hosts: str | None, task: int | None, with_ps: bool) -> Membership:
     """The cluster, with the task of this process.
 
     Raises:
@@ -77,7 +83,9 @@ def _membership(cluster: str, hosts: str | None, task: int | None) -> Membership
     """
     if hosts is None and cluster in (TF_CONFIG, SLURM) and task is not None:
         raise click.UsageError(f"--task belongs to --cluster HOST:PORT,... and --hosts; here {cluster} says the task")
-    place = Place(cluster, hosts, task)
+    if with_ps and (hosts is not None or cluster != TF_CONFIG):
+        raise click.UsageError(f"--with-ps belongs to {TF_CONFIG}: elsewhere the last tasks are parameter servers")
+    place = Place(cluster, hosts, task, with_ps=with_ps)
     place.check(1)
     if hosts is not None and task is None:
         from caramel.runtime.host.hosts_file import from_hosts_file

@@ -22,6 +22,7 @@ from caramel.collectives.dtypes import ITEM_BYTES
 from caramel.compiler.divided_tables import choose_tables, with_divided_tables
 from caramel.compiler.local_steps import local_plan
 from caramel.compiler.options import CompileOptions
+from caramel.compiler.parameter_servers import server_plan
 from caramel.compiler.plan_parts import bare_plan, counts_differ, notes_of_workers
 from caramel.compiler.sharded_updates import decide_about_sharding
 from caramel.data.pipeline import Pipeline, make_pipeline
@@ -77,6 +78,8 @@ def assemble_plan(
     else:
         if options.sync_every is not None:
             plan = local_plan(model, _devices(options), pipeline, options)
+        elif options.servers is not None:
+            plan = server_plan(model, _devices(options), pipeline, options, trace)
         else:
             plan, facts = _made_plan(model, pipeline, options, trace)
         check_plan(plan, model)
@@ -163,7 +166,11 @@ def _given_plan(
     sharding = None if pipeline is None else pipeline.sharding.value
     if plan.sharding != sharding:
         raise PlanError(f"the plan was made for sharding={plan.sharding!r}, here it is {sharding!r}")
-    return replace(plan, devices=devices, proof=(), aliases=model.aliases)
+    servers = plan.servers
+    if servers is not None and options.server_list is not None:
+        chosen = parse_devices(options.server_list, len(servers.devices), "server_list", "server")
+        servers = replace(servers, devices=chosen)
+    return replace(plan, devices=devices, servers=servers, proof=(), aliases=model.aliases)
 
 
 def make_plan(

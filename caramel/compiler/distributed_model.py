@@ -20,7 +20,15 @@ from caramel.graph.devices import default_devices, parse_devices
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Emission, Role
 from caramel.modifiers.optimize import is_optimizable, optimize
-from caramel.modifiers.passes import ALL_REDUCE, COMPUTATION_ALONE, FORWARD_PASS, LOCAL_STEPS, Target, emit
+from caramel.modifiers.passes import (
+    ALL_REDUCE,
+    COMPUTATION_ALONE,
+    FORWARD_PASS,
+    LOCAL_STEPS,
+    PARAMETER_SERVERS,
+    Target,
+    emit,
+)
 from caramel.modifiers.proof import prove
 from caramel.modifiers.signatures import make_signature
 from caramel.plan import Plan
@@ -134,17 +142,42 @@ def compile_model(
     model = trainable_model(context, options.workers, options.sharding)
     pipeline = input_pipeline(context, model, options.workers, options.sharding)
     plan, facts = assemble_plan(model, pipeline, options, trace)
+    advice = _MAKE_ANEW if options.plan is not None else None
+    if options.analyzers is not None:
+        advice = "its analyzers were given by the caller"
+    return _emitted(context, model, plan, pipeline, advice), facts
+
+
+_MAKE_ANEW = "make the plan anew"
+
+
+def _emitted(
+    context: Context, model: Model, plan: Plan, pipeline: Pipeline | None, advice: str | None = None
+) -> DistributedModel:
+    """The graph of a plan, proved.
+
+    Raises:
+        PlanError: the plan breaks an invariant, and advice was given for that.
+        InvariantError: the plan breaks one, and there is no advice: it was made here.
+    """
     evaluation = context.evaluation_for() if context.evaluation is not None else None
+    target, own = _target_of(plan), model
+    if plan.local is not None:
+        own = with_local_state(model)
     try:
-        target, own = (ALL_REDUCE, model) if plan.local is None else (LOCAL_STEPS, with_local_state(model))
         distributed = distribute(target, context, Emission.initial(own, plan, evaluation, pipeline))
     except InvariantError as error:
-        if options.plan is None and options.analyzers is None:
+        if advice is None:
             raise
-        advice = "make the plan anew" if options.plan is not None else "its analyzers were given by the caller"
         raise PlanError(f"the plan breaks an invariant, {error}; {advice}") from error
     proved = replace(plan, proof=prove(distributed.emission))
-    return replace(distributed, emission=replace(distributed.emission, plan=proved)), facts
+    return replace(distributed, emission=replace(distributed.emission, plan=proved))
+
+
+def _target_of(plan: Plan) -> Target:
+    if plan.local is not None:
+        return LOCAL_STEPS
+    return ALL_REDUCE if plan.servers is None else PARAMETER_SERVERS
 
 
 def predict_model(

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from caramel.analyzers.registry import policy_named
+from caramel.analyzers.servers.pull_orders import NO_ORDER, ORDERINGS
 from caramel.errors import InputError, listed
 from caramel.facts import Trace
 from caramel.netmodel.choice import CollectiveOptions
@@ -54,6 +55,10 @@ class CompileOptions:
     sync_every: int | None = None
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.9
+    servers: int | None = None
+    ordering: str | None = None
+    pulls_in_flight: int = 2
+    server_list: Sequence[str] | None = None
     trace: Trace | str | os.PathLike[str] | None = None
     policy: str = "optimal"
     plan: Plan | str | os.PathLike[str] | None = None
@@ -78,6 +83,11 @@ class CompileOptions:
             raise InputError(f"outer_momentum must be at least 0 and less than 1, got {shown(momentum)}")
         object.__setattr__(self, "outer_learning_rate", rate)
         object.__setattr__(self, "outer_momentum", momentum)
+        if self.servers is not None:
+            object.__setattr__(self, "servers", whole_number(self.servers, "servers"))
+        if self.ordering is not None:
+            one_of(self.ordering, (*ORDERINGS, NO_ORDER), "ordering")
+        object.__setattr__(self, "pulls_in_flight", whole_number(self.pulls_in_flight, "pulls_in_flight"))
         for name in ("analyzers", "postponed"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -107,6 +117,8 @@ class CompileOptions:
             "shard_embeddings": self.shard_embeddings not in (None, "none"),
         }
         refuse_options("sync_every", others, "every worker trains by itself, and sends no gradient")
+        if self.servers is not None:
+            raise InputError("sync_every= goes without servers=: every worker has the parameters that it trains")
         if self.is_what_if:
             raise InputError("nothing is predicted of steps that exchange nothing: leave out sync_every=")
         if self.deterministic:
@@ -114,6 +126,31 @@ class CompileOptions:
                 "sync_every= and deterministic=True exclude each other: workers that train by themselves do not "
                 "compute what one device does"
             )
+
+    def _refuse_beside_servers(self, decision_options: Mapping[str, Any]) -> None:
+        """Refuse what is about all-reduces where there are parameter servers, and the other way round."""
+        of_servers = {
+            "ordering": self.ordering is not None,
+            "pulls_in_flight": self.pulls_in_flight != 2,
+            "server_list": self.server_list is not None,
+        }
+        if self.servers is None:
+            if self.plan is not None:
+                del of_servers["server_list"]
+            given = [f"{name}=" for name, is_given in of_servers.items() if is_given]
+            if given:
+                raise InputError(f"{listed(given)} is of parameter servers: give servers=, too")
+            return
+        others = {
+            **{name: is_given for name, is_given in decision_options.items() if name != "trace"},
+            "analyzers": self.analyzers is not None,
+            "algorithm": self.algorithm is not None,
+            "depth": self.depth is not None,
+            "wire": self.wire is not None,
+            "shard_updates": self.shard_updates != "none",
+            "shard_embeddings": self.shard_embeddings not in (None, "none"),
+        }
+        refuse_options("servers", others, "gradients are pushed to servers, and not all-reduced")
 
     def divides_tables(self, is_predicted: bool) -> str:
         """One of `SHARDED` for the rows of embedding tables.
@@ -147,6 +184,7 @@ class CompileOptions:
         if self.analyzers is not None:
             refuse_options("analyzers", decision_options, "put analyzers that do it into the list")
         self._refuse_beside_local_steps(decision_options)
+        self._refuse_beside_servers(decision_options)
         if self.plan is not None:
             names = ("network", "algorithm", "depth", "deterministic", "wire")
             collective_options = {name: getattr(self, name) for name in names}
@@ -158,7 +196,7 @@ class CompileOptions:
                 "uneven_batches": self.uneven_batches != "weight",
                 "statistics": self.statistics != "local",
             }
-            local_options = {"sync_every": self.sync_every is not None}
+            local_options = {"sync_every": self.sync_every is not None, "servers": self.servers is not None}
             other_options = {"analyzers": self.analyzers is not None, **collective_options, **sharding_options}
             given = {**decision_options, **other_options, **weighting_options, **local_options}
             refuse_options("plan", given, "all of it is decided by the plan")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -19,6 +19,7 @@ from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import ExportError, listed
 from caramel.graph.devices import Device
 from caramel.runtime import checkpoint
+from caramel.signature import Signature
 from caramel.util.journal import finish_interrupted, replacing_together
 from caramel.util.whole_files import refuse_remote, sync
 
@@ -138,9 +139,9 @@ def _facts_of(file: Path) -> tuple[int, str] | None:
     return file.stat().st_size, digest.hexdigest()
 
 
-def _processes(devices: Sequence[str]) -> int:
-    """Number of servers that run the workers, which may share one."""
-    parsed = {text: Device.parse(text) for text in devices}
+def _processes(signature: Signature) -> int:
+    """Number of processes that run the workers, which may share one, and the parameter servers."""
+    parsed = {text: Device.parse(text) for text in (*signature.devices, *signature.servers)}
     return len({text if device.task is None else device.worker for text, device in parsed.items()})
 
 
@@ -171,14 +172,14 @@ def _write(distributed: DistributedModel, path_of: Callable[[str], Path]) -> lis
     )
     text = Template((templates / "README.md").read_text(encoding="utf-8")).substitute(
         workers=signature.workers,
-        devices="\n".join(f"- worker {rank}: `{device}`" for rank, device in enumerate(signature.devices)),
+        devices="\n".join(_listed_devices(signature)),
         inputs=inputs.strip() or "- none",
         data="" if signature.data is not None else " --data batch.npz",
         reduction={"mean": "the mean", "sum": "the sum"}[signature.reported],
         weight={"mean": "`N * b / B`", "sum": "1, or 0 if b is 0,"}[signature.reduction],
         plan=distributed.plan.table(),
         version=tf.__version__,
-        cluster=",".join(f"HOST{number}:2222" for number in range(_processes(signature.devices))),
+        cluster=",".join(f"HOST{number}:2222" for number in range(_processes(signature))),
     )
     path_of(README).write_text(text, encoding="utf-8")
     values = path_of(VALUES)
@@ -186,6 +187,11 @@ def _write(distributed: DistributedModel, path_of: Callable[[str], Path]) -> lis
     names = [GRAPH, SIGNATURE, PLAN, RUNNER, README, *(VALUES + part.name[len(values.name) :] for part in parts)]
     _write_manifest(path_of, names)
     return [*names, MANIFEST]
+
+
+def _listed_devices(signature: Signature) -> Iterator[str]:
+    yield from (f"- worker {rank}: `{device}`" for rank, device in enumerate(signature.devices))
+    yield from (f"- parameter server {number}: `{device}`" for number, device in enumerate(signature.servers))
 
 
 def _write_manifest(path_of: Callable[[str], Path], names: Sequence[str]) -> None:

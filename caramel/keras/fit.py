@@ -299,9 +299,13 @@ def _opened(
     armodel = ARModel(step.context, workers, **traced)
     if armodel.plan.local is not None:
         say(f"caramel: {armodel.plan.local}")
+    elif armodel.plan.servers is not None:
+        predicted = armodel.plan.servers.prediction
+        say(f"caramel: {armodel.plan.servers}{'' if predicted is None else f'; {predicted}'}")
     elif traced.get("trace") is not None or traced.get("plan") is not None:
         say(one_line(armodel, time.perf_counter() - began_s))
-    servers = servers_of(model, cluster, workers, armodel.plan.transfer_threads)
+    further = len(armodel.plan.server_devices)
+    servers = servers_of(model, cluster, workers, armodel.plan.transfer_threads, further)
     session = armodel.session(servers, step_timeout_s=step_timeout_s)
     return KeptSession(step, armodel.distributed, session, data, armodel.facts)
 

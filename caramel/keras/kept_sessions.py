@@ -118,21 +118,24 @@ class _OfModel:
     def __init__(self) -> None:
         self.kept: dict[str, tuple[list[Any], KeptSession]] = {}
         self.uses = 0  # calls under way
-        self._servers: list[tuple[Any, int, Cluster]] = []
+        self._servers: list[tuple[Any, int, int, Cluster]] = []  # with numbers of workers and of parameter servers
         self._open = ExitStack()
         self._process = os.getpid()
 
-    def servers(self, cluster: Cluster, workers: int, transfer_threads: int | None) -> Cluster:
-        """Servers of a cluster for all sessions of the model with so many workers, as the first of these asks for."""
-        for known, number, servers in self._servers:
-            if number == workers and (known is cluster or known == cluster):
+    def servers(self, cluster: Cluster, workers: int, transfer_threads: int | None, parameter_servers: int) -> Cluster:
+        """Servers of a cluster for all sessions of the model with so many workers, as the first of these asks for.
+
+        Where there are parameter servers, sessions without any may use the others.
+        """
+        for known, number, further, servers in self._servers:
+            if number == workers and further >= parameter_servers and (known is cluster or known == cluster):
                 return servers
         if not self.kept and self.uses <= 1:  # no session needs the others
             self._servers.clear()
             self._open.close()
         started = cluster if transfer_threads is None else cluster.for_transfers(transfer_threads)
         servers = self._open.enter_context(started.shared())
-        self._servers.append((cluster, workers, servers))
+        self._servers.append((cluster, workers, parameter_servers, servers))
         return servers
 
     def close(self) -> None:
@@ -165,7 +168,9 @@ weakref.finalize(_close_all, lambda: None)
 atexit.register(_close_all)
 
 
-def servers_of(model: Any, cluster: Cluster, workers: int, transfer_threads: int | None = None) -> Cluster:
+def servers_of(
+    model: Any, cluster: Cluster, workers: int, transfer_threads: int | None = None, parameter_servers: int = 0
+) -> Cluster:
     """A cluster for the sessions of a model, on servers that stay.
 
     Args:
@@ -173,9 +178,10 @@ def servers_of(model: Any, cluster: Cluster, workers: int, transfer_threads: int
         cluster: where its workers run.
         workers: number of workers.
         transfer_threads: see `Cluster.for_transfers`; None where no plan says it.
+        parameter_servers: number of parameter servers.
     """
     with _lock:
-        return _sessions_of(model).servers(cluster, workers, transfer_threads)
+        return _sessions_of(model).servers(cluster, workers, transfer_threads, parameter_servers)
 
 
 def _sessions_of(model: Any) -> _OfModel:

@@ -37,7 +37,8 @@ class Role:
 
     Attributes:
         purpose: the reason that it is in the graph.
-        rank: rank of the worker that it belongs to.
+        rank: rank of the worker that it belongs to. Parameter servers count on from the workers: server k of N workers
+            has N + k.
         transfer: number of the transfer, for collectives.
     """
 
@@ -138,6 +139,11 @@ class Modifier(Protocol):
 def replica_name(rank: int, name: str) -> str:
     """Name of a user's node on a worker. Caramel's own nodes live under ``caramel/`` instead."""
     return f"worker_{rank}/{name}"
+
+
+def server_name(server: int, name: str) -> str:
+    """Name of a user's node on a parameter server."""
+    return f"server_{server}/{name}"
 
 
 def own_name(rank: int, name: str) -> str:

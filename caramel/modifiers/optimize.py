@@ -63,7 +63,9 @@ def optimize(emission: Emission, signature: Signature) -> Emission | None:
 
 
 def is_optimizable(emission: Emission) -> bool:
-    """Whether `optimize` does what TensorFlow would do: nothing asks for a GPU."""
+    """Whether `optimize` does what TensorFlow would do: nothing asks for a GPU, and nothing is on servers only."""
+    if emission.plan.servers is not None:
+        return False
     devices = {node.device for node in emission.graph}
     return all(Device.parse(text).type in (None, "CPU") for text in devices)
 

@@ -19,6 +19,7 @@ from caramel.modifiers.postpone import postpone, verify_postponed
 from caramel.modifiers.replicate import replicate
 from caramel.modifiers.save_restore import add_state
 from caramel.modifiers.serialize import serialize
+from caramel.modifiers.serve import serve, verify_served
 from caramel.modifiers.sum_forward import sum_forward
 from caramel.modifiers.weigh import weigh
 from caramel.util.gc_pause import paused_gc
@@ -78,6 +79,23 @@ LOCAL_STEPS = Target(
     ),
 )
 """Every worker trains by itself; an op of its own brings their parameters together."""
+
+PARAMETER_SERVERS = Target(
+    "parameter servers",
+    (
+        replicate,
+        place_input,
+        weigh,
+        sum_forward,
+        serve,
+        verify_served,
+        save_position,
+        add_state,
+        add_input_state,
+        add_evaluation,
+    ),
+)
+"""Data-parallel training: servers have the parameters, which workers pull, and to which they push gradients."""
 
 COMPUTATION_ALONE = Target(
     "computation alone", (replicate, serialize, place_input, save_position, add_state, add_input_state)

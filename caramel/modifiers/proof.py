@@ -9,6 +9,7 @@ from caramel.graph.graph import Graph
 from caramel.modifiers.emission import Emission, Purpose, Role
 from caramel.modifiers.update_shards import divided_tables
 from caramel.plan import LocalSteps
+from caramel.server_plan import ParameterServers
 
 
 def prove(emission: Emission) -> tuple[str, ...]:
@@ -26,6 +27,8 @@ def prove(emission: Emission) -> tuple[str, ...]:
     plan = emission.plan
     if plan.local is not None:
         return _of_local_steps(emission, plan.local)
+    if plan.servers is not None:
+        return _of_servers(emission, plan.servers)
     first_gradients = [transfer.gradients[0] for transfer in plan.transfers]
     edges = agreed_order(emission.graph, emission.roles, first_gradients)
     nodes = len(emission.graph)
@@ -60,6 +63,14 @@ def _of_local_steps(emission: Emission, local: LocalSteps) -> tuple[str, ...]:
         f"no cycle among {len(emission.graph):,} nodes",
         f"{own} of another worker",
         f"each of {parameters} parameters is in one of {len(local.exchanges)} transfers of an exchange",
+    )
+
+
+def _of_servers(emission: Emission, servers: ParameterServers) -> tuple[str, ...]:
+    return (
+        f"no cycle among {len(emission.graph):,} nodes",
+        f"each of {len(servers.home_by_variable)} variables is written on servers only, and no worker reads another's",
+        f"the updates use all {len(emission.model.gradients)} gradients of all {emission.plan.workers} workers",
     )
 
 

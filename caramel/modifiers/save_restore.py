@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, dtypes_attribute, group, node, read, shape_attribute
 from caramel.model import Model, Variable, VariableClass
-from caramel.modifiers.emission import Emission, Purpose, Role, SavedTensor, replica_name
+from caramel.modifiers.emission import Emission, Purpose, Role, SavedTensor, replica_name, server_name
 from caramel.modifiers.seeds import GOLDEN_RATIO_32
-from caramel.modifiers.update_shards import Division, divisions
+from caramel.modifiers.update_shards import Division, divisions, ranks_with_all
 from caramel.plan import Plan
 
 RESTORE_PREFIX = "caramel/restore/prefix"
@@ -115,22 +116,21 @@ def variables_on_worker(model: Model, rank: int) -> tuple[Variable, ...]:
 def combined_nodes_by_handle(model: Model, plan: Plan) -> dict[str, str]:
     """Variables of which checkpoints hold the combined value of all workers.
 
-    These are those of which each worker has a part; totals, whose sum over the workers is the value that one device
-    would have, and gradient accumulators, whose mean is (or sum, for a loss that is a sum); and statistics, where the
-    plan says that they are averaged.
+    These are those of which each worker has a part, or parameter servers have all; totals, whose sum over the workers
+    is the value that one device would have, and gradient accumulators, whose mean is (or sum, for a loss that is a
+    sum); and statistics, where the plan says that they are averaged.
 
     Returns:
         The node with the combined value, on worker 0, by the handle node of the variable.
     """
     nodes_by_handle = {}
     divided, combined_kinds = divisions(model, plan), (VariableClass.ACCUMULATOR, VariableClass.TOTAL)
+    ranks = ranks_with_all(model, plan)
     for number, variable in enumerate(model.variables):
         averaged = variable.kind is VariableClass.STATISTICS and plan.statistics == "mean" and _is_floating(variable)
-        if (
-            plan.workers > 1
-            and variable.node in model.graph
-            and (averaged or variable.name in divided or variable.kind in combined_kinds)
-        ):
+        is_combined = plan.workers > 1 and (averaged or variable.kind in combined_kinds)
+        is_served = ranks.get(variable.name, (0,))[0] >= plan.workers
+        if variable.node in model.graph and (is_combined or is_served or variable.name in divided):
             nodes_by_handle[variable.node] = f"{COMBINED_SCOPE}/{number}"
     return nodes_by_handle
 
@@ -167,22 +167,22 @@ def add_state(emission: Emission) -> Emission:
     """
     model, plan = emission.model, emission.plan
     builder = StateBuilder([])
-    devices = [Device.parse(d) for d in plan.devices]
-    host = str(host_of(devices[0]))
+    places = _Places.of(model, plan)
+    host = places.host
     builder.add(_string_placeholder(RESTORE_PREFIX, host), 0)
-    divided = divisions(model, plan)
     saved = [v for v in model.variables if v.saved]
     unsaved = [v for v in model.variables if not v.saved]
     for group_name, chosen in ((RESTORE_SAVED, saved), (RESTORE_UNSAVED, unsaved)):
-        items = [(0, v, v.name) for v in chosen]
-        _restore(builder, group_name, items, host, devices, divided)
+        items = [(places.first(v), v, v.name) for v in chosen]
+        _restore(builder, group_name, items, places)
     local_items = separately_saved(model, plan)
-    _restore(builder, RESTORE_LOCAL, local_items, host, devices, {})
-    _broadcast(builder, model, plan, devices, divided)
+    _restore(builder, RESTORE_LOCAL, local_items, places)
+    _broadcast(builder, model, plan, places)
     if model.tables:
-        _fill(builder, model, devices)
-    combined_nodes = _combine(builder, model, plan, devices, divided)
-    _save(builder, [(0, v, v.name) for v in saved], local_items, combined_nodes, emission.saved, host, devices)
+        _fill(builder, model, places)
+    combined_nodes = _combine(builder, model, plan, places)
+    shared_items = [(places.first(v), v, v.name) for v in saved]
+    _save(builder, shared_items, local_items, combined_nodes, emission.saved, places)
     return emission.extended(builder.nodes)
 
 
@@ -202,12 +202,45 @@ def file_copy_nodes(plan: Plan, scope: str) -> list[NodeDef]:
     ]
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Where variables are: on workers, by their ranks, and on parameter servers after them.
+
+    Attributes:
+        workers: number of workers.
+        devices: device string of each worker, and of each parameter server.
+        copies: ranks that have all of a variable, by its name; worker 0 has what is not there.
+        divided: how variables are divided of which no rank has all, by their names.
+    """
+
+    workers: int
+    devices: tuple[str, ...]
+    copies: Mapping[str, Sequence[int]]
+    divided: Mapping[str, Division]
+
+    @classmethod
+    def of(cls, model: Model, plan: Plan) -> _Places:
+        """Those of a plan."""
+        devices = tuple(str(Device.parse(text)) for text in (*plan.devices, *plan.server_devices))
+        return cls(plan.workers, devices, ranks_with_all(model, plan), divisions(model, plan))
+
+    @cached_property
+    def host(self) -> str:
+        """Device of worker 0's host."""
+        return str(host_of(Device.parse(self.devices[0])))
+
+    def first(self, variable: Variable) -> int:
+        """The rank that has all of a variable, and gives it to the others that have."""
+        return self.copies.get(variable.name, (0,))[0]
+
+    def handle(self, rank: int, variable: Variable) -> str:
+        """Name of a variable's handle on a worker or server."""
+        server = rank - self.workers
+        return replica_name(rank, variable.node) if server < 0 else server_name(server, variable.node)
+
+
 def _string_placeholder(name: str, device: str) -> NodeDef:
     return node(name, "Placeholder", (), device, dtype=dtype_attribute("string"), shape=shape_attribute(()))
-
-
-def _handle(rank: int, variable: Variable) -> str:
-    return replica_name(rank, variable.node)
 
 
 def _strings(builder: StateBuilder, name: str, values: Iterable[str], device: str) -> str:
@@ -219,41 +252,38 @@ def _restore(
     builder: StateBuilder,
     group_name: str,
     items: Sequence[tuple[int, Variable, str]],
-    host: str,
-    devices: Sequence[Device],
-    divided: Mapping[str, Division],
+    places: _Places,
 ) -> None:
     scope = group_name + "_ops"
     assigned: list[str] = []
-    places = {key: v.checkpoint_place for _, v, key in items if key == v.name}
-    restored = read_checkpoint(builder, scope, {key: v.dtype for _, v, key in items}, host, places)
+    keys = {key: v.checkpoint_place for _, v, key in items if key == v.name}
+    restored = read_checkpoint(builder, scope, {key: v.dtype for _, v, key in items}, places.host, keys)
     for position, (rank, variable, key) in enumerate(items):
         name = f"{scope}/assign_{position}"
-        if variable.name in divided:
-            assigned += _cut_and_assigned(builder, name, variable, restored[key], divided[variable.name], devices)
+        if key == variable.name and variable.name in places.divided:
+            assigned += _cut_and_assigned(builder, name, variable, restored[key], places)
         else:
-            assigned.append(builder.add(_assign(name, rank, variable, restored[key], devices), rank))
-    builder.add(group(group_name, assigned, host), 0)
+            assigned.append(builder.add(_assign(name, rank, variable, restored[key], places), rank))
+    builder.add(group(group_name, assigned, places.host), 0)
 
 
-def _assign(name: str, rank: int, variable: Variable, value: str, devices: Sequence[Device]) -> NodeDef:
-    return assign(name, _handle(rank, variable), value, variable.dtype, str(devices[rank]))
+def _assign(name: str, rank: int, variable: Variable, value: str, places: _Places) -> NodeDef:
+    return assign(name, places.handle(rank, variable), value, variable.dtype, places.devices[rank])
 
 
-def _cut_and_assigned(
-    builder: StateBuilder, name: str, variable: Variable, value: str, division: Division, devices: Sequence[Device]
-) -> list[str]:
-    """Give each worker its part of a variable."""
-    emitter = Emitter(name, [str(device) for device in devices], variable.dtype)
+def _cut_and_assigned(builder: StateBuilder, name: str, variable: Variable, value: str, places: _Places) -> list[str]:
+    """Give each worker or server its part of a variable."""
+    division = places.divided[variable.name]
+    emitter = Emitter(name, places.devices, variable.dtype)
     if division.is_by_rows:
-        return _dealt_and_assigned(builder, emitter, variable, value, devices)
+        return _dealt_and_assigned(builder, emitter, variable, value, places)
     flat = emitter.reshape(0, "flat", value, (variable.size,))
     parts = emitter.parted(0, "parts", flat, [shard.size for shard in division.shards])
     assigned = []
-    for rank in range(len(devices)):
+    for rank in division.ranks:
         own = [part for part, shard in zip(parts, division.shards) if shard.rank == rank]
         part = emitter.joined(0, f"of_{rank}", own or [emitter.slice(0, f"none_{rank}", flat, 0, 0)])
-        emitter.out.nodes.append((_assign(f"{name}/{rank}", rank, variable, part, devices), rank))
+        emitter.out.nodes.append((_assign(f"{name}/{rank}", rank, variable, part, places), rank))
         assigned.append(f"{name}/{rank}")
     for node_def, rank in emitter.out.nodes:
         builder.add(node_def, rank)
@@ -261,31 +291,31 @@ def _cut_and_assigned(
 
 
 def _dealt_and_assigned(
-    builder: StateBuilder, emitter: Emitter, variable: Variable, value: str, devices: Sequence[Device]
+    builder: StateBuilder, emitter: Emitter, variable: Variable, value: str, places: _Places
 ) -> list[str]:
     """Give each worker its rows of a variable: every Nth one."""
-    assigned, workers = [], len(devices)
+    assigned, workers = [], places.workers
     attributes = {"T": dtype_attribute(variable.dtype), "Index": dtype_attribute("int32"), "end_mask": 1}
     for rank in range(workers):
         bounds = [emitter.integers(0, [each]) for each in (rank, 0, workers)]
         part = emitter.add(0, f"rows_{rank}", "StridedSlice", [value, *bounds], **attributes)
-        emitter.out.nodes.append((_assign(f"{emitter.prefix}/{rank}", rank, variable, part, devices), rank))
+        emitter.out.nodes.append((_assign(f"{emitter.prefix}/{rank}", rank, variable, part, places), rank))
         assigned.append(f"{emitter.prefix}/{rank}")
     for node_def, rank in emitter.out.nodes:
         builder.add(node_def, rank)
     return assigned
 
 
-def _collected(builder: StateBuilder, emitter: Emitter, variable: Variable, devices: Sequence[Device]) -> str:
+def _collected(builder: StateBuilder, emitter: Emitter, variable: Variable, places: _Places) -> str:
     """The rows of all workers in the order of the whole: the first one of each, then the second of each, and so on."""
     dtype, int32 = dtype_attribute(variable.dtype), dtype_attribute("int32")
-    most, parts = -(-variable.shape[0] // len(devices)), []
-    for rank, rows in enumerate(rows_of_ranks(variable.shape[0], len(devices))):
-        part = builder.add(_read(f"{emitter.prefix}/read_{rank}", rank, variable, devices), rank)
+    most, parts = -(-variable.shape[0] // places.workers), []
+    for rank, rows in enumerate(rows_of_ranks(variable.shape[0], places.workers)):
+        part = builder.add(_read(f"{emitter.prefix}/read_{rank}", rank, variable, places), rank)
         if rows < most:
             widths = np.zeros([len(variable.shape), 2], np.int32)
             widths[0, 1] = most - rows
-            padding = builder.add(constant(f"{emitter.prefix}/missing_{rank}", widths, "int32", str(devices[0])), 0)
+            padding = builder.add(constant(f"{emitter.prefix}/missing_{rank}", widths, "int32", places.devices[0]), 0)
             part = emitter.add(0, f"filled_{rank}", "Pad", [part, padding], T=dtype, Tpaddings=int32)
         parts.append(part)
     rows_of_all = emitter.add(0, "rows", "Pack", parts, T=dtype, N=len(parts), axis=1)
@@ -295,46 +325,49 @@ def _collected(builder: StateBuilder, emitter: Emitter, variable: Variable, devi
     return emitter.add(0, "whole", "Slice", inputs, T=dtype, Index=int32)
 
 
-def _join(builder: StateBuilder, name: str, variable: Variable, division: Division, devices: Sequence[Device]) -> None:
-    """Add the value of a variable of which each worker has a part."""
-    emitter = Emitter(name, [str(device) for device in devices], variable.dtype)
+def _join(builder: StateBuilder, name: str, variable: Variable, places: _Places) -> None:
+    """Add the value of a variable of which each worker or server has a part."""
+    division = places.divided[variable.name]
+    emitter = Emitter(name, places.devices, variable.dtype)
     if division.is_by_rows:
-        whole = _collected(builder, emitter, variable, devices)
-        _add_joined(builder, name, variable, whole, emitter, devices)
+        whole = _collected(builder, emitter, variable, places)
+        _add_joined(builder, name, variable, whole, emitter, places)
         return
     parts: dict[int, list[str]] = {}
     for rank in sorted({shard.rank for shard in division.shards}):
-        part = builder.add(_read(f"{name}/read_{rank}", rank, variable, devices), rank)
+        part = builder.add(_read(f"{name}/read_{rank}", rank, variable, places), rank)
         sizes = [shard.size for shard in division.shards if shard.rank == rank]
         parts[rank] = [*reversed(emitter.parted(rank, f"parts_{rank}", part, sizes))]
     flat = emitter.joined(0, "flat", [parts[shard.rank].pop() for shard in division.shards])
-    _add_joined(builder, name, variable, emitter.reshape(0, "whole", flat, variable.shape), emitter, devices)
+    _add_joined(builder, name, variable, emitter.reshape(0, "whole", flat, variable.shape), emitter, places)
 
 
 def _add_joined(
-    builder: StateBuilder, name: str, variable: Variable, whole: str, emitter: Emitter, devices: Sequence[Device]
+    builder: StateBuilder, name: str, variable: Variable, whole: str, emitter: Emitter, places: _Places
 ) -> None:
     """Add the nodes of an emitter, and one of a name for the value that they make."""
     for node_def, rank in emitter.out.nodes:
         builder.add(node_def, rank)
-    builder.add(node(name, "Identity", [whole], str(devices[0]), T=dtype_attribute(variable.dtype)), 0)
+    builder.add(node(name, "Identity", [whole], places.devices[0], T=dtype_attribute(variable.dtype)), 0)
 
 
-def _combine(
-    builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[Device], divided: Mapping[str, Division]
-) -> dict[str, str]:
+def _combine(builder: StateBuilder, model: Model, plan: Plan, places: _Places) -> dict[str, str]:
     """Add the combined values of all workers; see `combined_nodes_by_handle`."""
     combined_nodes = combined_nodes_by_handle(model, plan)
     for variable in model.variables:
         if variable.node not in combined_nodes:
             continue
-        name, host = combined_nodes[variable.node], str(devices[0])
-        if variable.name in divided:
-            _join(builder, name, variable, divided[variable.name], devices)
+        name, host = combined_nodes[variable.node], places.devices[0]
+        if variable.name in places.divided:
+            _join(builder, name, variable, places)
             continue
-        dtype = dtype_attribute(variable.dtype)
+        dtype, rank = dtype_attribute(variable.dtype), places.first(variable)
+        if rank >= places.workers:
+            there = builder.add(_read(f"{name}/read", rank, variable, places), rank)
+            builder.add(node(name, "Identity", [there], host, T=dtype), 0)
+            continue
         reads = [
-            builder.add(_read(f"{name}/read_{rank}", rank, variable, devices), rank) for rank in range(plan.workers)
+            builder.add(_read(f"{name}/read_{rank}", rank, variable, places), rank) for rank in range(plan.workers)
         ]
         if _is_summed(variable, plan):
             builder.add(node(name, "AddN", reads, host, T=dtype, N=len(reads)), 0)
@@ -345,37 +378,36 @@ def _combine(
     return combined_nodes
 
 
-def _broadcast(
-    builder: StateBuilder, model: Model, plan: Plan, devices: Sequence[Device], divided: Mapping[str, Division]
-) -> None:
-    """Add the nodes that give worker 0's values to all workers, but those of which each has its own part."""
+def _broadcast(builder: StateBuilder, model: Model, plan: Plan, places: _Places) -> None:
+    """Add the nodes that give the first values to all who have all of a variable."""
     scope = "caramel/broadcast"
     assigned: list[str] = []
-    everywhere = (v for v in model.variables if v.node in model.graph and v.name not in divided)
+    everywhere = (v for v in model.variables if v.node in model.graph and v.name not in places.divided)
     for number, variable in enumerate(everywhere):
-        value = builder.add(_read(f"{scope}/read_{number}", 0, variable, devices), 0)
-        assigned += _to_others(builder, scope, number, variable, value, plan, devices)
-    builder.add(group(BROADCAST, assigned, str(devices[0])), 0)
+        first = places.first(variable)
+        value = builder.add(_read(f"{scope}/read_{number}", first, variable, places), first)
+        assigned += _to_others(builder, scope, number, variable, value, plan, places)
+    builder.add(group(BROADCAST, assigned, places.devices[0]), 0)
 
 
-def _fill(builder: StateBuilder, model: Model, devices: Sequence[Device]) -> None:
+def _fill(builder: StateBuilder, model: Model, places: _Places) -> None:
     """Add the nodes that give all workers' lookup tables the keys and values that worker 0 has in variables."""
     scope = "caramel/tables"
     filled = []
     for number, table in enumerate(model.tables):
         keys, values = model.variable_by_name[table.keys], model.variable_by_name[table.values]
         texts = [
-            builder.add(_read(f"{scope}/{part}_{number}", 0, variable, devices), 0)
+            builder.add(_read(f"{scope}/{part}_{number}", 0, variable, places), 0)
             for part, variable in (("keys", keys), ("values", values))
         ]
         types = {"Tin": dtype_attribute(keys.dtype), "Tout": dtype_attribute(values.dtype)}
-        for rank, device in enumerate(devices):
+        for rank, device in enumerate(places.devices[: places.workers]):
             if table.node in model.graph:
                 handle = replica_name(rank, table.node)
                 name = f"{scope}/fill_{number}_{rank}"
-                fill = node(name, "LookupTableImportV2", [handle, *texts], str(device), **types)
+                fill = node(name, "LookupTableImportV2", [handle, *texts], device, **types)
                 filled.append(builder.add(fill, rank))
-    builder.add(group(FILL, filled, str(devices[0])), 0)
+    builder.add(group(FILL, filled, places.devices[0]), 0)
 
 
 def _to_others(
@@ -385,20 +417,21 @@ def _to_others(
     variable: Variable,
     value: str,
     plan: Plan,
-    devices: Sequence[Device],
+    places: _Places,
 ) -> list[str]:
-    """Pass worker 0's value to the others: random states offset by rank; a sum that still grows stays with worker 0.
+    """Pass the first value to the others: random states offset by rank; a sum that still grows stays with worker 0.
 
     Each worker passes the value on to the next one, so that no worker sends it more than once: with one sender, the
     link of worker 0 would carry the whole model once for each other worker.
     """
     assigned = []
     dtype = dtype_attribute(variable.dtype)
-    for rank in range(1, len(devices)):
-        device = str(devices[rank])
-        if rank > 1:
-            passed = node(f"{scope}/pass_{number}_{rank - 1}", "Identity", [value], str(devices[rank - 1]), T=dtype)
-            value = builder.add(passed, rank - 1)
+    first, *others = places.copies.get(variable.name, (0,))
+    for before, rank in zip((first, *others), others):
+        device = places.devices[rank]
+        if before != first:
+            passed = node(f"{scope}/pass_{number}_{before}", "Identity", [value], places.devices[before], T=dtype)
+            value = builder.add(passed, before)
         source = value
         if variable.kind is VariableClass.RANDOM_STATE:
             name = f"{scope}/offset_{number}_{rank}"
@@ -408,7 +441,7 @@ def _to_others(
             source = builder.add(node(name, "AddV2", [value, offset], device, T=dtype), rank)
         elif _is_summed(variable, plan):
             source = builder.add(node(f"{scope}/zeros_{number}_{rank}", "ZerosLike", [value], device, T=dtype), rank)
-        assignment = _assign(f"{scope}/assign_{number}_{rank}", rank, variable, source, devices)
+        assignment = _assign(f"{scope}/assign_{number}_{rank}", rank, variable, source, places)
         assigned.append(builder.add(assignment, rank))
     return assigned
 
@@ -423,29 +456,28 @@ def assignment_nodes(model: Model, plan: Plan, names: Sequence[str], scope: str)
         scope: name of the op that is done when all values are assigned.
     """
     builder = StateBuilder([])
-    devices = [Device.parse(d) for d in plan.devices]
-    host = str(host_of(devices[0]))
+    places = _Places.of(model, plan)
     variables = [model.variable_by_name[name] for name in names]
     inner_scope = f"{scope}_ops"
-    places = {v.name: v.checkpoint_place for v in variables}
-    restored = read_checkpoint(builder, inner_scope, {v.name: v.dtype for v in variables}, host, places)
-    divided = divisions(model, plan)
+    keys = {v.name: v.checkpoint_place for v in variables}
+    restored = read_checkpoint(builder, inner_scope, {v.name: v.dtype for v in variables}, places.host, keys)
     assigned = []
     for number, variable in enumerate(variables):
         value = restored[variable.name]
-        if variable.name in divided:
-            name = f"{inner_scope}/assign_{number}"
-            assigned += _cut_and_assigned(builder, name, variable, value, divided[variable.name], devices)
+        if variable.name in places.divided:
+            assigned += _cut_and_assigned(builder, f"{inner_scope}/assign_{number}", variable, value, places)
             continue
-        assigned.append(builder.add(_assign(f"{inner_scope}/assign_{number}_0", 0, variable, value, devices), 0))
+        first = places.first(variable)
+        name = f"{inner_scope}/assign_{number}_{first}"
+        assigned.append(builder.add(_assign(name, first, variable, value, places), first))
         if variable.node in model.graph:
-            assigned += _to_others(builder, inner_scope, number, variable, value, plan, devices)
-    builder.add(group(scope, assigned, host), 0)
+            assigned += _to_others(builder, inner_scope, number, variable, value, plan, places)
+    builder.add(group(scope, assigned, places.host), 0)
     return [node_def for node_def, _ in builder.nodes]
 
 
-def _read(name: str, rank: int, variable: Variable, devices: Sequence[Device]) -> NodeDef:
-    return read(name, _handle(rank, variable), variable.dtype, str(devices[rank]))
+def _read(name: str, rank: int, variable: Variable, places: _Places) -> NodeDef:
+    return read(name, places.handle(rank, variable), variable.dtype, places.devices[rank])
 
 
 def _save(
@@ -454,10 +486,9 @@ def _save(
     local: Sequence[tuple[int, Variable, str]],
     combined_nodes: Mapping[str, str],
     saved_tensors: Sequence[SavedTensor],
-    host: str,
-    devices: Sequence[Device],
+    places: _Places,
 ) -> None:
-    scope = SAVE + "_ops"
+    host, scope = places.host, SAVE + "_ops"
     prefix = builder.add(_string_placeholder(SAVE_PREFIX, host), 0)
     zero = builder.add(constant(f"{scope}/zero", 0, "int64", host), 0)
     attributes = {"dtype": dtype_attribute("int64"), "shape": shape_attribute(())}
@@ -468,12 +499,12 @@ def _save(
         if number < len(shared) and variable.node in combined_nodes:
             reads.append(combined_nodes[variable.node])
         else:
-            reads.append(builder.add(_read(f"{scope}/read_{number}", rank, variable, devices), rank))
+            reads.append(builder.add(_read(f"{scope}/read_{number}", rank, variable, places), rank))
     extra_tensors = [*saved_tensors, SavedTensor(STEPS_KEY, steps, "int64")]
-    places = [v.checkpoint_place if key == v.name else (key, "") for _, v, key in items]
-    places += [(s.key, "") for s in extra_tensors]
-    keys = _strings(builder, f"{scope}/keys", [key for key, _ in places], host)
-    slices = _strings(builder, f"{scope}/slices", [part for _, part in places], host)
+    entries = [v.checkpoint_place if key == v.name else (key, "") for _, v, key in items]
+    entries += [(s.key, "") for s in extra_tensors]
+    keys = _strings(builder, f"{scope}/keys", [key for key, _ in entries], host)
+    slices = _strings(builder, f"{scope}/slices", [part for _, part in entries], host)
     types = dtypes_attribute([*(v.dtype for _, v, _ in items), *(s.dtype for s in extra_tensors)])
     tensors = [prefix, keys, slices, *reads, *(s.tensor for s in extra_tensors)]
     written = node(f"{scope}/write", "SaveV2", tensors, host, dtypes=types)

@@ -13,6 +13,7 @@ from caramel.modifiers.evaluate import EVALUATION_SCOPE
 from caramel.modifiers.exchange import ANCHOR, BEGIN, EXCHANGE, RESTORE_MOMENTUM, momentum_keys
 from caramel.modifiers.place_input import data_signature
 from caramel.modifiers.postpone import FLUSH, FORGET
+from caramel.modifiers.serve import server_step
 from caramel.plan import Plan
 from caramel.signature import EvaluationSignature, Feed, Signature
 
@@ -46,7 +47,11 @@ def make_signature(emission: Emission) -> Signature:
         weights=tuple(tensor_name(own_name(rank, "weight")) for rank in ranks) if plan.weighted else (),
         losses=everywhere(model.loss),
         outputs=tuple((name, everywhere(tensor)) for name, tensor in model.outputs),
-        step=tuple(own_name(rank, "step") for rank in ranks),
+        step=(
+            *(own_name(rank, "step") for rank in ranks),
+            *(server_step(server) for server in range(len(plan.server_devices))),
+        ),
+        servers=plan.server_devices,
         restore_prefix=tensor_name(save_restore.RESTORE_PREFIX),
         restore=(
             save_restore.RESTORE_SAVED,

@@ -163,7 +163,7 @@ class Unrolling:
             if role.transfer is not None:
                 role = replace(role, transfer=place.number * len(transfers) + role.transfer)
             roles[place.scope + name] = role
-        steps = graph.pruned(place.done(rank) for place in places for rank in range(self._signature.workers))
+        steps = graph.pruned(place.done(rank) for place in places for rank in range(len(self._signature.step)))
         agreed_order(steps, roles, [transfer.gradients[0] for transfer in transfers] * len(places))
 
     # -- one step ----------------------------------------------------------------------------
@@ -194,13 +194,19 @@ class Unrolling:
     @cached_property
     def _ends(self) -> tuple[tuple[str, ...], ...]:
         """For each worker what is done last in a step, of all that reads or writes what outlives it."""
-        before = [self._graph.ancestors([step]) for step in self._signature.step]
+        steps = self._signature.step
+        before = [self._graph.ancestors([step]) for step in steps]
         others: list[list[str]] = [[] for _ in before]
         for name in self._copied:
             rank = self._emission.roles[name].rank
-            if name in self._waiting and name not in before[rank]:
-                others[rank].append(name)
-        return tuple((step, *rest) for step, rest in zip(self._signature.step, others))
+            if name not in self._waiting or name in before[rank]:
+                continue
+            # What runs in one branch only is waited for by what waits for both, here or where the update is.
+            elsewhere = [step for step, names in zip(steps, before) if name in names]
+            end = elsewhere[0] if name in self._in_branches and elsewhere else name
+            if end not in others[rank]:
+                others[rank].append(end)
+        return tuple((step, *rest) for step, rest in zip(steps, others))
 
     def _signature_of(self, place: _Place) -> Signature:
         """The signature of a step."""
@@ -215,7 +221,7 @@ class Unrolling:
             weights=renamed(signature.weights),
             losses=renamed(signature.losses),
             outputs=tuple((name, renamed(tensors)) for name, tensors in signature.outputs),
-            step=tuple(place.done(rank) for rank in range(signature.workers)),
+            step=tuple(place.done(rank) for rank in range(len(signature.step))),
         )
 
     # -- their elements ----------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from caramel.analyzers.servers.placement import node_servers
 from caramel.analyzers.step.row_updates import RowUpdate, row_updates
 from caramel.collectives.algorithms import schedule_maker
 from caramel.collectives.rows import rows_of_ranks
@@ -13,6 +14,7 @@ from caramel.collectives.schedule import complete_sums, in_chunks
 from caramel.facts import Piece
 from caramel.model import Model
 from caramel.plan import OWNERS, Plan, Transfer
+from caramel.server_plan import Home
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,12 @@ class Division:
     """How a variable is divided between the workers.
 
     Attributes:
+        ranks: ranks that have parts. Parameter servers count on from the workers.
         shards: ranges of its elements, all of them in their order, where it is divided by elements. Else empty: then
             worker r has the rows r, r + N, r + 2 N and so on.
     """
 
+    ranks: tuple[int, ...]
     shards: Shards = ()
 
     @property
@@ -110,18 +114,48 @@ class Division:
 
 
 def divisions(model: Model, plan: Plan) -> Mapping[str, Division]:
-    """How the variables are divided of which each worker has a part only, by the variable's name.
+    """How the variables are divided of which each worker, or server, has a part only, by the variable's name.
 
     Args:
         model: the single-device step.
         plan: the plan.
     """
     found: dict[str, Division] = {}
+    names, workers = {v.plan_name: v.name for v in model.variables}, tuple(range(plan.workers))
+    for home in () if plan.servers is None else plan.servers.homes:
+        if home.is_divided:
+            division = _of_servers(home, plan.workers)
+            found.update((names[name], division) for name in home.variables)
     if plan.sharded:
-        names = {v.plan_name: v.name for v in model.variables}
         shards = gradient_shards(plan)
         for update in plan.sharded:
-            found.update((names[slot], Division(shards[update.gradient])) for slot in update.slots)
+            found.update((names[slot], Division(workers, shards[update.gradient])) for slot in update.slots)
     for table in divided_tables(model, plan):
-        found.update((name, Division()) for name in (table.parameter, *table.slots))
+        found.update((name, Division(workers)) for name in (table.parameter, *table.slots))
     return found
+
+
+def _of_servers(home: Home, workers: int) -> Division:
+    shards, start = [], 0
+    for part in home.parts:
+        shards.append(Shard(workers + part.server, start, part.elements or 0))
+        start += part.elements or 0
+    return Division(tuple(shard.rank for shard in shards), tuple(shards))
+
+
+def ranks_with_all(model: Model, plan: Plan) -> Mapping[str, tuple[int, ...]]:
+    """The ranks that have all of a variable of the step, by the variable's name; the first gives it to the others.
+
+    Args:
+        model: the single-device step.
+        plan: the plan. Its parameter servers count on from the workers.
+    """
+    workers = tuple(range(plan.workers))
+    if plan.servers is None:
+        return {v.name: workers for v in model.variables if v.node in model.graph}
+    homes, there = plan.servers.home_by_variable, node_servers(model, plan.servers.homes, len(plan.server_devices))
+    return {
+        v.name: (*(() if v.plan_name in homes else workers), *(plan.workers + k for k in there.get(v.node, ())))
+        for v in model.variables
+        if v.node in model.graph
+    }

@@ -13,6 +13,7 @@ from caramel.report.figures import exposed_by_transfer
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import StepTimeline
 from caramel.report.what_helps import WhatIf
+from caramel.server_plan import ParameterServers
 from caramel.util.units import format_ms
 
 _SMALL_GAP = 0.03
@@ -66,6 +67,8 @@ def advice(report: Report) -> list[str]:
     prediction = report.plan.prediction
     if report.plan.local is not None:
         return ["Nothing is predicted of steps in which workers train by themselves."]
+    if report.plan.servers is not None:
+        return _about_servers(report.plan.servers)
     if prediction is None:
         return ["Nothing is predicted without a trace and a model of the network: give --trace and --network."]
     step = prediction.timeline
@@ -90,6 +93,19 @@ def advice(report: Report) -> list[str]:
     else:
         sentences.append(f"Sending takes {step.rho:.2f} times as long as computing: the links are what is short.")
     return sentences
+
+
+def _about_servers(servers: ParameterServers) -> list[str]:
+    """What the prediction says of a step with parameter servers."""
+    step = servers.prediction
+    if step is None:
+        return ["Nothing is predicted without a trace and a model of the network: give --trace and --network."]
+    longest, what = max((step.compute_s, "computing"), (step.pull_s, "pulls"), (step.push_s, "pushes"))
+    return [
+        f"A step is predicted to take {milliseconds(step.step_s)}.",
+        f"No order of pulls takes less than {milliseconds(step.lower_bound_s)}.",
+        f"The longest part is {what}, with {milliseconds(longest)} of a step.",
+    ]
 
 
 def notes(report: Report) -> list[tuple[str, str]]:

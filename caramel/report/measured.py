@@ -34,6 +34,11 @@ _REPLICA = re.compile(r"worker_(\d+)/(.+)")
 _POSTPONED = re.compile(r"caramel/worker_\d+/postponed/")
 _COLLECTIVE = re.compile(r"caramel/transfer_(\d+)/(\S*)")
 
+OF_SERVERS = (
+    "What workers pull from parameter servers and push to them does not count as sent: it is in the times in which a "
+    "worker neither computes nor sends."
+)
+
 _LEAST_STALL = 5e-3
 """Fraction of a step from which on a time without an op is shown as a stall: between two ops there is always some."""
 
@@ -88,7 +93,8 @@ def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: It
         )
         for rank in ranks
     )
-    all_notes = (*notes, *shift_notes, *_silent(workers, _expected(distributed)))
+    served = () if distributed.plan.servers is None else (OF_SERVERS,)
+    all_notes = (*notes, *served, *shift_notes, *_silent(workers, _expected(distributed)))
     return StepTimeline("measured", end_ns / 1e9, workers, all_notes, has_one_clock=not shift_notes)
 
 

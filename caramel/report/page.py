@@ -118,6 +118,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     """The figures at the head: name, value and what goes with it."""
     tiles = []
     prediction, record = report.plan.prediction, report.record
+    plan, local = report.plan, report.plan.local
     if prediction is not None:
         interval = prediction.interval
         between = "" if interval is None else f"95 %: {milliseconds(interval.low_s)} to {milliseconds(interval.high_s)}"
@@ -130,6 +131,10 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
                 f"median of {len(record.plain_steps_s)} steps; mean {milliseconds(record.mean_step_s or 0.0)}",
             )
         )
+    if plan.servers is not None and plan.servers.prediction is not None:
+        predicted = plan.servers.prediction
+        tiles.append(("predicted step", milliseconds(predicted.step_s), ""))
+        tiles.append(("lower bound", milliseconds(predicted.lower_bound_s), "no order of pulls is shorter"))
     if prediction is not None and prediction.has_bound:
         tiles.append(
             ("lower bound", milliseconds(prediction.lower_bound_s), f"no plan is shorter; gap {prediction.gap:.1%}")
@@ -139,8 +144,12 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     if record is not None and record.losses:
         beside = f"after {len(record.losses):,} steps; first {record.losses[0]:.4g}"
         tiles.append(("loss", f"{record.losses[-1]:.4g}", beside))
-    plan, local = report.plan, report.plan.local
-    if local is not None:
+    if plan.servers is not None:
+        beside = (
+            f"pulled by each of {plan.workers} workers; {format_size(plan.servers.pushed_bytes)} of gradients pushed"
+        )
+        tiles.append(("parameters", format_size(plan.servers.pulled_bytes), beside))
+    elif local is not None:
         beside = (
             f"in {len(local.exchanges):,} transfers, after at most {local.sync_every:,} steps, {plan.workers} workers"
         )

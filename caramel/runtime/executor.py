@@ -363,6 +363,9 @@ def caramel_error(error: Any, when: str) -> CaramelError:
 _IN_FUNCTION = re.compile(r"\{\{function_node ([^}]+)\}\} ?")
 """A function in which an error was."""
 
+_REQUEST = re.compile(r"\s+(?:goo\.gle/debug\w*|session_handle:)")
+"""Where TensorFlow goes on with the whole request, all that was fed with it."""
+
 _UNINFORMATIVE_LINE = re.compile(r"\[\[|([A-Z_]+: )?From /job:|\d+ root error\(s\) found")
 
 
@@ -378,4 +381,5 @@ def _failed_op_and_message(error: Any) -> tuple[str, str]:
         lines = lines[last + 1 :]
     lines = [re.sub(r"^\(\d+\) (\w+: )?", "", line) for line in lines]  # "(0) INVALID_ARGUMENT: " of a list of errors
     informative = [line for line in lines if re.search(r"\w", line) and not _UNINFORMATIVE_LINE.match(line)]
-    return node.group(1) if node else "", informative[0] if informative else type(error).__name__
+    first = _REQUEST.split(informative[0])[0] if informative else type(error).__name__
+    return node.group(1) if node else "", first

@@ -29,6 +29,7 @@ from caramel.runtime.feeds import Batch, bound_arrays, split_batch, step_feeds, 
 from caramel.runtime.host.rounding import refuse_rounding_rewrites
 from caramel.runtime.packed_feeds import PackedFeeds
 from caramel.runtime.row_errors import with_row
+from caramel.runtime.server_errors import with_servers
 from caramel.runtime.step_rate import StepRate
 from caramel.runtime.step_result import StepResult, step_results
 from caramel.runtime.steps_per_execution import OPTIMIZED_S_PER_NODE, READY_S_PER_NODE, StepsInRun, worthwhile_steps
@@ -175,11 +176,12 @@ class Session:
         return distributed, self._start(distributed, cluster)
 
     def _start(self, distributed: DistributedModel, cluster: Cluster) -> Executor:
-        graph_def, devices = distributed.graph_def, distributed.signature.devices
+        graph_def = distributed.graph_def
+        devices = (*distributed.signature.devices, *distributed.signature.servers)
         if getattr(cluster, "is_elsewhere", False):
             self._packed = PackedFeeds.of(graph_def, [distributed.signature])
         if self._packed is not None:
-            graph_def = self._packed.graph_def(graph_def, devices)
+            graph_def = self._packed.graph_def(graph_def, distributed.signature.devices)
         return cluster.start(graph_def, devices, self._timeout_s)
 
     def __enter__(self) -> Session:
@@ -313,7 +315,8 @@ class Session:
         try:
             yield
         except ClusterError as error:
-            raise ClusterError(f"step {self._step_count + 1} cannot go on: {error}") from error
+            text = with_servers(str(error), self._signature)
+            raise ClusterError(f"step {self._step_count + 1} cannot go on: {text}") from error
         except StepError as error:
             raise StepError(f"step {self._step_count + 1} failed: {self._told(error)}") from error
 

@@ -106,21 +106,26 @@ def worker_of(device):
 def virtual_cpus(signature):
     """A virtual CPU of this process for each worker's device, and for whatever else is in a worker's process."""
     places = {}
-    for number, device in enumerate(signature["devices"]):
+    for number, device in enumerate(all_devices(signature)):
         places[device] = "/device:CPU:%d" % number
         places.setdefault(worker_of(device), places[device])
     return places
 
 
+def all_devices(signature):
+    """The device of each worker, and of each parameter server."""
+    return [*signature["devices"], *signature["servers"]]
+
+
 def cpu_devices(signature, worker):
     """How many CPU devices a server needs for the workers in it."""
-    named = [re.search(r"/device:CPU:(\d+)", d) for d in signature["devices"] if worker_of(d) == worker]
+    named = [re.search(r"/device:CPU:(\d+)", d) for d in all_devices(signature) if worker_of(d) == worker]
     return 1 + max(int(found.group(1)) if found else 0 for found in named)
 
 
 def cluster_spec(signature, addresses):
     """Addresses by job and task, in the order of the workers; several workers may be in one task."""
-    workers = list(dict.fromkeys(worker_of(device) for device in signature["devices"]))
+    workers = list(dict.fromkeys(worker_of(device) for device in all_devices(signature)))
     if len(workers) != len(addresses):
         raise SystemExit("the cluster needs %d addresses, got %d" % (len(workers), len(addresses)))
     jobs = {}

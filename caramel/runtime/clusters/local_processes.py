@@ -184,7 +184,7 @@ class SharedProcesses(Cluster):
         """Open a session; see `Cluster.start`.
 
         Raises:
-            InputError: the servers that were started first are not those of these devices.
+            InputError: the servers that were started first have not those of these devices.
             ClusterError: a worker cannot be started or reached.
         """
         return self.start_with(self.options, graph_def, devices, timeout_s)
@@ -207,7 +207,7 @@ class SharedProcesses(Cluster):
             self.close()  # what is left of them
             self._client = start_servers(self._cluster.launch_settings(configs, tasks))
             self._tasks, self._configs = tasks, configs
-        elif (self._tasks, self._configs) != (tasks, configs):
+        elif not dict(zip(tasks, configs)).items() <= dict(zip(self._tasks, self._configs)).items():
             raise InputError(
                 f"the servers that are kept are those of {listed(task_name(*task) for task in self._tasks)}, each "
                 f"with as many devices as the first session had; {listed(devices)} need others"

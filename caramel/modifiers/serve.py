@@ -1,0 +1,279 @@
+"""Serve: variables and updates move to parameter servers, which workers pull from and push to.
+
+A worker keeps what differs between workers: its examples, the forward pass and the gradients. What follows from the
+gradients of all workers, and the variables that are written by it, is on a server, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from caramel.analyzers.servers.split import split_step
+from caramel.errors import InvariantError
+from caramel.graph import ops
+from caramel.graph.devices import Device, merge
+from caramel.graph.graph import (
+    Graph,
+    NodeDef,
+    control_texts,
+    copied,
+    data_texts,
+    format_input,
+    node_of,
+    parse_input,
+    tensor_name,
+)
+from caramel.graph.nodes import colocate, colocated, dtypes_attribute, group, node, shape_attribute
+from caramel.graph.shapes import SHAPES_ATTRIBUTE
+from caramel.modifiers.emission import Emission, Purpose, own_name, replica_name, server_name
+from caramel.modifiers.served import Served
+from caramel.modifiers.server_handles import Handles
+from caramel.modifiers.server_pulls import Pulls
+from caramel.modifiers.server_pushes import Pushes
+from caramel.modifiers.weigh import replica_tensor
+
+
+def serve(emission: Emission) -> Emission:
+    """Move variables and updates to the plan's servers.
+
+    Args:
+        emission: the emission with weighed gradients, none of which is aggregated yet. Its plan has servers.
+
+    Returns:
+        The emission with a copy of the updates on servers, and without any on workers. The node
+        ``caramel/server_k/step`` is done when server k's part of a step is.
+
+    Source:
+        TicTac, section 2.1.
+    """
+    return _Serving(emission).served()
+
+
+def server_step(server: int) -> str:
+    """Name of the op that is done when a server's part of a step is."""
+    return f"caramel/server_{server}/step"
+
+
+class _Serving:
+    def __init__(self, emission: Emission) -> None:
+        self._step = Served(emission)
+        self._pushes = Pushes(self._step)
+        self._pulls = Pulls(self._step, self._pushes)
+        self._handles = Handles(self._step, self._pulls)
+        self._copies: dict[str, NodeDef] = {}
+
+    def served(self) -> Emission:
+        """See `serve`."""
+        for server in range(len(self._step.servers.devices)):
+            for name in self._step.split.nodes:
+                if server in self._step.places[name]:
+                    self._copy(server, name)
+        for rank in range(self._step.workers):
+            self._handles.look_up(rank)
+            self._handles.hold(rank)
+            self._pull(rank)
+            self._give_back(rank)
+        for writer, handle in self._step.written_by.items():
+            self._wait_for_lookups(writer, handle)
+        self._pulls.take_turns()
+        self._end_steps()
+        return self._finished()
+
+    def _finished(self) -> Emission:
+        """The emission without the workers' copies of what is on servers only."""
+        emission, served = self._step.emission, self._step
+        names = {replica_name(rank, name) for rank in range(served.workers) for name in served.split.only_there}
+        kept: list[NodeDef] = [served.changed.get(n.name, n) for n in emission.graph if n.name not in names]
+        kept = [_without_colocation(each, names) for each in kept]
+        nodes = [*kept, *(node_def for node_def, _ in served.added)]
+        graph = Graph(nodes, emission.graph.library, emission.graph.versions, emission.graph)
+        roles = {n.name: emission.roles[n.name] for n in kept} | {n.name: role for n, role in served.added}
+        return replace(emission, graph=graph, roles=roles)
+
+    # -- on servers --------------------------------------------------------------------------
+
+    def _copy(self, server: int, name: str) -> None:
+        """Give a server its copy of a node."""
+        original = self._step.graph[name]
+        inputs = [self._input(server, name, text) for text in data_texts(original)]
+        copy = copied(original, [*inputs, *self._step.server_controls(server, name)])
+        copy.name = server_name(server, name)
+        copy.device = merge(original.device, Device.parse(self._step.servers.devices[server]), name)
+        colocate(copy, lambda other: server_name(server, other) if server in self._step.places.get(other, ()) else None)
+        if original.op == ops.VARIABLE:
+            copy.attr["shared_name"].s = server_name(server, name).encode()
+            self._divide(server, name, copy)
+        if name in self._step.divided:
+            copy.attr.pop(SHAPES_ATTRIBUTE, None)
+        self._copies[server_name(server, name)] = copy
+        self._step.add(copy, self._step.workers + server)
+
+    def _divide(self, server: int, name: str, copy: NodeDef) -> None:
+        """Give a handle the shape of the server's elements, if it has not all."""
+        elements = self._elements(server, name)
+        if elements is not None:
+            copy.attr["shape"].CopyFrom(shape_attribute((elements,)))
+            copy.attr.pop(SHAPES_ATTRIBUTE, None)
+
+    def _elements(self, server: int, handle: str) -> int | None:
+        """The number of elements of a variable that a server has; None for all."""
+        whose = self._step.split.variables.get(handle)
+        home = None if whose is None else self._step.home(whose)
+        return None if home is None else next(part.elements for part in home.parts if part.server == server)
+
+    def _input(self, server: int, name: str, text: str) -> str:
+        """What a server's copy of a node reads in place of a data input."""
+        source, index = parse_input(text)
+        if (name, tensor_name(text)) in self._step.split.results:
+            return self._pushes.summed(server, self._step.split.results[name, tensor_name(text)], tensor_name(text))
+        if source in self._step.places:
+            return format_input(self._step.there(server, source), index)
+        return replica_tensor(0, format_input(source, index))  # it is the same for all workers
+
+    # -- on workers --------------------------------------------------------------------------
+
+    def _pull(self, rank: int) -> None:
+        """Let a worker's nodes read what is on servers."""
+        prefix = replica_name(rank, "")
+        for present in self._step.emission.graph:
+            if self._step.emission.roles[present.name].rank != rank:
+                continue
+            original = present.name.removeprefix(prefix) if present.name.startswith(prefix) else ""
+            if original in self._step.split.only_there:
+                continue
+            node_def: NodeDef = self._step.changed.get(present.name, present)
+            inputs = [self._worker_input(rank, original, text) for text in data_texts(node_def)]
+            controls = control_texts(node_def)
+            if any(node_of(text).removeprefix(prefix) in self._step.split.only_there for text in controls):
+                own = [text for text in controls if not node_of(text).startswith(prefix)]
+                controls = [*own, *(self._step.worker_controls(rank, original) if original else [])]
+            if [*inputs, *controls] != list(node_def.input):
+                self._step.current(present.name).input[:] = [*inputs, *controls]
+
+    def _worker_input(self, rank: int, name: str, text: str) -> str:
+        """What a worker's node reads in place of a data input."""
+        source, index = parse_input(text)
+        prefix = replica_name(rank, "")
+        if not source.startswith(prefix):
+            return text
+        original = source.removeprefix(prefix)
+        tensor = tensor_name(format_input(original, index))
+        if (name, tensor) in self._step.split.results:
+            return self._pulls.summed(rank, self._step.split.results[name, tensor], tensor)
+        if original not in self._step.split.only_there:
+            return text
+        return self._pulls.tensor(rank, original, index)
+
+    def _give_back(self, rank: int) -> None:
+        """Let a worker have those results of a step that servers compute, under the names that they would have."""
+        results = dict.fromkeys(node_of(t) for t in (self._step.model.loss, *(t for _, t in self._step.model.outputs)))
+        for name in results:
+            if name not in self._step.split.only_there:
+                continue
+            types = ops.output_types(self._step.graph[name])
+            tensors = [self._pulls.tensor(rank, name, index) for index in range(len(types))]
+            attributes = {"T": dtypes_attribute(ops.dtype_name(each) for each in types)}
+            given = node(replica_name(rank, name), "IdentityN", tensors, self._step.devices[rank], **attributes)
+            self._step.add(given, rank)
+
+    def _wait_for_lookups(self, writer: str, handle: str) -> None:
+        """Let a write wait for the lookups before it, which are in no other order with it on the server."""
+        if handle not in self._handles.before_writes:
+            return
+        later = self._step.graph.descendants([writer])
+        waits = [f"^{there}" for name, there in self._handles.before_writes[handle] if name not in later]
+        for server in self._step.places[writer]:
+            self._copies[server_name(server, writer)].input.extend(waits)
+
+    def _end_steps(self) -> None:
+        """Let each worker's and each server's part of a step be all that belongs to it."""
+        dropped_here: dict[str, None] = {}  # nodes of workers for which only a node of a server waited
+        dropped_there: dict[str, None] = dict.fromkeys(
+            t for t in self._step.model.targets if t in self._step.split.only_there
+        )
+        for name in self._step.graph.order:
+            for source, index in self._step.graph.parsed_inputs(name):
+                if index >= 0 or self._step.guards[source]:
+                    continue
+                if name in self._step.split.only_there and source not in self._step.places:
+                    dropped_here[source] = None
+                if name not in self._step.split.members and source in self._step.split.only_there:
+                    dropped_there[source] = None
+        for rank in range(self._step.workers):
+            step = self._step.current(own_name(rank, "step"))
+            step.input.extend(f"^{replica_name(rank, name)}" for name in dropped_here)
+        for server, device in enumerate(self._step.servers.devices):
+            targets = [server_name(server, name) for name in dropped_there if server in self._step.places[name]]
+            self._step.add(group(server_step(server), targets, device), self._step.workers + server)
+
+
+def _without_colocation(node_def: NodeDef, names: frozenset[str] | set[str]) -> NodeDef:
+    """A node that does not ask to be where nodes are that are left out."""
+    if names.isdisjoint(colocated(node_def)):
+        return node_def
+    copy = copied(node_def)
+    colocate(copy, lambda other: None if other in names else other)
+    return copy
+
+
+def verify_served(emission: Emission) -> Emission:
+    """Every write of a server's variable is on a server; servers get gradients by pushes, workers differ.
+
+    Args:
+        emission: the emission with servers.
+
+    Returns:
+        The emission, unchanged.
+
+    Raises:
+        InvariantError: an edge or an update breaks this; the text names the node.
+    """
+    assert emission.plan.servers is not None
+    workers, split = emission.plan.workers, split_step(emission.model)
+    graph, roles, before = emission.graph, emission.roles, _complete_gradients(emission)
+    for node_def in graph:
+        rank = roles[node_def.name].rank
+        for source in graph.sources(node_def.name):
+            other = roles[source].rank
+            if rank < workers and other < workers and rank != other and roles[node_def.name].purpose is Purpose.REPLICA:
+                raise InvariantError(
+                    f"after serve: node {node_def.name!r} of worker {rank} reads {source!r} of worker {other}"
+                )
+    for name, writers in emission.model.updates:
+        if emission.model.variable_by_name[name].node not in split.variables:
+            continue
+        for writer in writers:
+            if any(replica_name(rank, writer) in graph for rank in range(workers)):
+                raise InvariantError(f"after serve: a worker writes {name!r}, which is on a server")
+            for server in range(len(emission.plan.servers.devices)):
+                there = server_name(server, writer)
+                if there in graph and (missing := split.masks[writer] & ~before.get(there, 0)):
+                    gradient = emission.model.gradients[missing.bit_length() - 1]
+                    raise InvariantError(
+                        f"after serve: the update of {name!r} on server {server} lacks a worker's {gradient.name!r}"
+                    )
+    return emission
+
+
+def _complete_gradients(emission: Emission) -> dict[str, int]:
+    """The gradients of which those of all workers are before a node, as the bits of an integer, by the node's name."""
+    numbers = {g.name: number for number, g in enumerate(emission.model.gradients)}
+    local: dict[str, int] = {}
+    for (rank, name), tensor in emission.gradients.items():
+        local[node_of(tensor)] = local.get(node_of(tensor), 0) | 1 << (rank * len(numbers) + numbers[name])
+    found: dict[str, int] = {}
+    for name in emission.graph.order:
+        mask = local.get(name, 0)
+        for source in emission.graph.sources(name):
+            mask |= found[source]
+        found[name] = mask
+    every = (1 << len(numbers)) - 1
+    return {name: _in_all(mask, emission.plan.workers, len(numbers), every) for name, mask in found.items() if mask}
+
+
+def _in_all(mask: int, workers: int, width: int, every: int) -> int:
+    """The bits that are set in each worker's part of a mask."""
+    common = every
+    for rank in range(workers):
+        common &= mask >> (rank * width)
+    return common

@@ -1,0 +1,72 @@
+"""Parameter servers by the command: the same training, a plan that is applied, and who is what in a cluster."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from small_programs import STEP
+
+from caramel.cli.main import main
+from caramel.cli.places import Place
+from caramel.plan import Plan
+
+ADDRESSES = ",".join(f"127.0.0.1:{port}" for port in range(2222, 2226))
+
+
+def losses(output):
+    found = re.search(r"loss ([\d.e+-]+)(?: -> ([\d.e+-]+))?", output)
+    assert found, output
+    return found.groups()
+
+
+def called(*arguments):
+    done = CliRunner().invoke(main, [str(each) for each in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def program(write):
+    return f"{write(STEP)}:build"
+
+
+@pytest.mark.slow
+def test_trains_what_all_reduces_train(program):
+    plain = called("run", program, "--workers", 2, "--deterministic")
+    served = called("run", program, "--workers", 2, "--servers", 1)
+    assert losses(plain) == losses(served)
+    assert "2 workers and 1 parameter server\n" in served
+
+
+@pytest.mark.slow
+def test_a_plan_is_made_explained_and_applied(program, tmp_path):
+    file = tmp_path / "plan.json"
+    said = called("plan", program, "--workers", 2, "--servers", 1, "--out", file, "--explain", "w", "--check")
+    assert "w: on server 0. Workers get it as number 1 of 1 (tic), 2 at a time." in said
+    assert "each variable is on servers that exist" in said
+    assert Plan.load(file).servers.pulls == ("w",)
+    assert losses(called("run", program, "--workers", 2, "--plan", file))
+    beside = called("run", program, "--workers", 2, "--servers", 1, "--server-device", "/job:worker/task:0")
+    assert re.search(r"0  /job:worker/task:0 ", beside)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_servers_are_processes_of_their_own(program, namespaces):
+    plain = called("run", program, "--workers", 2, "--servers", 1)
+    assert losses(plain) == losses(called("run", program, "--workers", 2, "--servers", 1, "--cluster", "processes"))
+
+
+def test_the_last_tasks_of_a_cluster_are_servers():
+    place = Place(ADDRESSES)
+    assert place.size(None, (), servers=1) == (3, ())
+    assert place.size(2, (), servers=2) == (2, ())
+    assert place.size(None) == (4, ())
+
+
+def test_those_of_tf_config_are_its_job_ps(monkeypatch):
+    jobs = {"worker": ["a.invalid:1", "b.invalid:2"], "ps": ["c.invalid:3", "d.invalid:4"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "worker", "index": 0}}))
+    assert Place("tf-config", with_ps=True).size(None, (), servers=1) == (2, ())
+    assert Place("tf-config").size(None) == (2, ())

@@ -1,0 +1,73 @@
+"""`caramel.fit` with parameter servers: the history of all-reduces in rank order, and sessions that share servers."""
+
+import keras
+import numpy as np
+import pytest
+
+import caramel
+
+
+def made():
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.Input([8]),
+        keras.layers.Dense(16, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(3),
+    ]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(48, 8)).astype(np.float32), rng.integers(0, 3, 48)
+
+
+def histories(data, *calls, **options):
+    """History of each of some calls of fit on one model, and its weights at the end."""
+    model = made()
+    common = {"workers": 2, "batch_size": 12, "verbose": 0, "deterministic": True, "shuffle": False, **options}
+    found = [caramel.fit(model, *data, **common, **call).history for call in calls]
+    return found, model.get_weights()
+
+
+def assert_same(got, want):
+    assert got[0] == want[0]
+    for mine, theirs in zip(got[1], want[1]):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+CALLS = {"epochs": 2, "validation_split": 0.25}, {"epochs": 1, "validation_split": 0.25}
+
+
+def test_the_history_is_that_of_all_reduces(data):
+    assert_same(histories(data, *CALLS, servers=2), histories(data, *CALLS))
+
+
+def test_the_servers_are_said(data, capsys):
+    caramel.fit(made(), *data, workers=2, batch_size=12, verbose=2, servers=1)
+    assert "caramel: the parameter server has 19 variables" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("is_evaluated_first", [False, True])
+def test_sessions_with_and_without_servers_on_the_same_processes(data, namespaces, is_evaluated_first):
+    model, alone = made(), made()
+    where = {"workers": 2, "cluster": caramel.LocalProcesses(), "batch_size": 12, "verbose": 0}
+    if is_evaluated_first:
+        caramel.evaluate(model, *data, **where)
+    fitted = caramel.fit(model, *data, **where, servers=1, deterministic=True, shuffle=False, validation_split=0.25)
+    evaluated = caramel.evaluate(model, *data, **where)
+    again = caramel.fit(model, *data, **where, servers=1, deterministic=True, shuffle=False, validation_split=0.25)
+    options = {"workers": 2, "batch_size": 12, "verbose": 0, "deterministic": True, "shuffle": False}
+    want = caramel.fit(alone, *data, **options, validation_split=0.25)
+    assert fitted.history == want.history
+    np.testing.assert_allclose(
+        evaluated, caramel.evaluate(alone, *data, workers=2, batch_size=12, verbose=0), rtol=1e-6
+    )
+    assert again.history == caramel.fit(alone, *data, **options, validation_split=0.25).history
