@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning device clean
+.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning bench-pull-orders bench-papers device clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -49,6 +49,12 @@ bench-models: $(VENV)/.dev  ## compile VGG, ResNets, Inception, MobileNets, Effi
 
 bench-planning: $(VENV)/.dev  ## predicted steps from 10 Mbit/s to 100 Gbit/s, by policy
 	$(BIN)/python -m benchmarks.planning --json planning.json --plot planning.png
+
+bench-pull-orders: $(VENV)/.dev  ## parameter servers with pulls in an order and in none, on emulated accelerators; needs root
+	$(BIN)/python -m benchmarks.pull_orders --json benchmarks/results/pull_orders.json $(OPTIONS)
+
+bench-papers: $(VENV)/.dev  ## the figures of the papers, simulated from published numbers
+	$(BIN)/python -m benchmarks.papers --json benchmarks/results/papers.json
 
 device: $(VENV)/.dev  ## the library on a real accelerator: one GPU as four logical devices; skipped where TensorFlow sees none
 	$(BIN)/python -m benchmarks.device --json benchmarks/results/device.json \

@@ -23,8 +23,10 @@ from benchmarks import (
     first_step,
     local_steps,
     lost_workers,
+    papers,
     planner_speed,
     planning,
+    pull_orders,
     shared_hosts,
     short_steps,
     versions,
@@ -53,9 +55,11 @@ DOCUMENTS = tuple(
             "benchmarks/large-models.md",
             "benchmarks/short-steps.md",
             "benchmarks/local-steps.md",
+            "benchmarks/parameter-servers.md",
             "benchmarks/accelerators.md",
         ),
         *("benchmarks/predictions.md", "validation.md", "reference/versions.md", "how-to/clusters.md"),
+        *("papers.md", "papers/caramel.md", "papers/tictac.md", "papers/bytescheduler.md"),
     )
 )
 
@@ -121,8 +125,10 @@ RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "short_steps": ("short_steps.json", short_steps.table),
     "local_times": ("sync_every.json", local_steps.times_table),
     "local_losses": ("sync_every.json", local_steps.losses_table),
+    "pull_orders": ("pull_orders.json", pull_orders.cells_table),
     "lost_workers": ("lost_workers.json", lost_workers.table),
     "predicted_steps": ("predicted_steps.json", lambda _: prediction_errors.table(prediction_errors.kept(PREDICTED))),
+    **{name: ("papers.json", table) for name, table in papers.TABLES.items()},
 }
 """Files of `RESULTS`, and what makes a table of what is in them, by name."""
 
@@ -134,6 +140,7 @@ RECORD_PLOTS: Mapping[str, tuple[str, Callable[[Any, Path], None]]] = {
         lambda record, path: depths.plot(depths.cells_of(record), str(path), "ring on 4 workers, links of 500 Mbit/s"),
     ),
     "planning": ("planning.json", lambda record, path: planning.plot(planning.curves_of(record), str(path))),
+    **{name: ("papers.json", draw) for name, draw in papers.PLOTS.items()},
 }
 """Files of `RESULTS`, and what draws what is in them, by the name of the picture."""
 

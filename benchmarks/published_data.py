@@ -96,6 +96,19 @@ def layers_by_network() -> dict[str, list[Layer]]:
     return found
 
 
+def batch_times_s(processor: str) -> dict[str, tuple[int, float]]:
+    """Examples of a batch, and seconds of a training step on one processor without communication, by network.
+
+    Args:
+        processor: name of the processor.
+    """
+    return {
+        row["network"]: (int(row["batch"]), int(row["batch"]) / float(row["images_per_s"]))
+        for row in _rows("training_rates.csv")
+        if row["processor"] == processor
+    }
+
+
 def all_reduce_samples() -> dict[int, list[Sample]]:
     """Times of an MPI all-reduce over 10 Gbit/s Ethernet by number of workers, in ascending order of size."""
     found: dict[int, list[Sample]] = {}

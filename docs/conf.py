@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     # Not public: users get such objects, and make none.
     (
         "py:class",
-        r"caramel\.(collectives|compiler|data|frontend|measure|model|modifiers|netmodel|report|runtime|tuning)\..*",
+        r"caramel\.(collectives|compiler|data|frontend|measure|model|modifiers|netmodel|report|runtime|server_plan|tuning)\..*",
     ),
 ]
 
