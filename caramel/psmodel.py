@@ -8,7 +8,7 @@ from typing import Any
 
 from caramel.armodel import ARModel
 from caramel.compiler.options import refuse_options
-from caramel.errors import PlanError
+from caramel.errors import InputError, PlanError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.netmodel.model import NetworkModel
@@ -94,6 +94,8 @@ class PSModel(ARModel):
         trace: Trace | str | os.PathLike[str] | None = None,
         plan: Plan | str | os.PathLike[str] | None = None,
     ) -> None:
+        if servers is None:
+            raise InputError("servers must be a whole number of at least 1, got None: caramel.ARModel needs no servers")
         if plan is None:
             given: dict[str, Any] = {"servers": servers, "ordering": ordering, "pulls_in_flight": pulls_in_flight}
             given |= {"uneven_batches": uneven_batches, "statistics": statistics, "deterministic": deterministic}

@@ -8,7 +8,7 @@ import math
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from caramel.util.arguments import predicted_worker_count, worker_count
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
     from caramel.frontend.program_file import Program
+    from caramel.plan import Plan
 
 
 def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +158,8 @@ def with_cluster(default: str) -> Callable[..., Any]:
             context = click.get_current_context()
             refuse_two_descriptions(context.get_parameter_source("cluster") is not ParameterSource.DEFAULT, hosts)
             make = context.obj.get("place", Place)  # launch starts the servers first
-            with_ps = number_of_servers(rest) > 0
+            plan = _plan_of(rest)
+            with_ps = rest.get("servers") is not None or (plan is not None and plan.servers is not None)
             return command(place=make(cluster, hosts, task, base_port, allow_open_ports, threads, with_ps), **rest)
 
         return options(with_place)
@@ -330,20 +332,29 @@ def checked_place(
 
 
 def number_of_servers(decisions: Mapping[str, Any]) -> int:
-    """The number of parameter servers that options ask for, by themselves or by a plan; 0 for none.
+    """The number of tasks that options ask for besides workers: of parameter servers that are not beside these.
 
     Args:
         decisions: options of `ARModel`, by name, as far as the command has them.
-
-    Raises:
-        PlanError: the plan cannot be read.
     """
-    file = decisions.get("plan")
-    if file is None:
+    if decisions.get("server_list") is not None:
+        return 0  # they name tasks
+    plan = _plan_of(decisions)
+    if plan is None:
         return decisions.get("servers") or 0
+    from caramel.graph.devices import Device
+
+    workers, servers = ({Device.parse(text).worker for text in each} for each in (plan.devices, plan.server_devices))
+    return len(servers - workers)
+
+
+def _plan_of(decisions: Mapping[str, Any]) -> Plan | None:
+    """The plan of a file that options name; None without one, or where it is none: that is refused where it is used."""
     from caramel.plan import Plan
 
-    return len(Plan.load(file).server_devices)
+    with suppress(CaramelError):
+        return None if decisions.get("plan") is None else Plan.load(decisions["plan"])
+    return None
 
 
 _RESULTS = "caramel.results"

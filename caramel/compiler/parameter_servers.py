@@ -65,7 +65,10 @@ def server_plan(
     groups = variable_groups(model, exact_bits=options.deterministic)
     variables = [v for group in groups for v in group.variables]
     if not variables:
-        raise UnsupportedError("the step writes no variable that servers could have: it trains nothing")
+        raise UnsupportedError(
+            "the step writes no variable that servers could have: what it updates, if anything, is a worker's own (an "
+            "update that draws random numbers is, for one)"
+        )
     if options.servers > len(variables):
         raise InputError(
             f"servers={options.servers}: there are {len(variables)} variables that servers could have, so some would "

@@ -86,14 +86,14 @@ def _refuse_writes(graph: Graph, model: Model, plan: Plan, combined_nodes: Mappi
     """An evaluation runs on worker 0 alone, so it must not write what other workers have, too."""
     library = Library(graph)
     variables = {v.node: v for v in model.variables if v.node in model.graph}
-    for node_def in graph if plan.workers > 1 else ():
+    for node_def in graph if plan.workers > 1 or plan.servers is not None else ():
         for producer in library.written(node_def):
             target = variables.get(producer)
             if target is None or (target.kind.is_local and target.node not in combined_nodes):
                 continue
             raise UnsupportedError(
                 f"op {node_def.name!r} ({node_def.op}) of the evaluation writes {target.kind.value} {target.name!r}, "
-                "which the other workers would not see: an evaluation runs on worker 0. Leave the update to the "
+                "which the others would not see: an evaluation runs on worker 0. Leave the update to the "
                 "step, or give all workers a value with Session.assign"
             )
 

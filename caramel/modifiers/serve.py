@@ -23,8 +23,10 @@ from caramel.graph.graph import (
     parse_input,
     tensor_name,
 )
+from caramel.graph.guards import guards_of
 from caramel.graph.nodes import colocate, colocated, dtypes_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
+from caramel.modifiers.access_order import order_accesses
 from caramel.modifiers.emission import Emission, Purpose, own_name, replica_name, server_name
 from caramel.modifiers.served import Served
 from caramel.modifiers.server_handles import Handles
@@ -73,8 +75,7 @@ class _Serving:
             self._handles.hold(rank)
             self._pull(rank)
             self._give_back(rank)
-        for writer, handle in self._step.written_by.items():
-            self._wait_for_lookups(writer, handle)
+        order_accesses(self._step, self._copies, self._handles.stand_ins)
         self._pulls.take_turns()
         self._end_steps()
         return self._finished()
@@ -176,15 +177,6 @@ class _Serving:
             given = node(replica_name(rank, name), "IdentityN", tensors, self._step.devices[rank], **attributes)
             self._step.add(given, rank)
 
-    def _wait_for_lookups(self, writer: str, handle: str) -> None:
-        """Let a write wait for the lookups before it, which are in no other order with it on the server."""
-        if handle not in self._handles.before_writes:
-            return
-        later = self._step.graph.descendants([writer])
-        waits = [f"^{there}" for name, there in self._handles.before_writes[handle] if name not in later]
-        for server in self._step.places[writer]:
-            self._copies[server_name(server, writer)].input.extend(waits)
-
     def _end_steps(self) -> None:
         """Let each worker's and each server's part of a step be all that belongs to it."""
         dropped_here: dict[str, None] = {}  # nodes of workers for which only a node of a server waited
@@ -231,6 +223,7 @@ def verify_served(emission: Emission) -> Emission:
     assert emission.plan.servers is not None
     workers, split = emission.plan.workers, split_step(emission.model)
     graph, roles, before = emission.graph, emission.roles, _complete_gradients(emission)
+    _verify_branches(emission)
     for node_def in graph:
         rank = roles[node_def.name].rank
         for source in graph.sources(node_def.name):
@@ -253,6 +246,20 @@ def verify_served(emission: Emission) -> Emission:
                         f"after serve: the update of {name!r} on server {server} lacks a worker's {gradient.name!r}"
                     )
     return emission
+
+
+def _verify_branches(emission: Emission) -> None:
+    """What always runs in the Model waits on servers for nothing that is in a branch; so each step ends."""
+    assert emission.plan.servers is not None
+    graph, model = emission.graph, emission.model.graph
+    guards = guards_of(model).by_node
+    for server in range(len(emission.plan.servers.devices)):
+        names = {server_name(server, name): name for name in split_step(emission.model).nodes}
+        certain = [copy for copy, name in names.items() if not guards[name] and model[name].op != "Merge"]
+        for copy in (*certain, server_step(server)):
+            for source in graph.sources(copy) if copy in graph else ():
+                if guards.get(source.partition("/")[2]) and not source.startswith("caramel/"):
+                    raise InvariantError(f"after serve: {copy!r} waits for {source!r}, which is in a branch")
 
 
 def _complete_gradients(emission: Emission) -> dict[str, int]:

@@ -133,7 +133,8 @@ class Served:
         """What a node waits for: on its own side, and on the other one, by names of the Model's graph.
 
         Only variables are in an order, and a variable is read and written on one side. So a node need not wait for the
-        other side, but for what that has waited for on its own. Branches are another thing: a node of one runs only if
+        other side, but for what that has waited for on its own. What that does not say of the accesses of a variable,
+        `caramel.modifiers.access_order` says. Branches are another thing: a node of one runs only if
         it was taken, and so does what waits for it.
         """
         own, other = dict[str, None](), []

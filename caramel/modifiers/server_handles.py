@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caramel.graph.graph import control_texts, copied, node_of
+from caramel.graph.graph import NodeDef, control_texts, copied, node_of
 from caramel.graph.nodes import assign, dtype_attribute, node, read, variable
 from caramel.modifiers.emission import Purpose, own_name, replica_name, server_name
 from caramel.modifiers.served import Served
@@ -14,7 +14,8 @@ class Handles:
     """What workers do with handles of variables that are on servers.
 
     Attributes:
-        before_writes: by handle, nodes of the Model that use it, each with a node of a server that stands for it.
+        stand_ins: by handle and name of a worker's node that takes it, nodes of servers that stand for it. They run
+            whether the branch of the worker's node is taken or not. In which order with writes is up to the caller.
 
     Args:
         served: the step in the making.
@@ -23,7 +24,7 @@ class Handles:
 
     def __init__(self, served: Served, pulls: Pulls) -> None:
         self._step, self._pulls = served, pulls
-        self.before_writes: dict[str, list[tuple[str, str]]] = {}
+        self.stand_ins: dict[tuple[str, str], list[tuple[int, NodeDef]]] = {}
 
     def look_up(self, rank: int) -> None:
         """Let a worker's lookups be made where the rows are."""
@@ -32,11 +33,11 @@ class Handles:
             handle, rows = original.input[0], original.input[1]
             server = self._step.places[node_of(handle)][0]
             inputs = [server_name(server, node_of(handle)), replica_tensor(rank, rows)]
-            there = copied(original, [*inputs, *self._step.server_controls(server, name)])
+            there = copied(original, inputs)
             there.name = f"caramel/server_{server}/lookup_{number}_{rank}"
             there.device = self._step.servers.devices[server]
             there.attr.pop("_class", None)
-            self.before_writes.setdefault(node_of(handle), []).append((name, there.name))
+            self.stand_ins.setdefault((node_of(handle), name), []).append((server, there))
             self._step.add(there, self._step.workers + server, Purpose.COLLECTIVE)
             here = self._step.emission.graph[replica_name(rank, name)]
             inputs = [there.name, *control_texts(here)]
@@ -55,11 +56,10 @@ class Handles:
                     server_name(server, handle),
                     held.dtype,
                     self._step.servers.devices[server],
-                    [text.removeprefix("^") for text in self._step.server_controls(server, name)],
                 )
                 if rank == 0:
                     self._step.add(there, self._step.workers + server, Purpose.COLLECTIVE)
-                    self.before_writes.setdefault(handle, []).append((name, there.name))
+                    self.stand_ins.setdefault((handle, name), []).append((server, there))
                 parts.append(there.name)
                 if home is None or not home.is_divided:
                     break

@@ -32,9 +32,9 @@ class Split:
         masks: for nodes of servers, the gradients from which they follow by data or by order, as the bits of an
             integer.
         results: gradient by (reader, tensor), where a node reads the gradient of all workers.
-        lookups: nodes of workers that look up rows of a variable of the servers.
+        lookups: nodes of workers that look up rows of a variable of the servers, in no branch.
         holders: (node, position) of further inputs of workers' nodes that are handles of such variables: a loop or a
-            call, say, which needs a copy of the variable.
+            call, say, or what is in a branch that may not be taken. These need a copy of the variable.
     """
 
     variables: Mapping[str, Variable]
@@ -88,12 +88,13 @@ class _Splitting:
             if name in self._variables or any(bits) or not only_there.isdisjoint(sources):
                 only_there.add(name)
         lookups, holders = [], []
+        guards = guards_of(graph).by_node
         for name in graph.order:
             if name in members:
                 continue
             for position, (source, index) in enumerate(graph.parsed_inputs(name)):
                 if source in self._variables and index >= 0:
-                    if graph[name].op in LOOKUPS:
+                    if graph[name].op in LOOKUPS and not guards[name]:
                         lookups.append(name)
                     else:
                         holders.append((name, position))

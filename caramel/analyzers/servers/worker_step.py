@@ -112,6 +112,7 @@ def _ops(
     prepared: dict[str, dict[str, None]] = {}  # pulls that a preparing op needs, by its name
     preparing_s: dict[str, float] = {}  # of those whose time no op has yet
     examples: set[str] = set()  # ops that need examples
+    pushed = {node_of(t) for g in model.gradients for t in (g.tensor, g.indices) if t is not None}
     for name in model.graph.order:
         if name in split.only_there:
             continue
@@ -130,7 +131,7 @@ def _ops(
         if is_of_examples:
             examples.add(name)
         has_pulls = any(each not in model.graph for each in inputs)
-        if has_pulls and not is_of_examples:
+        if has_pulls and not is_of_examples and name not in pushed:
             prepared[name], preparing_s[name] = inputs, own_s
         else:
             yield ComputeOp(name, own_s, tuple(inputs))

@@ -184,7 +184,7 @@ class SharedProcesses(Cluster):
         """Open a session; see `Cluster.start`.
 
         Raises:
-            InputError: the servers that were started first have not those of these devices.
+            InputError: the servers that were started first lack some of these devices.
             ClusterError: a worker cannot be started or reached.
         """
         return self.start_with(self.options, graph_def, devices, timeout_s)
