@@ -306,22 +306,21 @@ class Session:
             kwargs: arrays by name; see `step`.
         """
         self._refuse_after_failure()
-        with self._naming_step():
+        with self._naming_steps():
             return self._step_on(self._batch(args, kwargs), run)
 
     @contextmanager
-    def _naming_step(self) -> Iterator[None]:
-        """Say which step cannot go on, or has failed."""
+    def _naming_steps(self, count: int = 1) -> Iterator[None]:
+        """Say which of the next steps, that run together, cannot go on or have failed."""
+        first = self._step_count + 1
+        steps = f"step {first}" if count == 1 else f"steps {first} to {first + count - 1}"
         try:
             yield
         except ClusterError as error:
-            text = with_servers(str(error), self._signature)
-            raise ClusterError(f"step {self._step_count + 1} cannot go on: {text}") from error
+            raise ClusterError(f"{steps} cannot go on: {with_servers(str(error), self._signature)}") from error
         except StepError as error:
-            raise StepError(f"step {self._step_count + 1} failed: {self._told(error)}") from error
-
-    def _told(self, error: StepError) -> str:
-        return with_row(str(error), self._model, self._distributed.plan)
+            which = steps if count == 1 else f"one of the {steps}"
+            raise StepError(f"{which} failed: {with_row(str(error), self._model, self._distributed.plan)}") from error
 
     def _step_on(self, batch: Batch, run: StepRun) -> StepResult:
         """One training step, on a batch that is cut into the workers' parts."""
@@ -442,23 +441,18 @@ class Session:
 
     def _single(self, batch: Batch) -> StepResult:
         """A step in a run of its own."""
-        with self._naming_step():
+        with self._naming_steps():
             return self._step_on(batch, self._run_step)
 
     def _run_together(self, together: StepsTogether, batches: Sequence[Batch]) -> list[StepResult]:
         """Run the first of some unrolled steps, as many as there are batches."""
-        first, timeout_s = self._step_count + 1, self._timeout_s * len(batches)
-        numbers = f"{first} to {first + len(batches) - 1}"
+        timeout_s = self._timeout_s * len(batches)
 
         def run(fetches: Sequence[str], targets: Sequence[str], feeds: Mapping[str, Any], _: float) -> list[np.ndarray]:
             return self._executor.run(fetches, targets, feeds, timeout_s)
 
-        try:
+        with self._naming_steps(len(batches)):
             values = self._train(*together.run_of(batches), run)
-        except ClusterError as error:
-            raise ClusterError(f"steps {numbers} cannot go on: {error}") from error
-        except StepError as error:
-            raise StepError(f"one of the steps {numbers} failed: {self._told(error)}") from error
         return self._noted(batches, values)
 
     def _split(self, batch: Any) -> Batch:

@@ -47,6 +47,14 @@ def test_what_was_lost_is_named(model, namespaces, task, is_server):
             session.step(*BATCH)
 
 
+def test_it_is_named_where_several_steps_run_together(model, namespaces):
+    with model.session(caramel.LocalProcesses()) as session:
+        session.steps_together(3, [BATCH] * 3)
+        os.kill(session.executor.worker_pids()[2], signal.SIGKILL)
+        with pytest.raises(ClusterError, match="steps 4 to 6 cannot go on: .*worker 2 is parameter server 0"):
+            session.steps_together(3, [BATCH] * 3)
+
+
 def test_a_new_session_goes_on_from_a_checkpoint(model, namespaces, tmp_path):
     saved = str(tmp_path / "checkpoint")
     with model.session(caramel.LocalProcesses()) as session:
