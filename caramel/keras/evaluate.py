@@ -225,7 +225,7 @@ class _Place:
             return kept
         step = captured_forward(model, data, self.workers, self.method, {"sharding": self.sharding})
         distributed = forward_pass(step.context, self.workers, self.sharding, self.devices)
-        servers = servers_of(model, self.cluster, self.workers)
+        servers = servers_of(model, self.cluster, distributed.plan)
         session = Session(distributed, servers, step_timeout_s=self.step_timeout_s)
         return KeptSession(step, distributed, session, data)
 

@@ -304,8 +304,7 @@ def _opened(
         say(f"caramel: {armodel.plan.servers}{'' if predicted is None else f'; {predicted}'}")
     elif traced.get("trace") is not None or traced.get("plan") is not None:
         say(one_line(armodel, time.perf_counter() - began_s))
-    further = len(armodel.plan.server_devices)
-    servers = servers_of(model, cluster, workers, armodel.plan.transfer_threads, further)
+    servers = servers_of(model, cluster, armodel.plan, armodel.plan.transfer_threads)
     session = armodel.session(servers, step_timeout_s=step_timeout_s)
     return KeptSession(step, armodel.distributed, session, data, armodel.facts)
 

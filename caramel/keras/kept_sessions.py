@@ -24,11 +24,13 @@ from caramel.data.dataset import training_data
 from caramel.data.pipeline import Pipeline
 from caramel.errors import CaramelError
 from caramel.frontend.programs.naming import Snapshot
+from caramel.graph.devices import Device, cpu_count
 from caramel.keras.captured_steps import CapturedStep
 from caramel.keras.data_passes import DataPasses
 from caramel.keras.fed_batches import FedBatches
 from caramel.keras.given_data import GivenData
 from caramel.netmodel.model import NetworkModel
+from caramel.plan import Plan
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.session import Session
 from caramel.util.arrays import array_of
@@ -112,30 +114,56 @@ class KeptSession:
         return made if first.fits(made) else None
 
 
+@dataclass(frozen=True)
+class _Servers:
+    """Servers that stay.
+
+    Attributes:
+        cluster: the cluster for which they were asked.
+        plan: plan of the session that asked for them.
+        servers: the same cluster, on these servers.
+    """
+
+    cluster: Cluster
+    plan: Plan
+    servers: Cluster
+
+    def fits(self, cluster: Cluster, plan: Plan) -> bool:
+        """Whether a session of another plan finds its workers, and all its devices, on them."""
+        is_known = self.cluster is cluster or self.cluster == cluster
+        return is_known and self.plan.workers == plan.workers and _tasks(plan).items() <= _tasks(self.plan).items()
+
+
+def _tasks(plan: Plan) -> Mapping[tuple[str | None, int | None], int]:
+    """The tasks of a plan, with the number of devices that each needs."""
+    devices = (*plan.devices, *plan.server_devices)
+    return {task: cpu_count(devices, task) for task in (Device.parse(text).worker for text in devices)}
+
+
 class _OfModel:
     """The sessions of one model, by what they are for; one for each of its methods at most."""
 
     def __init__(self) -> None:
         self.kept: dict[str, tuple[list[Any], KeptSession]] = {}
         self.uses = 0  # calls under way
-        self._servers: list[tuple[Any, int, int, Cluster]] = []  # with numbers of workers and of parameter servers
+        self._servers: list[_Servers] = []
         self._open = ExitStack()
         self._process = os.getpid()
 
-    def servers(self, cluster: Cluster, workers: int, transfer_threads: int | None, parameter_servers: int) -> Cluster:
+    def servers(self, cluster: Cluster, plan: Plan, transfer_threads: int | None) -> Cluster:
         """Servers of a cluster for all sessions of the model with so many workers, as the first of these asks for.
 
         Where there are parameter servers, sessions without any may use the others.
         """
-        for known, number, further, servers in self._servers:
-            if number == workers and further >= parameter_servers and (known is cluster or known == cluster):
-                return servers
+        for kept in self._servers:
+            if kept.fits(cluster, plan):
+                return kept.servers
         if not self.kept and self.uses <= 1:  # no session needs the others
             self._servers.clear()
             self._open.close()
         started = cluster if transfer_threads is None else cluster.for_transfers(transfer_threads)
         servers = self._open.enter_context(started.shared())
-        self._servers.append((cluster, workers, parameter_servers, servers))
+        self._servers.append(_Servers(cluster, plan, servers))
         return servers
 
     def close(self) -> None:
@@ -168,20 +196,17 @@ weakref.finalize(_close_all, lambda: None)
 atexit.register(_close_all)
 
 
-def servers_of(
-    model: Any, cluster: Cluster, workers: int, transfer_threads: int | None = None, parameter_servers: int = 0
-) -> Cluster:
+def servers_of(model: Any, cluster: Cluster, plan: Plan, transfer_threads: int | None = None) -> Cluster:
     """A cluster for the sessions of a model, on servers that stay.
 
     Args:
         model: the Keras model.
         cluster: where its workers run.
-        workers: number of workers.
-        transfer_threads: see `Cluster.for_transfers`; None where no plan says it.
-        parameter_servers: number of parameter servers.
+        plan: plan of a session.
+        transfer_threads: see `Cluster.for_transfers`; None where what trains later has to say it.
     """
     with _lock:
-        return _sessions_of(model).servers(cluster, workers, transfer_threads, parameter_servers)
+        return _sessions_of(model).servers(cluster, plan, transfer_threads)
 
 
 def _sessions_of(model: Any) -> _OfModel:

@@ -71,3 +71,15 @@ def test_sessions_with_and_without_servers_on_the_same_processes(data, namespace
         evaluated, caramel.evaluate(alone, *data, workers=2, batch_size=12, verbose=0), rtol=1e-6
     )
     assert again.history == caramel.fit(alone, *data, **options, validation_split=0.25).history
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_server_beside_a_worker_and_then_one_of_its_own(data, namespaces):
+    """The processes of the first session are kept; the second one needs one more."""
+    model, alone = made(), made()
+    options = {"workers": 2, "batch_size": 12, "verbose": 0, "deterministic": True, "shuffle": False}
+    served = {**options, "cluster": caramel.LocalProcesses(), "servers": 1}
+    for further in ({"server_list": ["/job:worker/task:1"]}, {}):
+        got = caramel.fit(model, *data, **served, **further)
+        assert got.history == caramel.fit(alone, *data, **options).history
