@@ -158,9 +158,8 @@ def with_cluster(default: str) -> Callable[..., Any]:
             context = click.get_current_context()
             refuse_two_descriptions(context.get_parameter_source("cluster") is not ParameterSource.DEFAULT, hosts)
             make = context.obj.get("place", Place)  # launch starts the servers first
-            plan = _plan_of(rest)
-            with_ps = rest.get("servers") is not None or (plan is not None and plan.servers is not None)
-            return command(place=make(cluster, hosts, task, base_port, allow_open_ports, threads, with_ps), **rest)
+            of_tasks = task, base_port, allow_open_ports, threads
+            return command(place=make(cluster, hosts, *of_tasks, *_servers_of(rest)), **rest)
 
         return options(with_place)
 
@@ -321,9 +320,8 @@ def checked_place(
     Raises:
         CaramelError: an option does not fit, or there is no such program.
     """
-    servers = number_of_servers(decisions)
-    place.check((workers or 1) + servers)
-    number, own_devices = place.size(workers, devices, servers)
+    place.check(workers or 1)
+    number, own_devices = place.size(workers, devices)
     check_decisions(number, own_devices, decisions)
     check_program(program, arguments)
     if place.serves:
@@ -331,29 +329,28 @@ def checked_place(
     return number, own_devices
 
 
-def number_of_servers(decisions: Mapping[str, Any]) -> int:
-    """The number of tasks that options ask for besides workers: of parameter servers that are not beside these.
-
-    Args:
-        decisions: options of `ARModel`, by name, as far as the command has them.
-    """
-    if decisions.get("server_list") is not None:
-        return 0  # they name tasks
-    plan = _plan_of(decisions)
+def _servers_of(options: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether options of a command ask for parameter servers; and for how many tasks of their own."""
+    servers, plan = options.get("servers"), _plan_of(options)
+    with_servers = servers is not None or (plan is not None and plan.servers is not None)
+    if options.get("server_list") is not None:
+        return with_servers, 0  # they name tasks
     if plan is None:
-        return decisions.get("servers") or 0
+        return with_servers, servers or 0
     from caramel.graph.devices import Device
 
-    workers, servers = ({Device.parse(text).worker for text in each} for each in (plan.devices, plan.server_devices))
-    return len(servers - workers)
+    tasks, of_servers = ({Device.parse(text).worker for text in each} for each in (plan.devices, plan.server_devices))
+    return with_servers, len(of_servers - tasks)
 
 
-def _plan_of(decisions: Mapping[str, Any]) -> Plan | None:
+def _plan_of(options: Mapping[str, Any]) -> Plan | None:
     """The plan of a file that options name; None without one, or where it is none: that is refused where it is used."""
+    if options.get("plan") is None:
+        return None
     from caramel.plan import Plan
 
     with suppress(CaramelError):
-        return None if decisions.get("plan") is None else Plan.load(decisions["plan"])
+        return Plan.load(options["plan"])
     return None
 
 

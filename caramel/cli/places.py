@@ -39,6 +39,7 @@ class Place:
         allow_open_ports: value of ``--allow-open-ports``.
         threads: value of ``--threads``.
         with_ps: whether the job ``ps`` of TF_CONFIG takes part.
+        parameter_servers: number of tasks for parameter servers, besides those of workers and after them.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Place:
     allow_open_ports: bool = False
     threads: int | None = None
     with_ps: bool = False
+    parameter_servers: int = 0
 
     @property
     def name(self) -> str:
@@ -93,8 +95,9 @@ class Place:
             return
         if self.hosts is not None or self.kind not in (PROCESSES, SLURM):
             raise click.UsageError(f"--base-port belongs to --cluster {PROCESSES} or {SLURM}, and it is {self.name}")
-        last = LAST_PORT + 1 - workers
-        reason = f"each of {workers} workers has a port, up to {LAST_PORT}"
+        tasks = workers + self.parameter_servers
+        last = LAST_PORT + 1 - tasks
+        reason = f"each of {tasks} workers has a port, up to {LAST_PORT}"
         whole_number(self.base_port, "--base-port", most=last, reason=reason)
 
     @cached_property
@@ -144,17 +147,17 @@ class Place:
             return from_slurm(base_port=self.base_port)
         return Membership(checked_addresses(self.kind.split(",")), self.task) if ":" in self.kind else None
 
-    def size(self, workers: int | None, devices: Sequence[str] = (), servers: int = 0) -> tuple[int, tuple[str, ...]]:
+    def size(self, workers: int | None, devices: Sequence[str] = ()) -> tuple[int, tuple[str, ...]]:
         """The number of workers, and their devices; none where the default ones will do.
 
         Args:
             workers: value of ``--workers``.
             devices: values of ``--device``.
-            servers: number of parameter servers, which are the last ones of the cluster.
 
         Raises:
-            InputError: nothing says how many workers there are.
+            InputError: nothing says how many workers there are, or parameter servers leave none.
         """
+        servers = self.parameter_servers
         listed = () if self.membership is None else devices_on_servers(self.membership.workers)
         found = 0 if self.membership is None else self.membership.parameter_servers
         known = listed[: max(len(listed) - max(servers, found), 0)]
@@ -163,7 +166,10 @@ class Place:
         if workers is None and not devices and self.is_kind(RAY):
             from caramel.runtime.clusters.ray_servers import number_of_nodes
 
-            workers = max(number_of_nodes() - servers, 1)
+            nodes = number_of_nodes()
+            if nodes <= servers:
+                raise InputError(f"--servers {servers} of the {nodes} nodes of the Ray cluster leave no worker")
+            workers = nodes - servers
         if workers is None:
             if not (devices or known):
                 raise click.UsageError(f"say how many workers: --workers N (--cluster {self.name} does not say it)")
@@ -191,7 +197,7 @@ class Place:
         """The cluster, and TensorFlow loaded. What is started for it ends with the command.
 
         Args:
-            workers: number of workers, and of parameter servers.
+            workers: number of workers.
 
         Raises:
             CaramelError: there is none, or this process is not the one that drives it.
@@ -200,7 +206,7 @@ class Place:
         if self.is_kind(RAY):
             from caramel.runtime.clusters.ray_servers import ray_membership
 
-            membership = click.get_current_context().with_resource(ray_membership(workers))
+            membership = click.get_current_context().with_resource(ray_membership(workers + self.parameter_servers))
         load_quietly()  # the program imports Keras if it needs it
         from caramel.runtime.clusters.existing import Servers
         from caramel.runtime.clusters.in_process import InProcess

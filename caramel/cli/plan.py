@@ -11,7 +11,6 @@ import click
 from caramel import __version__
 from caramel.cli.options import (
     check_decisions,
-    number_of_servers,
     print_json,
     reporting_errors,
     with_cluster,
@@ -108,9 +107,8 @@ def plan(
         check_writable(out)
     if is_measured:
         _refuse_with_measure(analyzers=analyzers, workers_on_host=workers_on_host, sync_every=decisions["sync_every"])
-    servers = number_of_servers(decisions)
-    place.check((workers or 1) + servers)
-    workers, devices = place.size(workers, devices, servers)
+    place.check(workers or 1)
+    workers, devices = place.size(workers, devices)
     pictures = Pictures(program, timeline, report, __version__)
     if not (decisions["network"] is not None or workers == 1 or is_measured):
         _refuse_predictions(timeline, as_json)
@@ -124,7 +122,7 @@ def plan(
         place.serve(devices)
     written = [] if out is None else [out]
     if is_measured:
-        chosen = place.cluster(workers + number_of_servers(decisions))
+        chosen = place.cluster(workers)
         from caramel.cli.measured_plan import measured_plan
 
         loaded = loaded_program(program, arguments, workers)

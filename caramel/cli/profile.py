@@ -8,7 +8,6 @@ import click
 
 from caramel.cli.options import (
     checked_place,
-    number_of_servers,
     print_json,
     reporting_errors,
     with_cluster,
@@ -53,7 +52,7 @@ def profile(
     FILE.py alone is a script that trains a Keras model: it runs as far as its first fit.
     """
     workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
-    chosen = place.cluster(workers + number_of_servers(decisions))
+    chosen = place.cluster(workers)
     loaded = loaded_program(program, arguments, workers)
     from caramel.armodel import ARModel
     from caramel.report.profile import profile as profiled

@@ -17,7 +17,6 @@ from caramel import __version__
 from caramel.cli.options import (
     checked_place,
     compiled,
-    number_of_servers,
     reporting_errors,
     with_cluster,
     with_collectives,
@@ -152,14 +151,14 @@ def run(
     timeout_s(step_timeout, "--step-timeout")
     workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
     if is_script(program):
-        chosen = place.cluster(workers + number_of_servers(decisions))
+        chosen = place.cluster(workers)
         files = {"timeline": timeline, "report": report}
         run_script_on_workers(program, arguments, workers, chosen, step_timeout, devices, decisions, files)
         return
     with ExitStack() as stack:
         if checkpoint is not None:
             stack.enter_context(held_directory(checkpoint))
-        chosen = place.cluster(workers + number_of_servers(decisions))
+        chosen = place.cluster(workers)
         directory = None
         if checkpoint is not None:
             from caramel.runtime.checkpoint_directory import CheckpointDirectory

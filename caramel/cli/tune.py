@@ -8,7 +8,6 @@ import click
 
 from caramel.cli.options import (
     checked_place,
-    number_of_servers,
     print_json,
     reporting_errors,
     with_cluster,
@@ -66,7 +65,7 @@ def tune(
     if out is not None:
         check_writable(out)
     workers, devices = checked_place(place, workers, devices, decisions, program, arguments)
-    chosen = place.cluster(workers + number_of_servers(decisions))
+    chosen = place.cluster(workers)
     from caramel.cli.measured_plan import measured_options
     from caramel.tuning.live import Trial
     from caramel.tuning.live import tune as tuned

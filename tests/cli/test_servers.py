@@ -59,14 +59,13 @@ def test_servers_are_processes_of_their_own(program, namespaces):
 
 
 def test_the_last_tasks_of_a_cluster_are_servers():
-    place = Place(ADDRESSES)
-    assert place.size(None, (), servers=1) == (3, ())
-    assert place.size(2, (), servers=2) == (2, ())
-    assert place.size(None) == (4, ())
+    assert Place(ADDRESSES, parameter_servers=1).size(None) == (3, ())
+    assert Place(ADDRESSES, parameter_servers=2).size(2) == (2, ())
+    assert Place(ADDRESSES).size(None) == (4, ())
 
 
 def test_those_of_tf_config_are_its_job_ps(monkeypatch):
     jobs = {"worker": ["a.invalid:1", "b.invalid:2"], "ps": ["c.invalid:3", "d.invalid:4"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "worker", "index": 0}}))
-    assert Place("tf-config", with_ps=True).size(None, (), servers=1) == (2, ())
+    assert Place("tf-config", with_ps=True, parameter_servers=1).size(None) == (2, ())
     assert Place("tf-config").size(None) == (2, ())
