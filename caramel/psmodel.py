@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from caramel.armodel import ARModel
-from caramel.compiler.options import refuse_options
 from caramel.errors import InputError, PlanError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
@@ -96,16 +94,22 @@ class PSModel(ARModel):
     ) -> None:
         if servers is None:
             raise InputError("servers must be a whole number of at least 1, got None: caramel.ARModel needs no servers")
-        if plan is None:
-            given: dict[str, Any] = {"servers": servers, "ordering": ordering, "pulls_in_flight": pulls_in_flight}
-            given |= {"uneven_batches": uneven_batches, "statistics": statistics, "deterministic": deterministic}
-        else:
-            ineffective = {"servers": servers != 1, "ordering": ordering is not None}
-            ineffective |= {"pulls_in_flight": pulls_in_flight != 2, "uneven_batches": uneven_batches != "weight"}
-            ineffective |= {"statistics": statistics != "local", "deterministic": deterministic}
-            refuse_options("plan", ineffective, "all of it is decided by the plan")
-            given = {"plan": plan}
-        given |= {"device_list": device_list, "server_list": server_list, "sharding": sharding}
-        super().__init__(context, workers, network=network, trace=trace, **given)
+        is_by_plan = plan is not None and servers == 1  # as it is where nobody says it
+        super().__init__(
+            context,
+            workers,
+            servers=None if is_by_plan else servers,
+            ordering=ordering,
+            pulls_in_flight=pulls_in_flight,
+            device_list=device_list,
+            server_list=server_list,
+            sharding=sharding,
+            uneven_batches=uneven_batches,
+            statistics=statistics,
+            deterministic=deterministic,
+            network=network,
+            trace=trace,
+            plan=plan,
+        )
         if self.plan.servers is None:
             raise PlanError("the plan has no parameter servers: it is one for caramel.ARModel")

@@ -129,16 +129,10 @@ class CompileOptions:
 
     def _refuse_beside_servers(self, decision_options: Mapping[str, Any]) -> None:
         """Refuse what is about all-reduces where there are parameter servers, and the other way round."""
-        of_servers = {
-            "ordering": self.ordering is not None,
-            "pulls_in_flight": self.pulls_in_flight != 2,
-            "server_list": self.server_list is not None,
-        }
         if self.servers is None:
-            if self.plan is not None:
-                del of_servers["server_list"]
+            of_servers = {**self._pull_options, "server_list": self.server_list is not None}
             given = [f"{name}=" for name, is_given in of_servers.items() if is_given]
-            if given:
+            if given and self.plan is None:
                 raise InputError(f"{listed(given)} is of parameter servers: give servers=, too")
             return
         others = {
@@ -151,6 +145,11 @@ class CompileOptions:
             "shard_embeddings": self.shard_embeddings not in (None, "none"),
         }
         refuse_options("servers", others, "gradients are pushed to servers, and not all-reduced")
+
+    @property
+    def _pull_options(self) -> Mapping[str, bool]:
+        """Whether the caller says how parameters are pulled, by option."""
+        return {"ordering": self.ordering is not None, "pulls_in_flight": self.pulls_in_flight != 2}
 
     def divides_tables(self, is_predicted: bool) -> str:
         """One of `SHARDED` for the rows of embedding tables.
@@ -196,9 +195,10 @@ class CompileOptions:
                 "uneven_batches": self.uneven_batches != "weight",
                 "statistics": self.statistics != "local",
             }
-            local_options = {"sync_every": self.sync_every is not None, "servers": self.servers is not None}
+            local_options = {"sync_every": self.sync_every is not None}
+            server_options = {"servers": self.servers is not None, **self._pull_options}
             other_options = {"analyzers": self.analyzers is not None, **collective_options, **sharding_options}
-            given = {**decision_options, **other_options, **weighting_options, **local_options}
+            given = {**decision_options, **other_options, **weighting_options, **local_options, **server_options}
             refuse_options("plan", given, "all of it is decided by the plan")
 
 

@@ -61,7 +61,7 @@ def server_plan(
         InputError: there are more servers than variables that they could have.
         UnsupportedError: the step writes no variable alike for all workers.
     """
-    assert options.servers is not None
+    there = server_devices(devices, options)
     groups = variable_groups(model, exact_bits=options.deterministic)
     variables = [v for group in groups for v in group.variables]
     if not variables:
@@ -69,14 +69,14 @@ def server_plan(
             "the step writes no variable that servers could have: what it updates, if anything, is a worker's own (an "
             "update that draws random numbers is, for one)"
         )
-    if options.servers > len(variables):
+    if len(there) > len(variables):
         raise InputError(
-            f"servers={options.servers}: there are {len(variables)} variables that servers could have, so some would "
+            f"servers={len(there)}: there are {len(variables)} variables that servers could have, so some would "
             "have nothing to do"
         )
-    homes = place(groups, options.servers)
+    homes = place(groups, len(there))
     servers = replace(
-        _in_order(model, devices, homes, options, trace),
+        _in_order(model, there, homes, options, trace),
         pulled_bytes=sum(group.pulled_bytes for group in groups),
         pushed_bytes=sum(g.size_bytes for g in model.gradients if not g.is_sparse),
     )
@@ -91,8 +91,8 @@ def server_plan(
     )
     notes = [*model.notes, *notes_of_workers(model, plan)]
     busy = {server for group, home in zip(groups, homes) if group.follows_gradients for server in home.servers}
-    if len(busy) < options.servers:
-        idle = sorted({*range(options.servers)} - busy)
+    if len(busy) < len(there):
+        idle = sorted({*range(len(there))} - busy)
         notes.append(
             f"no parameter is left for {listed([f'server {each}' for each in idle], 3)}: some of {len(variables)} "
             "variables are kept together"
@@ -104,7 +104,7 @@ def server_plan(
 
 
 def _in_order(
-    model: Model, devices: Sequence[str], homes: tuple[Home, ...], options: CompileOptions, trace: Trace | None
+    model: Model, there: tuple[str, ...], homes: tuple[Home, ...], options: CompileOptions, trace: Trace | None
 ) -> ParameterServers:
     """The servers with the order in which they send parameters, and the predicted step."""
     network = options.collectives.network
@@ -117,24 +117,20 @@ def _in_order(
             "'tic', which goes by the graph alone"
         )
     cost = None if network is None else message_cost(network, options.workers)
-    assert options.servers is not None
     pull_s = (
         (lambda size_bytes: size_bytes * 1e-9)  # only how they compare matters then
         if cost is None
-        else partial(channel_s, workers=options.workers, servers=options.servers, cost=cost)
+        else partial(channel_s, workers=options.workers, servers=len(there), cost=cost)
     )
     op_s = {} if trace is None else _scaled(trace)
     step = worker_step(model, homes, op_s, pull_s)
     parameters = () if ordering == NO_ORDER else step.parameters(pull_order(ordering, step.problem))
-    found = ParameterServers(server_devices(devices, options), homes, ordering, parameters, options.pulls_in_flight)
+    found = ParameterServers(there, homes, ordering, parameters, options.pulls_in_flight)
     if cost is None or trace is None:
         return found
     updates = find_dependencies(model).updates
     update_s = {name: sum(op_s.get(op, 0.0) for op in names) for name, names in updates.items()}
-    return replace(
-        found,
-        prediction=predict_served_step(step, parameters, options.workers, options.servers, cost, update_s),
-    )
+    return replace(found, prediction=predict_served_step(step, parameters, options.workers, len(there), cost, update_s))
 
 
 def _scaled(trace: Trace) -> Mapping[str, float]:
