@@ -43,6 +43,11 @@ class Home:
         """Numbers of the servers."""
         return tuple(part.server for part in self.parts)
 
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Numbers of the servers from which a worker gets all of a variable: one, or each its part."""
+        return self.servers if self.is_divided else self.servers[:1]
+
     def bytes_from(self, server: int) -> float:
         """Bytes that a worker pulls of these variables from one server in a step.
 
@@ -50,14 +55,23 @@ class Home:
             server: number of the server.
         """
         if not self.is_divided:
-            return self.pulled_bytes if server == self.servers[0] else 0
-        total = sum(part.elements or 0 for part in self.parts)
-        return self.pulled_bytes * sum(part.elements or 0 for part in self.parts if part.server == server) / total
+            return self.pulled_bytes if server in self.sources else 0
+        return self.pulled_bytes * dict(zip(self.servers, self.sizes)).get(server, 0) / sum(self.sizes)
 
     @property
     def is_divided(self) -> bool:
         """Whether each server has its own elements."""
         return any(part.elements is not None for part in self.parts)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of elements of each variable on each server, where these are divided; else empty."""
+        return tuple(part.elements for part in self.parts if part.elements is not None)
+
+    @property
+    def shares(self) -> str:
+        """The same in words."""
+        return ", ".join(f"{size} elements on server {server}" for server, size in zip(self.servers, self.sizes))
 
 
 @dataclass(frozen=True)
@@ -163,7 +177,7 @@ class ParameterServers:
         if home is None:
             return "not there"
         if home.is_divided:
-            return ", ".join(f"{part.elements} elements on server {part.server}" for part in home.parts)
+            return home.shares
         return f"on server {listed(map(str, home.servers))}"
 
     def explain(self, variable: str) -> str:
@@ -176,8 +190,7 @@ class ParameterServers:
         others = [name for name in home.variables if name != variable]
         beside = f" beside {listed(others, 4)}" if others else ""
         if home.is_divided:
-            shares = ", ".join(f"{part.elements} elements on server {part.server}" for part in home.parts)
-            where = f"in parts{beside}: {shares}"
+            where = f"in parts{beside}: {home.shares}"
         elif len(home.parts) > 1:
             where = f"on each server{beside}, as it follows from no gradient"
         else:

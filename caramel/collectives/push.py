@@ -5,38 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caramel.collectives.lower import Emitter
-from caramel.graph.graph import NodeDef
 
 
-def lower_push(
-    *, prefix: str, sources: Sequence[str], devices: Sequence[str], server: str, dtype: str, mean: bool
-) -> tuple[list[tuple[NodeDef, int]], str]:
+def lower_push(emitter: Emitter, sources: Sequence[str], there: int, *, mean: bool) -> str:
     """Emit the sum over the workers of a tensor, or their mean, on a server, in rank order.
 
     The bits are those of an all-reduce in rank order: where float16 is added up, a mean begins to be divided before,
     so that no sum is too large.
 
     Args:
-        prefix: scope of the new nodes.
+        emitter: collector of the nodes, with the devices of the workers first.
         sources: tensor of each worker, all of one shape.
-        devices: device string of each worker.
-        server: device string of the server.
-        dtype: element type.
+        there: rank of the server.
         mean: whether the sum is divided by the number of workers.
 
     Returns:
-        Pairs of a node and its rank, where the server counts as one more worker; and the tensor on the server.
+        The tensor on the server.
     """
     workers = len(sources)
-    emitter = Emitter(prefix, [*devices, server], dtype)
     divisor: float = workers
-    if mean and dtype == "float16" and workers > 1:
+    if mean and emitter.dtype == "float16" and workers > 1:
         power = 1 << (workers - 1).bit_length()
         sources = [emitter.divided(rank, f"share_{rank}", source, power) for rank, source in enumerate(sources)]
         divisor = workers / power
-    total = emitter.identity(workers, "first", sources[0])
+    total = emitter.identity(there, "first", sources[0])
     for rank, source in enumerate(sources[1:], start=1):
-        total = emitter.added(workers, f"sum_{rank}", [total, source])
+        total = emitter.added(there, f"sum_{rank}", [total, source])
     if mean and divisor != 1:
-        total = emitter.divided(workers, "mean", total, divisor)
-    return emitter.out.nodes, total
+        total = emitter.divided(there, "mean", total, divisor)
+    return total

@@ -38,7 +38,7 @@ def order_accesses(step: Served, copies: Mapping[str, NodeDef], stand_ins: Stand
             users = dict.fromkeys(reader for reader, _ in step.graph.consumers[variable.node])
             if len(users) > 1 and any(variable.node in library.written(step.graph[user]) for user in users):
                 accesses[variable.node] = list(users)
-    before = _accesses_before(step, {name for names in accesses.values() for name in names})
+    before = step.graph.before(name for names in accesses.values() for name in names)
     for handle, names in accesses.items():
         writers = {name for name in names if handle in library.written(step.graph[name])}
         for one, other in combinations(names, 2):
@@ -47,19 +47,6 @@ def order_accesses(step: Served, copies: Mapping[str, NodeDef], stand_ins: Stand
             for first, last in ((one, other), (other, one)):
                 if first in before[last] or ((handle, first) in stand_ins and last not in before[first]):
                     _order(step, copies, stand_ins, handle, first, last)
-
-
-def _accesses_before(step: Served, names: set[str]) -> Mapping[str, set[str]]:
-    """For each of some nodes those of them that are before it, on any path."""
-    numbered = [name for name in step.graph.order if name in names]
-    bits = {name: 1 << number for number, name in enumerate(numbered)}
-    masks: dict[str, int] = {}
-    for name in step.graph.order:
-        mask = 0
-        for source in step.graph.sources(name):
-            mask |= masks[source] | bits.get(source, 0)
-        masks[name] = mask
-    return {name: {other for other in numbered if masks[name] & bits[other]} for name in numbered}
 
 
 def _order(

@@ -19,7 +19,8 @@ from caramel.modifiers.postpone import postpone, verify_postponed
 from caramel.modifiers.replicate import replicate
 from caramel.modifiers.save_restore import add_state
 from caramel.modifiers.serialize import serialize
-from caramel.modifiers.serve import serve, verify_served
+from caramel.modifiers.serve import serve
+from caramel.modifiers.server_checks import verify_served
 from caramel.modifiers.sum_forward import sum_forward
 from caramel.modifiers.weigh import weigh
 from caramel.util.gc_pause import paused_gc

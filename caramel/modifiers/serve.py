@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from caramel.analyzers.servers.split import split_step
-from caramel.errors import InvariantError
 from caramel.graph import ops
 from caramel.graph.devices import Device, merge
 from caramel.graph.graph import (
@@ -23,11 +21,10 @@ from caramel.graph.graph import (
     parse_input,
     tensor_name,
 )
-from caramel.graph.guards import guards_of
 from caramel.graph.nodes import colocate, colocated, dtypes_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 from caramel.modifiers.access_order import order_accesses
-from caramel.modifiers.emission import Emission, Purpose, own_name, replica_name, server_name
+from caramel.modifiers.emission import Emission, own_name, replica_name, server_name
 from caramel.modifiers.served import Served
 from caramel.modifiers.server_handles import Handles
 from caramel.modifiers.server_pulls import Pulls
@@ -70,9 +67,9 @@ class _Serving:
             for name in self._step.split.nodes:
                 if server in self._step.places[name]:
                     self._copy(server, name)
+        self._handles.hold()
         for rank in range(self._step.workers):
             self._handles.look_up(rank)
-            self._handles.hold(rank)
             self._pull(rank)
             self._give_back(rank)
         order_accesses(self._step, self._copies, self._handles.stand_ins)
@@ -179,23 +176,22 @@ class _Serving:
 
     def _end_steps(self) -> None:
         """Let each worker's and each server's part of a step be all that belongs to it."""
-        dropped_here: dict[str, None] = {}  # nodes of workers for which only a node of a server waited
-        dropped_there: dict[str, None] = dict.fromkeys(
-            t for t in self._step.model.targets if t in self._step.split.only_there
-        )
-        for name in self._step.graph.order:
-            for source, index in self._step.graph.parsed_inputs(name):
-                if index >= 0 or self._step.guards[source]:
+        graph, split = self._step.graph, self._step.split
+        here: dict[str, None] = {}  # nodes of workers for which only a node of a server waits in the Model
+        there = dict.fromkeys(target for target in self._step.model.targets if target in split.only_there)
+        for name in graph.order:
+            for source in map(node_of, control_texts(graph[name])):
+                if self._step.guards[source]:
                     continue
-                if name in self._step.split.only_there and source not in self._step.places:
-                    dropped_here[source] = None
-                if name not in self._step.split.members and source in self._step.split.only_there:
-                    dropped_there[source] = None
+                if name in split.only_there and source not in split.members:
+                    here[source] = None
+                if name not in split.members and source in split.only_there:
+                    there[source] = None
         for rank in range(self._step.workers):
             step = self._step.current(own_name(rank, "step"))
-            step.input.extend(f"^{replica_name(rank, name)}" for name in dropped_here)
+            step.input.extend(f"^{replica_name(rank, name)}" for name in here)
         for server, device in enumerate(self._step.servers.devices):
-            targets = [server_name(server, name) for name in dropped_there if server in self._step.places[name]]
+            targets = [server_name(server, name) for name in there if server in self._step.places[name]]
             self._step.add(group(server_step(server), targets, device), self._step.workers + server)
 
 
@@ -206,81 +202,3 @@ def _without_colocation(node_def: NodeDef, names: frozenset[str] | set[str]) -> 
     copy = copied(node_def)
     colocate(copy, lambda other: None if other in names else other)
     return copy
-
-
-def verify_served(emission: Emission) -> Emission:
-    """Every write of a server's variable is on a server; servers get gradients by pushes, workers differ.
-
-    Args:
-        emission: the emission with servers.
-
-    Returns:
-        The emission, unchanged.
-
-    Raises:
-        InvariantError: an edge or an update breaks this; the text names the node.
-    """
-    assert emission.plan.servers is not None
-    workers, split = emission.plan.workers, split_step(emission.model)
-    graph, roles, before = emission.graph, emission.roles, _complete_gradients(emission)
-    _verify_branches(emission)
-    for node_def in graph:
-        rank = roles[node_def.name].rank
-        for source in graph.sources(node_def.name):
-            other = roles[source].rank
-            if rank < workers and other < workers and rank != other and roles[node_def.name].purpose is Purpose.REPLICA:
-                raise InvariantError(
-                    f"after serve: node {node_def.name!r} of worker {rank} reads {source!r} of worker {other}"
-                )
-    for name, writers in emission.model.updates:
-        if emission.model.variable_by_name[name].node not in split.variables:
-            continue
-        for writer in writers:
-            if any(replica_name(rank, writer) in graph for rank in range(workers)):
-                raise InvariantError(f"after serve: a worker writes {name!r}, which is on a server")
-            for server in range(len(emission.plan.servers.devices)):
-                there = server_name(server, writer)
-                if there in graph and (missing := split.masks[writer] & ~before.get(there, 0)):
-                    gradient = emission.model.gradients[missing.bit_length() - 1]
-                    raise InvariantError(
-                        f"after serve: the update of {name!r} on server {server} lacks a worker's {gradient.name!r}"
-                    )
-    return emission
-
-
-def _verify_branches(emission: Emission) -> None:
-    """What always runs in the Model waits on servers for nothing that is in a branch; so each step ends."""
-    assert emission.plan.servers is not None
-    graph, model = emission.graph, emission.model.graph
-    guards = guards_of(model).by_node
-    for server in range(len(emission.plan.servers.devices)):
-        names = {server_name(server, name): name for name in split_step(emission.model).nodes}
-        certain = [copy for copy, name in names.items() if not guards[name] and model[name].op != "Merge"]
-        for copy in (*certain, server_step(server)):
-            for source in graph.sources(copy) if copy in graph else ():
-                if guards.get(source.partition("/")[2]) and not source.startswith("caramel/"):
-                    raise InvariantError(f"after serve: {copy!r} waits for {source!r}, which is in a branch")
-
-
-def _complete_gradients(emission: Emission) -> dict[str, int]:
-    """The gradients of which those of all workers are before a node, as the bits of an integer, by the node's name."""
-    numbers = {g.name: number for number, g in enumerate(emission.model.gradients)}
-    local: dict[str, int] = {}
-    for (rank, name), tensor in emission.gradients.items():
-        local[node_of(tensor)] = local.get(node_of(tensor), 0) | 1 << (rank * len(numbers) + numbers[name])
-    found: dict[str, int] = {}
-    for name in emission.graph.order:
-        mask = local.get(name, 0)
-        for source in emission.graph.sources(name):
-            mask |= found[source]
-        found[name] = mask
-    every = (1 << len(numbers)) - 1
-    return {name: _in_all(mask, emission.plan.workers, len(numbers), every) for name, mask in found.items() if mask}
-
-
-def _in_all(mask: int, workers: int, width: int, every: int) -> int:
-    """The bits that are set in each worker's part of a mask."""
-    common = every
-    for rank in range(workers):
-        common &= mask >> (rank * width)
-    return common

@@ -68,10 +68,10 @@ class Served:
         """The servers of a variable; None where workers have it."""
         return self.servers.home_by_variable.get(variable.plan_name)
 
-    def is_divided(self, gradient: Gradient) -> bool:
-        """Whether each of several servers gets a part of a gradient."""
+    def divided_home(self, gradient: Gradient) -> Home | None:
+        """The servers each of which gets a part of a gradient; None where one gets all of it."""
         home = self.home(self.model.variable_by_name[gradient.parameter])
-        return home is not None and home.is_divided
+        return home if home is not None and home.is_divided else None
 
     def there(self, server: int, name: str) -> str:
         """A server's copy of a node, or that of the first server that has one."""
@@ -106,7 +106,7 @@ class Served:
 
         Args:
             server: number of the server.
-            name: name of the Model's node of which it is a copy, or for a worker's copy of which it stands.
+            name: name of the Model's node of which it is a copy.
         """
         there, workers = self._apart(name, is_there=lambda source: source in self.places)
         texts = [f"^{each}" for source in there for each in self._all_there(server, name, source)]
@@ -134,8 +134,8 @@ class Served:
 
         Only variables are in an order, and a variable is read and written on one side. So a node need not wait for the
         other side, but for what that has waited for on its own. What that does not say of the accesses of a variable,
-        `caramel.modifiers.access_order` says. Branches are another thing: a node of one runs only if
-        it was taken, and so does what waits for it.
+        `caramel.modifiers.access_order` says. Branches are another thing: a node of one runs only if it was taken, and
+        so does what waits for it.
         """
         own, other = dict[str, None](), []
         for source in map(node_of, control_texts(self.graph[name])):

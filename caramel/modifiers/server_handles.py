@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from caramel.graph.graph import NodeDef, control_texts, copied, node_of
 from caramel.graph.nodes import assign, dtype_attribute, node, read, variable
+from caramel.model import Variable
 from caramel.modifiers.emission import Purpose, own_name, replica_name, server_name
 from caramel.modifiers.served import Served
 from caramel.modifiers.server_pulls import Pulls
@@ -34,7 +35,7 @@ class Handles:
             server = self._step.places[node_of(handle)][0]
             inputs = [server_name(server, node_of(handle)), replica_tensor(rank, rows)]
             there = copied(original, inputs)
-            there.name = f"caramel/server_{server}/lookup_{number}_{rank}"
+            there.name = lookup_name(server, number, rank)
             there.device = self._step.servers.devices[server]
             there.attr.pop("_class", None)
             self.stand_ins.setdefault((node_of(handle), name), []).append((server, there))
@@ -43,30 +44,49 @@ class Handles:
             inputs = [there.name, *control_texts(here)]
             self._step.changed[here.name] = node(here.name, "Identity", inputs, here.device, T=original.attr["dtype"])
 
-    def hold(self, rank: int) -> None:
-        """Give a worker a variable with the value that an op takes by its handle."""
-        device = self._step.emission.plan.devices[rank]
+    def hold(self) -> None:
+        """Give each worker a variable with the value that an op takes by its handle."""
         for number, (name, position) in enumerate(self._step.split.holders):
             handle = node_of(self._step.graph[name].input[position])
-            held, scope = self._step.split.variables[handle], own_name(rank, f"held_{number}")
-            home, parts = self._step.home(held), []
-            for server in self._step.places[handle]:
-                there = read(
-                    f"caramel/server_{server}/held_{number}",
-                    server_name(server, handle),
-                    held.dtype,
-                    self._step.servers.devices[server],
-                )
-                if rank == 0:
-                    self._step.add(there, self._step.workers + server, Purpose.COLLECTIVE)
-                    self.stand_ins.setdefault((handle, name), []).append((server, there))
-                parts.append(there.name)
-                if home is None or not home.is_divided:
-                    break
-            value = self._pulls.joined(rank, f"held_{number}", parts, held.dtype, held.shape)
-            self._step.add(variable(scope, held.dtype, held.shape, device), rank)
-            filled = self._step.add(assign(f"{scope}/fill", scope, value, held.dtype, device), rank)
-            # What gets the handle from the op, or instead of it, waits for the value, too.
-            ready = node(f"{scope}/ready", "Identity", [scope, f"^{filled}"], device, T=dtype_attribute("resource"))
-            here = self._step.current(replica_name(rank, name))
-            here.input[position] = self._step.add(ready, rank)
+            held, parts = self._step.split.variables[handle], []
+            for server in self._step.servers.home_by_variable[held.plan_name].sources:
+                device = self._step.servers.devices[server]
+                there = read(held_name(server, number), server_name(server, handle), held.dtype, device)
+                self.stand_ins.setdefault((handle, name), []).append((server, there))
+                parts.append(self._step.add(there, self._step.workers + server, Purpose.COLLECTIVE))
+            for rank in range(self._step.workers):
+                value = self._pulls.joined(rank, f"held_{number}", parts, held.dtype, held.shape)
+                ready = self._held(rank, own_name(rank, f"held_{number}"), held, value)
+                self._step.current(replica_name(rank, name)).input[position] = ready
+
+    def _held(self, rank: int, scope: str, held: Variable, value: str) -> str:
+        """A worker's copy of a variable, by a handle that is there once it has its value.
+
+        What gets the handle from the op that takes it, or instead of it, waits for the value, too.
+        """
+        device = self._step.emission.plan.devices[rank]
+        self._step.add(variable(scope, held.dtype, held.shape, device), rank)
+        filled = self._step.add(assign(f"{scope}/fill", scope, value, held.dtype, device), rank)
+        ready = node(f"{scope}/ready", "Identity", [scope, f"^{filled}"], device, T=dtype_attribute("resource"))
+        return self._step.add(ready, rank)
+
+
+def lookup_name(server: int, number: int, rank: int) -> str:
+    """Name of the op of a server that looks up rows for a worker.
+
+    Args:
+        server: number of the server.
+        number: number of the lookup, in the order of the split.
+        rank: rank of the worker.
+    """
+    return f"caramel/server_{server}/lookup_{number}_{rank}"
+
+
+def held_name(server: int, number: int) -> str:
+    """Name of the op of a server that reads a variable for those who take its handle.
+
+    Args:
+        server: number of the server.
+        number: number of such a taker, in the order of the split.
+    """
+    return f"caramel/server_{server}/held_{number}"

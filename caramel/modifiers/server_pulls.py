@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from caramel.analyzers.servers.placement import gradient_servers
 from caramel.collectives.lower import Emitter
 from caramel.graph.graph import NodeDef, format_input, tensor_name
 from caramel.graph.nodes import dtype_attribute, node
@@ -41,9 +40,8 @@ class Pulls:
         whose = self._step.read_variables.get(name)
         if whose is None:
             return format_input(self._step.there(0, name), index)
-        label, servers = str(self._step.graph.order.index(name)), self._step.places[name]
-        if name not in self._step.divided:
-            servers = servers[:1]
+        label = str(self._step.graph.order.index(name))
+        servers = self._step.servers.home_by_variable[whose.plan_name].sources
         parts = [server_name(server, name) for server in servers]
         turn = self._turns.get(whose.plan_name)
         if turn is not None and name in self._same_read:
@@ -52,10 +50,10 @@ class Pulls:
 
     def summed(self, rank: int, gradient: Gradient, tensor: str) -> str:
         """A gradient of all workers, for a worker that uses it."""
-        if not self._step.is_divided(gradient):
+        home = self._step.divided_home(gradient)
+        if home is None:
             return self._pushes.summed(0, gradient, tensor)
-        servers = gradient_servers(self._step.model, gradient, self._step.servers.home_by_variable)
-        parts = [self._pushes.summed(server, gradient, tensor) for server in servers]
+        parts = [self._pushes.summed(server, gradient, tensor) for server in home.servers]
         key = rank, f"sum of {gradient.name}"
         if key not in self._pulled:
             number = self._step.model.gradients.index(gradient)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from caramel.analyzers.servers.placement import gradient_servers
 from caramel.analyzers.step.sparse_slices import are_distinct
 from caramel.collectives.lower import Emitter
@@ -9,9 +11,9 @@ from caramel.collectives.push import lower_push
 from caramel.collectives.sparse import added_slices, sent_slices
 from caramel.graph.graph import tensor_name
 from caramel.model import Gradient
-from caramel.modifiers.emission import Purpose
 from caramel.modifiers.served import Served
 from caramel.modifiers.weigh import replica_tensor
+from caramel.server_plan import Home
 
 
 class Pushes:
@@ -31,45 +33,35 @@ class Pushes:
         there = server if server in servers else servers[0]
         key = there, gradient.name, tensor
         if key not in self._sums:
-            number = self._step.model.gradients.index(gradient)
+            number, home = self._step.model.gradients.index(gradient), self._step.divided_home(gradient)
             if gradient.is_sparse:
                 self._push_slices(there, number, gradient)
-            elif self._step.is_divided(gradient):
-                self._push_parts(number, gradient)
+            elif home is not None:
+                self._push_parts(number, gradient, home)
             else:
                 sources = [self._step.emission.gradients[rank, gradient.name] for rank in range(self._step.workers)]
                 self._sums[key] = self._pushed(there, f"caramel/push_{number}", gradient, sources)
         return self._sums[key]
 
-    def _pushed(self, server: int, prefix: str, gradient: Gradient, sources: list[str]) -> str:
-        nodes, total = lower_push(
-            prefix=prefix,
-            sources=sources,
-            devices=self._step.emission.plan.devices,
-            server=self._step.servers.devices[server],
-            dtype=gradient.dtype,
-            mean=self._step.emission.plan.reduction == "mean",
-        )
-        for node_def, rank in nodes:
-            self._step.add(node_def, rank + server if rank == self._step.workers else rank, Purpose.COLLECTIVE)
+    def _pushed(self, server: int, prefix: str, gradient: Gradient, sources: Sequence[str]) -> str:
+        emitter = Emitter(prefix, self._step.devices, gradient.dtype)
+        mean = self._step.emission.plan.reduction == "mean"
+        total = lower_push(emitter, sources, self._step.workers + server, mean=mean)
+        self._step.collect(emitter)
         return total
 
-    def _push_parts(self, number: int, gradient: Gradient) -> None:
+    def _push_parts(self, number: int, gradient: Gradient, home: Home) -> None:
         """Send each server the elements that it has."""
-        home = self._step.home(self._step.model.variable_by_name[gradient.parameter])
-        assert home is not None
-        emitter = Emitter(f"caramel/push_{number}", self._step.emission.plan.devices, gradient.dtype)
+        emitter = Emitter(f"caramel/push_{number}", self._step.devices, gradient.dtype)
         cut = []
         for rank in range(self._step.workers):
-            flat = emitter.reshape(
-                rank, f"flat_{rank}", self._step.emission.gradients[rank, gradient.name], (gradient.size,)
-            )
-            cut.append(emitter.parted(rank, f"parts_{rank}", flat, [part.elements or 0 for part in home.parts]))
+            source = self._step.emission.gradients[rank, gradient.name]
+            flat = emitter.reshape(rank, f"flat_{rank}", source, (gradient.size,))
+            cut.append(emitter.parted(rank, f"parts_{rank}", flat, home.sizes))
         self._step.collect(emitter)
-        for position, part in enumerate(home.parts):
-            sources = [tensors[position] for tensors in cut]
-            total = self._pushed(part.server, f"caramel/push_{number}/part_{position}", gradient, sources)
-            self._sums[part.server, gradient.name, tensor_name(gradient.tensor)] = total
+        for position, (server, sources) in enumerate(zip(home.servers, zip(*cut))):
+            total = self._pushed(server, f"caramel/push_{number}/part_{position}", gradient, sources)
+            self._sums[server, gradient.name, tensor_name(gradient.tensor)] = total
 
     def _push_slices(self, server: int, number: int, gradient: Gradient) -> None:
         """Send a server the slices of a sparse gradient."""
@@ -77,23 +69,19 @@ class Pushes:
         ranks = range(self._step.workers)
         values = [self._step.emission.gradients[rank, gradient.name] for rank in ranks]
         indices = [replica_tensor(rank, gradient.indices) for rank in ranks]
-        devices = [*self._step.emission.plan.devices, self._step.servers.devices[server]]
-        emitter = Emitter(f"caramel/push_{number}", devices, gradient.dtype)
+        there = self._step.workers + server
+        emitter = Emitter(f"caramel/push_{number}", self._step.devices, gradient.dtype)
         mean = self._step.emission.plan.reduction == "mean" and self._step.workers > 1
         sent, places = sent_slices(emitter, values, indices, gradient.index_dtype, mean=mean, adds=False, narrow=None)
         if gradient.shared_rows:  # the same rows everywhere
-            total = emitter.identity(self._step.workers, "first", sent[0])
-            for rank in ranks[1:]:
-                total = emitter.added(self._step.workers, f"sum_{rank}", [total, sent[rank]])
-            rows = places[0]
+            total, rows = lower_push(emitter, sent, there, mean=False), places[0]
         else:
             total, rows = sent[0], places[0]
             if self._step.workers > 1:
-                total = emitter.concat(self._step.workers, "values", sent)
-                rows = emitter.concat(self._step.workers, "indices", places, gradient.index_dtype)
+                total = emitter.concat(there, "values", sent)
+                rows = emitter.concat(there, "indices", places, gradient.index_dtype)
             if are_distinct(self._step.model, gradient) and self._step.workers > 1:
-                total, rows = added_slices(emitter, self._step.workers, total, rows, gradient.index_dtype)
-        for node_def, rank in emitter.out.nodes:
-            self._step.add(node_def, rank + server if rank == self._step.workers else rank, Purpose.COLLECTIVE)
+                total, rows = added_slices(emitter, there, total, rows, gradient.index_dtype)
+        self._step.collect(emitter)
         self._sums[server, gradient.name, tensor_name(gradient.tensor)] = total
         self._sums[server, gradient.name, tensor_name(gradient.indices)] = rows

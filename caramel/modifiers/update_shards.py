@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from caramel.analyzers.servers.placement import node_servers
 from caramel.analyzers.step.row_updates import RowUpdate, row_updates
@@ -136,11 +137,9 @@ def divisions(model: Model, plan: Plan) -> Mapping[str, Division]:
 
 
 def _of_servers(home: Home, workers: int) -> Division:
-    shards, start = [], 0
-    for part in home.parts:
-        shards.append(Shard(workers + part.server, start, part.elements or 0))
-        start += part.elements or 0
-    return Division(tuple(shard.rank for shard in shards), tuple(shards))
+    ranks = tuple(workers + server for server in home.servers)
+    starts = accumulate(home.sizes, initial=0)
+    return Division(ranks, tuple(map(Shard, ranks, starts, home.sizes)))
 
 
 def ranks_with_all(model: Model, plan: Plan) -> Mapping[str, tuple[int, ...]]:

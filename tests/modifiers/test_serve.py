@@ -11,7 +11,7 @@ from caramel.errors import InvariantError
 from caramel.graph.devices import Device
 from caramel.graph.graph import copied, node_of
 from caramel.modifiers.emission import replica_name, server_name
-from caramel.modifiers.serve import verify_served
+from caramel.modifiers.server_checks import verify_served
 
 SPECS = [tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None, 1], tf.float32)]
 
@@ -121,6 +121,23 @@ def test_a_write_on_a_worker_is_found(model):
     with_write = emission.extended([(own, emission.roles[write.name])])
     with pytest.raises(InvariantError, match="a worker writes 'matrix_of"):
         verify_served(with_write)
+
+
+def test_a_read_that_does_not_wait_for_the_write_before_it_is_found():
+    w = tf.Variable([1.0, 2.0, 3.0, 4.0], name="w")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.linalg.matvec(x, w)[:, None] - y) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss, w.read_value()
+
+    emission = caramel.PSModel(caramel.capture(step, SPECS), 2, servers=1).distributed.emission
+    verify_served(emission)
+    reads = [n for n in emission.graph if n.op == "ReadVariableOp" and n.name.startswith("server_0/")]
+    (late,) = [n for n in reads if len(n.input) > 1]
+    with pytest.raises(InvariantError, match=r"'server_0/Read/.*' does not wait for 'server_0/AssignSub"):
+        verify_served(changed(emission, late.name, [late.input[0]]))
 
 
 def test_the_servers_count_on_from_the_workers(model):

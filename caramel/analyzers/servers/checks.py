@@ -65,9 +65,9 @@ def _check_home(home: Home, group: VariableGroup, servers: ParameterServers, is_
         if group.update is None:
             mode = " in deterministic mode" if is_deterministic else ""
             raise PlanError(f"{what} cannot be divided between servers{mode}: {group.whole_reason}")
-        if any(part.elements is None or part.elements < 1 for part in home.parts):
+        if len(home.sizes) < len(home.parts) or min(home.sizes) < 1:
             raise PlanError(f"each part of {what} has a number of elements, of at least 1")
-        if sum(part.elements or 0 for part in home.parts) != group.variables[0].size:
+        if sum(home.sizes) != group.variables[0].size:
             raise PlanError(f"the parts of {what} are not all of its {group.variables[0].size} elements")
     elif len(home.parts) > 1 and group.follows_gradients:
         raise PlanError(f"{what} follows from gradients, so that one server has it, or each a part")

@@ -86,7 +86,7 @@ def _owners(model: Model, split: Split) -> Mapping[str, str]:
     is_changed = True
     while is_changed:
         is_changed = False
-        for handle in split.variables.keys() - owners.keys():
+        for handle in [each for each in split.variables if each not in owners]:
             if users[handle]:
                 found = {owners.get(user, "") for user in users[handle]}
             else:
@@ -222,11 +222,11 @@ def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
         if not group.follows_gradients:
             homes[number] = Home(names, tuple(map(ServerPart, range(servers))), group.pulled_bytes)
             continue
-        parts = _parts(group, servers)
-        if len(parts) > 1 and group.read_bytes > LARGEST_SHARE * total / servers:
-            for part in parts:
-                loads[part.server] += group.read_bytes * (part.elements or 0) / group.variables[0].size
-            homes[number] = Home(names, parts, group.pulled_bytes)
+        sizes = _sizes(group, servers)
+        if len(sizes) > 1 and group.read_bytes > LARGEST_SHARE * total / servers:
+            for server, elements in enumerate(sizes):
+                loads[server] += group.read_bytes * elements / group.variables[0].size
+            homes[number] = Home(names, tuple(map(ServerPart, range(servers), sizes)), group.pulled_bytes)
             continue
         least = min(range(servers), key=lambda server: (loads[server], server))
         loads[least] += group.read_bytes
@@ -234,14 +234,14 @@ def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
     return tuple(homes[number] for number in range(len(groups)))
 
 
-def _parts(group: VariableGroup, servers: int) -> tuple[ServerPart, ...]:
-    """Equal parts of the variables of a group, cut where vector instructions begin anew; none if it cannot be cut."""
+def _sizes(group: VariableGroup, servers: int) -> tuple[int, ...]:
+    """Elements of equal parts of a group, cut where vector instructions begin anew; none if it cannot be cut."""
     if group.update is None:
         return ()
     size = group.variables[0].size
     each = -(-size // (servers * ALIGNMENT_ELEMENTS)) * ALIGNMENT_ELEMENTS
     sizes = [min(each, size - server * each) for server in range(servers)]
-    return tuple(ServerPart(server, elements) for server, elements in enumerate(sizes) if elements > 0)
+    return tuple(elements for elements in sizes if elements > 0)
 
 
 def node_servers(model: Model, homes: Collection[Home], servers: int) -> Mapping[str, tuple[int, ...]]:
@@ -256,7 +256,7 @@ def node_servers(model: Model, homes: Collection[Home], servers: int) -> Mapping
     by_name = {name: home for home in homes for name in home.variables}
     of_handle = {handle: by_name[v.plan_name] for handle, v in split.variables.items()}
     of_gradient = [gradient_servers(model, g, by_name) for g in model.gradients]
-    divided = _divided_nodes(model, homes)
+    divided = {name: home.servers for home, update in divided_updates(model, homes) for name in update.nodes}
     found: dict[str, tuple[int, ...]] = {}
     for name in reversed(split.nodes):
         handles = _handles_of(model, split, name)
@@ -303,7 +303,3 @@ def divided_updates(model: Model, homes: Collection[Home]) -> list[tuple[Home, E
         for home in homes
         if home.is_divided
     ]
-
-
-def _divided_nodes(model: Model, homes: Collection[Home]) -> Mapping[str, tuple[int, ...]]:
-    return {name: home.servers for home, update in divided_updates(model, homes) for name in update.nodes}

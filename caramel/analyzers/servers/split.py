@@ -9,7 +9,7 @@ from functools import cached_property
 from caramel.analyzers.step.kept import once_per_model
 from caramel.graph import ops
 from caramel.graph.functions import Library
-from caramel.graph.graph import format_input, node_of, parse_input, tensor_name
+from caramel.graph.graph import node_of, parse_input, tensor_name
 from caramel.graph.guards import guards_of
 from caramel.model import Gradient, Model, Variable
 
@@ -70,6 +70,7 @@ class _Splitting:
             v.node: v for v in model.variables if v.node in self._graph and not v.kind.is_local and v.name in written
         }
         self._results = dict(_results(model))
+        self._bits = {gradient.name: 1 << number for number, gradient in enumerate(model.gradients)}
         self._summed = {each.node for each in model.forward_sums}
         self._differing = self._found_differing()
 
@@ -105,7 +106,7 @@ class _Splitting:
     def _bit(self, reader: str, text: str) -> int:
         """The bit of the gradient whose result an input is; 0 where it is no such thing."""
         gradient = None if text.startswith("^") else self._results.get((reader, tensor_name(text)))
-        return 0 if gradient is None else 1 << self._model.gradients.index(gradient)
+        return 0 if gradient is None else self._bits[gradient.name]
 
     # -- what differs between workers --------------------------------------------------------
 
@@ -168,7 +169,7 @@ class _Splitting:
             found.add(name)
             for text in self._graph[name].input:
                 source, index = parse_input(text)
-                if index >= 0 and (name, format_tensor(source, index)) in self._results:
+                if index >= 0 and (name, tensor_name(text)) in self._results:
                     continue
                 if self._can_be_anywhere(source):
                     waiting.append(source)
@@ -176,11 +177,6 @@ class _Splitting:
 
     def _can_be_anywhere(self, name: str) -> bool:
         return self._is_same(name) and self._graph[name].op not in ops.PLACEHOLDERS
-
-
-def format_tensor(name: str, index: int) -> str:
-    """``node:index`` of a data input."""
-    return tensor_name(format_input(name, index))
 
 
 def _results(model: Model) -> Iterator[tuple[tuple[str, str], Gradient]]:
