@@ -71,6 +71,7 @@ def _of_servers(emission: Emission, servers: ParameterServers) -> tuple[str, ...
         f"no cycle among {len(emission.graph):,} nodes",
         f"each of {len(servers.home_by_variable)} variables is written on servers only, and no worker reads another's",
         f"the updates use all {len(emission.model.gradients)} gradients of all {emission.plan.workers} workers",
+        "a write of a variable and any other access of it are in the order that the program gives them",
     )
 
 
