@@ -75,6 +75,25 @@ class Home:
 
 
 @dataclass(frozen=True)
+class ServedSpan:
+    """When something happens in the predicted step of a worker with parameter servers.
+
+    Attributes:
+        kind: ``"compute"``, ``"pull"``, ``"push"`` or ``"update"``: what a server adds up and updates.
+        what: name of the parameter that is pulled, or of the gradient; empty for what the worker computes.
+        server: number of the server; None for what the worker computes.
+        start_s: from the start of the step.
+        end_s: likewise.
+    """
+
+    kind: str
+    what: str
+    server: int | None
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
 class ServedStep:
     """The predicted step with parameter servers.
 
@@ -83,8 +102,9 @@ class ServedStep:
         compute_s: seconds that a worker computes.
         pull_s: seconds of all pulls of a worker on the busiest channel.
         push_s: the same of pushes.
-        lower_bound_s: seconds below which no order is: those of the most loaded of worker and channels.
+        lower_bound_s: seconds below which no order of pulls is.
         basis: origin of the times.
+        spans: what happens when, on one worker and on the servers.
     """
 
     step_s: float
@@ -93,6 +113,7 @@ class ServedStep:
     push_s: float
     lower_bound_s: float
     basis: str
+    spans: tuple[ServedSpan, ...] = ()
 
     def as_dict(self) -> dict[str, float]:
         """The figures, for programs."""

@@ -9,7 +9,19 @@ from typing import Any
 
 from caramel.errors import InputError, ReportError, listed
 from caramel.plan import Plan
-from caramel.report.step_timeline import OTHER, REDUCTION, STALL, TRANSFER, UPDATE, Bar, StepTimeline, tracks
+from caramel.report.step_timeline import (
+    OTHER,
+    PULL,
+    PUSH,
+    REDUCTION,
+    STALL,
+    TRANSFER,
+    UPDATE,
+    Bar,
+    StepTimeline,
+    WorkerLanes,
+    tracks,
+)
 from caramel.util.text_files import write_text
 
 MOST_BYTES = 5_000_000
@@ -29,6 +41,8 @@ _LANES_OF_STEP = 1000
 
 _COLORS = {
     TRANSFER: "thread_state_iowait",
+    PULL: "thread_state_iowait",
+    PUSH: "thread_state_runnable",
     STALL: "terrible",
     UPDATE: "good",
     REDUCTION: "grey",
@@ -83,7 +97,8 @@ def trace_events(plan: Plan | None, timelines: Sequence[StepTimeline], most_byte
 
 def _count(timeline: StepTimeline) -> int:
     """Number of bars and arrivals."""
-    return sum(len(lanes.computation) + len(lanes.link) + len(lanes.received) for lanes in timeline.workers)
+    every = (*timeline.workers, *timeline.servers)
+    return sum(len(lanes.computation) + len(lanes.link) + len(lanes.received) for lanes in every)
 
 
 def _text(events: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> str:
@@ -118,17 +133,26 @@ def _details(plan: Plan, number: int) -> dict[str, Any]:
 
 
 def _events(timeline: StepTimeline, details: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The events of a step: a process for each worker, and threads for its lanes."""
-    first = 1 if timeline.source == "predicted" else _LANES_OF_STEP + 1
-    for lanes in timeline.workers:
-        process = lanes.rank + 1  # viewers take process 0 and thread 0 for idle processors
-        thread = first + process * 2 * _LANES_OF_STEP
-        yield _named(process, thread, "process_name", name=f"worker {lanes.rank}")
-        yield _named(process, thread, "process_sort_index", sort_index=process)
-        yield from _lane_events(process, thread, f"computation, {timeline.source}", lanes.computation, details)
-        link = thread + _LANES_OF_STEP // 2
-        yield from _lane_events(process, link, f"link, {timeline.source}", lanes.link, details)
-        yield from _received_events(process, lanes.received)
+    """The events of a step: a process for each worker and server, and threads for its lanes."""
+    named = [
+        *((f"worker {lanes.rank}", lanes) for lanes in timeline.workers),
+        *((f"server {lanes.rank}", lanes) for lanes in timeline.servers),
+    ]
+    for process, (name, lanes) in enumerate(named, start=1):  # viewers take process 0 and thread 0 for idle processors
+        yield from _process_events(process, name, lanes, timeline.source, details)
+
+
+def _process_events(
+    process: int, name: str, lanes: WorkerLanes, source: str, details: Mapping[int, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    first = 1 if source == "predicted" else _LANES_OF_STEP + 1
+    thread = first + process * 2 * _LANES_OF_STEP
+    yield _named(process, thread, "process_name", name=name)
+    yield _named(process, thread, "process_sort_index", sort_index=process)
+    yield from _lane_events(process, thread, f"computation, {source}", lanes.computation, details)
+    if lanes.link:
+        yield from _lane_events(process, thread + _LANES_OF_STEP // 2, f"link, {source}", lanes.link, details)
+    yield from _received_events(process, lanes.received)
 
 
 def _lane_events(
@@ -157,8 +181,8 @@ def _bar_event(process: int, thread: int, bar: Bar, details: Mapping[int, Mappin
         event["cname"] = _COLORS[bar.kind]
     if bar.kind == TRANSFER and bar.transfer is not None and bar.transfer in details:
         event["args"] = details[bar.transfer]
-    elif bar.kind == STALL and bar.transfer is not None:
-        event["args"] = {"waits for": f"transfer {bar.transfer}"}
+    elif bar.kind == STALL and bar.cause is not None:
+        event["args"] = {"waits for": bar.cause}
     return event
 
 

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from caramel.errors import listed
 from caramel.plan import Plan, is_long_wait
-from caramel.report.figures import exposed_by_transfer
+from caramel.report.figures import exposed_by_cause, exposed_by_transfer
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import StepTimeline
 from caramel.report.what_helps import WhatIf
@@ -68,7 +68,7 @@ def advice(report: Report) -> list[str]:
     if report.plan.local is not None:
         return ["Nothing is predicted of steps in which workers train by themselves."]
     if report.plan.servers is not None:
-        return _about_servers(report.plan.servers)
+        return _about_servers(report.plan.servers, report.predicted)
     if prediction is None:
         return ["Nothing is predicted without a trace and a model of the network: give --trace and --network."]
     step = prediction.timeline
@@ -95,16 +95,19 @@ def advice(report: Report) -> list[str]:
     return sentences
 
 
-def _about_servers(servers: ParameterServers) -> list[str]:
+def _about_servers(servers: ParameterServers, predicted: StepTimeline | None) -> list[str]:
     """What the prediction says of a step with parameter servers."""
     step = servers.prediction
     if step is None:
         return ["Nothing is predicted without a trace and a model of the network: give --trace and --network."]
     longest, what = max((step.compute_s, "computing"), (step.pull_s, "pulls"), (step.push_s, "pushes"))
+    exposed = {} if predicted is None else exposed_by_cause(predicted)
+    named = sorted((n for n, s in exposed.items() if s > _SHARE_TO_NAME * step.step_s), key=lambda n: -exposed[n])
+    waits = listed([f"the {name} ({milliseconds(exposed[name])})" for name in named], 4)
     return [
-        f"A step is predicted to take {milliseconds(step.step_s)}.",
+        f"A worker waits for {waits}." if named else "A worker waits for no pull or push that is worth a word.",
         f"No order of pulls takes less than {milliseconds(step.lower_bound_s)}.",
-        f"The longest part is {what}, with {milliseconds(longest)} of a step.",
+        f"The longest part is {what}, with {milliseconds(longest)} of a step of {milliseconds(step.step_s)}.",
     ]
 
 

@@ -73,7 +73,7 @@ class DrawnStep:
 
 
 def drawn_step(
-    step: StepTimeline, title: str, length_s: float, most_workers: int, whose: str | None = None
+    step: StepTimeline, title: str, length_s: float, most_workers: int, most_servers: int, whose: str | None = None
 ) -> DrawnStep:
     """A step as shapes.
 
@@ -82,6 +82,7 @@ def drawn_step(
         title: name of it.
         length_s: seconds of the whole width.
         most_workers: largest number of workers to show.
+        most_servers: the same of parameter servers.
         whose: name of the worker, if the first one stands for all; default: their numbers.
     """
     merged = step.merged(_LEAST * length_s)
@@ -90,6 +91,8 @@ def drawn_step(
         name = whose or f"worker {worker.rank}"
         lanes.append(_computation(f"{name} computes", worker.computation, length_s))
         lanes.append(_link(f"{name}: link", step.workers[number].link, length_s))
+    for server in merged.servers[:most_servers]:
+        lanes.append(_computation(f"server {server.rank} adds up and updates", server.computation, length_s))
     return DrawnStep(title, tuple(lanes), 100 * step.iteration_s / length_s)
 
 

@@ -54,5 +54,19 @@ def exposed_by_transfer(step: StepTimeline) -> Mapping[int, float]:
     return {number: total_s / len(step.workers) for number, total_s in sorted(totals.items())}
 
 
+def exposed_by_cause(step: StepTimeline) -> Mapping[str, float]:
+    """Seconds for which the workers wait for what is on their links, by its name, as means over them.
+
+    Args:
+        step: a step with at least one worker.
+    """
+    totals: dict[str, float] = {}
+    for lanes in step.workers:
+        for bar in lanes.computation:
+            if bar.kind == STALL and bar.cause is not None:
+                totals[bar.cause] = totals.get(bar.cause, 0.0) + bar.time_s
+    return {name: total_s / len(step.workers) for name, total_s in totals.items()}
+
+
 def _covered_s(bars: Iterable[Bar], end_s: float) -> float:
     return end_s - sum(stop_s - start_s for start_s, stop_s in gaps(list(bars), 0.0, end_s))

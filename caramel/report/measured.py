@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from caramel.compiler.distributed_model import DistributedModel
 from caramel.errors import listed
@@ -14,10 +15,12 @@ from caramel.graph.graph import Graph, data_texts, node_of
 from caramel.measure.step_stats import Message, Row, TracedStep
 from caramel.model import Model
 from caramel.modifiers.emission import Purpose, Role
+from caramel.report.served_links import ServedMessage, expected_pulls, served_messages
 from caramel.report.step_timeline import (
     BACKWARD_PASS,
     FORWARD_PASS,
     OTHER,
+    PULL,
     REDUCTION,
     STALL,
     TRANSFER,
@@ -27,17 +30,15 @@ from caramel.report.step_timeline import (
     WorkerLanes,
     gaps,
     in_order,
-    waits,
+    stalls,
 )
 
-_REPLICA = re.compile(r"worker_(\d+)/(.+)")
+_REPLICA = re.compile(r"(?:worker|server)_(\d+)/(.+)")
 _POSTPONED = re.compile(r"caramel/worker_\d+/postponed/")
 _COLLECTIVE = re.compile(r"caramel/transfer_(\d+)/(\S*)")
 
-OF_SERVERS = (
-    "What workers pull from parameter servers and push to them does not count as sent: it is in the times in which a "
-    "worker neither computes nor sends."
-)
+IN_MEMORY = "Workers and parameter servers share a process here, so nothing is sent: all is handed over in memory."
+_OWN_CLOCKS = "What workers push is not shown: when it was there is known by the clocks of the servers only."
 
 _LEAST_STALL = 5e-3
 """Fraction of a step from which on a time without an op is shown as a stall: between two ops there is always some."""
@@ -67,35 +68,44 @@ def kinds_of_nodes(model: Model) -> Mapping[str, str]:
 def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: Iterable[str] = ()) -> StepTimeline:
     """The lanes of a real step.
 
-    A transfer is on a worker's lane from when all its gradients are there until its results are. Times without any op
-    on a worker are stalls; what they wait for is taken to be that transfer under way which ends first.
+    A transfer is on a worker's lane from when all its gradients are there until its results are; a pull from when the
+    worker has asked for it and the server has it until it is there; a push from when the worker has it until the server
+    does. Times without any op on a worker are stalls; what they wait for is taken to be that on the link which ends
+    first.
 
     Args:
         distributed: the distributed model of which a step was traced.
         step: the traced step.
         notes: notes about how it was measured, one sentence each.
     """
+    plan = distributed.plan
     rows_by_rank, transfer_rows = _sorted_rows(distributed, step.rows)
-    received = _messages_by_rank(step.messages, rows_by_rank)
-    ranks = range(distributed.plan.workers)
+    received = {} if plan.servers is not None else _messages_by_rank(step.messages, rows_by_rank)
+    ranks = range(plan.workers + len(plan.server_devices))
     extents = {r: _extent(rows_by_rank.get(r, []), received.get(r, [])) for r in ranks}
-    shifts, end_ns, shift_notes = _clocks(extents, _is_of_one_process(step.rows))
-    ready_ns = _ready_ns(distributed, rows_by_rank)
-    workers = tuple(
-        _lanes(
-            rank,
-            rows_by_rank.get(rank, []),
-            transfer_rows.get(rank, {}),
-            ready_ns.get(rank, {}),
-            received.get(rank, []),
-            shifts,
-            end_ns,
-        )
-        for rank in ranks
+    clocks = _clocks(extents, _is_of_one_process(step.rows))
+    if plan.servers is None:
+        ready_ns = _ready_ns(distributed, rows_by_rank)
+        links = {r: _transfers(transfer_rows.get(r, {}), ready_ns.get(r, {}), clocks, r) for r in ranks}
+        arrivals = {r: [(m.end_ns, m.size_bytes) for m in received.get(r, [])] for r in ranks}
+        expected = _expected(distributed)
+        other_notes: tuple[str, ...] = ()
+    else:
+        served = served_messages(distributed, step.messages, step.rows, clocks.are_one)
+        links = {r: _served([m for m in served if m.rank == r], clocks) for r in ranks}
+        arrivals = {r: [(m.end_ns, m.size_bytes) for m in served if (m.kind, m.rank) == (PULL, r)] for r in ranks}
+        expected = expected_pulls(distributed)
+        is_handed_over = _is_of_one_process(step.rows)
+        other_notes = (IN_MEMORY,) if is_handed_over else () if clocks.are_one else (_OWN_CLOCKS,)
+
+    lanes = [_lanes(r, rows_by_rank.get(r, []), links[r], arrivals[r], clocks) for r in ranks]
+    workers = tuple(lanes[: plan.workers])
+    servers = tuple(
+        replace(each, rank=number, computation=tuple(bar for bar in each.computation if bar.kind != STALL))
+        for number, each in enumerate(lanes[plan.workers :])
     )
-    served = () if distributed.plan.servers is None else (OF_SERVERS,)
-    all_notes = (*notes, *served, *shift_notes, *_silent(workers, _expected(distributed)))
-    return StepTimeline("measured", end_ns / 1e9, workers, all_notes, has_one_clock=not shift_notes)
+    all_notes = (*notes, *other_notes, *clocks.notes, *_silent(workers, expected))
+    return StepTimeline("measured", clocks.step_ns / 1e9, workers, all_notes, clocks.are_one, servers)
 
 
 def _silent(workers: Iterable[WorkerLanes], expected: Mapping[int, int]) -> Sequence[str]:
@@ -138,7 +148,10 @@ def _sorted_rows(
         if name is None:
             continue
         role = roles[name]
-        by_rank.setdefault(role.rank, []).append((_kind(name, role, kinds), row))
+        kind = _kind(name, role, kinds)
+        if role.rank >= distributed.plan.workers and kind in (FORWARD_PASS, BACKWARD_PASS):
+            kind = OTHER  # a server reads what these need
+        by_rank.setdefault(role.rank, []).append((kind, row))
         if role.transfer is not None and row.node in in_transfers:
             transfers.setdefault(role.rank, {}).setdefault(role.transfer, []).append(row)
     return by_rank, transfers
@@ -226,64 +239,101 @@ def _is_of_one_process(rows: Iterable[Row]) -> bool:
     return len({(device.job, device.task) for device in devices}) == 1
 
 
-def _clocks(
-    extents: Mapping[int, tuple[int, int] | None], is_one_process: bool
-) -> tuple[Mapping[int, int], int, Sequence[str]]:
-    """The nanoseconds at which each worker's step began by its clock, the nanoseconds of the step, and notes.
+@dataclass(frozen=True)
+class _Clocks:
+    """The clocks of the workers and servers in a step.
+
+    Attributes:
+        starts_ns: nanoseconds at which the step of each began, by its own clock and its rank.
+        step_ns: nanoseconds of the step.
+        notes: what is doubtful of them, one sentence each.
+    """
+
+    starts_ns: Mapping[int, int]
+    step_ns: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def are_one(self) -> bool:
+        """Whether times of different ones can be compared."""
+        return not self.notes
+
+    def seconds(self, time_ns: float, rank: int) -> float:
+        """Seconds from the beginning of the step to a time by the clock of a worker or server."""
+        return (time_ns - self.starts_ns[rank]) / 1e9
+
+
+def _clocks(extents: Mapping[int, tuple[int, int] | None], is_one_process: bool) -> _Clocks:
+    """What the clocks of the workers and servers have in common, from the time in which there is something of each.
 
     Where clocks are those of one machine, they are one clock. Where a worker of another process seems to begin after
     another has ended, they are not, and each worker begins at 0.
     """
     known = {rank: extent for rank, extent in extents.items() if extent is not None}
     if not known:
-        return dict.fromkeys(extents, 0), 0, ()
+        return _Clocks(dict.fromkeys(extents, 0), 0)
     first, length = min(start for start, _ in known.values()), max(end - start for start, end in known.values())
     if not is_one_process and max(start for start, _ in known.values()) - first > length:
         starts = {rank: known[rank][0] if rank in known else 0 for rank in extents}
-        return starts, length, ("The clocks of the workers differ, so each worker's lanes begin at 0.",)
-    return dict.fromkeys(extents, first), max(end for _, end in known.values()) - first, ()
+        return _Clocks(starts, length, ("The clocks of the workers differ, so each worker's lanes begin at 0.",))
+    return _Clocks(dict.fromkeys(extents, first), max(end for _, end in known.values()) - first)
 
 
 # -- lanes -------------------------------------------------------------------------------------
 
 
-def _lanes(
-    rank: int,
-    rows: Iterable[tuple[str, Row]],
-    transfers: Mapping[int, Sequence[Row]],
-    ready_ns: Mapping[int, int],
-    messages: Sequence[Message],
-    shifts: Mapping[int, int],
-    length_ns: int,
-) -> WorkerLanes:
-    shift_ns = shifts[rank]
-
-    def seconds(time_ns: float) -> float:
-        return (time_ns - shift_ns) / 1e9
-
-    link = in_order(
+def _transfers(
+    rows: Mapping[int, Sequence[Row]], ready_ns: Mapping[int, int], clocks: _Clocks, rank: int
+) -> tuple[Bar, ...]:
+    """The transfers on a worker's link."""
+    return in_order(
         Bar(
             TRANSFER,
             f"transfer {number}",
-            seconds(min(ready_ns.get(number, math.inf), *(row.start_ns for row in of_transfer))),
-            seconds(max(row.end_ns for row in of_transfer)),
+            clocks.seconds(min(ready_ns.get(number, math.inf), *(row.start_ns for row in of_transfer)), rank),
+            clocks.seconds(max(row.end_ns for row in of_transfer), rank),
             number,
         )
-        for number, of_transfer in transfers.items()
+        for number, of_transfer in rows.items()
     )
+
+
+def _served(messages: Iterable[ServedMessage], clocks: _Clocks) -> tuple[Bar, ...]:
+    """The pulls and pushes on a worker's link; of pushes those of which both times are known by one clock."""
+    shown = (m for m in messages if m.start_ns is not None and (m.kind == PULL or clocks.are_one))
+    return in_order(
+        Bar(m.kind, m.name, start_s, max(clocks.seconds(m.end_ns, m.rank), start_s))
+        for m in shown
+        for start_s in [clocks.seconds(m.start_ns or 0, m.rank)]
+    )
+
+
+def _lanes(
+    rank: int,
+    rows: Iterable[tuple[str, Row]],
+    link: tuple[Bar, ...],
+    arrivals: Iterable[tuple[int, int]],
+    clocks: _Clocks,
+) -> WorkerLanes:
     busy = in_order(
-        Bar(kind, _own_name(row.node), seconds(row.start_ns), seconds(row.end_ns), _transfer_of(row.node))
+        Bar(
+            kind,
+            _own_name(row.node),
+            clocks.seconds(row.start_ns, rank),
+            clocks.seconds(row.end_ns, rank),
+            _transfer_of(row.node),
+        )
         for kind, row in rows
     )
-    step_s = length_ns / 1e9
-    stalls = [
-        Bar(STALL, "no op runs", first_s, last_s, transfer)
+    step_s = clocks.step_ns / 1e9
+    waiting = [
+        stall
         for start_s, end_s in gaps(busy, 0.0, step_s)
         if end_s - start_s >= _LEAST_STALL * step_s
-        for first_s, last_s, transfer in waits(link, start_s, end_s)
+        for stall in stalls("no op runs", link, start_s, end_s)
     ]
-    received = tuple((seconds(m.end_ns), m.size_bytes) for m in sorted(messages, key=lambda m: m.end_ns))
-    return WorkerLanes(rank, in_order([*busy, *stalls]), link, received)
+    received = tuple((clocks.seconds(end_ns, rank), size_bytes) for end_ns, size_bytes in sorted(arrivals))
+    return WorkerLanes(rank, in_order([*busy, *waiting]), link, received)
 
 
 def _own_name(node: str) -> str:

@@ -21,6 +21,8 @@ from caramel.report.step_timeline import (
     COMPUTE,
     FORWARD_PASS,
     OTHER,
+    PULL,
+    PUSH,
     REDUCTION,
     STALL,
     TRANSFER,
@@ -33,7 +35,7 @@ MOST_BYTES = 5_000_000
 """Largest size of a report."""
 
 _MOST_WORKERS = 16
-"""Largest number of workers whose measured lanes are shown."""
+"""Largest number of workers whose measured lanes are shown, and of servers."""
 
 _MOST_NAMES = (10_000, 30, 3)
 """Largest numbers of gradients of a transfer that are named: the first with which the page is small enough."""
@@ -50,6 +52,8 @@ KINDS = {
     OTHER: "other ops",
     STALL: "waiting",
     TRANSFER: "transfers",
+    PULL: "pulls of parameters",
+    PUSH: "pushes of gradients",
 }
 """Kinds of bars, in the order of the legend, with their names."""
 
@@ -166,6 +170,8 @@ def _parts(report: Report) -> list[tuple[str, StepFigures]]:
     if report.plan.prediction is not None:
         step = report.plan.prediction.timeline
         parts.append(("predicted", StepFigures(step.iteration_s, step.compute_s, step.communication_s, step.exposed_s)))
+    elif report.predicted is not None:
+        parts.append(("predicted", figures_of(report.predicted)))
     if report.measured is not None:
         parts.append(("measured", figures_of(report.measured)))
     return parts
@@ -182,16 +188,17 @@ def _drawn_steps(report: Report) -> list[DrawnStep]:
     drawn = []
     if report.predicted is not None:
         title = f"predicted: {milliseconds(report.predicted.iteration_s)}"
-        drawn.append(drawn_step(report.predicted, title, _length_s(report), 1, "each worker"))
+        drawn.append(drawn_step(report.predicted, title, _length_s(report), 1, _MOST_WORKERS, "each worker"))
     if report.measured is not None:
         title = f"measured, a traced step: {milliseconds(report.measured.iteration_s)}"
-        drawn.append(drawn_step(report.measured, title, _length_s(report), _MOST_WORKERS))
+        drawn.append(drawn_step(report.measured, title, _length_s(report), _MOST_WORKERS, _MOST_WORKERS))
     return drawn
 
 
 def _kinds(steps: Sequence[DrawnStep]) -> set[str]:
     lanes = [lane for step in steps for lane in step.lanes]
-    return {kind for lane in lanes for kind in lane.paths} | {TRANSFER for lane in lanes if lane.boxes}
+    on_links = {box.bar.kind for lane in lanes for box in lane.boxes}
+    return {kind for lane in lanes for kind in lane.paths} | on_links
 
 
 def _series(record: RunRecord) -> list[DrawnSeries]:

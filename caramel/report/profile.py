@@ -11,7 +11,7 @@ from typing import Any
 from caramel.errors import InputError
 from caramel.measure.step_stats import step_of
 from caramel.measure.timed_steps import Batches, timed_steps
-from caramel.report.measured import OF_SERVERS, measured_timeline
+from caramel.report.measured import IN_MEMORY, measured_timeline
 from caramel.report.step_timeline import STALL, Bar, StepTimeline, WorkerLanes, gaps, in_order
 from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
@@ -334,8 +334,8 @@ def profile(
     if apart := sum(not timeline.has_one_clock for timeline in timelines):
         steps_text = "" if apart == len(timelines) else f" in {apart} of {len(timelines)} steps, of which"
         notes.append(f"The clocks of the workers differ{steps_text or ', so'} who waits for whom is not known.")
-    if session.distributed.plan.servers is not None:
-        notes.append(OF_SERVERS)
+    if any(IN_MEMORY in timeline.notes for timeline in timelines):
+        notes.append(IN_MEMORY)
     local = session.distributed.plan.local
     if local is not None:
         notes.append(

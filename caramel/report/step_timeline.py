@@ -24,6 +24,12 @@ STALL = "stall"
 
 TRANSFER = "transfer"
 
+PULL = "pull"
+"""Kind of what a worker gets of a parameter server."""
+
+PUSH = "push"
+"""Kind of what a worker sends to a parameter server."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
@@ -35,6 +41,7 @@ class Bar:
         start_s: seconds after the start of the step.
         end_s: likewise.
         transfer: number of the transfer that it is or belongs to, or that a stall waits for; None if there is none.
+        cause: name of what a stall waits for on the worker's link; None if nothing is under way there.
         count: number of ops or transfers that it stands for; short ones beside each other may become one bar.
     """
 
@@ -44,6 +51,7 @@ class Bar:
     end_s: float
     transfer: int | None = None
     count: int = 1
+    cause: str | None = None
 
     @property
     def time_s(self) -> float:
@@ -58,7 +66,7 @@ class WorkerLanes:
     Attributes:
         rank: rank of the worker.
         computation: what it computes, and its stalls, in the order in which they start; ops on several threads overlap.
-        link: its transfers, in the order in which they start.
+        link: its transfers, or its pulls and pushes, in the order in which they start.
         received: for each tensor that has come from another worker the seconds at which it was there, and its bytes, in
             the order of time; empty in predictions and where workers share a process.
     """
@@ -79,6 +87,8 @@ class StepTimeline:
         workers: lanes of each worker, by rank.
         notes: sentences about what it leaves out, or why it is doubtful.
         has_one_clock: whether times of different workers can be compared.
+        servers: lanes of each parameter server, by its number, which is their rank; their links are those of the
+            workers.
     """
 
     source: str
@@ -86,6 +96,7 @@ class StepTimeline:
     workers: tuple[WorkerLanes, ...]
     notes: tuple[str, ...] = ()
     has_one_clock: bool = True
+    servers: tuple[WorkerLanes, ...] = ()
 
     def merged(self, least_s: float) -> StepTimeline:
         """The same step with short bars that follow each other as one.
@@ -96,16 +107,16 @@ class StepTimeline:
         Args:
             least_s: seconds from which on a bar stays by itself, and between two bars that stay apart.
         """
-        workers = (
-            replace(
+
+        def merged(lanes: WorkerLanes) -> WorkerLanes:
+            return replace(
                 lanes,
                 computation=merged_lane(lanes.computation, least_s),
                 link=merged_lane(lanes.link, least_s),
                 received=_thinned(lanes.received, least_s),
             )
-            for lanes in self.workers
-        )
-        return replace(self, workers=tuple(workers))
+
+        return replace(self, workers=tuple(map(merged, self.workers)), servers=tuple(map(merged, self.servers)))
 
 
 def tracks(bars: Iterable[Bar]) -> list[list[Bar]]:
@@ -157,30 +168,30 @@ def gaps(bars: Sequence[Bar], start_s: float, end_s: float) -> Iterator[tuple[fl
         yield until_s, end_s
 
 
-def waits(link: Sequence[Bar], start_s: float, end_s: float) -> Iterator[tuple[float, float, int | None]]:
-    """A time in which a worker waits, by the transfer for which it does: of those under way, the one that ends first.
+def stalls(name: str, link: Sequence[Bar], start_s: float, end_s: float) -> Iterator[Bar]:
+    """A time in which a worker waits, by what it waits for on its link: of what is under way, that which ends first.
 
     Args:
-        link: transfers on the worker's link.
+        name: name of the stalls.
+        link: what is on the worker's link.
         start_s: seconds at which the wait begins.
         end_s: seconds at which it ends.
 
-    Yields:
-        Start and end in seconds, and the number of the transfer; None where none is under way.
-
-    >>> sent = [Bar("transfer", "", 0.0, 2.0, 0), Bar("transfer", "", 2.0, 5.0, 1)]
-    >>> list(waits(sent, 1.0, 6.0))
-    [(1.0, 2.0, 0), (2.0, 5.0, 1), (5.0, 6.0, None)]
+    >>> sent = [Bar("transfer", "a", 0.0, 2.0, 0), Bar("transfer", "b", 2.0, 5.0, 1)]
+    >>> [(bar.start_s, bar.end_s, bar.transfer, bar.cause) for bar in stalls("", sent, 1.0, 6.0)]
+    [(1.0, 2.0, 0, 'a'), (2.0, 5.0, 1, 'b'), (5.0, 6.0, None, None)]
     """
     cuts = {time_s for bar in link for time_s in (bar.start_s, bar.end_s) if start_s < time_s < end_s}
-    pieces: list[tuple[float, float, int | None]] = []
+    pieces: list[tuple[float, float, Bar | None]] = []
     for first_s, last_s in pairwise(sorted({start_s, end_s, *cuts})):
         under_way = [bar for bar in link if bar.start_s <= first_s and bar.end_s >= last_s]
-        transfer = min(under_way, key=lambda bar: (bar.end_s, bar.name)).transfer if under_way else None
-        if pieces and pieces[-1][2] == transfer:
+        cause = min(under_way, key=lambda bar: (bar.end_s, bar.name), default=None)
+        if pieces and pieces[-1][2] == cause:
             first_s = pieces.pop()[0]
-        pieces.append((first_s, last_s, transfer))
-    yield from pieces
+        pieces.append((first_s, last_s, cause))
+    for first_s, last_s, cause in pieces:
+        transfer, of = (None, None) if cause is None else (cause.transfer, cause.name)
+        yield Bar(STALL, name, first_s, last_s, transfer, cause=of)
 
 
 def in_order(bars: Iterable[Bar]) -> tuple[Bar, ...]:
@@ -211,8 +222,9 @@ def _merged_track(track: Iterable[Bar], least_s: float) -> list[Bar]:
             continue
         total = last.count + bar.count
         transfer = last.transfer if last.transfer == bar.transfer else None
+        cause = last.cause if last.cause == bar.cause else None
         kind = last.kind if last.time_s >= bar.time_s else bar.kind
-        merged[-1] = Bar(kind, f"{total} short ones, {kind}", last.start_s, bar.end_s, transfer, total)
+        merged[-1] = Bar(kind, f"{total} short ones, {kind}", last.start_s, bar.end_s, transfer, total, cause)
     return merged
 
 

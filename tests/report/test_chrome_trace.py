@@ -24,7 +24,7 @@ def threads(document):
 
 def test_predicted_and_measured_are_beside_each_other(planned):
     predicted = predicted_timeline(planned.plan)
-    lanes = (Bar("forward pass", "MatMul", 0.0, 2e-3), Bar("stall", "no op runs", 2e-3, 3e-3, 0))
+    lanes = (Bar("forward pass", "MatMul", 0.0, 2e-3), Bar("stall", "no op runs", 2e-3, 3e-3, 0, cause="transfer 0"))
     link = (Bar("transfer", "transfer 0", 1e-3, 3e-3, 0),)
     measured = StepTimeline("measured", 3e-3, tuple(WorkerLanes(rank, lanes, link, ((2e-3, 64),)) for rank in range(3)))
     document = json.loads(trace_events(planned.plan, [predicted, measured]))

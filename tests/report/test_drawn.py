@@ -13,14 +13,14 @@ def test_boxes_and_paths_are_where_the_bars_are():
     computation = (Bar("compute", "", 0.0, 0.25), Bar("stall", "w", 0.25, 1.0, 0))
     link = (Bar("transfer", "transfer 0", 0.5, 1.0, 0), Bar("transfer", "transfer 1", 0.75, 1.0, 1))
     step = StepTimeline("predicted", 1.0, (WorkerLanes(0, computation, link),) * 3)
-    drawn = drawn_step(step, "a step", 2.0, 1, "each worker")
+    drawn = drawn_step(step, "a step", 2.0, 1, 1, "each worker")
     lane, sent = drawn.lanes
     assert lane.paths["compute"] == f"M0 0h{WIDTH // 8}v10h-{WIDTH // 8}z" and drawn.end == 50
     assert [(box.left, box.width, box.row) for box in sent.boxes] == [(25, 25, 0), (37.5, 12.5, 1)] and sent.rows == 2
 
 
 def test_many_bars_become_few_shapes(large_step):
-    drawn = drawn_step(large_step(5000, 2, transfers=3000), "a step", 0.05, 8)
+    drawn = drawn_step(large_step(5000, 2, transfers=3000), "a step", 0.05, 8, 8)
     assert len(drawn.lanes) == 4
     assert sum(path.count("M") for path in drawn.lanes[0].paths.values()) < 2500
     assert 0 < len(drawn.lanes[1].boxes) <= 150

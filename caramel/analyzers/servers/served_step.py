@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from caramel.analyzers.servers.lower_bound import step_bound_s
 from caramel.analyzers.servers.pull_orders import random_pulls
-from caramel.analyzers.servers.timeline import step_timeline
+from caramel.analyzers.servers.timeline import Span, step_timeline
 from caramel.analyzers.servers.worker_step import WorkerStep
 from caramel.netmodel.messages import MessageCost
-from caramel.server_plan import ServedStep
+from caramel.server_plan import ServedSpan, ServedStep
 
 _RANDOM_ORDERS = 16
 """Number of orders that are simulated where none is enforced (our choice)."""
@@ -40,7 +41,8 @@ def predict_served_step(
     """
     names = step.pulls(parameters)
     orders = [names] if parameters else [random_pulls(step.problem, seed) for seed in range(_RANDOM_ORDERS)]
-    results = [_one(step, order, workers, servers, cost, update_s) for order in orders]
+    bound_s = step_bound_s(step, lambda push: channel_s(push.size_bytes, workers, servers, cost))
+    results = [_one(step, order, workers, servers, cost, update_s, bound_s) for order in orders]
     middle = statistics.median_low(result.step_s for result in results)
     return next(result for result in results if result.step_s == middle)
 
@@ -64,19 +66,29 @@ def _one(
     servers: int,
     cost: MessageCost,
     update_s: Mapping[str, float],
+    bound_s: float,
 ) -> ServedStep:
     timeline = step_timeline(step.problem, order)
     end_s = {span.name: span.end_s for span in timeline.ops}
     free_s: dict[int, float] = defaultdict(float)
     updated_s: dict[int, float] = defaultdict(float)
     channel_load_s: dict[int, float] = defaultdict(float)
+    spans = [ServedSpan("compute", "", None, start_s, stop_s) for start_s, stop_s in _without_gaps(timeline.ops)]
+    channels = {pull.name: pull.channel for pull in step.problem.pulls}
+    for span in timeline.pulls:
+        name = step.parameter_of[span.name]
+        spans.append(ServedSpan("pull", name, channels[span.name], span.start_s, span.end_s))
     ready = [(max(end_s[name] for name in push.after), push) for push in step.pushes]
     for ready_s, push in sorted(ready, key=lambda each: each[0]):
         time_s = channel_s(push.size_bytes, workers, servers, cost)
-        free_s[push.channel] = max(ready_s, free_s[push.channel]) + time_s
-        channel_load_s[push.channel] += time_s
+        server, start_s = push.channel, max(ready_s, free_s[push.channel])
+        free_s[server] = start_s + time_s
+        channel_load_s[server] += time_s
+        spans.append(ServedSpan("push", push.gradient, server, start_s, free_s[server]))
         added_s = (workers - 1) * cost.gamma_s_per_byte * push.size_bytes + update_s.get(push.gradient, 0.0)
-        updated_s[push.channel] = max(free_s[push.channel], updated_s[push.channel]) + added_s
+        start_s = max(free_s[server], updated_s[server])
+        updated_s[server] = start_s + added_s
+        spans.append(ServedSpan("update", push.gradient, server, start_s, updated_s[server]))
     compute_s = sum(op.time_s for op in step.problem.ops)
     pulled_s: dict[int, float] = defaultdict(float)
     for pull in step.problem.pulls:
@@ -86,6 +98,20 @@ def _one(
         compute_s=compute_s,
         pull_s=max(pulled_s.values(), default=0.0),
         push_s=max(channel_load_s.values(), default=0.0),
-        lower_bound_s=max([compute_s, *pulled_s.values(), *channel_load_s.values()]),
+        lower_bound_s=bound_s,
         basis=f"messages as in {cost.basis}",
+        spans=tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s))),
     )
+
+
+def _without_gaps(ops: Iterable[Span]) -> Iterator[tuple[float, float]]:
+    """The times in which ops are computed without a pause, as (start, end) in seconds; ops in the order of time."""
+    start_s = end_s = 0.0
+    for op in ops:
+        if op.start_s > end_s:
+            if end_s > start_s:
+                yield start_s, end_s
+            start_s = op.start_s
+        end_s = op.end_s
+    if end_s > start_s:
+        yield start_s, end_s

@@ -75,7 +75,16 @@ def test_a_predicted_step_is_the_schedule_and_the_pushes():
     found = predict_served_step(step, ("one",), 4, 1, COST, {"one": 0.25})
     assert found.step_s == pytest.approx(message_s + 0.5 + message_s + 0.25)
     assert (found.compute_s, found.pull_s, found.push_s) == pytest.approx((0.5, message_s, message_s))
-    assert found.lower_bound_s == pytest.approx(0.5) and found.lower_bound_s <= found.step_s
+    assert found.lower_bound_s == pytest.approx(message_s + 0.5 + message_s)  # all but the update
+    assert [(span.kind, span.what, span.server) for span in found.spans] == [
+        ("pull", "one", 0),
+        ("compute", "", None),
+        ("push", "one", 0),
+        ("update", "one", 0),
+    ]
+    ends_s = [message_s, message_s + 0.5, 2 * message_s + 0.5, 2 * message_s + 0.75]
+    assert [span.end_s for span in found.spans] == pytest.approx(ends_s)
+    assert [span.start_s for span in found.spans] == pytest.approx([0.0, *ends_s[:3]])
 
 
 def test_no_order_is_the_middle_of_random_ones():
