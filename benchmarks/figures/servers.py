@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from benchmarks.figures.networks import PaperNetwork
@@ -111,5 +112,7 @@ def served_steps_s(
 def _after_forward_s(network: PaperNetwork, workers: int, servers: int, forward: PullProblem) -> float:
     step = worker_step(network, workers, servers)
     order = random_pulls(forward)
-    served = predict_served_step(step, order, workers, servers, cost_of_message(workers), {})
+    cost = cost_of_message(workers)
+    message_s = partial(channel_s, workers=workers, servers=servers, cost=cost)
+    served = predict_served_step(step, order, workers, message_s, cost, {})
     return served.step_s - makespan_s(forward, order)

@@ -186,6 +186,26 @@ with_collectives = _options(
 )
 """Options about the all-reduces."""
 
+_SERVERS = (
+    click.option(
+        "--servers",
+        metavar="K",
+        type=click.IntRange(min=1),
+        help="K parameter servers, as tasks after those of the workers: they have the parameters, which workers pull, "
+        "and to which they push gradients, instead of all-reduces.",
+    ),
+    click.option(
+        "--server-device",
+        "server_list",
+        multiple=True,
+        callback=lambda context, parameter, value: list(value) or None,
+        help="Device of each parameter server, in order, such as that of a worker; default: tasks of their own.",
+    ),
+)
+
+with_servers = _options(*_SERVERS)
+"""Options about parameter servers."""
+
 with_policies = _options(
     click.option(
         "--trace",
@@ -225,20 +245,7 @@ with_policies = _options(
         help="Every worker trains by itself for so many steps, and then all exchange what they have trained. This is "
         "not the training of one device.",
     ),
-    click.option(
-        "--servers",
-        metavar="K",
-        type=click.IntRange(min=1),
-        help="K parameter servers, as tasks after those of the workers: they have the parameters, which workers pull, "
-        "and to which they push gradients, instead of all-reduces.",
-    ),
-    click.option(
-        "--server-device",
-        "server_list",
-        multiple=True,
-        callback=lambda context, parameter, value: list(value) or None,
-        help="Device of each parameter server, in order, such as that of a worker; default: tasks of their own.",
-    ),
+    *_SERVERS,
     click.option(
         "--ordering",
         metavar="NAME",

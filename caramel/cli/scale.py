@@ -19,6 +19,7 @@ from caramel.util.whole_files import check_writable
 if TYPE_CHECKING:
     from caramel.facts import Trace
     from caramel.frontend.program_file import Program
+    from caramel.scaling.policies import Policy
     from caramel.scaling.question import Batch, Link
 
 
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
     help="Instead of --link-rate: a network that was measured (caramel netbench).",
 )
 @click.option("--policy", default="all", show_default=True, metavar="NAME,...", help="Policies that are compared.")
+@click.option(
+    "--servers",
+    metavar="K,...",
+    help="Also parameter servers, so many, on hosts of their own; N for as many as workers.",
+)
+@click.option(
+    "--ordering", metavar="RULE,...", help="--servers: orders in which parameters are pulled.  [default: best]"
+)
 @click.option(
     "--trace",
     "traces",
@@ -66,6 +75,8 @@ def scale(
     arguments: tuple[str, ...],
     counts: str,
     policy: str,
+    servers: str | None,
+    ordering: str | None,
     traces: tuple[str, ...],
     global_batch: int | None,
     batch_per_worker: int | None,
@@ -85,7 +96,7 @@ def scale(
         if file is not None:
             check_writable(file)
     from caramel.scaling.lists import parse_counts
-    from caramel.scaling.policies import policies_named
+    from caramel.scaling.policies import policies_named, servers_named
     from caramel.scaling.question import Question
     from caramel.scaling.stragglers import Stragglers
 
@@ -93,7 +104,13 @@ def scale(
     links = _links(**network)
     batch = _batch(global_batch, batch_per_worker)
     differing = Stragglers() if straggler is None else Stragglers.parsed(straggler)
-    question = Question(workers, links, policies_named(policy), batch, differing, workers_on_host)
+    if ordering is not None and servers is None:
+        raise click.UsageError("--ordering belongs to --servers")
+    policies: list[Policy] = [
+        *policies_named(policy),
+        *([] if servers is None else servers_named(servers, ordering or "best")),
+    ]
+    question = Question(workers, links, policies, batch, differing, workers_on_host)
     check_program(program, arguments)
     load_quietly()
     from caramel.scaling.answers import answers

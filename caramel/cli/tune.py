@@ -14,6 +14,7 @@ from caramel.cli.options import (
     with_collectives,
     with_devices,
     with_json,
+    with_servers,
 )
 from caramel.cli.places import Place
 from caramel.cli.scripts import ProgramCommand, loaded_program, next_command
@@ -27,6 +28,7 @@ from caramel.util.whole_files import check_writable
 @click.option("--workers", type=int, help="Number of workers; default: as many as the cluster lists.")
 @with_cluster("processes")
 @with_collectives
+@with_servers
 @click.option(
     "--trace",
     metavar="FILE.json",
@@ -56,8 +58,9 @@ def tune(
     """Try a plan on the workers with other limits, and keep the fastest.
 
     What is tuned: how many bytes travel together, into how many each transfer is cut, how many may be under way, and
-    in how many chunks. Bayesian optimisation chooses each trial from the times of those before. The first one is the
-    planner's plan, and at the end the fastest runs against it in turn: it is kept only if it is faster beyond noise.
+    in how many chunks; with parameter servers the order of pulls, and how many may be on the way. Bayesian
+    optimisation chooses each trial from the times of those before. The first one is the planner's plan, and at the end
+    the fastest runs against it in turn: it is kept only if it is faster beyond noise.
 
     The network and the program are measured first, unless --network and --trace have them. What is trained meanwhile
     is thrown away. FILE.py alone is a script that trains a Keras model: it runs as far as its first fit.

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
+from caramel.analyzers.servers.ordered_step import ordered_step
 from caramel.analyzers.servers.placement import place, variable_groups
-from caramel.analyzers.servers.pull_orders import NO_ORDER, pull_order
-from caramel.analyzers.servers.served_step import channel_s, predict_served_step
 from caramel.analyzers.servers.split import split_step
-from caramel.analyzers.servers.worker_step import worker_step
-from caramel.analyzers.step.dependencies import find_dependencies
 from caramel.compiler.options import CompileOptions
 from caramel.compiler.plan_parts import bare_plan, counts_differ, notes_of_workers
 from caramel.data.pipeline import Pipeline
-from caramel.errors import InputError, UnsupportedError, listed
+from caramel.errors import listed
 from caramel.facts import Trace
 from caramel.graph.devices import WORKER_JOB, Device, parse_devices
 from caramel.model import Model
 from caramel.netmodel.messages import message_cost
 from caramel.plan import Plan
-from caramel.server_plan import Home, ParameterServers
-
-_TIMED = ("tac", "tao", "best", "reverse")
-"""Orderings that go by times."""
+from caramel.server_plan import ParameterServers
 
 
 def server_devices(workers: Sequence[str], options: CompileOptions) -> tuple[str, ...]:
@@ -63,24 +56,20 @@ def server_plan(
     """
     there = server_devices(devices, options)
     groups = variable_groups(model, exact_bits=options.deterministic)
-    variables = [v for group in groups for v in group.variables]
-    if not variables:
-        raise UnsupportedError(
-            "the step writes no variable that servers could have: what it updates, if anything, is a worker's own (an "
-            "update that draws random numbers is, for one)"
-        )
-    if len(there) > len(variables):
-        raise InputError(
-            f"servers={len(there)}: there are {len(variables)} variables that servers could have, so some would "
-            "have nothing to do"
-        )
     homes = place(groups, len(there))
-    servers = replace(
-        _in_order(model, there, homes, options, trace),
+    network = options.collectives.network
+    cost = None if network is None else message_cost(network, options.workers)
+    step = ordered_step(model, homes, options.workers, len(there), cost, trace, options.ordering)
+    servers = ParameterServers(
+        there,
+        homes,
+        step.ordering,
+        step.pulls,
+        options.pulls_in_flight,
         pulled_bytes=sum(group.pulled_bytes for group in groups),
         pushed_bytes=sum(g.size_bytes for g in model.gradients if not g.is_sparse),
+        prediction=step.prediction,
     )
-    network = options.collectives.network
     plan = replace(
         bare_plan(model, devices, pipeline),
         weighted=options.uneven_batches == "weight" and counts_differ(model, options.workers, pipeline),
@@ -92,49 +81,13 @@ def server_plan(
     notes = [*model.notes, *notes_of_workers(model, plan)]
     busy = {server for group, home in zip(groups, homes) if group.follows_gradients for server in home.servers}
     if len(busy) < len(there):
+        count = sum(len(group.variables) for group in groups)
         idle = sorted({*range(len(there))} - busy)
         notes.append(
-            f"no parameter is left for {listed([f'server {each}' for each in idle], 3)}: some of {len(variables)} "
+            f"no parameter is left for {listed([f'server {each}' for each in idle], 3)}: some of {count} "
             "variables are kept together"
         )
     held = len(split_step(model).holders)
     if held:
         notes.append(f"{held} ops of each worker take a variable by its handle, and get a copy of it in every step")
     return replace(plan, notes=(*notes, *(() if pipeline is None else pipeline.notes)))
-
-
-def _in_order(
-    model: Model, there: tuple[str, ...], homes: tuple[Home, ...], options: CompileOptions, trace: Trace | None
-) -> ParameterServers:
-    """The servers with the order in which they send parameters, and the predicted step."""
-    network = options.collectives.network
-    is_timed = trace is not None and network is not None
-    ordering = options.ordering or ("best" if is_timed else "tic")
-    if ordering in _TIMED and not is_timed:
-        missing = [name for name, given in (("trace=", trace), ("network=", network)) if given is None]
-        raise InputError(
-            f"ordering={ordering!r} goes by the times of ops and transfers: give {' and '.join(missing)}, or take "
-            "'tic', which goes by the graph alone"
-        )
-    cost = None if network is None else message_cost(network, options.workers)
-    pull_s = (
-        (lambda size_bytes: size_bytes * 1e-9)  # only how they compare matters then
-        if cost is None
-        else partial(channel_s, workers=options.workers, servers=len(there), cost=cost)
-    )
-    op_s = {} if trace is None else _scaled(trace)
-    step = worker_step(model, homes, op_s, pull_s)
-    parameters = () if ordering == NO_ORDER else step.parameters(pull_order(ordering, step.problem))
-    found = ParameterServers(there, homes, ordering, parameters, options.pulls_in_flight)
-    if cost is None or trace is None:
-        return found
-    updates = find_dependencies(model).updates
-    update_s = {name: sum(op_s.get(op, 0.0) for op in names) for name, names in updates.items()}
-    return replace(found, prediction=predict_served_step(step, parameters, options.workers, len(there), cost, update_s))
-
-
-def _scaled(trace: Trace) -> Mapping[str, float]:
-    """Seconds of each op, so that all together take the step that was measured."""
-    total_s = sum(trace.op_s.values())
-    scale = trace.step_s / total_s if total_s > 0 else 1.0
-    return {name: scale * time_s for name, time_s in trace.op_s.items()}

@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from caramel.analyzers.analyzer import analyse
-from caramel.analyzers.automatic import WANTED
-from caramel.analyzers.cost.network import Network
-from caramel.analyzers.optimal.prediction import predict
-from caramel.analyzers.policies.control_edges import without_needless_order
 from caramel.analyzers.step.dependencies import find_dependencies
 from caramel.compiler.distributed_model import trainable_model
-from caramel.errors import CaptureError, CaramelError, InputError, in_one_line
+from caramel.errors import CaptureError, CaramelError, in_one_line
 from caramel.facts import Dependencies, Trace
 from caramel.frontend.context import Context
 from caramel.model import Model
-from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
-from caramel.plan import Prediction
 from caramel.scaling.batches import TracedBatches
-from caramel.scaling.policies import Compared
+from caramel.scaling.policies import Policy
 from caramel.scaling.question import Batch, Link, Question
 
 NOT_TRACED = "not traced"
@@ -133,7 +126,7 @@ def _answer(
     question: Question,
     workers: int,
     link: Link,
-    policy: Compared,
+    policy: Policy,
 ) -> Answer:
     batch = question.batch or (None if traces.usual is None else Batch(traces.usual, is_of_all=False))
     all_examples = None if batch is None else batch.of_all(workers)
@@ -147,19 +140,16 @@ def _answer(
             return replace(about, refused=NOT_TRACED)
         slowest = question.stragglers.slowest(workers)
         slower = replace(trace, step_s=slowest * trace.step_s)  # all else of it counts in parts of that
-        options = policy.collectives(CollectiveOptions(network=link.network, is_what_if=True))
-        options.check_workers(workers)
-        prediction = _prediction(*captured, slower, Network(options, workers), policy)
+        step = policy.predict(*captured, slower, link.network, workers)
     except CaramelError as error:
         return replace(about, refused=in_one_line(error))
-    timeline, interval = prediction.timeline, prediction.interval
     return replace(
         about,
-        step_s=timeline.iteration_s,
-        low_s=None if interval is None else interval.low_s,
-        high_s=None if interval is None else interval.high_s,
-        compute_s=timeline.compute_s,
-        communication_s=timeline.communication_s,
+        step_s=step.step_s,
+        low_s=step.low_s,
+        high_s=step.high_s,
+        compute_s=step.compute_s,
+        communication_s=step.communication_s,
         alone_s=_alone_s(trace),
         basis=_basis(link.network, workers),
     )
@@ -170,17 +160,6 @@ def _alone_s(trace: Trace) -> float:
     measured = trace.ordered_step_s
     free_s = measured.get("none", 0.0)
     return trace.step_s * (min(measured.values()) / free_s if free_s > 0 else 1.0)
-
-
-def _prediction(model: Model, needs: Dependencies, trace: Trace, network: Network, policy: Compared) -> Prediction:
-    analyzers = [each for each in policy.analyzers(network, trace) if each.provides is not Dependencies]
-    facts = analyse(analyzers, [model, network, needs], WANTED)
-    if policy.drops_needless_order:
-        facts = without_needless_order(facts)
-    prediction = predict(facts, has_alternatives=False)
-    if prediction is None:
-        raise InputError("the trace has no measured times: make one with caramel trace")
-    return prediction
 
 
 def _basis(network: NetworkModel, workers: int) -> str:

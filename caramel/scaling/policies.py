@@ -1,32 +1,86 @@
-"""The policies that are compared: this library's, and how others make buckets."""
+"""The policies that are compared: this library's, how others make buckets, and parameter servers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.analyzer import Analyzer, analyse
+from caramel.analyzers.automatic import WANTED
 from caramel.analyzers.cost.network import Network
+from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.policies.batching import DEFAULT_THRESHOLD_BYTES, fixed, mg_wfbp, single
-from caramel.analyzers.policies.control_edges import no_serialization
+from caramel.analyzers.policies.control_edges import no_serialization, without_needless_order
 from caramel.analyzers.policies.order import greedy_order
 from caramel.analyzers.policies.packing import backward_only
 from caramel.analyzers.policies.transfers import adaptive_depth
 from caramel.analyzers.registry import POLICIES, automatic_analyzers
+from caramel.analyzers.servers.ordered_step import ordered_step
+from caramel.analyzers.servers.placement import place, variable_groups
+from caramel.analyzers.servers.pull_orders import NO_ORDER, ORDERINGS
 from caramel.analyzers.step.boundaries import boundaries
 from caramel.analyzers.step.dependencies import dependencies
 from caramel.analyzers.step.op_times import given_trace
 from caramel.errors import InputError
-from caramel.facts import Trace
+from caramel.facts import Dependencies, Trace
+from caramel.model import Model
 from caramel.netmodel.choice import CollectiveOptions
-from caramel.util.arguments import one_of
+from caramel.netmodel.messages import message_cost
+from caramel.netmodel.model import NetworkModel
+from caramel.util.arguments import one_of, whole_number
 from caramel.util.units import format_size
 
 
 @dataclass(frozen=True)
+class PredictedStep:
+    """What a policy makes of a step.
+
+    Attributes:
+        step_s: predicted seconds of a step.
+        compute_s: seconds of these in which a worker computes.
+        communication_s: seconds in which something is under way on its link.
+        low_s: with 95 % probability a step takes at least so many; None where nothing is said of that.
+        high_s: at most so many.
+    """
+
+    step_s: float
+    compute_s: float
+    communication_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+
+
+class Policy(Protocol):
+    """What steps are predicted with."""
+
+    @property
+    def name(self) -> str:
+        """Name of the policy, for options and tables."""
+        ...
+
+    def predict(
+        self, model: Model, needs: Dependencies, trace: Trace, network: NetworkModel, workers: int
+    ) -> PredictedStep:
+        """Predict a step.
+
+        Args:
+            model: the single-device step.
+            needs: what each gradient needs.
+            trace: measured times of its ops.
+            network: network model.
+            workers: number of workers.
+
+        Raises:
+            CaramelError: there is no such step, or nothing is known of it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
 class Compared:
-    """A policy that steps are predicted with.
+    """A policy of all-reduces.
 
     Attributes:
         name: name of the policy, for options.
@@ -41,6 +95,73 @@ class Compared:
     analyzers: Callable[[Network, Trace], Sequence[Analyzer]]
     collectives: Callable[[CollectiveOptions], CollectiveOptions] = lambda options: options
     drops_needless_order: bool = False
+
+    def predict(
+        self, model: Model, needs: Dependencies, trace: Trace, network: NetworkModel, workers: int
+    ) -> PredictedStep:
+        """Predict a step; see `Policy`."""
+        options = self.collectives(CollectiveOptions(network=network, is_what_if=True))
+        options.check_workers(workers)
+        of_workers = Network(options, workers)
+        analyzers = [each for each in self.analyzers(of_workers, trace) if each.provides is not Dependencies]
+        facts = analyse(analyzers, [model, of_workers, needs], WANTED)
+        if self.drops_needless_order:
+            facts = without_needless_order(facts)
+        prediction = predict(facts, has_alternatives=False)
+        if prediction is None:
+            raise InputError("the trace has no measured times: make one with caramel trace")
+        step, interval = prediction.timeline, prediction.interval
+        low_s, high_s = (None, None) if interval is None else (interval.low_s, interval.high_s)
+        return PredictedStep(step.iteration_s, step.compute_s, step.communication_s, low_s, high_s)
+
+
+@dataclass(frozen=True)
+class OnServers:
+    """Parameter servers in the place of all-reduces.
+
+    Attributes:
+        servers: number of servers; None for as many as workers.
+        ordering: rule by which parameters are pulled.
+
+    Raises:
+        InputError: there is no such rule, or no server.
+    """
+
+    servers: int | None
+    ordering: str = "best"
+
+    def __post_init__(self) -> None:
+        one_of(self.ordering, (*ORDERINGS, NO_ORDER), "order of pulls")
+        if self.servers is not None:
+            whole_number(self.servers, "the number of servers")
+
+    @property
+    def name(self) -> str:
+        """Name of the policy, for tables."""
+        many = "N servers" if self.servers is None else "1 server" if self.servers == 1 else f"{self.servers} servers"
+        return f"{many}, {self.ordering}"
+
+    def predict(
+        self, model: Model, needs: Dependencies, trace: Trace, network: NetworkModel, workers: int
+    ) -> PredictedStep:
+        """Predict a step; see `Policy`. Servers are on hosts of their own."""
+        CollectiveOptions(network=network, is_what_if=True).check_workers(workers)
+        servers = workers if self.servers is None else self.servers
+        homes = place(variable_groups(model), servers)
+        cost, on_host = message_cost(network, workers), network.workers_on_host
+        step = ordered_step(model, homes, workers, servers, cost, trace, self.ordering, on_host).prediction
+        assert step is not None  # there are a trace and costs
+        link_s = _covered_s([(span.start_s, span.end_s) for span in step.spans if span.kind in ("pull", "push")])
+        return PredictedStep(step.step_s, step.compute_s, link_s)
+
+
+def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds in which one of some spans is under way."""
+    covered_s = until_s = 0.0
+    for start_s, end_s in sorted(spans):
+        covered_s += max(end_s - max(start_s, until_s), 0.0)
+        until_s = max(until_s, end_s)
+    return covered_s
 
 
 def _of_this_library(name: str) -> Compared:
@@ -91,3 +212,31 @@ def policies_named(text: str) -> list[Compared]:
     if len({*names}) < len(names):
         raise InputError(f"a policy is named twice in {text!r}")
     return [COMPARED[name] for name in names]
+
+
+OF_EACH = "N"
+"""What stands for as many servers as workers."""
+
+
+def servers_named(text: str, orderings: str = "best") -> list[OnServers]:
+    """Parameter servers, for each number in a list with commas, or N for as many as workers, and each order.
+
+    Args:
+        text: numbers of servers.
+        orderings: rules of orders with commas.
+
+    Raises:
+        InputError: a number or rule cannot be read, or comes twice.
+
+    >>> [policy.name for policy in servers_named("1,N", "tac,none")]
+    ['1 server, tac', '1 server, none', 'N servers, tac', 'N servers, none']
+    """
+    counts: list[int | None] = []
+    for part in map(str.strip, text.split(",")):
+        if part != OF_EACH and not part.isdecimal():
+            raise InputError(f"cannot read {part!r} in {text!r}: write numbers of servers with commas, or {OF_EACH}")
+        counts.append(None if part == OF_EACH else int(part))
+    found = [OnServers(count, rule.strip()) for count in counts for rule in orderings.split(",")]
+    if len({*found}) < len(found):
+        raise InputError(f"a number of servers or an order is named twice in {text!r} or {orderings!r}")
+    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from caramel.errors import InputError
 from caramel.netmodel.model import NetworkModel
-from caramel.scaling.policies import Compared
+from caramel.scaling.policies import Policy
 from caramel.scaling.stragglers import NONE, Stragglers
 from caramel.util.arguments import predicted_worker_count, whole_number
 
@@ -77,7 +77,7 @@ class Question:
 
     workers: Sequence[int]
     links: Sequence[Link]
-    policies: Sequence[Compared]
+    policies: Sequence[Policy]
     batch: Batch | None = None
     stragglers: Stragglers = NONE
     workers_on_host: int = 1

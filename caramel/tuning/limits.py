@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,6 +24,25 @@ from caramel.util.units import format_size
 
 _SMALLEST_BYTES = 64 * 1024
 _MOST_IN_FLIGHT, _MOST_DEPTH = 8, 8
+
+_BEYOND = 2.0
+"""How far no limit is beyond the largest one, on a logarithmic scale (our choice)."""
+
+
+class Setting(Protocol):
+    """What a trial tries."""
+
+    def options(self, trace: Trace) -> Mapping[str, Any]:
+        """Options of `caramel.ARModel` that make a plan with it.
+
+        Args:
+            trace: measured times of the program.
+        """
+        ...
+
+    def point(self) -> Sequence[float]:
+        """A point that is near those of like settings, on scales of any length; infinity where nothing limits it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,20 @@ class Limits:
         cut = "uncut" if self.partition_bytes is None else f"cut at {format_size(self.partition_bytes)}"
         depth = "depth as predicted" if self.depth is None else f"depth {self.depth}"
         return f"buckets of {format_size(self.bucket_bytes)}, {cut}, {self.in_flight} in flight, {depth}"
+
+    def options(self, trace: Trace) -> Mapping[str, Any]:
+        """Options of `caramel.ARModel` with these limits.
+
+        Args:
+            trace: measured times of the program.
+        """
+        return {"analyzers": self.analyzers(trace), "depth": self.depth}
+
+    def point(self) -> Sequence[float]:
+        """The logarithms of all limits, with a depth as predicted below one of 1."""
+        partition = math.inf if self.partition_bytes is None else self.partition_bytes
+        depth = 0.5 if self.depth is None else self.depth
+        return [math.log2(value) for value in (self.bucket_bytes, partition, self.in_flight, depth)]
 
     def analyzers(self, trace: Trace) -> list[Analyzer]:
         """The analyzers that plan within these limits.
@@ -86,28 +120,18 @@ def limits_for(total_bytes: int, depth: int | None = None) -> Sequence[Limits]:
     ]
 
 
-def coordinates(limits: Sequence[Limits]) -> np.ndarray:
-    """Each of some limits as a point, on logarithmic scales from 0 to 1.
+def coordinates(settings: Sequence[Setting]) -> np.ndarray:
+    """Each of some settings as a point, on scales from 0 to 1.
 
     Args:
-        limits: the limits.
+        settings: the settings.
 
     Returns:
-        An array of shape [limits, 4].
+        An array of shape [settings, axes].
     """
-    largest = max(each.bucket_bytes for each in limits)
-    values = np.array(
-        [
-            [
-                each.bucket_bytes / _SMALLEST_BYTES,
-                (4 * largest if each.partition_bytes is None else each.partition_bytes) / _SMALLEST_BYTES,
-                each.in_flight,
-                0.5 if each.depth is None else each.depth,
-            ]
-            for each in limits
-        ]
-    )
-    logarithms = np.log2(values)
-    low, high = logarithms.min(axis=0), logarithms.max(axis=0)
-    scaled: np.ndarray = (logarithms - low) / np.where(high > low, high - low, 1.0)
+    points = np.array([each.point() for each in settings], float)
+    largest = np.max(points, axis=0, initial=0.0, where=np.isfinite(points))
+    points = np.where(np.isfinite(points), points, largest + _BEYOND)
+    low, high = points.min(axis=0), points.max(axis=0)
+    scaled: np.ndarray = (points - low) / np.where(high > low, high - low, 1.0)
     return scaled

@@ -18,7 +18,8 @@ from caramel.plan import OWNERS, Plan
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.tuning.bayesian import BayesianSearch
-from caramel.tuning.limits import Limits, coordinates, limits_for
+from caramel.tuning.limits import Limits, Setting, coordinates, limits_for
+from caramel.tuning.pull_limits import PullLimits, all_pull_limits
 from caramel.util.arguments import whole_number
 from caramel.util.tables import fitted
 from caramel.util.units import format_ms
@@ -46,7 +47,7 @@ class Trial:
         error: why it failed; "" if it did not.
     """
 
-    limits: Limits | None
+    limits: Limits | PullLimits | None
     step_s: float | None
     error: str = ""
 
@@ -68,7 +69,7 @@ class Tuned:
     """
 
     plan: Plan
-    limits: Limits | None
+    limits: Limits | PullLimits | None
     trials: tuple[Trial, ...]
     ratios: tuple[float, ...]
 
@@ -119,7 +120,8 @@ def tune(
     """Try a plan with other limits on a cluster, and keep the fastest.
 
     The first trial is the planner's plan. Others go by the priority of the next read, with limits for buckets,
-    pieces, transfers under way and chunks. At the end the fastest one runs against the planner's plan in turn, and is
+    pieces, transfers under way and chunks; with parameter servers (``servers=``) they pull in another order, or with
+    another number of parameters on the way. At the end the fastest one runs against the planner's plan in turn, and is
     kept only if it is faster beyond noise. What is trained meanwhile is thrown away.
 
     Args:
@@ -134,7 +136,8 @@ def tune(
         seed: seed of the search; the same seed and times give the same trials.
         device_list: see `caramel.ARModel`.
         on_trial: is called with each trial.
-        options: further options of `caramel.ARModel`, such as ``deterministic``, ``wire`` or ``algorithm``.
+        options: further options of `caramel.ARModel`, such as ``deterministic``, ``wire``, ``algorithm`` or
+            ``servers``.
 
     Returns:
         The best plan, and all trials.
@@ -171,23 +174,26 @@ def tune(
         raise InputError("one worker sends nothing, so there is nothing to tune: tune for 2 workers or more")
     whole_number(trials, "trials")
     whole_number(steps, "steps")
-    depth = options.pop("depth", None)
     common = {"network": network, "device_list": device_list, **options}
-    planned = ARModel(context, workers, trace=trace, depth=depth, **common)
+    planned = ARModel(context, workers, trace=trace, **common)
     found = as_trace(trace, planned.model)
     assert found is not None
-    is_divided = any(transfer.algorithm == OWNERS for transfer in planned.plan.transfers)
-    common["shard_embeddings"] = "all" if is_divided else "none"  # as limits have nothing to do with it
+    all_limits: Sequence[Limits | PullLimits]
+    if planned.plan.servers is not None:
+        all_limits = all_pull_limits()
+    else:
+        all_limits = limits_for(sum(g.size_bytes for g in planned.model.gradients), options.get("depth"))
+        is_divided = any(transfer.algorithm == OWNERS for transfer in planned.plan.transfers)
+        common["shard_embeddings"] = "all" if is_divided else "none"  # as limits have nothing to do with it
 
-    def within(limits: Limits) -> ARModel:
-        return ARModel(context, workers, analyzers=limits.analyzers(found), depth=limits.depth, **common)
+    def within(limits: Setting) -> ARModel:
+        return ARModel(context, workers, **{**common, **limits.options(found)})
 
     def step_s(model: ARModel) -> float:
         return _step_s(model, cluster, batches, steps)
 
     tried = [Trial(None, step_s(planned))]
     on_trial(tried[0])
-    all_limits = limits_for(sum(g.size_bytes for g in planned.model.gradients), depth)
     search = _Search(planned, tried[0], all_limits, within, step_s, seed)
     for trial in search.trials(trials):
         tried.append(trial)
@@ -219,8 +225,8 @@ class _Search:
         self,
         planned: ARModel,
         first: Trial,
-        limits: Sequence[Limits],
-        within: Callable[[Limits], ARModel],
+        limits: Sequence[Limits | PullLimits],
+        within: Callable[[Setting], ARModel],
         step_s: Callable[[ARModel], float],
         seed: int,
     ) -> None:
@@ -229,7 +235,7 @@ class _Search:
         self._search = BayesianSearch(coordinates(limits), seed, first.step_s)
         self._first_s = first.step_s
         self._times_s = {_decisions(planned.plan): first.step_s}
-        self._models: dict[Limits, tuple[float, ARModel]] = {}
+        self._models: dict[Limits | PullLimits, tuple[float, ARModel]] = {}
 
     def trials(self, most: int) -> Iterator[Trial]:
         """Trials in the order in which they are chosen.
@@ -248,7 +254,7 @@ class _Search:
                 made += 1
                 yield trial
 
-    def _trial(self, limits: Limits) -> tuple[Trial, bool]:
+    def _trial(self, limits: Limits | PullLimits) -> tuple[Trial, bool]:
         """What limits give, and whether that was not known before."""
         try:
             model = self._within(limits)
@@ -262,7 +268,7 @@ class _Search:
         return Trial(limits, self._times_s[key]), is_new
 
     @property
-    def best(self) -> tuple[Limits, ARModel] | None:
+    def best(self) -> tuple[Limits | PullLimits, ARModel] | None:
         """The fastest, if it is faster than the planner's plan."""
         limits = min(self._models, key=lambda each: self._models[each][0], default=None)
         if limits is None or self._models[limits][0] >= self._first_s:
@@ -282,7 +288,9 @@ def is_gain(ratios: Sequence[float]) -> bool:
 def _decisions(plan: Plan) -> tuple[Any, ...]:
     """What a plan has the graph do."""
     transfers = tuple(replace(t, reason="", predicted_s=None) for t in plan.transfers)
-    return transfers, plan.edges, plan.in_flight, plan.sharded
+    servers = plan.servers
+    pulls = None if servers is None else (servers.pulls, servers.in_flight if servers.pulls else None)
+    return transfers, plan.edges, plan.in_flight, plan.sharded, pulls
 
 
 def _step_s(model: ARModel, cluster: Cluster, batches: Batches | None, steps: int) -> float:

@@ -60,6 +60,16 @@ def test_the_fastest_is_written_and_run(call, tmp_path):
     assert ran.exit_code == 0 and caramel.Plan.load(out).digest[:12] in ran.stdout, ran.output
 
 
+def test_orders_of_pulls(call, tmp_path):
+    out = tmp_path / "tuned.json"
+    done = call("tune", "--trials", 1, "--steps", 1, "--servers", 1, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"trial 1: pulls in (no order|the order \w+, \d+ in flight)", done.stderr)
+    assert len(caramel.Plan.load(out).server_devices) == 1
+    following = re.search(r"^next: caramel run (.*)$", done.stdout, re.MULTILINE)[1]
+    assert following.endswith(f"--workers 2 --cluster in-process --plan {out}")
+
+
 def test_as_json(call):
     done = call("tune", "--trials", 1, "--steps", 1, "--json")
     assert done.exit_code == 0, done.output

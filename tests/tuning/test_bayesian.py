@@ -6,6 +6,7 @@ import pytest
 from caramel.errors import InputError
 from caramel.tuning.bayesian import BayesianSearch
 from caramel.tuning.limits import Limits, coordinates, limits_for
+from caramel.tuning.pull_limits import PullLimits, all_pull_limits
 
 
 def grid(side=12):
@@ -116,6 +117,23 @@ def test_limits_and_their_coordinates(total_bytes):
     assert points.shape == (len(limits), 4) and points.min() >= 0 and points.max() <= 1
     assert len({tuple(point) for point in points.round(9).tolist()}) == len(limits)
     assert {each.depth for each in limits_for(total_bytes, 3)} == {3}
+
+
+def test_no_limit_is_beyond_the_largest():
+    limits = limits_for(2**20)
+    points = dict(zip(limits, coordinates(limits)[:, 1]))
+    largest = max(point for each, point in points.items() if each.partition_bytes is not None)
+    assert {point for each, point in points.items() if each.partition_bytes is None} == {1.0} and largest < 1.0
+
+
+def test_orders_of_pulls_and_their_coordinates():
+    limits = all_pull_limits()
+    assert len(set(limits)) == len(limits) == 16
+    points = coordinates(limits)
+    assert points.min() >= 0 and points.max() <= 1 and len({tuple(each) for each in points.round(9).tolist()}) == 16
+    assert points[limits.index(PullLimits("none", None))].tolist() == [0.0, 0.0, 0.0, 1.0]
+    texts = {str(each) for each in limits}
+    assert {"pulls in no order", "pulls in the order tac, 4 in flight"} <= texts and len(texts) == 16
 
 
 def test_limits_in_words():

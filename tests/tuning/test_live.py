@@ -10,6 +10,7 @@ import caramel
 from caramel.errors import InputError, StepError
 from caramel.tuning import live
 from caramel.tuning.live import is_gain
+from caramel.tuning.pull_limits import PullLimits
 
 
 def program():
@@ -58,6 +59,13 @@ def test_real_trials(context, trace):
     assert "the planner's plan" in found.table() and found.result() in str(found)
 
 
+def test_real_trials_with_servers(context, trace):
+    found = tuned(context, trace, servers=2, trials=5)
+    assert found.trials[0].limits is None and all(t.step_s > 0 for t in found.trials), found.table()
+    assert all(isinstance(t.limits, PullLimits) for t in found.trials[1:]) and len(found.trials) > 1
+    assert caramel.ARModel(context, 2, plan=found.plan).plan.servers == found.plan.servers
+
+
 @pytest.fixture
 def timed(monkeypatch):
     """Function that sets the times of plans, and of rounds in turn; it returns the plans that were timed."""
@@ -74,6 +82,16 @@ def timed(monkeypatch):
         return seen
 
     return set_times
+
+
+def test_each_order_of_pulls_is_tried_once_and_the_fastest_kept(context, trace, timed):
+    """Of these layers all rules have one order, so there are five windows, and no order."""
+    seen = timed(lambda number, plan: 1.0 if plan.servers.pulls else 0.5)
+    found = tuned(context, trace, servers=1, trials=20)
+    assert found.plan.servers.pulls == () and found.limits == PullLimits("none", None)
+    tried = [(plan.servers.pulls, plan.servers.in_flight if plan.servers.pulls else None) for plan in seen]
+    assert len(set(tried)) == len(tried) == 6
+    assert any("tuned by 5 trials" in note for note in found.plan.notes)
 
 
 def test_the_fastest_trial_is_kept(context, trace, timed):

@@ -11,6 +11,7 @@ from caramel.analyzers.servers.split import Split, split_step
 from caramel.analyzers.step.element_updates import ElementUpdate, element_updates
 from caramel.analyzers.step.kept import once_per_model
 from caramel.collectives.schedule import ALIGNMENT_ELEMENTS
+from caramel.errors import InputError, UnsupportedError
 from caramel.graph import ops
 from caramel.graph.graph import node_of
 from caramel.model import Gradient, Model, Variable
@@ -211,7 +212,22 @@ def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
 
     Returns:
         The home of each group, in the order of the groups.
+
+    Raises:
+        UnsupportedError: there is no variable.
+        InputError: there are more servers than variables that they could have.
     """
+    variables = sum(len(group.variables) for group in groups)
+    if not variables:
+        raise UnsupportedError(
+            "the step writes no variable that servers could have: what it updates, if anything, is a worker's own (an "
+            "update that draws random numbers is, for one)"
+        )
+    if servers > variables:
+        raise InputError(
+            f"servers={servers}: there are {variables} variables that servers could have, so some would have nothing "
+            "to do"
+        )
     total = sum(group.read_bytes for group in groups)
     loads = [0.0] * servers
     homes: dict[int, Home] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from caramel.analyzers.servers.lower_bound import step_bound_s
 from caramel.analyzers.servers.pull_orders import random_pulls
@@ -21,7 +21,7 @@ def predict_served_step(
     step: WorkerStep,
     parameters: Sequence[str],
     workers: int,
-    servers: int,
+    message_s: Callable[[float], float],
     cost: MessageCost,
     update_s: Mapping[str, float],
 ) -> ServedStep:
@@ -35,19 +35,19 @@ def predict_served_step(
         step: one worker's part.
         parameters: names of the parameters in the order in which they are sent; empty for no order.
         workers: number of workers.
-        servers: number of servers.
+        message_s: function from the bytes of a message to its seconds on its channel; see `channel_s`.
         cost: cost of a message.
         update_s: seconds of the update of each gradient, by its name.
     """
     names = step.pulls(parameters)
     orders = [names] if parameters else [random_pulls(step.problem, seed) for seed in range(_RANDOM_ORDERS)]
-    bound_s = step_bound_s(step, lambda push: channel_s(push.size_bytes, workers, servers, cost))
-    results = [_one(step, order, workers, servers, cost, update_s, bound_s) for order in orders]
+    bound_s = step_bound_s(step, lambda push: message_s(push.size_bytes))
+    results = [_one(step, order, workers, message_s, cost, update_s, bound_s) for order in orders]
     middle = statistics.median_low(result.step_s for result in results)
     return next(result for result in results if result.step_s == middle)
 
 
-def channel_s(size_bytes: float, workers: int, servers: int, cost: MessageCost) -> float:
+def channel_s(size_bytes: float, workers: int, servers: int, cost: MessageCost, workers_on_host: int = 1) -> float:
     """Seconds in which all workers get a message of a server, while they get others of the other servers.
 
     Args:
@@ -55,15 +55,17 @@ def channel_s(size_bytes: float, workers: int, servers: int, cost: MessageCost) 
         workers: number of workers, between which the server's link is divided.
         servers: number of servers, between which a worker's link is divided.
         cost: cost of a message.
+        workers_on_host: number of workers that share a link.
     """
-    return workers * cost.alpha_s + max(workers, servers) * cost.beta_s_per_byte * size_bytes
+    on_a_link = max(workers, servers * min(workers_on_host, workers))
+    return workers * cost.alpha_s + on_a_link * cost.beta_s_per_byte * size_bytes
 
 
 def _one(
     step: WorkerStep,
     order: Sequence[str],
     workers: int,
-    servers: int,
+    message_s: Callable[[float], float],
     cost: MessageCost,
     update_s: Mapping[str, float],
     bound_s: float,
@@ -80,7 +82,7 @@ def _one(
         spans.append(ServedSpan("pull", name, channels[span.name], span.start_s, span.end_s))
     ready = [(max(end_s[name] for name in push.after), push) for push in step.pushes]
     for ready_s, push in sorted(ready, key=lambda each: each[0]):
-        time_s = channel_s(push.size_bytes, workers, servers, cost)
+        time_s = message_s(push.size_bytes)
         server, start_s = push.channel, max(ready_s, free_s[push.channel])
         free_s[server] = start_s + time_s
         channel_load_s[server] += time_s

@@ -72,7 +72,7 @@ def test_a_predicted_step_is_the_schedule_and_the_pushes():
         model, place(variable_groups(model), 1), {computing: 0.5}, lambda size: channel_s(size, 4, 1, COST)
     )
     message_s = 4 * (1e-3 + 128e-6)
-    found = predict_served_step(step, ("one",), 4, 1, COST, {"one": 0.25})
+    found = predict_served_step(step, ("one",), 4, lambda size: channel_s(size, 4, 1, COST), COST, {"one": 0.25})
     assert found.step_s == pytest.approx(message_s + 0.5 + message_s + 0.25)
     assert (found.compute_s, found.pull_s, found.push_s) == pytest.approx((0.5, message_s, message_s))
     assert found.lower_bound_s == pytest.approx(message_s + 0.5 + message_s)  # all but the update
@@ -91,8 +91,10 @@ def test_no_order_is_the_middle_of_random_ones():
     model = chain(6)
     op_s = {name: 1e-4 for name in model.graph.order if model.graph[name].op == "MatMul"}
     step = made(model, op_s=op_s)
-    ordered = predict_served_step(step, step.parameters(pull_order("best", step.problem)), 2, 1, COST, {})
-    free = predict_served_step(step, (), 2, 1, COST, {})
+    best = step.parameters(pull_order("best", step.problem))
+    ordered, free = (
+        predict_served_step(step, order, 2, lambda size: channel_s(size, 2, 1, COST), COST, {}) for order in (best, ())
+    )
     worst = max(makespan_s(step.problem, pull_order("random", step.problem, seed)) for seed in range(16))
     assert ordered.step_s <= free.step_s and makespan_s(step.problem, pull_order("best", step.problem)) <= worst
 
@@ -101,3 +103,7 @@ def test_a_link_is_shared_by_whoever_is_at_its_end():
     assert channel_s(1000, 1, 1, COST) == pytest.approx(1e-3 + 1e-3)
     assert channel_s(1000, 4, 2, COST) == pytest.approx(4e-3 + 4e-3)
     assert channel_s(1000, 2, 8, COST) == pytest.approx(2e-3 + 8e-3)
+    # 4 workers on a host get messages of 2 servers each over one link, of 8 workers in all.
+    assert channel_s(1000, 8, 2, COST, workers_on_host=4) == channel_s(1000, 8, 2, COST)
+    assert channel_s(1000, 8, 4, COST, workers_on_host=4) == pytest.approx(8e-3 + 16e-3)
+    assert channel_s(1000, 2, 4, COST, workers_on_host=4) == pytest.approx(2e-3 + 8e-3)  # there are not as many
