@@ -159,6 +159,7 @@ class Gradient:
             that the program makes (over micro-batches, or over steps); empty where ``tensor`` left it itself.
         shared_rows: whether a sparse gradient has the same rows on every worker, in the same order; their number is
             only known when the step runs.
+        rows: the tensor with the rows of a dense gradient that is known for some rows only.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Gradient:
     index_dtype: str | None = None
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     shared_rows: bool = False
+    rows: str | None = None
 
     @property
     def is_sparse(self) -> bool:

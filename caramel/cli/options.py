@@ -8,7 +8,7 @@ import math
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from caramel.util.arguments import predicted_worker_count, worker_count
 if TYPE_CHECKING:
     from caramel.armodel import ARModel
     from caramel.frontend.program_file import Program
-    from caramel.plan import Plan
 
 
 def reporting_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -338,27 +337,12 @@ def checked_place(
 
 def _servers_of(options: Mapping[str, Any]) -> tuple[bool, int]:
     """Whether options of a command ask for parameter servers; and for how many tasks of their own."""
-    servers, plan = options.get("servers"), _plan_of(options)
-    with_servers = servers is not None or (plan is not None and plan.servers is not None)
-    if options.get("server_list") is not None:
-        return with_servers, 0  # they name tasks
-    if plan is None:
-        return with_servers, servers or 0
-    from caramel.graph.devices import Device
+    if options.get("servers") is None and options.get("plan") is None:
+        return False, 0
+    from caramel.compiler.server_tasks import server_tasks
 
-    tasks, of_servers = ({Device.parse(text).worker for text in each} for each in (plan.devices, plan.server_devices))
-    return with_servers, len(of_servers - tasks)
-
-
-def _plan_of(options: Mapping[str, Any]) -> Plan | None:
-    """The plan of a file that options name; None without one, or where it is none: that is refused where it is used."""
-    if options.get("plan") is None:
-        return None
-    from caramel.plan import Plan
-
-    with suppress(CaramelError):
-        return Plan.load(options["plan"])
-    return None
+    tasks = server_tasks(options)
+    return tasks is not None, tasks or 0
 
 
 _RESULTS = "caramel.results"

@@ -160,7 +160,9 @@ class Place:
         servers = self.parameter_servers
         listed = () if self.membership is None else devices_on_servers(self.membership.workers)
         found = 0 if self.membership is None else self.membership.parameter_servers
-        known = listed[: max(len(listed) - max(servers, found), 0)]
+        if found:
+            self._check_roles(workers, len(listed) - found)
+        known = listed[: max(len(listed) - (found or servers), 0)]
         if listed and not known:
             raise InputError(f"--servers {servers} of the {len(listed)} tasks of the cluster leave no worker")
         if workers is None and not devices and self.is_kind(RAY):
@@ -176,6 +178,22 @@ class Place:
             workers = len(devices or known)
         whole_number(workers, "--workers")
         return workers, tuple(devices) or other_than_default(known, workers) or ()
+
+    def _check_roles(self, workers: int | None, named: int) -> None:
+        """Refuse numbers that would make a parameter server of a worker, or the other way round.
+
+        Args:
+            workers: value of ``--workers``.
+            named: number of workers that the description of the cluster names.
+        """
+        assert self.membership is not None
+        found, servers = self.membership.parameter_servers, self.parameter_servers
+        if servers > found or (workers is not None and servers and workers != named):
+            asked = f"--servers {servers}" + ("" if workers is None else f" --workers {workers}")
+            raise InputError(
+                f"{asked}: the cluster has {named} tasks for workers and {found} in the job ps. Take as many workers "
+                "and at most as many servers, or name devices (--device, --server-device)"
+            )
 
     @property
     def serves(self) -> bool:
@@ -218,7 +236,13 @@ class Place:
             return InProcess()
         if membership is None:
             return LocalProcesses(allow_open_ports=self.allow_open_ports, base_port=self.base_port, options=options)
-        servers = Servers(membership.addresses, options, membership.task, workers=membership.workers)
+        servers = Servers(
+            membership.addresses,
+            options,
+            membership.task,
+            workers=membership.workers,
+            parameter_servers=membership.parameter_servers,
+        )
         servers.check_drives()
         if membership.task == 0:
             _logger.warning("anyone who reaches %s can run any graph there", membership.addresses[0])

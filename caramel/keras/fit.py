@@ -13,6 +13,7 @@ import click
 from caramel import __version__
 from caramel.armodel import ARModel
 from caramel.compiler.options import OPTION_NAMES
+from caramel.compiler.server_tasks import server_tasks
 from caramel.errors import InputError
 from caramel.frontend.context import Context, capture
 from caramel.keras.callbacks import (
@@ -147,7 +148,7 @@ def fit(
     drawn, described = (None if file is None else os.fspath(file) for file in (timeline, report))
     pictures = Pictures(model.name, drawn, described, __version__)
     place = cluster_or_default(cluster)
-    number, devices = workers_of(place, workers)
+    number, devices = workers_of(place, workers, server_tasks(options) or 0)
     if devices is not None:
         options.setdefault("device_list", devices)
     if options.get("network") is not None:  # before anything is traced for it

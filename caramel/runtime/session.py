@@ -182,6 +182,8 @@ class Session:
             self._packed = PackedFeeds.of(graph_def, [distributed.signature])
         if self._packed is not None:
             graph_def = self._packed.graph_def(graph_def, distributed.signature.devices)
+        if isinstance(cluster, Cluster):
+            cluster.check_roles(distributed.signature.devices, distributed.signature.servers)
         return cluster.start(graph_def, devices, self._timeout_s)
 
     def __enter__(self) -> Session:

@@ -379,9 +379,24 @@ def runner():
     ],
 )
 def test_the_runner_reads_tf_config_as_the_command_does(runner, text, expected):
-    assert runner["from_tf_config"](text) == expected
+    assert runner["from_tf_config"](text, 0) == expected
     there = caramel.Servers.from_tf_config(text)
     assert (list(there.addresses), there.task) == expected
+
+
+@pytest.mark.parametrize("task", [(), ("worker", 1), ("ps", 0), ("ps", 1), ("chief", 0)])
+def test_the_runner_finds_parameter_servers_as_the_command_does(runner, task):
+    text = config({"worker": WORKERS, "ps": ["p:1", "q:1"], "chief": ["host0:2222"]}, *task)
+    there = caramel.Servers.from_tf_config(text, with_ps=True)
+    assert runner["from_tf_config"](text, 2) == (list(there.addresses), there.task)
+    assert there.addresses[-2:] == ("p:1", "q:1") and there.parameter_servers == 2
+
+
+def test_the_runner_leaves_parameter_servers_that_the_export_does_not_have(runner):
+    jobs = {"worker": WORKERS, "ps": ["p:1", "q:1"]}
+    assert runner["from_tf_config"](config(jobs, "ps", 0), 1) == ([*WORKERS, "p:1"], 2)
+    with pytest.raises(SystemExit, match="makes this process a ps, which takes no part"):
+        runner["from_tf_config"](config(jobs, "ps", 1), 1)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +421,7 @@ def test_the_runner_reads_tf_config_as_the_command_does(runner, text, expected):
 )
 def test_the_runner_refuses_a_tf_config_that_is_none(runner, text, words):
     with pytest.raises(SystemExit) as caught:
-        runner["from_tf_config"](text)
+        runner["from_tf_config"](text, 0)
     assert [word for word in words if word not in str(caught.value)] == []
     with pytest.raises(caramel.InputError):  # as the command does
         caramel.Servers.from_tf_config(text)
@@ -415,7 +430,7 @@ def test_the_runner_refuses_a_tf_config_that_is_none(runner, text, words):
 @pytest.mark.parametrize(
     "options, task, words",
     [
-        (["train", "--cluster", "tf-config"], ("worker", 1), ["worker 1", "serve here"]),
+        (["train", "--cluster", "tf-config"], ("worker", 1), ["task 1", "serve here"]),
         (["serve", "--cluster", "tf-config"], (), ["--task", "TF_CONFIG"]),
         (["serve", "--cluster", "tf-config", "--task", "0"], ("worker", 0), ["--task", "TF_CONFIG"]),
         (["serve", "--cluster", "tf-config"], ("worker", 0), ["3 addresses, got 2"]),

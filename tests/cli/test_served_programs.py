@@ -88,6 +88,29 @@ def test_export(program, tmp_path):
     assert result.returncode == 0 and "loss" in result.stdout, result.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+def test_an_export_runs_where_tf_config_names_parameter_servers(program, tmp_path, network):
+    """One command on every task: the first worker trains, all others serve, those of the job ps too."""
+    call("export", program, "--workers", 2, "--servers", 2, "--out", tmp_path / "out")
+    np.savez(tmp_path / "batch.npz", x=np.ones([6, 16], np.float32))
+    runner = [tmp_path / "out" / "run.py"]
+    cluster = {
+        "worker": ["127.0.0.1:2222", "127.0.0.1:2223"],
+        "ps": ["127.0.0.1:2224", "127.0.0.1:2225"],
+    }
+
+    def environment(job, index):
+        return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})}
+
+    for job, index in (("worker", 1), ("ps", 0), ("ps", 1)):
+        server = network.start(*runner, "serve", "--cluster", "tf-config", environment=environment(job, index))
+        assert network.line_of(server).startswith("serving")
+    options = ["--cluster", "tf-config", "--data", tmp_path / "batch.npz", "--steps", 2]
+    result = network.run(*runner, "train", *options, environment=environment("worker", 0))
+    assert result.returncode == 0 and "step 2 loss" in result.stdout, result.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "plan", "export"])
 @pytest.mark.parametrize(
     "options, message",

@@ -9,9 +9,17 @@ from small_programs import STEP
 
 from caramel.cli.main import main
 from caramel.cli.places import Place
+from caramel.errors import InputError
 from caramel.plan import Plan
 
 ADDRESSES = ",".join(f"127.0.0.1:{port}" for port in range(2222, 2226))
+
+
+def jobs():
+    addresses = ADDRESSES.split(",")
+    return json.dumps(
+        {"cluster": {"worker": addresses[:2], "ps": addresses[2:]}, "task": {"type": "worker", "index": 0}}
+    )
 
 
 def losses(output):
@@ -65,7 +73,22 @@ def test_the_last_tasks_of_a_cluster_are_servers():
 
 
 def test_those_of_tf_config_are_its_job_ps(monkeypatch):
-    jobs = {"worker": ["a.invalid:1", "b.invalid:2"], "ps": ["c.invalid:3", "d.invalid:4"]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": "worker", "index": 0}}))
+    monkeypatch.setenv("TF_CONFIG", jobs())
     assert Place("tf-config", with_ps=True, parameter_servers=1).size(None) == (2, ())
     assert Place("tf-config").size(None) == (2, ())
+
+
+@pytest.mark.parametrize(
+    "workers, servers, words",
+    [
+        (None, 3, ["--servers 3", "2 tasks for workers", "2 in the job ps"]),
+        (3, 1, ["--servers 1 --workers 3", "2 tasks for workers"]),
+        (1, 2, ["--servers 2 --workers 1", "2 tasks for workers"]),
+    ],
+)
+def test_tasks_are_what_tf_config_calls_them(monkeypatch, workers, servers, words):
+    monkeypatch.setenv("TF_CONFIG", jobs())
+    place = Place("tf-config", with_ps=True, parameter_servers=servers)
+    with pytest.raises(InputError) as caught:
+        place.size(workers)
+    assert [word for word in words if word not in str(caught.value)] == []

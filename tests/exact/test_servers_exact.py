@@ -336,6 +336,13 @@ def test_rows_that_a_program_looks_up_once(optimizer):
     check(rows_once(optimizer), sparse.examples(), 3, [1, 2])
 
 
+@pytest.mark.parametrize("rows, tables", each_once(list(sparse.ROWS_OF_PLACES), [1, 2]))
+def test_rows_that_no_example_chooses(rows, tables):
+    """They are the same on all workers, also where they follow from the shape of examples: servers go on with them."""
+    adam = sparse.NOT_LINEAR_IN_SLICES["adam"]
+    check(sparse.with_places(adam, sparse.ROWS_OF_PLACES[rows], tables), sparse.sentences(), 3, [1, 2])
+
+
 @pytest.mark.parametrize("workers", [*in_soak(2), 3])
 @pytest.mark.parametrize("optimizer", mostly_in_soak(list(sparse.KERAS), "adam", "clipped"))
 def test_an_embedding_of_keras(optimizer, workers):

@@ -3,8 +3,12 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import caramel
+from caramel.compiler.server_tasks import server_tasks
+from caramel.errors import InputError
+from caramel.runtime.clusters.base import workers_of
 
 
 def made():
@@ -83,3 +87,65 @@ def test_a_server_beside_a_worker_and_then_one_of_its_own(data, namespaces):
     for further in ({"server_list": ["/job:worker/task:1"]}, {}):
         got = caramel.fit(model, *data, **served, **further)
         assert got.history == caramel.fit(alone, *data, **options).history
+
+
+ADDRESSES = [f"127.0.0.1:{port}" for port in range(2222, 2226)]
+
+
+@pytest.mark.parametrize(
+    "servers, tasks, known, expected",
+    [(0, ADDRESSES, 0, 4), (2, ADDRESSES, 0, 2), (2, ADDRESSES, 2, 2), (1, ADDRESSES, 2, 2), (3, ADDRESSES, 1, 1)],
+)
+def test_servers_of_a_cluster_are_no_workers(servers, tasks, known, expected):
+    cluster = caramel.Servers(tasks, parameter_servers=known)
+    assert workers_of(cluster, None, servers) == (expected, None)
+    assert workers_of(cluster, 1, servers) == (1, None)
+
+
+def test_servers_leave_a_worker():
+    with pytest.raises(InputError, match="4 parameter servers of the 4 tasks of the cluster leave no worker"):
+        workers_of(caramel.Servers(ADDRESSES), None, 4)
+
+
+def test_how_many_tasks_options_ask_for(tmp_path):
+    variables = [tf.Variable(tf.ones([3]), name=name) for name in "ab"]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ tf.stack(variables, 1))
+        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+            variable.assign_sub(gradient)
+        return loss
+
+    context = caramel.capture(step, [tf.TensorSpec([None, 3])])
+    plan = caramel.PSModel(context, 2, 2, server_list=["/job:worker/task:1", "/job:worker/task:2"]).plan
+    plan.save(tmp_path / "plan.json")
+    caramel.ARModel(context, 2).plan.save(tmp_path / "other.json")
+    assert server_tasks({}) is None and server_tasks({"plan": tmp_path / "other.json"}) is None
+    assert server_tasks({"servers": 3}) == 3
+    assert server_tasks({"servers": 1, "server_list": ["/job:worker/task:0"]}) == 0
+    assert server_tasks({"plan": plan}) == server_tasks({"plan": tmp_path / "plan.json"}) == 1
+
+
+FIT = """
+import sys
+import keras, numpy as np
+import caramel
+
+model = keras.Sequential([keras.Input([8]), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+x = np.ones([24, 8], np.float32)
+caramel.fit(model, x, x[:, :1], batch_size=8, verbose=2, servers=2, cluster=caramel.Servers(sys.argv[1].split(",")))
+print("evaluated", caramel.evaluate(model, x, x[:, :1], workers=2, verbose=0, cluster=caramel.Servers(sys.argv[1].split(","))))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_number_of_workers_follows_from_the_cluster(network):
+    cluster = ",".join(ADDRESSES)
+    for task in range(4):
+        network.serve("--cluster", cluster, "--task", task)
+    result = network.run("-c", FIT, cluster)
+    assert result.returncode == 0, result.stderr
+    assert "caramel: 2 parameter servers have" in result.stdout and "evaluated" in result.stdout

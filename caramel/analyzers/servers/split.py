@@ -72,6 +72,8 @@ class _Splitting:
         self._results = dict(_results(model))
         self._bits = {gradient.name: 1 << number for number, gradient in enumerate(model.gradients)}
         self._summed = {each.node for each in model.forward_sums}
+        rows = (g.indices if g.shared_rows else g.rows for g in model.gradients)
+        self._same_rows = {node_of(tensor) for tensor in rows if tensor is not None}
         self._differing = self._found_differing()
 
     def found(self) -> Split:
@@ -118,7 +120,7 @@ class _Splitting:
         starts |= {table.node for table in self._model.tables}
         differing: set[str] = set()
         for name in graph.order:
-            if name in self._summed:
+            if name in self._summed or name in self._same_rows:
                 continue
             conditions = [*guards.decided[name], *(condition for condition, _ in guards.by_node[name])]
             sources = (node_of(text) for text in graph[name].input if self._is_own(name, text))

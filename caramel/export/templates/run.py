@@ -134,36 +134,39 @@ def cluster_spec(signature, addresses):
     return workers, tf.train.ClusterSpec(jobs)
 
 
-def members(cluster, task):
+def members(signature, cluster, task):
     """Addresses of the cluster's servers, and which of them is this process's (None if none is)."""
     if cluster != TF_CONFIG:
         return cluster.split(","), task
     if task is not None:
         raise SystemExit("--task belongs to --cluster HOST:PORT,...; TF_CONFIG says the task itself")
-    return from_tf_config(os.environ.get("TF_CONFIG", ""))
+    workers = {worker_of(device) for device in signature["devices"]}
+    others = {worker_of(device) for device in signature["servers"]} - workers
+    return from_tf_config(os.environ.get("TF_CONFIG", ""), len(others))
 
 
-def from_tf_config(text):
-    """The members that TF_CONFIG names: the chief in front, then the workers."""
+def from_tf_config(text, servers):
+    """The members that TF_CONFIG names: the chief in front, then the workers, then so many parameter servers."""
     try:
         config = json.loads(text)
         jobs, task = config["cluster"], config.get("task") or {}
         tasks = {job: in_order(found) for job, found in jobs.items()}
-        addresses = [address for job in ("chief", "master", "worker") for address in tasks.get(job, ())]
+        workers = [address for job in ("chief", "master", "worker") for address in tasks.get(job, ())]
+        addresses = [*workers, *tasks.get("ps", ())[:servers]]
         job, index = task.get("type"), int(task.get("index", 0))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise SystemExit("TF_CONFIG is not set, or not as in %s (%r)" % (TF_CONFIG_EXAMPLE, error)) from error
     unknown = sorted(set(tasks) - {"chief", "master", "worker", "ps", "evaluator"})
-    chiefs = len(addresses) - len(tasks.get("worker", ()))
-    if unknown or chiefs > 1 or not addresses or len(set(addresses)) < len(addresses):
+    chiefs = len(workers) - len(tasks.get("worker", ()))
+    if unknown or chiefs > 1 or not workers or len(set(addresses)) < len(addresses):
         raise SystemExit("TF_CONFIG needs workers, at most one chief and no other job, each address once: %s" % text)
     if job is None:
         return addresses, None
-    if job in ("ps", "evaluator"):
+    if job == "evaluator" or (job == "ps" and index >= servers):
         raise SystemExit("TF_CONFIG makes this process a %s, which takes no part: start nothing here" % job)
     if not 0 <= index < len(tasks.get(job, ())):
         raise SystemExit("TF_CONFIG makes this process task %d of job %r, which is not in it: %s" % (index, job, text))
-    return addresses, index + (chiefs if job == "worker" else 0)
+    return addresses, index + {"worker": chiefs, "ps": len(workers)}.get(job, 0)
 
 
 def in_order(found):
@@ -441,9 +444,10 @@ def hint(prefix):
 def train(arguments):
     """Train for some steps and print the losses."""
     check_paths(arguments)
-    addresses, task = members(arguments.cluster, None) if arguments.cluster else (None, None)
+    cluster = arguments.cluster
+    addresses, task = members(read_json("signature.json"), cluster, None) if cluster else (None, None)
     if task:
-        raise SystemExit("TF_CONFIG makes this process worker %d: train on the first one, and serve here" % task)
+        raise SystemExit("TF_CONFIG makes this process task %d: train on the first worker, and serve here" % task)
     graph, signature = load(in_process=addresses is None)
     config = v1.ConfigProto(allow_soft_placement=True, isolate_session_state=True)
     config.device_count["CPU"] = signature["workers"] if addresses is None else 1
@@ -491,7 +495,7 @@ def train(arguments):
 def serve(arguments):
     """Run one worker's server until it is killed."""
     signature = read_json("signature.json")
-    addresses, task = members(arguments.cluster, arguments.task)
+    addresses, task = members(signature, arguments.cluster, arguments.task)
     if task is None:
         raise SystemExit("say which server this is: --task, or a task in TF_CONFIG")
     server = started_server(signature, addresses, task)

@@ -109,4 +109,4 @@ def _gradient(graph: Graph, gradient: Gradient, part: _Slices) -> Gradient:
     if shape is None or None in shape:
         return replace(gradient, shared_rows=True)
     sizes = tuple(size for size in shape if size is not None)
-    return replace(gradient, shape=sizes, indices=None, index_dtype=None)
+    return replace(gradient, shape=sizes, indices=None, index_dtype=None, rows=part.indices)

@@ -26,6 +26,7 @@ class Cluster(ABC):
         options: options with which TensorFlow runs the graph.
         tracing_warning: reason to doubt times that are traced there; "" if there is none.
         is_elsewhere: whether workers are in other processes, so that what is fed travels to them.
+        parameter_servers: how many of its last tasks are for parameters, as far as its description says.
 
     Examples:
         >>> import caramel
@@ -36,6 +37,7 @@ class Cluster(ABC):
     options: RunOptions = RunOptions()
     tracing_warning: str = ""
     is_elsewhere: bool = True
+    parameter_servers: int = 0
 
     @property
     def default_devices(self) -> tuple[str, ...]:
@@ -93,6 +95,18 @@ class Cluster(ABC):
         """
         return nullcontext()
 
+    def check_roles(self, workers: Sequence[str], servers: Sequence[str]) -> None:
+        """Check that tasks are what the description of the cluster calls them.
+
+        Args:
+            workers: device string of each worker.
+            servers: device string of each parameter server.
+
+        Raises:
+            InputError: a worker is on a task for parameters, or the other way round.
+        """
+        return
+
     def hosts_of(self, devices: Sequence[str]) -> tuple[str, ...]:
         """A name of the host of each worker, the same for those that share one; empty where that is not known.
 
@@ -130,17 +144,22 @@ def has_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
-def workers_of(cluster: Cluster, workers: Any) -> tuple[int, tuple[str, ...] | None]:
+def workers_of(cluster: Cluster, workers: Any, server_tasks: int = 0) -> tuple[int, tuple[str, ...] | None]:
     """The number of workers on a cluster, and their devices; None for the devices where the default ones will do.
 
     Args:
         cluster: where they run.
         workers: number of workers that the caller asked for; None for as many as the cluster has.
+        server_tasks: number of tasks for parameter servers, after those of the workers.
 
     Raises:
-        InputError: it is no number, or nothing says how many there are.
+        InputError: it is no number, nothing says how many there are, or parameter servers leave none.
     """
     devices = cluster.default_devices
+    others = max(server_tasks - cluster.parameter_servers, 0)  # those that the description does not call so
+    if workers is None and devices and len(devices) <= others:
+        raise InputError(f"{server_tasks} parameter servers of the {len(devices)} tasks of the cluster leave no worker")
+    devices = devices[: max(len(devices) - others, 0)]
     if workers is None and not devices:
         raise InputError("say how many workers: workers=N; a cluster such as caramel.Servers knows it by itself")
     number = len(devices) if workers is None else whole_number(workers, "workers")

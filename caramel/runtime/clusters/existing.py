@@ -53,6 +53,8 @@ class Servers(Cluster):
             The others `serve`.
         notes: parts of the cluster's description that were left out, one sentence each.
         workers: number of workers of each server, which has a virtual CPU device for each; empty for one each.
+        parameter_servers: how many of the last servers are for parameters, as far as the description of the cluster
+            says; 0 where it says nothing.
 
     Examples:
         >>> import caramel
@@ -69,6 +71,7 @@ class Servers(Cluster):
     task: int | None = None
     notes: tuple[str, ...] = ()
     workers: tuple[int, ...] = ()
+    parameter_servers: int = 0
 
     tracing_warning = (  # their threads are as many as they were started with
         "ops ran as many at a time as these servers run, not one on each worker: those that shared a core seem to "
@@ -83,11 +86,29 @@ class Servers(Cluster):
         if numbers and len(numbers) != len(self.addresses):
             raise InputError(f"workers has {len(numbers)} entries for {len(self.addresses)} servers: give one for each")
         object.__setattr__(self, "workers", numbers or (1,) * len(self.addresses))
+        most = len(self.addresses) - 1
+        whole_number(self.parameter_servers, "parameter_servers", least=0, most=most, reason="one server is a worker's")
 
     @property
     def default_devices(self) -> tuple[str, ...]:
         """The device of each worker, server after server."""
-        return devices_on_servers(self.workers)
+        return devices_on_servers(self.workers[: len(self.workers) - self.parameter_servers])
+
+    def check_roles(self, workers: Sequence[str], servers: Sequence[str]) -> None:
+        """See `Cluster.check_roles`."""
+        if not self.parameter_servers:
+            return
+        first = len(self.addresses) - self.parameter_servers
+        tasks, of_servers = ({Device.parse(text).task or 0 for text in each} for each in (workers, servers))
+        wrong = {task: "a worker" for task in tasks if task >= first}
+        wrong |= {task: "a parameter server" for task in of_servers - tasks if task < first}
+        for task, what in sorted(wrong.items()):
+            raise InputError(
+                f"task {task} of the cluster ({self.addresses[min(task, len(self.addresses) - 1)]}) would be {what}, "
+                f"and by its description (job ps) the last {self.parameter_servers} of {len(self.addresses)} tasks are "
+                f"parameter servers: take {first} workers, and at most {self.parameter_servers} servers, or say which "
+                "task is what (device_list=, server_list=)"
+            )
 
     def hosts_of(self, devices: Sequence[str]) -> tuple[str, ...]:
         """See `Cluster.hosts_of`: servers whose addresses differ in the port only share a host."""
@@ -145,7 +166,8 @@ class Servers(Cluster):
 
     @classmethod
     def _of(cls, membership: Membership, options: RunOptions | None) -> Servers:
-        return cls(membership.addresses, options or RunOptions(), membership.task, membership.notes, membership.workers)
+        known = membership.notes, membership.workers, membership.parameter_servers
+        return cls(membership.addresses, options or RunOptions(), membership.task, *known)
 
     def serve(self, devices: int | None = None) -> NoReturn:
         """Run this process's own server until the process is ended, as ``caramel worker`` does.

@@ -78,6 +78,41 @@ def test_bad_addresses(addresses, message):
 
 
 @pytest.mark.slow
+def worker(*tasks):
+    return [f"/job:worker/task:{task}" for task in tasks]
+
+
+def test_tasks_have_the_roles_that_the_cluster_gives_them():
+    named = caramel.Servers(["a:1", "b:1", "c:1", "d:1"], parameter_servers=2)
+    assert named.default_devices == tuple(worker(0, 1))
+    named.check_roles(worker(0, 1), worker(2, 3))
+    named.check_roles(worker(0, 1), worker(2))
+    named.check_roles(worker(0, 1), worker(0, 3))  # one beside a worker
+    for workers, servers, message in (
+        (worker(0, 1, 2), worker(3), r"task 2 of the cluster \(c:1\) would be a worker"),
+        (worker(0), worker(1, 2), r"task 1 of the cluster \(b:1\) would be a parameter server"),
+    ):
+        with pytest.raises(InputError, match=message):
+            named.check_roles(workers, servers)
+        caramel.Servers(named.addresses).check_roles(workers, servers)  # nothing says which is which
+    with pytest.raises(InputError, match="parameter_servers must be at most 3, got 4"):
+        caramel.Servers(named.addresses, parameter_servers=4)
+
+
+def test_a_session_does_not_mix_them_up():
+    named = caramel.Servers(["127.0.0.1:2222", "127.0.0.1:2223"], parameter_servers=1)
+    w = tf.Variable(tf.ones([2, 1]), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ w)
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    with pytest.raises(InputError, match="task 1 of the cluster .* would be a worker"):
+        caramel.ARModel(caramel.capture(step, [tf.TensorSpec([None, 2])]), 2).session(named)
+
+
 def test_a_name_that_leads_nowhere_is_not_waited_for():
     with caramel.capture() as context:
         x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
