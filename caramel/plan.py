@@ -624,7 +624,8 @@ class Plan:
             rows.append((str(number), self._contents(t), dtype, size, t.algorithm, str(t.depth), window, *time))
         name = f"plan {self.digest[:12]}: {_counted(self.workers, 'worker')}"
         if self.servers is not None:
-            order = "no order" if not self.servers.pulls else f"an order ({self.servers.ordering})"
+            pulls, rule = self.servers.pulls, self.servers.ordering
+            order = "no order" if not pulls else f"an order ({rule}): {listed(pulls, _MOST_NAMES)}"
             head = [
                 f"{name} and {_counted(len(self.server_devices), 'parameter server')}",
                 f"{self.servers}, in {order}",

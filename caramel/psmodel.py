@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from caramel.armodel import ARModel
+from caramel.compiler.options import OPTION_NAMES
 from caramel.errors import InputError, PlanError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.netmodel.model import NetworkModel
 from caramel.plan import Plan
+from caramel.util.arguments import refuse_unknown
 
 
 class PSModel(ARModel):
@@ -42,6 +45,7 @@ class PSModel(ARModel):
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
         plan: finished Plan with servers, or the file of one, to apply as it is; of the options above only the device
             lists and ``sharding`` go with it.
+        options: further options of `caramel.ARModel`. Those about all-reduces are refused.
 
     Raises:
         InputError: an argument does not fit.
@@ -91,7 +95,9 @@ class PSModel(ARModel):
         network: NetworkModel | str | os.PathLike[str] | None = None,
         trace: Trace | str | os.PathLike[str] | None = None,
         plan: Plan | str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> None:
+        refuse_unknown(PSModel, options, OPTION_NAMES)
         if servers is None:
             raise InputError("servers must be a whole number of at least 1, got None: caramel.ARModel needs no servers")
         is_by_plan = plan is not None and servers == 1  # as it is where nobody says it
@@ -110,6 +116,7 @@ class PSModel(ARModel):
             network=network,
             trace=trace,
             plan=plan,
+            **options,
         )
         if self.plan.servers is None:
             raise PlanError("the plan has no parameter servers: it is one for caramel.ARModel")

@@ -104,6 +104,7 @@ class ServedStep:
         push_s: the same of pushes.
         lower_bound_s: seconds below which no order of pulls is.
         basis: origin of the times.
+        unordered_s: seconds of the step with pulls in no order: the median of random ones.
         spans: what happens when, on one worker and on the servers.
     """
 
@@ -113,6 +114,7 @@ class ServedStep:
     push_s: float
     lower_bound_s: float
     basis: str
+    unordered_s: float = 0.0
     spans: tuple[ServedSpan, ...] = ()
 
     def as_dict(self) -> dict[str, float]:
@@ -123,13 +125,15 @@ class ServedStep:
             "pull_s": self.pull_s,
             "push_s": self.push_s,
             "lower_bound_s": self.lower_bound_s,
+            "unordered_iteration_s": self.unordered_s,
         }
 
     def __str__(self) -> str:
         return (
             f"predicted: {format_ms(self.step_s)} per step: {format_ms(self.compute_s)} of computation, "
             f"{format_ms(self.pull_s)} of pulls and {format_ms(self.push_s)} of pushes; no order takes less than "
-            f"{format_ms(self.lower_bound_s)}; from {self.basis}"
+            f"{format_ms(self.lower_bound_s)}, and with pulls in no order it would take {format_ms(self.unordered_s)}; "
+            f"from {self.basis}"
         )
 
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.analyzer import Analyzer, analyse
 from caramel.analyzers.cost.network import Network
+from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.policies.batching import fixed, single
-from caramel.analyzers.policies.control_edges import no_serialization, serialization
+from caramel.analyzers.policies.control_edges import no_serialization, serialization, without_needless_order
 from caramel.analyzers.policies.order import greedy_order
 from caramel.analyzers.policies.transfers import adaptive_depth, as_they_are
 from caramel.analyzers.step.boundaries import boundaries
 from caramel.analyzers.step.dependencies import dependencies
 from caramel.analyzers.step.op_times import given_trace, unmeasured
-from caramel.facts import ControlEdges, Trace
+from caramel.errors import InputError
+from caramel.facts import ControlEdges, Dependencies, Trace
 from caramel.netmodel.choice import CollectiveOptions
-from caramel.plan import Transfers
+from caramel.plan import Prediction, Transfers
 from caramel.util.units import format_size
 
 WANTED = (Transfers, ControlEdges)
 """Types of the facts from which a plan is made."""
+
+DEFAULT_POLICY = "optimal"
+"""Name of the policy where nobody asks for another."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ def choose_analyzers(
             f"threshold: joining two transfers of up to {format_size(network.threshold_bytes)} saves at least 20 % of "
             "their time; larger gradients travel alone, and transfers are cut into pieces of this size, at most 8"
         )
+    if not can_time and network.workers > 1 and policy.name != DEFAULT_POLICY:
+        notes.append(f"policy: without {missing} nothing can go by the rules of {policy.name!r}, so nothing does")
     is_packed = can_time and scheduling and not postponed
     is_ordered = serialize and trace is not None and network.workers > 1
     analyzers = [
@@ -113,3 +121,28 @@ def _buckets(policy: Policy, batching: bool, can_time: bool) -> Analyzer:
     if not batching:
         return single()
     return policy.buckets() if can_time else fixed()
+
+
+def predict_step(
+    analyzers: Sequence[Analyzer], given: Sequence[Any], *, drops_needless_order: bool = False
+) -> Prediction:
+    """The step that analyzers make, predicted; no plan is made.
+
+    Args:
+        analyzers: analyzers of a policy.
+        given: facts that are there, such as the step and the network. What provides one of them is left out.
+        drops_needless_order: whether no order is enforced where all gradients travel in one transfer, as in plans.
+
+    Raises:
+        InputError: the trace has no measured times.
+        AnalysisError: an analyzer failed.
+    """
+    is_given = any(isinstance(fact, Dependencies) for fact in given)
+    needed = [each for each in analyzers if not (is_given and each.provides is Dependencies)]
+    facts = analyse(needed, given, WANTED)
+    if drops_needless_order:
+        facts = without_needless_order(facts)
+    prediction = predict(facts, has_alternatives=False)
+    if prediction is None:
+        raise InputError("the trace has no measured times: make one with caramel trace")
+    return prediction

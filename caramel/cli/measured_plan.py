@@ -57,7 +57,12 @@ class TriedPlan:
     def __str__(self) -> str:
         """Predicted beside measured, for people."""
         text = f"measured: {format_ms(self.step_s)} (median of {len(self.steps_s)} steps)"
-        prediction = self.armodel.plan.prediction
+        prediction, servers = self.armodel.plan.prediction, self.armodel.plan.servers
+        why = where_workers_share_cores(self.cluster, self.armodel.plan.workers)
+        if servers is not None and servers.prediction is not None:
+            predicted_s = servers.prediction.step_s
+            text = f"{text}; predicted {format_ms(predicted_s)} ({predicted_s / self.step_s - 1:+.1%})"
+            return text if why is None else f"{text}\nnote: {why[0].lower()}{why[1:]}"
         if prediction is None:
             return text
         wait_s = self.record.data_wait_s
@@ -65,7 +70,6 @@ class TriedPlan:
         rest_s = self.step_s - wait_s if is_long_wait(wait_s, self.step_s) else self.step_s
         if prediction.holds(rest_s):
             return text
-        why = where_workers_share_cores(self.cluster, self.armodel.plan.workers)
         advice = f"note: {why[0].lower()}{why[1:]}" if why else "measure again with nothing else running"
         return f"{text}\n{advice}"
 

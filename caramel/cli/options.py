@@ -295,7 +295,7 @@ def check_decisions(workers: int, devices: Sequence[str], decisions: Mapping[str
     if devices:
         parse_devices(devices, workers)
     if options.server_list is not None and options.servers is not None:
-        parse_devices(options.server_list, options.servers, "server_list", "server")
+        parse_devices(options.server_list, options.servers, "--server-device", "server")
     if options.trace is not None:
         load_trace(decisions["trace"])
     if options.plan is not None:

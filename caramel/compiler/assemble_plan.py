@@ -15,6 +15,7 @@ from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.plan_checks import check_applies, check_plan
 from caramel.analyzers.policies.control_edges import without_needless_order
 from caramel.analyzers.registry import POLICIES, automatic_analyzers
+from caramel.analyzers.servers.ordered_step import ServedProblem
 from caramel.analyzers.step.boundaries import boundaries
 from caramel.analyzers.step.element_updates import ElementUpdate
 from caramel.analyzers.step.sparse_slices import with_added_slices
@@ -79,7 +80,8 @@ def assemble_plan(
         if options.sync_every is not None:
             plan = local_plan(model, _devices(options), pipeline, options)
         elif options.servers is not None:
-            plan = server_plan(model, _devices(options), pipeline, options, trace)
+            plan, problem = server_plan(model, _devices(options), pipeline, options, trace)
+            facts = {ServedProblem: problem}
         else:
             plan, facts = _made_plan(model, pipeline, options, trace)
         check_plan(plan, model)

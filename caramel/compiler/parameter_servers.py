@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from caramel.analyzers.servers.ordered_step import ordered_step
-from caramel.analyzers.servers.placement import place, variable_groups
+from caramel.analyzers.servers.ordered_step import ServedProblem
+from caramel.analyzers.servers.placement import variable_groups
 from caramel.analyzers.servers.split import split_step
 from caramel.compiler.options import CompileOptions
 from caramel.compiler.plan_parts import bare_plan, counts_differ, notes_of_workers
@@ -15,7 +15,6 @@ from caramel.errors import listed
 from caramel.facts import Trace
 from caramel.graph.devices import WORKER_JOB, Device, parse_devices
 from caramel.model import Model
-from caramel.netmodel.messages import message_cost
 from caramel.plan import Plan
 from caramel.server_plan import ParameterServers
 
@@ -40,8 +39,8 @@ def server_devices(workers: Sequence[str], options: CompileOptions) -> tuple[str
 
 def server_plan(
     model: Model, devices: Sequence[str], pipeline: Pipeline | None, options: CompileOptions, trace: Trace | None
-) -> Plan:
-    """A plan in which servers have the variables.
+) -> tuple[Plan, ServedProblem]:
+    """A plan in which servers have the variables, and what it was made from.
 
     Args:
         model: the single-device step.
@@ -56,13 +55,13 @@ def server_plan(
     """
     there = server_devices(devices, options)
     groups = variable_groups(model, exact_bits=options.deterministic)
-    homes = place(groups, len(there))
     network = options.collectives.network
-    cost = None if network is None else message_cost(network, options.workers)
-    step = ordered_step(model, homes, options.workers, len(there), cost, trace, options.ordering)
+    more = {"trace": trace, "exact_bits": options.deterministic}
+    problem = ServedProblem.on(network, model, options.workers, len(there), **more)
+    step = problem.ordered(options.ordering)
     servers = ParameterServers(
         there,
-        homes,
+        step.homes,
         step.ordering,
         step.pulls,
         options.pulls_in_flight,
@@ -79,7 +78,7 @@ def server_plan(
         servers=servers,
     )
     notes = [*model.notes, *notes_of_workers(model, plan)]
-    busy = {server for group, home in zip(groups, homes) if group.follows_gradients for server in home.servers}
+    busy = {server for group, home in zip(groups, step.homes) if group.follows_gradients for server in home.servers}
     if len(busy) < len(there):
         count = sum(len(group.variables) for group in groups)
         idle = sorted({*range(len(there))} - busy)
@@ -90,4 +89,4 @@ def server_plan(
     held = len(split_step(model).holders)
     if held:
         notes.append(f"{held} ops of each worker take a variable by its handle, and get a copy of it in every step")
-    return replace(plan, notes=(*notes, *(() if pipeline is None else pipeline.notes)))
+    return replace(plan, notes=(*notes, *(() if pipeline is None else pipeline.notes))), problem

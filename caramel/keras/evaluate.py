@@ -78,7 +78,7 @@ def evaluate(
         >>> round(caramel.evaluate(model, np.eye(2), np.ones((2, 1)), workers=2, verbose=0), 4)
         1.0
     """
-    refuse_unknown(evaluate, unknown)
+    refuse_unknown(evaluate, unknown, instead=_INSTEAD)
     check_model(model, "evaluate")
     data = _data(x, y, sample_weight, batch_size, steps, "evaluate")
     place = _Place.of("test_step", workers, cluster, device_list, step_timeout_s, sharding)
@@ -151,7 +151,7 @@ def predict(
         >>> caramel.predict(model, np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), workers=2, verbose=0).tolist()
         [[3.0], [7.0], [11.0]]
     """
-    refuse_unknown(predict, unknown)
+    refuse_unknown(predict, unknown, instead=_INSTEAD)
     check_model(model, "predict", must_be_compiled=False)
     data = _data(x, None, None, batch_size, steps, "predict")
     place = _Place.of("predict_step", workers, cluster, device_list, step_timeout_s, sharding)
@@ -188,6 +188,12 @@ def _data(x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int
         steps=steps,
         who=who,
     )
+
+
+_OF_TRAINING = "leave it out: workers have the values of the model here, however it was trained"
+
+_INSTEAD = dict.fromkeys(("servers", "server_list", "ordering", "network", "trace", "plan", "policy"), _OF_TRAINING)
+"""What to do instead of an argument of training."""
 
 
 @dataclass(frozen=True)

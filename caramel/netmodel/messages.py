@@ -19,7 +19,7 @@ class MessageCost:
         alpha_s: seconds for a message without content.
         beta_s_per_byte: seconds for each byte.
         gamma_s_per_byte: seconds for each byte that is added to another one.
-        basis: the all-reduce from which it was concluded.
+        basis: what it was concluded from, in words.
     """
 
     alpha_s: float
@@ -48,7 +48,7 @@ def message_cost(network: NetworkModel, workers: int) -> MessageCost:
     """
     if network.given is not None:
         given = network.given
-        return MessageCost(given.alpha_s, given.beta_s_per_byte, given.gamma_s_per_byte, "as given")
+        return MessageCost(given.alpha_s, given.beta_s_per_byte, given.gamma_s_per_byte, "costs as given")
     known = [number for number in network.workers if number > 1]
     if not known:
         raise InputError("the network model is of one worker, so it says nothing of messages: measure it with more")
@@ -61,4 +61,4 @@ def message_cost(network: NetworkModel, workers: int) -> MessageCost:
     per_byte = (large_s - small_s) / (_LARGE_BYTES - _SMALL_BYTES)
     beta = max(per_byte - gamma * of_all.added, 0.0) / of_all.volume
     alpha = max(small_s - per_byte * _SMALL_BYTES, 0.0) / of_all.messages
-    return MessageCost(alpha, beta, gamma, f"{algorithm} of {number} workers")
+    return MessageCost(alpha, beta, gamma, f"messages as in the {algorithm} of {number} workers")

@@ -108,11 +108,10 @@ def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: It
     return StepTimeline("measured", clocks.step_ns / 1e9, workers, all_notes, clocks.are_one, servers)
 
 
-def _silent(workers: Iterable[WorkerLanes], expected: Mapping[int, int]) -> Sequence[str]:
+def _silent(workers: Sequence[WorkerLanes], expected: Mapping[int, int]) -> Sequence[str]:
     """A note about workers of whose messages TensorFlow does not say all, now and then, though it says something."""
-    sending = [lanes for lanes in workers if lanes.link]
-    silent = [f"worker {lanes.rank}" for lanes in sending if len(lanes.received) < expected.get(lanes.rank, 0)]
-    if not silent or not any(lanes.received for lanes in sending):
+    silent = [f"worker {lanes.rank}" for lanes in workers if len(lanes.received) < expected.get(lanes.rank, 0)]
+    if not silent or not any(lanes.received for lanes in workers):
         return ()
     return (f"TensorFlow kept no account of all that {listed(silent)} received in this step.",)
 

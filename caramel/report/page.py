@@ -41,7 +41,7 @@ _MOST_NAMES = (10_000, 30, 3)
 """Largest numbers of gradients of a transfer that are named: the first with which the page is small enough."""
 
 _MOST_TRANSFERS = 3000
-"""Largest number of transfers in the table."""
+"""Largest number of transfers in the table, and of pulls in the list."""
 
 KINDS = {
     COMPUTE: "computation",
@@ -109,6 +109,7 @@ def _content(report: Report) -> dict[str, Any]:
         "series": [] if record is None else _series(record),
         "series_width": WIDTH,
         "series_height": HEIGHT,
+        "most_pulls": _MOST_TRANSFERS,
         "left_out": max(len(plan.transfers) - _MOST_TRANSFERS, 0),
         "notes": notes(report),
         "versions": versions(report),

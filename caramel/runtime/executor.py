@@ -335,6 +335,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 _COLLECTIVES_ABORTED = "Collective ops is aborted"
 """Text of TensorFlow's servers about every later collective op, once one of them has failed."""
 
+_SENT_AGAIN = "request was received twice"
+"""Text of TensorFlow about a step that it sends again after a worker was lost: that is no cause."""
+
 _LOST_WORKER_CODES = (tf.errors.UNAVAILABLE, tf.errors.ABORTED, tf.errors.CANCELLED)
 """Error codes with which a run ends if a worker cannot be reached."""
 
@@ -354,8 +357,9 @@ def caramel_error(error: Any, when: str) -> CaramelError:
             "raise step_timeout_s if a step takes that long"
         )
     if error.error_code in _LOST_WORKER_CODES:
+        reason = "" if _SENT_AGAIN in first else f" ({first})"
         return ClusterError(
-            f"a worker cannot be reached any more ({first}). Start a new session and restore the last checkpoint"
+            f"a worker cannot be reached any more{reason}. Start a new session and restore the last checkpoint"
         )
     return StepError(f"the program failed{f' in op {node!r}' if node else ''}: {first}")
 

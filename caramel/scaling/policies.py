@@ -7,18 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from caramel.analyzers.analyzer import Analyzer, analyse
-from caramel.analyzers.automatic import WANTED
+from caramel.analyzers.analyzer import Analyzer
+from caramel.analyzers.automatic import predict_step
 from caramel.analyzers.cost.network import Network
-from caramel.analyzers.optimal.prediction import predict
 from caramel.analyzers.policies.batching import DEFAULT_THRESHOLD_BYTES, fixed, mg_wfbp, single
-from caramel.analyzers.policies.control_edges import no_serialization, without_needless_order
+from caramel.analyzers.policies.control_edges import no_serialization
 from caramel.analyzers.policies.order import greedy_order
 from caramel.analyzers.policies.packing import backward_only
 from caramel.analyzers.policies.transfers import adaptive_depth
 from caramel.analyzers.registry import POLICIES, automatic_analyzers
-from caramel.analyzers.servers.ordered_step import ordered_step
-from caramel.analyzers.servers.placement import place, variable_groups
+from caramel.analyzers.servers.ordered_step import ServedProblem
 from caramel.analyzers.servers.pull_orders import NO_ORDER, ORDERINGS
 from caramel.analyzers.step.boundaries import boundaries
 from caramel.analyzers.step.dependencies import dependencies
@@ -27,7 +25,6 @@ from caramel.errors import InputError
 from caramel.facts import Dependencies, Trace
 from caramel.model import Model
 from caramel.netmodel.choice import CollectiveOptions
-from caramel.netmodel.messages import message_cost
 from caramel.netmodel.model import NetworkModel
 from caramel.util.arguments import one_of, whole_number
 from caramel.util.units import format_size
@@ -103,13 +100,11 @@ class Compared:
         options = self.collectives(CollectiveOptions(network=network, is_what_if=True))
         options.check_workers(workers)
         of_workers = Network(options, workers)
-        analyzers = [each for each in self.analyzers(of_workers, trace) if each.provides is not Dependencies]
-        facts = analyse(analyzers, [model, of_workers, needs], WANTED)
-        if self.drops_needless_order:
-            facts = without_needless_order(facts)
-        prediction = predict(facts, has_alternatives=False)
-        if prediction is None:
-            raise InputError("the trace has no measured times: make one with caramel trace")
+        prediction = predict_step(
+            self.analyzers(of_workers, trace),
+            [model, of_workers, needs],
+            drops_needless_order=self.drops_needless_order,
+        )
         step, interval = prediction.timeline, prediction.interval
         low_s, high_s = (None, None) if interval is None else (interval.low_s, interval.high_s)
         return PredictedStep(step.iteration_s, step.compute_s, step.communication_s, low_s, high_s)
@@ -147,9 +142,8 @@ class OnServers:
         """Predict a step; see `Policy`. Servers are on hosts of their own."""
         CollectiveOptions(network=network, is_what_if=True).check_workers(workers)
         servers = workers if self.servers is None else self.servers
-        homes = place(variable_groups(model), servers)
-        cost, on_host = message_cost(network, workers), network.workers_on_host
-        step = ordered_step(model, homes, workers, servers, cost, trace, self.ordering, on_host).prediction
+        problem = ServedProblem.on(network, model, workers, servers, trace=trace)
+        step = problem.ordered(self.ordering).prediction
         assert step is not None  # there are a trace and costs
         link_s = _covered_s([(span.start_s, span.end_s) for span in step.spans if span.kind in ("pull", "push")])
         return PredictedStep(step.step_s, step.compute_s, link_s)

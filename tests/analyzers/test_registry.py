@@ -67,3 +67,13 @@ def test_switches_take_parts_of_a_policy_away():
     assert "best packing" in names() and "best order" in names()
     assert "best packing" not in names(batching=False) and "each gradient alone" not in names()
     assert "greedy order" in names(serialize=False)
+
+
+@pytest.mark.parametrize("policy", ["paper", "bytescheduler", "p3"])
+def test_rules_that_cannot_be_followed_are_said(policy):
+    """Without times nothing can go by them."""
+    _, notes = registry.automatic_analyzers(NETWORK, None, policy=policy)
+    assert f"policy: without trace= nothing can go by the rules of {policy!r}, so nothing does" in notes
+    for trace, name in ((None, "optimal"), (TRACE, policy)):
+        _, notes = registry.automatic_analyzers(NETWORK, trace, policy=name)
+        assert not any(note.startswith("policy:") for note in notes)

@@ -60,8 +60,20 @@ def test_an_ordering_that_is_none(context, value):
 
 
 def test_more_servers_than_variables(context):
-    with pytest.raises(InputError, match="servers=9.*variables"):
+    with pytest.raises(InputError, match=r"servers=9.*variables.*take at most \d"):
         caramel.PSModel(context, 2, 9)
+
+
+@pytest.mark.parametrize("option", [{"policy": "p3"}, {"wire": "bfloat16"}, {"depth": 2}, {"algorithm": "star"}])
+def test_options_of_all_reduces(context, option):
+    (name,) = option
+    with pytest.raises(InputError, match=f"leave out {name}="):
+        caramel.PSModel(context, 2, **option)
+
+
+def test_an_option_that_there_is_not(context):
+    with pytest.raises(InputError, match=r"PSModel\(\) has no argument 'orderin': did you mean 'ordering'"):
+        caramel.PSModel(context, 2, orderin="tic")
 
 
 @pytest.mark.parametrize("servers", [2, 3, 4, 5, 6])

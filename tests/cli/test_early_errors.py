@@ -38,7 +38,7 @@ NEEDS = {
     "--workers 2 --servers 1 --no-scheduling": "with servers= leave out scheduling=",
     "--workers 2 --servers 1 --sync-every 2": "sync_every= goes without servers=",
     "--workers 2 --servers 1 --ordering nonsense": "ordering must be 'tac' or",
-    "--workers 2 --servers 1 --server-device /job:worker/task:0 --server-device /task:1": "server_list has 2 entries",
+    "--workers 2 --servers 1 --server-device /job:worker/task:0 --server-device /task:1": "--server-device has 2 entries",
     "--workers 2 --ordering tic": "ordering= is of parameter servers: give servers=, too",
     "--cluster 127.0.0.1:2222,127.0.0.1:2223 --servers 2": "leave no worker",
     "--workers 2 --save-every 3": "--save-every needs --checkpoint DIR",

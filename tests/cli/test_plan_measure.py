@@ -96,7 +96,7 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
     from caramel.cli.measured_plan import TriedPlan
 
     prediction = Prediction(SimpleNamespace(iteration_s=1.0), 1.0, "", interval=SimpleNamespace(low_s=0.9, high_s=1.1))
-    armodel = SimpleNamespace(plan=SimpleNamespace(prediction=prediction, workers=4))
+    armodel = SimpleNamespace(plan=SimpleNamespace(prediction=prediction, workers=4, servers=None))
 
     def said(step_s, cluster):
         return str(TriedPlan(armodel, None, SimpleNamespace(plain_steps_s=[step_s] * 3, data_wait_s=0.0), cluster))
@@ -107,6 +107,11 @@ def test_why_a_prediction_does_not_hold(monkeypatch):
     assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith(
         "outside the interval)\nmeasure again with nothing else running"
     )
+    armodel.plan = SimpleNamespace(
+        prediction=None, workers=4, servers=SimpleNamespace(prediction=SimpleNamespace(step_s=1.0))
+    )
+    assert said(2.0, caramel.Servers(["a:1", "b:1"])).endswith("predicted 1000 ms (-50.0%)")
+    assert "(-50.0%)\nnote: 4 workers share the 2 cores of this machine" in said(2.0, caramel.InProcess())
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_an_export_runs_where_tf_config_names_parameter_servers(program, tmp_pat
         (["--servers", 1, "--ordering", "alphabetical"], "ordering"),
         (["--servers", 1, "--ordering", "tac"], "ordering='tac'"),
         (["--ordering", "tic"], "servers="),
-        (["--servers", 2, "--server-device", "/job:ps/task:0"], "server_list"),
+        (["--servers", 2, "--server-device", "/job:ps/task:0"], "--server-device"),
         (["--servers", 9], "servers=9"),
         (["--servers", 1, "--sync-every", 2], "servers="),
         (["--servers", 1, "--shard-updates", "all"], "shard_updates="),

@@ -50,6 +50,13 @@ def test_no_targets():
         caramel.fit(compiled(), X, workers=2, verbose=0)
 
 
+@pytest.mark.parametrize("call", [caramel.evaluate, caramel.predict])
+@pytest.mark.parametrize("option", [{"servers": 2}, {"trace": "trace.json"}])
+def test_options_of_training_are_not_needed_without_any(call, option):
+    with pytest.raises(caramel.InputError, match="leave it out: workers have the values of the model here"):
+        call(compiled(), X, workers=2, verbose=0, **option)
+
+
 @pytest.mark.parametrize("call, name", [(caramel.evaluate, "stepz"), (caramel.predict, "batchsize")])
 def test_arguments_that_evaluate_and_predict_do_not_have(call, name):
     with pytest.raises(caramel.InputError, match=f"has no argument '{name}': did you mean"):

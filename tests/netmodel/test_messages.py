@@ -38,7 +38,7 @@ def test_from_exact_measurements(algorithm, workers):
 
 def test_the_star_is_preferred_and_the_nearest_number_of_workers():
     found = message_cost(measured(["ring", "star"], [2, 8]), 6)
-    assert found.basis == "star of 8 workers"
+    assert found.basis == "messages as in the star of 8 workers"
     assert factors("star", 8).messages == 14
 
 

@@ -16,6 +16,7 @@ from caramel.report.measured import measured_timeline
 from caramel.report.page import report_page
 from caramel.report.predicted import predicted_timeline
 from caramel.report.profile import profiled_step
+from caramel.report.what_helps import what_ifs
 
 
 def named(bars, kind):
@@ -28,7 +29,10 @@ def served(context):
     op_s = {node.name: 1e-3 for node in context.model.graph if node.op in ("MatMul", "ReluGrad", "AssignSubVariableOp")}
     step_s = sum(op_s.values())
     trace = Trace(context.model.digest, op_s, {}, step_s, step_s, 1, 1, 4, "made up")
-    return caramel.PSModel(context, 2, 2, trace=trace, network=caramel.NetworkModel.from_link_rate(2e5))
+    network = caramel.NetworkModel.from_link_rate(2e5)
+    model = caramel.PSModel(context, 2, 2, trace=trace, network=network)
+    model.context, model.made_up, model.network = context, trace, network
+    return model
 
 
 # -- predicted -----------------------------------------------------------------------------------
@@ -77,12 +81,35 @@ def test_pages_and_traces_show_them(served):
     page = report_page(report)
     for text in ("pulls of parameters", "pushes of gradients", "server 1 adds up and updates", "pull of first from"):
         assert text in page
+    assert f"Order of pulls ({served.plan.servers.ordering}): 2 parameters" in page and "<li>first</li>" in page
     assert advice(report)[0].startswith("A worker waits for the p")
     events = json.loads(trace_events(served.plan, [step]))["traceEvents"]
     processes = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert processes == {"worker 0", "worker 1", "server 0", "server 1"}
     assert {"pull", "push", "update"} <= {event.get("cat") for event in events}
     assert any("pull of" in event.get("args", {}).get("waits for", "") for event in events)
+
+
+def test_what_would_help_is_planned_anew(served):
+    found = {each.change: each for each in what_ifs(served.plan, served.facts)}
+    now_s = served.plan.servers.prediction.step_s
+    faster = found["Links twice as fast: each message takes half the time"]
+    assert faster.step_s < now_s and faster.gain == pytest.approx(1 - faster.step_s / now_s)
+    assert found["Pulls in no order (--ordering none)"].step_s == served.plan.servers.prediction.unordered_s >= now_s
+    assert found["Nothing to send: more than this, no faster link can gain"].step_s == pytest.approx(
+        served.plan.servers.prediction.compute_s
+    )
+    assert not any("Twice as many servers" in change for change in found)  # there are two variables
+    reduced = caramel.what_if(served.context, 2, trace=served.made_up, network=served.network).prediction
+    all_reduces = found["All-reduces instead of servers (without --servers)"]
+    assert all_reduces.step_s == pytest.approx(reduced.timeline.iteration_s)
+    page = report_page(Report("a title", served.plan, "1.0", predicted_timeline(served.plan), tuple(found.values())))
+    assert "Pulls are put in an order anew each time" in page
+
+
+def test_nothing_is_known_of_changes_without_times(context):
+    model = caramel.PSModel(context, 2, 1)
+    assert what_ifs(model.plan, model.facts) == ()
 
 
 # -- measured ------------------------------------------------------------------------------------

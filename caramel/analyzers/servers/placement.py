@@ -226,7 +226,7 @@ def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
     if servers > variables:
         raise InputError(
             f"servers={servers}: there are {variables} variables that servers could have, so some would have nothing "
-            "to do"
+            f"to do: take at most {variables}"
         )
     total = sum(group.read_bytes for group in groups)
     loads = [0.0] * servers

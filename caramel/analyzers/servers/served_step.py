@@ -101,7 +101,7 @@ def _one(
         pull_s=max(pulled_s.values(), default=0.0),
         push_s=max(channel_load_s.values(), default=0.0),
         lower_bound_s=bound_s,
-        basis=f"messages as in {cost.basis}",
+        basis=cost.basis,
         spans=tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s))),
     )
 
