@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from caramel.analyzers.plan_checks import check_plan
 from caramel.analyzers.step.local_variables import with_local_state
 from caramel.compiler.assemble_plan import assemble_plan, input_pipeline
 from caramel.compiler.options import CompileOptions
+from caramel.compiler.parameter_servers import server_plan
 from caramel.compiler.plan_parts import bare_plan, counts_differ
 from caramel.data.pipeline import Pipeline
 from caramel.errors import InputError, InvariantError, PlanError, UnsupportedError, listed
@@ -26,6 +28,7 @@ from caramel.modifiers.passes import (
     FORWARD_PASS,
     LOCAL_STEPS,
     PARAMETER_SERVERS,
+    PULLED_FORWARD_PASS,
     Target,
     emit,
 )
@@ -262,28 +265,35 @@ def computation_alone(
     return _emit_computation(context, start)
 
 
-def forward_pass(
-    context: Context, workers: int, sharding: str | None = None, device_list: Sequence[str] | None = None
-) -> DistributedModel:
+def forward_pass(context: Context, options: CompileOptions) -> DistributedModel:
     """Replicate a captured program that trains nothing; results that are functions of sums are those of all workers.
 
     Args:
         context: captured program, as `caramel.capture` returned it.
-        workers: number of workers, at least 1.
-        sharding: see `caramel.ARModel`.
-        device_list: see `caramel.ARModel`.
+        options: the number of workers, their devices and ``sharding``, and what there is about parameter servers, from
+            which workers then pull all variables in every step.
 
     Raises:
+        InputError: there are more servers than variables that they could have.
         CaptureError: the program cannot be captured or replicated.
+
+    Source:
+        TicTac (000), section 6: agents that infer only pull.
     """
+    workers, sharding, device_list = options.workers, options.sharding, options.device_list
     context = context.for_workers(workers, sharding)
     model = context.model_for(workers)
     _refuse_synchronised(model, workers)
     devices = parse_devices(default_devices(workers) if device_list is None else device_list, workers)
     pipeline = input_pipeline(context, model, workers, sharding)
-    weighted = bool(model.forward_sums) and counts_differ(model, workers, pipeline)
-    plan = replace(_without_transfers(model, devices, pipeline), weighted=weighted)
-    distributed = distribute(FORWARD_PASS, context, Emission.initial(model, plan, None, pipeline, workers))
+    if options.servers is not None:
+        plan, _ = server_plan(model, devices, pipeline, options, None, is_forward=True)
+        check_plan(plan, model)
+    else:
+        weighted = bool(model.forward_sums) and counts_differ(model, workers, pipeline)
+        plan = replace(_without_transfers(model, devices, pipeline), weighted=weighted)
+    target = FORWARD_PASS if plan.servers is None else PULLED_FORWARD_PASS
+    distributed = distribute(target, context, Emission.initial(model, plan, None, pipeline, workers))
     return replace(distributed, signature=replace(distributed.signature, reduction=NONE))
 
 

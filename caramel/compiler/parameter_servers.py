@@ -11,7 +11,7 @@ from caramel.analyzers.servers.split import split_step
 from caramel.compiler.options import CompileOptions
 from caramel.compiler.plan_parts import bare_plan, counts_differ, notes_of_workers
 from caramel.data.pipeline import Pipeline
-from caramel.errors import listed
+from caramel.errors import UnsupportedError, listed
 from caramel.facts import Trace
 from caramel.graph.devices import WORKER_JOB, Device, parse_devices
 from caramel.model import Model
@@ -38,7 +38,13 @@ def server_devices(workers: Sequence[str], options: CompileOptions) -> tuple[str
 
 
 def server_plan(
-    model: Model, devices: Sequence[str], pipeline: Pipeline | None, options: CompileOptions, trace: Trace | None
+    model: Model,
+    devices: Sequence[str],
+    pipeline: Pipeline | None,
+    options: CompileOptions,
+    trace: Trace | None,
+    *,
+    is_forward: bool = False,
 ) -> tuple[Plan, ServedProblem]:
     """A plan in which servers have the variables, and what it was made from.
 
@@ -48,11 +54,17 @@ def server_plan(
         pipeline: the workers' input pipelines, if they read a dataset.
         options: options of the caller.
         trace: measured times of the program's ops; None without any.
+        is_forward: whether the step trains nothing, so that workers only pull.
 
     Raises:
         InputError: there are more servers than variables that they could have.
         UnsupportedError: the step writes no variable alike for all workers.
     """
+    if not model.gradients and not is_forward:
+        raise UnsupportedError(
+            "with one worker this step stays as it is, as nothing is known of how gradients of several would combine: "
+            "there is nothing to push, so leave servers= out"
+        )
     there = server_devices(devices, options)
     groups = variable_groups(model, exact_bits=options.deterministic)
     network = options.collectives.network
@@ -71,7 +83,11 @@ def server_plan(
     )
     plan = replace(
         bare_plan(model, devices, pipeline),
-        weighted=options.uneven_batches == "weight" and counts_differ(model, options.workers, pipeline),
+        weighted=(
+            options.uneven_batches == "weight"
+            and (not is_forward or bool(model.forward_sums))
+            and counts_differ(model, options.workers, pipeline)
+        ),
         statistics=options.statistics,
         deterministic=options.deterministic,
         network=None if network is None else network.description,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
+from caramel.analyzers.servers.ordered_step import TIMED
 from caramel.compiler.distributed_model import forward_pass
+from caramel.compiler.options import CompileOptions
+from caramel.compiler.server_tasks import server_tasks
 from caramel.errors import EndOfData, InputError
 from caramel.keras.callbacks import callback_list
 from caramel.keras.captured_steps import captured_forward, check_model
@@ -40,6 +43,10 @@ def evaluate(
     step_timeout_s: float = 600.0,
     sharding: str | None = None,
     device_list: Sequence[str] | None = None,
+    servers: int | None = None,
+    ordering: str | None = None,
+    pulls_in_flight: int = 2,
+    server_list: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
     """Evaluate a compiled Keras 3 model on N workers: each runs the model's ``test_step`` on its part of every batch.
@@ -59,6 +66,12 @@ def evaluate(
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
         device_list: see `caramel.ARModel`.
+        servers: number of parameter servers, from which workers pull the model's variables in every step; default:
+            workers have them.
+        ordering: order of these pulls, by a rule that needs no times: ``"tic"`` (the default), ``"tio"``, ``"read"``,
+            ``"random"`` or ``"none"``; see `caramel.PSModel`.
+        pulls_in_flight: see `caramel.PSModel`.
+        server_list: see `caramel.PSModel`.
         unknown: nothing; other names are refused.
 
     Returns:
@@ -81,7 +94,8 @@ def evaluate(
     refuse_unknown(evaluate, unknown, instead=_INSTEAD)
     check_model(model, "evaluate")
     data = _data(x, y, sample_weight, batch_size, steps, "evaluate")
-    place = _Place.of("test_step", workers, cluster, device_list, step_timeout_s, sharding)
+    pulls = _Pulls(servers, ordering, pulls_in_flight, server_list)
+    place = _Place.of("test_step", workers, cluster, device_list, step_timeout_s, sharding, pulls)
     model.stop_evaluating = False
     with using(model) as use:
         use.kept = kept = place.session(model, data)
@@ -117,6 +131,10 @@ def predict(
     step_timeout_s: float = 600.0,
     sharding: str | None = None,
     device_list: Sequence[str] | None = None,
+    servers: int | None = None,
+    ordering: str | None = None,
+    pulls_in_flight: int = 2,
+    server_list: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
     """Predict with a Keras 3 model on N workers: each runs the model's ``predict_step`` on its part of every batch.
@@ -133,6 +151,12 @@ def predict(
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
         device_list: see `caramel.ARModel`.
+        servers: number of parameter servers, from which workers pull the model's variables in every step; default:
+            workers have them.
+        ordering: order of these pulls, by a rule that needs no times: ``"tic"`` (the default), ``"tio"``, ``"read"``,
+            ``"random"`` or ``"none"``; see `caramel.PSModel`.
+        pulls_in_flight: see `caramel.PSModel`.
+        server_list: see `caramel.PSModel`.
         unknown: nothing; other names are refused.
 
     Returns:
@@ -154,7 +178,8 @@ def predict(
     refuse_unknown(predict, unknown, instead=_INSTEAD)
     check_model(model, "predict", must_be_compiled=False)
     data = _data(x, None, None, batch_size, steps, "predict")
-    place = _Place.of("predict_step", workers, cluster, device_list, step_timeout_s, sharding)
+    pulls = _Pulls(servers, ordering, pulls_in_flight, server_list)
+    place = _Place.of("predict_step", workers, cluster, device_list, step_timeout_s, sharding, pulls)
     predictions: list[Any] = []
     model.stop_predicting = False
     with using(model) as use:
@@ -192,8 +217,35 @@ def _data(x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int
 
 _OF_TRAINING = "leave it out: workers have the values of the model here, however it was trained"
 
-_INSTEAD = dict.fromkeys(("servers", "server_list", "ordering", "network", "trace", "plan", "policy"), _OF_TRAINING)
+_INSTEAD = dict.fromkeys(("network", "trace", "plan", "policy", "deterministic"), _OF_TRAINING)
 """What to do instead of an argument of training."""
+
+
+@dataclass(frozen=True)
+class _Pulls:
+    """Parameter servers from which workers pull, if there are to be any.
+
+    Attributes:
+        servers: see `evaluate`.
+        ordering: see `evaluate`.
+        pulls_in_flight: see `evaluate`.
+        server_list: see `evaluate`.
+
+    Raises:
+        InputError: the order goes by times.
+    """
+
+    servers: int | None
+    ordering: str | None
+    pulls_in_flight: int
+    server_list: Sequence[str] | None
+
+    def __post_init__(self) -> None:
+        if self.ordering in TIMED:
+            raise InputError(
+                f"ordering={self.ordering!r} goes by times of a training step, and this is none: take 'tic', 'tio' or "
+                "'read', which go by the graph alone"
+            )
 
 
 @dataclass(frozen=True)
@@ -207,6 +259,7 @@ class _Place:
         devices: device string of each worker; None for the default ones.
         step_timeout_s: seconds that a step may take.
         sharding: see `caramel.ARModel`.
+        pulls: parameter servers.
     """
 
     method: str
@@ -215,14 +268,29 @@ class _Place:
     devices: tuple[str, ...] | None
     step_timeout_s: float
     sharding: str | None
+    pulls: _Pulls
 
     @classmethod
     def of(
-        cls, method: str, workers: Any, cluster: Cluster | None, devices: Sequence[str] | None, *options: Any
+        cls,
+        method: str,
+        workers: Any,
+        cluster: Cluster | None,
+        devices: Sequence[str] | None,
+        step_timeout_s: float,
+        sharding: str | None,
+        pulls: _Pulls,
     ) -> _Place:
         place = cluster_or_default(cluster)
-        number, known = workers_of(place, workers)
-        return cls(method, number, place, known if devices is None else tuple(devices), *options)
+        number, known = workers_of(place, workers, server_tasks(asdict(pulls)) or 0)
+        made = cls(method, number, place, known if devices is None else tuple(devices), step_timeout_s, sharding, pulls)
+        made.options()  # refused before anything is captured
+        return made
+
+    def options(self) -> CompileOptions:
+        """What the compiler has to know."""
+        more = {"device_list": self.devices, "sharding": self.sharding, **asdict(self.pulls)}
+        return CompileOptions(workers=self.workers, **more)
 
     def session(self, model: Any, data: GivenData) -> KeptSession:
         """A session with the model's present values: a new one, or one that was kept."""
@@ -230,7 +298,7 @@ class _Place:
         if kept is not None:
             return kept
         step = captured_forward(model, data, self.workers, self.method, {"sharding": self.sharding})
-        distributed = forward_pass(step.context, self.workers, self.sharding, self.devices)
+        distributed = forward_pass(step.context, self.options())
         servers = servers_of(model, self.cluster, distributed.plan)
         session = Session(distributed, servers, step_timeout_s=self.step_timeout_s)
         return KeptSession(step, distributed, session, data)
@@ -241,6 +309,7 @@ class _Place:
 
     def _purpose(self, model: Any, data: GivenData) -> list[Any]:
         options = {"step_timeout_s": self.step_timeout_s, "sharding": self.sharding, "devices": self.devices}
+        options |= asdict(self.pulls)
         return purpose_of(model, data, self.workers, self.cluster, options)
 
 

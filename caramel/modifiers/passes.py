@@ -109,6 +109,23 @@ FORWARD_PASS = Target(
 """What evaluates or predicts on the workers: replicas that train nothing, with the sums of their results."""
 
 
+PULLED_FORWARD_PASS = Target(
+    "pulled forward pass",
+    (
+        replicate,
+        place_input,
+        weigh,
+        sum_forward,
+        serve,
+        verify_served,
+        save_position,
+        add_state,
+        add_input_state,
+    ),
+)
+"""What evaluates or predicts where servers have the parameters: workers pull them in every step, and push nothing."""
+
+
 @paused_gc()
 def emit(target: Target, emission: Emission) -> Emission:
     """Run a target's modifiers, and the verifier after each; it looks for cycles at the end, and if need be again.

@@ -51,7 +51,7 @@ def test_no_targets():
 
 
 @pytest.mark.parametrize("call", [caramel.evaluate, caramel.predict])
-@pytest.mark.parametrize("option", [{"servers": 2}, {"trace": "trace.json"}])
+@pytest.mark.parametrize("option", [{"policy": "p3"}, {"trace": "trace.json"}])
 def test_options_of_training_are_not_needed_without_any(call, option):
     with pytest.raises(caramel.InputError, match="leave it out: workers have the values of the model here"):
         call(compiled(), X, workers=2, verbose=0, **option)

@@ -19,7 +19,7 @@ from caramel.netmodel.messages import MessageCost, message_cost
 from caramel.netmodel.model import NetworkModel
 from caramel.server_plan import Home, ServedStep
 
-_TIMED = ("tac", "tao", "best", "reverse")
+TIMED = ("tac", "tao", "best", "reverse")
 """Orderings that go by times."""
 
 
@@ -87,7 +87,7 @@ class ServedProblem:
             CaramelError: see `homes`.
         """
         ordering = ordering or ("best" if self.is_timed else "tic")
-        if ordering in _TIMED and not self.is_timed:
+        if ordering in TIMED and not self.is_timed:
             missing = [name for name, given in (("trace=", self.trace), ("network=", self.cost)) if given is None]
             raise InputError(
                 f"ordering={ordering!r} goes by the times of ops and transfers: give {' and '.join(missing)}, or take "

@@ -27,7 +27,7 @@ class VariableGroup:
         read_bytes: bytes of those of them that workers read in every step, or of which they look rows up.
         pulled_bytes: bytes of those of them that workers read in every step.
         follows_gradients: whether what is written follows from gradients. Other variables (counters) are small, and
-            each server can count for itself.
+            each server can count for itself. Of a step that trains nothing every variable counts as if it did.
         update: the update that each of several servers can make a part of; None where one has to make all of it.
         whole_reason: reason why one has to; "" where several can.
     """
@@ -79,7 +79,8 @@ def _owners(model: Model, split: Split) -> Mapping[str, str]:
     uses: dict[str, set[str]] = {}
     users: dict[str, set[str]] = {handle: set() for handle in split.variables}
     for handle in split.variables:
-        needed = (h for name in _cone(model, split, writers[handle]) for h in _handles_of(model, split, name))
+        cone = _cone(model, split, writers.get(handle, ()))
+        needed = (h for name in cone for h in _handles_of(model, split, name))
         uses[handle] = {*needed} - {handle}
         for other in uses[handle]:
             users[other].add(handle)
@@ -114,7 +115,8 @@ def _cone(model: Model, split: Split, names: Sequence[str]) -> set[str]:
 def _group(model: Model, split: Split, handles: Sequence[str], exact_bits: bool) -> VariableGroup:
     variables = tuple(split.variables[handle] for handle in handles)
     writers = dict(model.updates)
-    follows = any(split.masks.get(writer, 0) for v in variables for writer in writers[v.name])
+    written = (writer for v in variables for writer in writers.get(v.name, ()))
+    follows = not model.gradients or any(split.masks.get(writer, 0) for writer in written)
     pulled_bytes = sum(v.size_bytes for v in variables if _is_pulled(model, split, v.node))
     looked_up = {node_of(model.graph[name].input[0]) for name in split.lookups}
     rows_bytes = sum(v.size_bytes for v in variables if v.node in looked_up and not _is_pulled(model, split, v.node))
@@ -220,7 +222,7 @@ def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
     variables = sum(len(group.variables) for group in groups)
     if not variables:
         raise UnsupportedError(
-            "the step writes no variable that servers could have: what it updates, if anything, is a worker's own (an "
+            "the step has no variable that servers could have: what it updates, if anything, is a worker's own (an "
             "update that draws random numbers is, for one)"
         )
     if servers > variables:

@@ -26,6 +26,7 @@ class Split:
 
     Attributes:
         variables: variables that servers hold, by the names of their handles: those that a step writes alike for all.
+            Of a step that trains nothing, those that it does not write.
         nodes: nodes that servers run, producers first; also the handles.
         only_there: those among them that workers have no copy of. They follow from the variables or from gradients;
             others (constants, learning rates) both have.
@@ -66,8 +67,11 @@ class _Splitting:
         self._model, self._graph = model, model.graph
         self._library = Library(model.graph)
         written = {name for name, writers in model.updates if writers}
+        trains = bool(model.gradients)
         self._variables = {
-            v.node: v for v in model.variables if v.node in self._graph and not v.kind.is_local and v.name in written
+            v.node: v
+            for v in model.variables
+            if v.node in self._graph and not v.kind.is_local and (v.name in written) == trains
         }
         self._results = dict(_results(model))
         self._bits = {gradient.name: 1 << number for number, gradient in enumerate(model.gradients)}
