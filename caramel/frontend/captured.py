@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from caramel.data.dataset import TrainingData
 from caramel.graph.functions import Library
@@ -138,6 +139,8 @@ class RawProgram:
             differ is not known yet.
         made: number of ops that the program has made before an op, by the name of the op; empty where it cannot be
             traced once more.
+        row_constants: abstract values (`caramel.frontend.batch`) of constants that follow from the number of examples,
+            where the program was traced for a fixed one, by (function, node); "" for the graph itself.
     """
 
     graph: Graph
@@ -160,6 +163,7 @@ class RawProgram:
     entries: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     forward_sums: tuple[ForwardSum, ...] = ()
     made: Mapping[str, int] = field(default_factory=dict)
+    row_constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
     @cached_property
     def library(self) -> Library:

@@ -30,6 +30,7 @@ from caramel.data.dataset import TrainingData, training_data
 from caramel.errors import CaptureError, InputError
 from caramel.facts import Trace
 from caramel.frontend.attributes import without_capture_attributes
+from caramel.frontend.batch.row_constants import FACTOR, row_constants
 from caramel.frontend.capture_options import CaptureOptions
 from caramel.frontend.captured import Gather, RawProgram
 from caramel.frontend.programs.files import graph_from, is_graph_proto, read_file
@@ -171,6 +172,7 @@ class Context:
         options: CaptureOptions,
         *,
         rows: tuple[int, int] | None = None,
+        part_rows: int | None = None,
     ) -> None:
         """Prepare to capture a program.
 
@@ -179,6 +181,7 @@ class Context:
             inputs: see `capture`.
             options: the other arguments of `capture`.
             rows: see `caramel.frontend.recording.recorder.Recorder`.
+            part_rows: number of examples of a worker's part, where ``inputs`` are for that number alone.
 
         Raises:
             InputError: the arguments do not fit together.
@@ -198,6 +201,7 @@ class Context:
         self._naming = Naming(Renaming({}))
         self._gathers: frozenset[Gather] = frozenset()
         self._rows = rows
+        self._part_rows = part_rows
         self._recorder: Recorder | None = None
         self._stack: ExitStack | None = None
         self._block_graph: Any = None
@@ -350,7 +354,8 @@ class Context:
         specs = arguments_of_rows(self.data.element_spec, examples // parts)
         options = replace(self._options, loss=self.loss, loss_reduction=self.loss_reduction, data=self.data)
         options = replace(options, evaluation=self.evaluation, checkpoint=self.checkpoint)
-        return Context(self._program, specs, options, rows=(examples, examples // parts) if has_numbers else None)
+        own = examples // parts
+        return Context(self._program, specs, options, rows=(examples, own) if has_numbers else None, part_rows=own)
 
     @cached_property
     def _model_alone(self) -> Model:
@@ -422,6 +427,8 @@ class Context:
         if renamed and not self._renamed:  # a program that is built again in one process has the same plan
             self._renamed, self._naming = renamed, Naming(Renaming(renamed))
             raw, _ = self._captured_step()
+        if self._part_rows is not None:
+            raw = self._with_row_constants(self._part_rows)
         if self.evaluation is not None:
             self._declared = capture_evaluation(self.evaluation, self.evaluation_inputs, self._naming)
         if self.given is not None:
@@ -430,6 +437,23 @@ class Context:
         trains = self._options.trains
         naming = self._naming
         return replace(raw, variables=naming.variables, values=naming.snapshot(), tables=naming.tables, trains=trains)
+
+    def _with_row_constants(self, rows: int) -> RawProgram:
+        """The step with those of its constants that follow from the number of examples, found by another trace.
+
+        Raises:
+            CaptureError: the step has other ops for another number of examples.
+        """
+        assert self.given is not None
+        specs, of_batch = self._specs, self._rows
+        try:
+            self._specs = arguments_of_rows(self.given.element_spec, FACTOR * rows)
+            self._rows = None if of_batch is None else (of_batch[0], FACTOR * rows)
+            other, _ = self._captured_step()
+        finally:
+            self._specs, self._rows = specs, of_batch
+        raw, _ = self._captured_step()  # the last trace, as who watches the step keeps what that has made
+        return replace(raw, row_constants=row_constants(raw.graph, other.graph, rows))
 
     def _captured_step(self) -> tuple[RawProgram, set[str]]:
         """The step as it is traced, and the names that it uses."""

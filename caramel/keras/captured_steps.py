@@ -17,7 +17,6 @@ from caramel.keras.metrics import DistributedMetrics
 from caramel.keras.train_step import (
     NOTHING,
     StepRecord,
-    declared_reduction,
     watched_prediction,
     watched_step,
 )
@@ -43,8 +42,6 @@ class CapturedStep:
 def captured_training(model: Any, data: GivenData, workers: int, options: Mapping[str, Any]) -> CapturedStep:
     """The training step, and its metrics; the model's variables are made where they do not exist yet.
 
-    The reduction that the compiled losses declare counts where the graph does not tell, and it is unambiguous.
-
     Args:
         model: compiled model.
         data: batches.
@@ -59,14 +56,6 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
     def captured(arguments: Mapping[str, Any]) -> CapturedStep:
         reduction, record = options.get("loss_reduction"), StepRecord()
         context = _captured_from(watched_step(model, record), arguments, loss_reduction=reduction)
-        try:
-            context.model_for(workers)
-        except CaptureError as error:
-            reduction = declared_reduction(model, record) if error.wants_reduction else None
-            if reduction is None:
-                raise
-            record = StepRecord()
-            context = _captured_from(watched_step(model, record), arguments, loss_reduction=reduction)
         return _captured(model, context, record, workers, reduction)
 
     ways = data.capture_arguments(workers, options.get("sharding"))
@@ -102,19 +91,23 @@ def captured_forward(
 
 def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], **options: Any) -> Context:
     """A step captured in one of the ways of `GivenData.capture_arguments`."""
-    rest = {name: value for name, value in arguments.items() if name not in ("inputs", "rows")}
-    return Context(step, arguments.get("inputs"), CaptureOptions(**options, **rest), rows=arguments.get("rows"))
+    rest = {name: value for name, value in arguments.items() if name not in ("inputs", "rows", "part_rows")}
+    of_rows = {name: arguments.get(name) for name in ("rows", "part_rows")}
+    return Context(step, arguments.get("inputs"), CaptureOptions(**options, **rest), **of_rows)
 
 
 def _first_of(captured: Callable[[Mapping[str, Any]], CapturedStep], ways: Sequence[Mapping[str, Any]]) -> CapturedStep:
-    """The step as it can be captured in the first of several ways; what the first says if it can be in none."""
+    """The step as it can be captured in the first of several ways; if it can be in none, why.
+
+    That is what the analysis says of a step that could be traced, rather than why one could not be.
+    """
     errors: list[CaptureError] = []
     for arguments in ways:
         try:
             return captured(arguments)
         except CaptureError as error:
             errors.append(error)
-    raise errors[0]
+    raise next((error for error in errors if error.wants_reduction), errors[0])
 
 
 def _captured(
@@ -124,7 +117,7 @@ def _captured(
     names = {id(variable): name for name, variable in context.live_variables.items()}
     of_metrics = {id(variable.value) for metric in model.metrics for variable in metric.variables}
     live = {name: variable for name, variable in context.live_variables.items() if id(variable) not in of_metrics}
-    counts = DistributedMetrics(model, step, record, names, reduction)
+    counts = DistributedMetrics(model, step, record, names, workers, reduction)
     return CapturedStep(context, counts, live, record.prediction)
 
 

@@ -60,7 +60,8 @@ class GivenData:
         examples, parts = examples_in_batches(self.element_spec) or told, 1 if sharding == "batches" else workers
         if is_dataset(self.dataset) and examples is not None and examples % parts == 0:
             own = examples // parts
-            ways.append({"data": self.dataset, "inputs": arguments_of_rows(self.element_spec, own)})
+            inputs = arguments_of_rows(self.element_spec, own)
+            ways.append({"data": self.dataset, "inputs": inputs, "part_rows": own})
             ways.append({**ways[-1], "rows": (examples, own)})
         return ways
 

@@ -26,19 +26,27 @@ class DistributedMetrics:
         step: captured training step of the model.
         record: record of what the step does with metrics.
         names: name in the step of each of the model's variables, by the id of the tf.Variable.
-        reduction: ``"mean"`` or ``"sum"`` where the caller or the losses declare a reduction.
+        workers: number of workers. What one of them has is that of the whole batch.
+        reduction: ``"mean"`` or ``"sum"`` where the caller declares a reduction.
 
     Raises:
         CaptureError: the value for the whole batch cannot be told.
     """
 
     def __init__(
-        self, model: Any, step: Model, record: StepRecord, names: Mapping[int, str], reduction: str | None = None
+        self,
+        model: Any,
+        step: Model,
+        record: StepRecord,
+        names: Mapping[int, str],
+        workers: int,
+        reduction: str | None = None,
     ) -> None:
         self._model = model
         self._record = record
         self._combinations = dict(zip((name for name, _ in step.outputs), step.combinations))
-        self._declared = None if reduction is None else Combination(reduction)
+        untold = Combination.SAME if workers == 1 else None
+        self._declared = untold if reduction is None else Combination(reduction)
         self._reported = None if step.reported is None else Combination(step.reported)
         self._summed_variables = {
             names[id(v.value)]: _SummedVariable(v, f"count_{n}", _is_total(step, names[id(v.value)]))

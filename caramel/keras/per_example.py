@@ -36,17 +36,6 @@ def is_per_example(function: Any, options: Mapping[str, Any]) -> bool:
     )
 
 
-def is_per_example_loss(loss: Any) -> bool:
-    """Whether a compiled loss is one of Keras' that gives one value for each example before it is reduced.
-
-    Values of some class that do not count (``ignore_class``) change what a mean divides by.
-    """
-    if type(loss).__module__ != _LOSS_MODULE or not hasattr(loss, "fn"):
-        return False
-    options = getattr(loss, "_fn_kwargs", {})
-    return options.get("ignore_class") is None and is_per_example(loss.fn, options)
-
-
 def is_additive(metric: Any, arguments: list[Any]) -> bool:
     """Whether a metric is one of Keras' whose variables only have sums over the examples added to them.
 

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from caramel.errors import UnsupportedError
-from caramel.keras.per_example import is_additive, is_per_example_loss
+from caramel.keras.per_example import is_additive
 
 NOTHING = "nothing"
 """Name of the result that stands for the loss of a step that trains nothing."""
@@ -66,7 +66,6 @@ class StepRecord:
         logs: values that the training step returns, by name: `MetricResult`, `StepOutput` or plain; None if it
             returns no dict.
         outputs: results of the step, by name.
-        losses: for each computed loss, whether the compiled losses are all of it; see `declared_reduction`.
         graph: graph of the step.
         prediction: what a step predicts, with `StepOutput` in place of tensors; None in other steps.
     """
@@ -75,7 +74,6 @@ class StepRecord:
     on_workers: dict[int, Any] = field(default_factory=dict)
     logs: dict[str, Any] | None = None
     outputs: dict[str, Any] = field(default_factory=dict)
-    losses: list[bool] = field(default_factory=list)
     graph: Any = None
     prediction: Any = None
     _results: dict[int, tuple[Any, MetricResult]] = field(default_factory=dict)
@@ -183,8 +181,7 @@ def watched_step(model: Any, record: StepRecord, method: str = "train_step") -> 
         record.begin()
         restorers = [_replaced(metric, record) for metric in leaf_metrics(model)]
         try:
-            with _WatchedLosses(model, record):
-                record.returned(getattr(model, method)(as_data(batch)))
+            record.returned(getattr(model, method)(as_data(batch)))
         finally:
             for restore in restorers:
                 restore()
@@ -224,66 +221,3 @@ def _replaced(metric: Any, record: StepRecord) -> Callable[[], None]:
             object.__delattr__(metric, name)
 
     return put_back
-
-
-class _WatchedLosses:
-    """Context in which the arguments of Keras' own ``compute_loss`` are watched."""
-
-    def __init__(self, model: Any, record: StepRecord) -> None:
-        self._model = model
-        self._record = record
-        self._is_own = (
-            type(model).train_step is keras.Model.train_step
-            and type(model).compute_loss is keras.Model.compute_loss
-            and not {"train_step", "compute_loss"} & vars(model).keys()
-        )
-
-    def __enter__(self) -> None:
-        if self._is_own:
-            original = self._model.compute_loss
-
-            def compute_loss(*args: Any, **kwargs: Any) -> Any:
-                loss = original(*args, **kwargs)
-                self._record.losses.append(_is_plain(self._model, *args, **kwargs))
-                return loss
-
-            object.__setattr__(self._model, "compute_loss", compute_loss)
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_own:
-            object.__delattr__(self._model, "compute_loss")
-
-
-def _is_plain(
-    model: Any, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-) -> bool:
-    """Whether the loss consists only of the compiled losses' values of each example.
-
-    Terms of other kinds (regularisers, add_loss) are not reduced as these are. With a mask, the mean divides by
-    the number of elements that are not masked.
-    """
-    predicted = keras.tree.flatten(y_pred)
-    return not model.losses and all(
-        tensor.shape.rank is not None
-        and tensor.shape.rank > 1
-        and tensor.shape[0] is None
-        and getattr(tensor, "_keras_mask", None) is None
-        for tensor in predicted
-    )
-
-
-def declared_reduction(model: Any, record: StepRecord) -> str | None:
-    """The reduction of the loss over the batch, ``"mean"`` or ``"sum"``, where the compiled losses are unambiguous.
-
-    Keras' own training step takes Keras' own losses, each of which has one value for each example and a
-    word for how these are reduced.
-    """
-    if not record.losses or not all(record.losses):
-        return None
-    losses = [entry.loss for entry in model._compile_loss._flat_losses if entry is not None]
-    if not losses or not all(is_per_example_loss(loss) for loss in losses):
-        return None
-    kinds = {loss.reduction for loss in losses}
-    if kinds <= {"sum_over_batch_size", "mean"}:
-        return "mean"
-    return "sum" if kinds == {"sum"} else None

@@ -106,6 +106,76 @@ def test_what_has_the_size_of_a_batch(name, kind):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
 
 
+def rows(p):
+    return tf.cast(tf.shape(p)[0], p.dtype)
+
+
+COUNTED = {
+    "divided by": lambda p, y: tf.reduce_sum((p - y) ** 2) / rows(p),
+    "of the static shape": lambda p, y: tf.reduce_sum((p - y) ** 2) / p.shape[0],
+}
+NUMBERED = {
+    "its root below a sum": lambda p, y: tf.reduce_sum((p - y) ** 2) / tf.sqrt(rows(p)),
+    "its logarithm beside a mean": lambda p, y: tf.reduce_mean((p - y) ** 2) * tf.math.log(rows(p)),
+    "times each example": lambda p, y: tf.reduce_mean((p * rows(p) / 12 - y) ** 2),
+    "as a number of Python": lambda p, y: tf.reduce_mean((p * (p.shape[0] / 12) - y) ** 2),
+    "numbers of the examples": lambda p, y: tf.reduce_mean((p + tf.range(rows(p))[:, None] - y) ** 2),
+    "a line over them": lambda p, y: tf.reduce_mean(
+        tf.cast(tf.linspace(0.0, 1.0, p.shape[0]), p.dtype)[:, None] * (p - y) ** 2
+    ),
+}
+"""Losses that have the number of examples in them; on a worker it is another one."""
+
+
+class OfAFixedBatch(keras.Model):
+    """A step that needs to know the number of examples when it is traced."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.head, self.loss_of = keras.layers.Dense(2, use_bias=False), loss
+
+    def call(self, x):
+        return self.head(x)
+
+    def train_step(self, data):
+        x, y = data
+        noise = 0.0 * tf.random.normal([x.shape[0], 6], dtype=x.dtype)
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self(x + noise, training=True), y)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"loss": loss}
+
+
+def of_a_fixed_batch(loss, fit):
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(2)
+    model = OfAFixedBatch(loss)
+    model.compile(keras.optimizers.SGD(0.1))
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(48, width)).astype(keras.config.floatx()) for width in (6, 2))
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(12, drop_remainder=True)
+    return fit(model, batches).history["loss"], model.get_weights()
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_losses_that_count_a_fixed_batch(name):
+    want, weights = of_a_fixed_batch(COUNTED[name], lambda m, d: m.fit(d, verbose=0))
+    got, others = of_a_fixed_batch(COUNTED[name], lambda m, d: caramel.fit(m, d, workers=4, verbose=0))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(others[0], weights[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_a_workers_part_of_a_fixed_batch_is_not_taken_for_the_batch(name):
+    """Traced for a worker's three examples, twelve of them are nowhere in the step, and nothing else would tell."""
+    want, weights = of_a_fixed_batch(NUMBERED[name], lambda m, d: m.fit(d, verbose=0))
+    got, others = of_a_fixed_batch(NUMBERED[name], lambda m, d: caramel.fit(m, d, workers=1, verbose=0))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(others[0], weights[0], rtol=1e-4, atol=1e-6)
+    with pytest.raises(caramel.CaptureError):
+        of_a_fixed_batch(NUMBERED[name], lambda m, d: caramel.fit(m, d, workers=4, verbose=0))
+
+
 def test_a_model_that_is_built_by_the_first_batch():
     """So are its losses of weights."""
 

@@ -199,3 +199,94 @@ def test_what_cannot_be_copied():
 
     with pytest.raises(caramel.UnsupportedError, match="LookupTableInsert"):
         caramel.capture(step, inputs=[tf.TensorSpec([None], tf.int64)]).model  # noqa: B018
+
+
+# -- text of any length, in the model ------------------------------------------------------------
+
+UNEVEN_TEXTS = np.array([" ".join(rng.choice(WORDS, count)) for count in rng.integers(1, 9, 30)])
+OF_A_LENGTH = {
+    "words": {"output_sequence_length": 8},
+    "pairs of words": {"output_sequence_length": 10, "ngrams": 2},
+    "characters": {"output_sequence_length": 12, "split": "character"},
+    "which words": {"output_mode": "multi_hot"},
+    "how many": {"output_mode": "count"},
+}
+
+
+def of_texts(options, regularizer=None):
+    def build():
+        vectorize = layers.TextVectorization(20, **options)
+        vectorize.adapt(UNEVEN_TEXTS)
+        text = keras.Input([1], dtype="string")
+        found = vectorize(text)
+        if options.get("output_mode") is None:
+            found = layers.GlobalAveragePooling1D()(layers.Embedding(20, 4)(found))
+        return keras.Model(text, layers.Dense(2, kernel_regularizer=regularizer)(found))
+
+    return build
+
+
+def texts_alone():
+    return tf.data.Dataset.from_tensor_slices(UNEVEN_TEXTS[:, None]).batch(7)
+
+
+def uneven():
+    return tf.data.Dataset.from_tensor_slices((UNEVEN_TEXTS[:, None], LABELS)).batch(8)
+
+
+@pytest.mark.parametrize("regularizer", [None, "l2"])
+@pytest.mark.parametrize("mode", OF_A_LENGTH)
+def test_texts_of_any_length_in_the_model(mode, regularizer):
+    """What each worker makes of its texts is as long as on one device, whatever the lengths of its own ones are."""
+    first, second = both_on(uneven, of_texts(OF_A_LENGTH[mode], regularizer), 3)
+    same(first, second, rtol=1e-4)
+    want = first[1].evaluate(uneven(), verbose=0)
+    assert caramel.evaluate(first[1], uneven(), workers=3, verbose=0) == pytest.approx(want, rel=1e-5)
+    predicted = caramel.predict(first[1], texts_alone(), workers=3, verbose=0)
+    np.testing.assert_allclose(predicted, first[1].predict(texts_alone(), verbose=0), rtol=1e-5, atol=1e-6)
+
+
+class Words(layers.Layer):
+    """The numbers of the words of each text, filled up to the longest."""
+
+    def call(self, texts):
+        found = tf.strings.split(tf.squeeze(texts, -1)).to_tensor()
+        return tf.strings.to_hash_bucket_fast(found, 20)
+
+    def compute_output_spec(self, texts):
+        return keras.KerasTensor([None, None], "int64")
+
+
+def of_ragged():
+    text = keras.Input([1], dtype="string")
+    return keras.Model(text, layers.Dense(2)(layers.GlobalAveragePooling1D()(layers.Embedding(20, 4)(Words()(text)))))
+
+
+@pytest.mark.parametrize("build", [of_texts({}), of_ragged], ids=["TextVectorization", "to_tensor"])
+def test_texts_that_are_filled_up_to_the_longest_are_refused(build):
+    """The longest text of a worker's part may be shorter than that of the batch, and means over words count them all."""
+    alone, single = compiled(build), compiled(build)
+    alone.fit(uneven(), verbose=0)
+    caramel.fit(single, uneven(), workers=1, verbose=0)
+    np.testing.assert_allclose(single.get_weights()[-1], alone.get_weights()[-1], rtol=1e-4)
+    model = compiled(build)
+    with pytest.raises(caramel.CaptureError, match="fills up to the longest of its examples.*give a length"):
+        caramel.fit(model, uneven(), workers=3, verbose=0)
+    for call in (caramel.evaluate, caramel.predict):
+        data = (uneven(),) if call is caramel.evaluate else (texts_alone(),)
+        call(model, *data, workers=1, verbose=0)  # with one there is nothing to combine
+        with pytest.raises(caramel.CaptureError, match="value of the whole batch"):
+            call(model, *data, workers=3, verbose=0)
+
+
+def test_texts_that_the_dataset_fills_up_are_those_of_one_device():
+    def data():
+        vectorize = layers.TextVectorization(20)
+        vectorize.adapt(UNEVEN_TEXTS)
+        return tf.data.Dataset.from_tensor_slices((UNEVEN_TEXTS, LABELS)).batch(8).map(lambda t, y: (vectorize(t), y))
+
+    def build():
+        numbers = keras.Input([None], dtype="int64")
+        return keras.Model(numbers, layers.Dense(2)(layers.GlobalAveragePooling1D()(layers.Embedding(20, 4)(numbers))))
+
+    same(*both_on(data, build, 3), rtol=1e-4)

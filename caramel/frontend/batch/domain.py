@@ -11,6 +11,7 @@ Let B be the number of examples x_1 ... x_B. A tensor is one of
 - `Offsets`: the number of each example, and zeros beside it;
 - `ChosenShape`: the shape of a tensor of some of the examples;
 - `Entries`: coordinates or values of entries of single examples;
+- `Tokens`: entries of which each example has its own number, one example after the other, or what says whose they are;
 - `Followed`: examples, and behind them entries that do not depend on the batch;
 - `Positions`: places of the entries that some of the examples have;
 - `Total`: ``B**power`` times the sum of ``f(x_i)`` over the examples;
@@ -174,6 +175,36 @@ class Entries:
     """Coordinates, with the number of the example in front, or values of some entries, each of a single example."""
 
 
+class Kind(enum.Enum):
+    """What a tensor of `Tokens` has."""
+
+    VALUES = "values"
+    """A value of each entry, which depends on its example alone."""
+    COORDINATES = "coordinates"
+    """The number of each entry's example, and its place there."""
+    ROWS = "rows"
+    """The number of each entry's example."""
+    LENGTHS = "lengths"
+    """The number of entries of each example."""
+    ENDS = "ends"
+    """Where the entries of each example end, among those of all; also with a zero in front."""
+    SHAPE = "shape"
+    """The number of examples, and that of the entries of the one that has most."""
+    NUMBER = "number"
+    """A number, or several, of entries of all examples."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Entries of which each example has its own number, as words of texts, or what says whose they are.
+
+    Attributes:
+        kind: what the tensor has of them.
+    """
+
+    kind: Kind
+
+
 @dataclass(frozen=True)
 class Followed:
     """Entries of the examples along the first axis, and behind them others that do not depend on the batch.
@@ -283,6 +314,7 @@ Value = (
     | Coordinates
     | Offsets
     | Entries
+    | Tokens
     | Followed
     | Whole
     | Total

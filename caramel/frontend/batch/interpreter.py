@@ -58,12 +58,16 @@ class FunctionBodies:
     Attributes:
         library: functions of the graph.
 
+        row_constants: values of constants that follow from the number of examples, by (function, node).
+
     Args:
         graph: nodes, with the library of the functions that they call.
+        row_constants: see the attributes.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, row_constants: Mapping[tuple[str, str], Value] | None = None) -> None:
         self.library = Library(graph)
+        self.row_constants = row_constants or {}
         self._outer = graph
         self._graphs: dict[tuple[str, tuple[Shape | None, ...]], Graph] = {}
 
@@ -157,7 +161,8 @@ class Analysis:
         if node.name in self._given:
             return [self._given[node.name]] * outputs
         if node.op == "Const":
-            return [sizes.of_constant(self._constant(node.name))]
+            of_rows = self._bodies.row_constants.get((self._function, node.name))
+            return [sizes.of_constant(self._constant(node.name)) if of_rows is None else of_rows]
         texts = tuple(data_texts(node))
         inputs = tuple(self._values[node_of(t)][parse_input(t)[1]] for t in texts)
         outcome = self._by_rules(

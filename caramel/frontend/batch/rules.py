@@ -13,12 +13,13 @@ from caramel.frontend.batch import (
     layout,
     partitions,
     places,
+    ragged,
     reductions,
     samplers,
     sizes,
     tensor_lists,
 )
-from caramel.frontend.batch.domain import ChosenShape, Coordinates, Entries, Followed, Offsets, Order, Positions
+from caramel.frontend.batch.domain import ChosenShape, Coordinates, Entries, Followed, Offsets, Order, Positions, Tokens
 from caramel.frontend.batch.op import Op, Rule
 
 
@@ -48,6 +49,7 @@ _ON_EXAMPLES = merged(
     samplers.RULES,
     partitions.RULES,
     places.RULES,
+    ragged.RULES,
 )
 _PARTIAL_RULES = merged(layers.PARTIAL_RULES, elementwise.PARTIAL_RULES)
 
@@ -67,6 +69,7 @@ _READERS: Mapping[type, Rule] = {
     Coordinates: coordinates.of_coordinates,
     Offsets: coordinates.of_offsets,
     Entries: samplers.of_entries,
+    Tokens: ragged.of_tokens,
     Followed: samplers.of_followed,
 }
 """Rules of all ops that read a value of a kind that few ops may read, by the kind, whatever stands beside it."""

@@ -23,7 +23,7 @@ from caramel.frontend.batch.domain import (
 from caramel.frontend.batch.op import KEEPS_NUMBERS, Op, Rule
 from caramel.graph.shapes import Shape
 
-_MAX_ENTRIES = 16
+MAX_ENTRIES = 16
 """Number of entries of the longest vector that is followed; shapes are shorter."""
 
 _UNIT = Size(Fraction(1))
@@ -35,7 +35,7 @@ _COUNTS_CHOSEN = "counts examples that were chosen"
 
 def of_constant(value: np.ndarray) -> Value:
     """The abstract value of a constant."""
-    if value.ndim > 1 or value.size > _MAX_ENTRIES or value.dtype.kind not in "iuf" or not np.all(np.isfinite(value)):
+    if value.ndim > 1 or value.size > MAX_ENTRIES or value.dtype.kind not in "iuf" or not np.all(np.isfinite(value)):
         return INVARIANT
     return constant(*value.ravel().tolist())
 
@@ -111,7 +111,7 @@ def _known(op: Op) -> list[tuple[Size, ...]] | None:
 
 def _pack(op: Op) -> Value | None:
     sizes = _known(op)
-    if sizes is None or any(op.rank(p) != 0 for p in range(len(op.inputs))) or len(sizes) > _MAX_ENTRIES:
+    if sizes is None or any(op.rank(p) != 0 for p in range(len(op.inputs))) or len(sizes) > MAX_ENTRIES:
         return None
     return of_sizes(tuple(s[0] for s in sizes))
 
@@ -164,7 +164,7 @@ def _range(op: Op) -> Value | None:
     if any(b is None for b in bounds) or bounds[2] == 0:
         return None
     numbers = range(*[b for b in bounds if b is not None])
-    return constant(*numbers) if len(numbers) <= _MAX_ENTRIES else INVARIANT
+    return constant(*numbers) if len(numbers) <= MAX_ENTRIES else INVARIANT
 
 
 def _stitched(op: Op) -> Value | None:
@@ -186,7 +186,7 @@ def _fill(op: Op) -> Value | None:
     length, value = op.integers(0), op.inputs[1]
     if length is None or not isinstance(value, Independent) or value.sizes is None:
         return None
-    if len(length) > 1 or math.prod(length) > _MAX_ENTRIES:
+    if len(length) > 1 or math.prod(length) > MAX_ENTRIES:
         return Independent(value.power) if value.power is not None else None
     return of_sizes(value.sizes * math.prod(length))
 

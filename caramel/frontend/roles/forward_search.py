@@ -117,6 +117,8 @@ class Search:
                     return self.raw
             else:
                 needs = self._next(reductions, losses, told)
+            if any(self._is_of_a_part(name, at) for name, at in needs.sizes):
+                return None
             needs.gathers |= {
                 Gather(self.raw.made[name], at, None) for name, at in needs.sizes if self._is_hidden(name, at)
             }
@@ -274,6 +276,12 @@ class Search:
                 return _Needs()
         has_whole = any(isinstance(value, Whole) for _, _, value in values)
         return needs if needs.gathers or has_whole else _Needs()
+
+    def _is_of_a_part(self, name: str, position: int) -> bool:
+        """Whether sizes that are to be those of all examples are constants, made when a worker's part was traced."""
+        graph = self.raw.graph
+        behind = graph.ancestors([node_of(data_texts(graph[name])[position])], control=False)
+        return any(function == "" and node in behind for function, node in self.raw.row_constants)
 
     def _sizes_beside(self, loss: str, reductions: Reductions) -> _Needs:
         """Sizes that stand beside values of the whole batch, on the way to a loss."""

@@ -43,9 +43,16 @@ class Reductions:
         graph: nodes with ``_output_shapes`` attributes.
         inputs: inputs of the program; the split ones carry the batch along axis 0.
         local: names of the variables that have a value of their own on each worker, by their handle nodes.
+        row_constants: constants that follow from the number of examples; see `RawProgram`.
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[Input], local: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Sequence[Input],
+        local: Mapping[str, str] | None = None,
+        row_constants: Mapping[tuple[str, str], Value] | None = None,
+    ) -> None:
         self._graph = graph
         given: dict[str, Value] = {i.node: Examples(0) for i in inputs if i.split}
         self._summed = {n.name for n in graph if OVER_WORKERS_ATTRIBUTE in n.attr}
@@ -56,7 +63,7 @@ class Reductions:
                 given[node.name] = Unknown("a gradient enters what a worker has a part of", unmodelled=True)
         for handle, name in (local or {}).items():
             given[handle] = Unknown(f"variable {name!r} has a value of its own on each worker", unmodelled=True)
-        self._analysis = Analysis(graph, FunctionBodies(graph), given)
+        self._analysis = Analysis(graph, FunctionBodies(graph, row_constants), given)
 
     def assume(self, gradient: str, kind: str) -> None:
         """Assume a reduction for a gradient, in place of the analysis' own result.
@@ -153,7 +160,7 @@ def reduce_program(
     if given is not None:
         if reasons.keys() - {given}:
             raise CaptureError(f"loss_reduction={given!r} does not hold inside the loss: {'; '.join(reasons.values())}")
-        return Reduction(given, "given by loss_reduction=, or by what compiled Keras losses declare"), reductions
+        return Reduction(given, "given by loss_reduction="), reductions
     if not reasons:
         raise _untold("it is computed inside a loop, or the program gave the gradient to start from (grad_ys)")
     if len(reasons) != 1:
@@ -175,7 +182,7 @@ def reductions_of(
     """The analysis of a program's tensors; see `reduce_program`."""
     # A generator's state differs, too, but what is drawn counts as the same noise wherever it is drawn.
     local = {v.node: v.name for v in raw.variables if kinds[v.node] in _PER_WORKER_CLASSES}
-    reductions = Reductions(raw.graph, inputs, local)
+    reductions = Reductions(raw.graph, inputs, local, raw.row_constants)
     for gradient in used:  # those that are aggregated before they get into a loss
         for tensor in (gradient.tensor, gradient.indices):
             if tensor is not None and gradient.tensor not in inside:
