@@ -326,7 +326,7 @@ class Context:
             parts = 1 if sharding == "batches" else workers
             # The program may have the size of a whole batch as a number in it.
             for has_numbers in (False, True):
-                traced = self._for_rows(parts, has_numbers)
+                traced = self._for_rows(workers, parts, has_numbers)
                 if traced is not None and traced._can_be_for(workers):
                     return traced
             raise
@@ -339,10 +339,11 @@ class Context:
             return False
         return True
 
-    def _for_rows(self, parts: int, has_numbers: bool) -> Context | None:
+    def _for_rows(self, workers: int, parts: int, has_numbers: bool) -> Context | None:
         """A context of the same step for one of so many parts of a batch; None where that has no fixed size.
 
         Args:
+            workers: number of workers.
             parts: number of parts.
             has_numbers: whether to replace the number of examples in a batch, where the program has it in a shape.
         """
@@ -355,7 +356,13 @@ class Context:
         options = replace(self._options, loss=self.loss, loss_reduction=self.loss_reduction, data=self.data)
         options = replace(options, evaluation=self.evaluation, checkpoint=self.checkpoint)
         own = examples // parts
-        return Context(self._program, specs, options, rows=(examples, own) if has_numbers else None, part_rows=own)
+        return Context(
+            self._program,
+            specs,
+            options,
+            rows=(examples, own) if has_numbers else None,
+            part_rows=own if workers > 1 else None,
+        )
 
     @cached_property
     def _model_alone(self) -> Model:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from caramel.data.components import arguments_of, arguments_of_rows, examples_in_batches
+from caramel.data.components import arguments_of, arguments_of_rows
 from caramel.errors import CaptureError, InputError, in_one_line
 from caramel.frontend.programs.function_program import where_raised
 from caramel.keras.train_step import as_data
@@ -20,7 +20,9 @@ from caramel.keras.train_step import as_data
 _T = TypeVar("_T")
 
 
-def after_building(model: Any, element_spec: Any, method: str, captured: Callable[[], _T]) -> _T:
+def after_building(
+    model: Any, element_spec: Any, method: str, captured: Callable[[], _T], examples: int | None = None
+) -> _T:
     """What a function captures once the model, its metrics and its optimizer have their variables.
 
     Args:
@@ -28,6 +30,7 @@ def after_building(model: Any, element_spec: Any, method: str, captured: Callabl
         element_spec: structure of tf.TensorSpec of a batch.
         method: name of the model's method for a step.
         captured: function that captures the step.
+        examples: number of examples of every batch, where that is known.
 
     Raises:
         CaptureError: the step cannot be captured.
@@ -39,7 +42,7 @@ def after_building(model: Any, element_spec: Any, method: str, captured: Callabl
         except CaptureError as error:
             if not error.may_pass_later:
                 raise
-    _build_by_tracing(model, element_spec, method)
+    _build_by_tracing(model, element_spec, method, examples)
     return captured()
 
 
@@ -94,13 +97,14 @@ def _output(model: Any) -> tf.TensorSpec | None:
     return tf.TensorSpec(output.shape, output.dtype)
 
 
-def _build_by_tracing(model: Any, element_spec: Any, method: str) -> None:
+def _build_by_tracing(model: Any, element_spec: Any, method: str, examples: int | None) -> None:
     """Make all that a step needs by tracing it.
 
     Args:
         model: the model.
         element_spec: structure of tf.TensorSpec of a batch.
         method: name of the model's method for a step.
+        examples: number of examples of every batch, where that is known.
 
     Raises:
         InputError: the model cannot take such batches.
@@ -108,7 +112,6 @@ def _build_by_tracing(model: Any, element_spec: Any, method: str) -> None:
     takes_anything = getattr(type(model), method) is not getattr(keras.Model, method)  # a step of the model's own
     if isinstance(element_spec, tuple) and len(element_spec) > 3 and not takes_anything:
         raise InputError(f"the dataset's elements have {len(element_spec)} parts: give (x, y) or (x, y, sample_weight)")
-    examples = examples_in_batches(element_spec)
     try:
         try:
             _trace(getattr(model, method), arguments_of(element_spec))

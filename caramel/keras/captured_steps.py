@@ -59,7 +59,8 @@ def captured_training(model: Any, data: GivenData, workers: int, options: Mappin
         return _captured(model, context, record, workers, reduction)
 
     ways = data.capture_arguments(workers, options.get("sharding"))
-    return after_building(model, data.element_spec, "train_step", lambda: _first_of(captured, ways))
+    whole = data.examples_in_batches
+    return after_building(model, data.element_spec, "train_step", lambda: _first_of(captured, ways), whole)
 
 
 def captured_forward(
@@ -86,7 +87,8 @@ def captured_forward(
         return _captured(model, context, record, workers)
 
     ways = data.capture_arguments(workers, options.get("sharding"))
-    return after_building(model, data.element_spec, method, lambda: _first_of(captured, ways))
+    whole = data.examples_in_batches
+    return after_building(model, data.element_spec, method, lambda: _first_of(captured, ways), whole)
 
 
 def _captured_from(step: Callable[..., Any], arguments: Mapping[str, Any], **options: Any) -> Context:

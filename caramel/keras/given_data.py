@@ -44,6 +44,11 @@ class GivenData:
     weighted: Callable[[Batch], Batch] = lambda batch: batch
     validation: Any = None
 
+    @property
+    def examples_in_batches(self) -> int | None:
+        """The number of examples of every batch; None if it varies, or nothing says so."""
+        return examples_in_batches(self.element_spec) or getattr(self.dataset, EXAMPLES_ATTRIBUTE, None)
+
     def capture_arguments(self, workers: int, sharding: str | None = None) -> list[dict[str, Any]]:
         """The arguments of `caramel.capture` that say where batches come from; with others for steps that need to
         know the number of a worker's examples, where all batches have the same. ``rows`` are that of a batch, which
@@ -56,12 +61,11 @@ class GivenData:
         if self.source is not None:
             return [{"inputs": arguments_of(self.element_spec)}]
         ways: list[dict[str, Any]] = [{"data": self.dataset}]
-        told = getattr(self.dataset, EXAMPLES_ATTRIBUTE, None)
-        examples, parts = examples_in_batches(self.element_spec) or told, 1 if sharding == "batches" else workers
+        examples, parts = self.examples_in_batches, 1 if sharding == "batches" else workers
         if is_dataset(self.dataset) and examples is not None and examples % parts == 0:
             own = examples // parts
             inputs = arguments_of_rows(self.element_spec, own)
-            ways.append({"data": self.dataset, "inputs": inputs, "part_rows": own})
+            ways.append({"data": self.dataset, "inputs": inputs, "part_rows": own if workers > 1 else None})
             ways.append({**ways[-1], "rows": (examples, own)})
         return ways
 

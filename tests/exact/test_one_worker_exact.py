@@ -137,7 +137,7 @@ def test_two_losses(workers):
     alone = tf.function(step)
     for batch in BATCHES:
         alone(*map(tf.constant, batch))
-    for options in ({}, {"loss": "Mean_1:0"}):
+    for options in ({}, {"loss": "Mean_1:0"}, {"loss": "Mean_1"}):
         step, got = build()
         context = caramel.capture(step, inputs=SPECS, **options)
         with caramel.ARModel(context, workers).session() as session:

@@ -176,6 +176,32 @@ def test_a_workers_part_of_a_fixed_batch_is_not_taken_for_the_batch(name):
         of_a_fixed_batch(NUMBERED[name], lambda m, d: caramel.fit(m, d, workers=4, verbose=0))
 
 
+def one_by_one(p, y):
+    return tf.add_n([tf.reduce_mean((a - b) ** 2) for a, b in zip(tf.unstack(p), tf.unstack(y))]) / p.shape[0]
+
+
+@pytest.mark.parametrize("kind", ["dataset", "arrays"])
+def test_a_step_with_ops_for_each_example(kind):
+    """One worker has all of them; several have fewer, which is another step."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(48, width)).astype(keras.config.floatx()) for width in (6, 2))
+
+    def trained(fit):
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(2)
+        model = OfAFixedBatch(one_by_one)
+        model.compile(keras.optimizers.SGD(0.1))
+        if kind == "arrays":
+            return fit(model, x, y, batch_size=12, shuffle=False).history["loss"]
+        return fit(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(12, drop_remainder=True)).history["loss"]
+
+    want = trained(lambda m, *d, **o: m.fit(*d, verbose=0, **o))
+    got = trained(lambda m, *d, **o: caramel.fit(m, *d, workers=1, verbose=0, **o))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    with pytest.raises(caramel.CaptureError):
+        trained(lambda m, *d, **o: caramel.fit(m, *d, workers=4, verbose=0, **o))
+
+
 def test_a_model_that_is_built_by_the_first_batch():
     """So are its losses of weights."""
 

@@ -337,8 +337,9 @@ def _choose_loss(
         match = [o for o in outputs if o[0] == str(wanted)]
         if match:
             return match[0][1], [o for o in outputs if o is not match[0]]
-        if str(wanted) in differentiated:
-            return str(wanted), list(outputs)
+        tensor = next((name for name in (str(wanted), f"{wanted}:0") if name in differentiated), None)
+        if tensor is not None:
+            return tensor, list(outputs)
         raise CaptureError(
             f"loss={wanted!r} is not an output of the step, whose outputs are {[n for n, _ in outputs]}, and no tensor "
             f"that it differentiates: these are {listed(differentiated)}"
