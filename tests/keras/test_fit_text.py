@@ -290,3 +290,32 @@ def test_texts_that_the_dataset_fills_up_are_those_of_one_device():
         return keras.Model(numbers, layers.Dense(2)(layers.GlobalAveragePooling1D()(layers.Embedding(20, 4)(numbers))))
 
     same(*both_on(data, build, 3), rtol=1e-4)
+
+
+CODES = rng.integers(0, 6, (30, 3))
+OF_CODES = {
+    "which": lambda: layers.CategoryEncoding(num_tokens=6, output_mode="multi_hot"),
+    "how many": lambda: layers.CategoryEncoding(num_tokens=6, output_mode="count"),
+    "which of a vocabulary": lambda: layers.IntegerLookup(vocabulary=[1, 2, 4], output_mode="multi_hot"),
+}
+
+
+@pytest.mark.parametrize("name", OF_CODES)
+def test_codes_of_each_example(name):
+    """How many classes there are is given, though TensorFlow looks at the largest of the batch, too."""
+
+    def build():
+        codes = keras.Input([3], dtype="int64")
+        return keras.Model(codes, layers.Dense(2, kernel_regularizer="l2")(OF_CODES[name]()(codes)))
+
+    def data():
+        return tf.data.Dataset.from_tensor_slices((CODES, LABELS)).batch(8)
+
+    first, second = both_on(data, build, 3)
+    same(first, second, rtol=1e-4)
+    alone = first[1]
+    assert caramel.evaluate(alone, data(), workers=3, verbose=0) == pytest.approx(
+        alone.evaluate(data(), verbose=0), rel=1e-5
+    )
+    predicted = caramel.predict(alone, CODES, batch_size=7, workers=3, verbose=0)
+    np.testing.assert_allclose(predicted, alone.predict(CODES, verbose=0), rtol=1e-5, atol=1e-6)

@@ -17,6 +17,7 @@ from caramel.frontend.batch.domain import (
     Total,
     Unknown,
     Value,
+    constant,
     is_invariant,
 )
 from caramel.frontend.batch.op import Op, Rule, op_names
@@ -326,6 +327,23 @@ def _size(shape: Shape | None, axis_from_end: int) -> int | None:
     if shape is None:
         return None
     return 1 if len(shape) < axis_from_end else shape[-axis_from_end]
+
+
+def bound_of(op: Op) -> Value | None:
+    """The value of a number that is cut down to a bound, and was raised to no less before: the bound.
+
+    So programs say how many classes there are, whatever the examples have.
+
+    Args:
+        op: a Minimum.
+    """
+    for position in (0, 1):
+        bound, other = op.constant(position), op.producer_of(op.texts[1 - position])
+        if bound is not None and bound.ndim == 0 and other.op == "Maximum":
+            raised = (op.constant_of(text) for text in other.input[:2])
+            if any(least is not None and least.ndim == 0 and least >= bound for least in raised):
+                return constant(bound.item())
+    return None
 
 
 def _ones_like(op: Op) -> Value:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from caramel.frontend.batch import map_loops, rules, sizes
+from caramel.frontend.batch import elementwise, map_loops, rules, sizes
 from caramel.frontend.batch.domain import (
     INVARIANT,
     Independent,
@@ -191,6 +191,8 @@ class Analysis:
             return self._branches(op)
         if kind in rules.PARTIAL_OPS:
             return rules.ALL_RULES[kind](op)
+        if kind == "Minimum" and (bound := elementwise.bound_of(op)) is not None:
+            return bound
         if unknown := next((v for v in op.inputs if isinstance(v, Unknown)), None):
             return unknown
         if kind == "Merge":

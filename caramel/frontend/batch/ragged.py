@@ -168,4 +168,20 @@ _READERS: dict[str, Rule] = {
     "RaggedTensorToTensor": _to_tensor,
 }
 
-RULES: dict[str, Rule] = {"StringSplitV2": _split, "UnicodeDecode": _decoded, "UnicodeDecodeWithOffsets": _decoded}
+
+def _counts(op: Op) -> Value:
+    """How often each example has each of some numbers, where all have as many."""
+    values, size, weights = op.inputs
+    is_plain = isinstance(values, Examples) and values.axis == 0 and values.power == 0
+    is_told = op.rank(0) == 2 and is_invariant(size) and is_invariant(weights)
+    if not is_plain or not is_told or not isinstance(values, Examples):
+        return op.unknown(MIXES_EXAMPLES)
+    return Examples(0, before=values.before, after=values.after, mixed_by=values.mixed_by, chosen=values.chosen)
+
+
+RULES: dict[str, Rule] = {
+    "DenseBincount": _counts,
+    "StringSplitV2": _split,
+    "UnicodeDecode": _decoded,
+    "UnicodeDecodeWithOffsets": _decoded,
+}

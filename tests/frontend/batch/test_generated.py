@@ -30,6 +30,26 @@ def rank_two(t):
     return tf.reshape(t, [tf.shape(t)[0], -1]) if t.shape.rank and t.shape.rank > 2 else t
 
 
+def texts(t):
+    """A text for each row, of three decimals."""
+    return tf.strings.as_string(rank_two(t)[:, 0], 3)
+
+
+def words(t):
+    """Its parts between ones: of one row there are more than of another."""
+    return tf.strings.split(texts(t), "1")
+
+
+def numbers(found):
+    return tf.cast(tf.strings.to_hash_bucket_fast(found, 7), tf.float32)
+
+
+def counts_of(t, classes):
+    codes = tf.cast(tf.abs(rank_two(t)) * 3.0, tf.int32) % C
+    found = tf.math.bincount(codes, minlength=classes, maxlength=classes, axis=-1)
+    return tf.cast(found, tf.float32)
+
+
 UNARY = {
     "tanh": tf.tanh,
     "square": lambda t: t * t,
@@ -136,6 +156,25 @@ UNARY = {
     "the first of a list": lambda t: tf.TensorArray(tf.float32, tf.shape(t)[0]).unstack(t).read(0),
     "less the root of the mean": lambda t: t - tf.sqrt(tf.reduce_mean(t * t, 0)),
     "less the mean": lambda t: t - tf.reduce_mean(t, 0),
+    "bounded by the largest": lambda t: t * tf.minimum(2.0, tf.maximum(0.3, tf.reduce_max(t))),
+    "bounded in vain": lambda t: t * tf.minimum(0.7, tf.maximum(0.7, tf.reduce_max(t))),
+    "how many of each": lambda t: counts_of(t, C),
+    "how many, up to the largest": lambda t: counts_of(t, None),
+    "words of a length": lambda t: numbers(words(t).to_tensor("", [None, 3])),
+    "words up to the longest": lambda t: numbers(words(t).to_tensor("")),
+    "words on end": lambda t: numbers(words(t).values),
+    "number of words": lambda t: t * tf.cast(tf.size(words(t).values), tf.float32),
+    "words of each": lambda t: tf.cast(words(t).row_lengths(), tf.float32),
+    "words before": lambda t: tf.cast(words(t).row_splits, tf.float32),
+    "longest text": lambda t: t * tf.cast(words(t).bounding_shape()[1], tf.float32),
+    "how many of each word": lambda t: tf.cast(
+        tf.math.bincount(
+            words(t).with_values(tf.strings.to_hash_bucket_fast(words(t).values, C)), minlength=C, maxlength=C, axis=-1
+        ),
+        tf.float32,
+    ),
+    "pairs of words": lambda t: numbers(tf.strings.ngrams(words(t), 2).to_tensor("", [None, 3])),
+    "characters": lambda t: numbers(tf.strings.unicode_split(texts(t), "UTF-8").to_tensor("", [None, 4])),
     "gradient": lambda t: tf.gradients(tf.reduce_sum(tf.tanh(t) * t), t)[0],
     "gradient of mean": lambda t: tf.gradients(tf.reduce_mean(tf.tanh(t) * t), t)[0],
 }
