@@ -136,7 +136,7 @@ def test_workers_pull_all_variables_in_the_order_in_which_they_are_read():
     "options, message",
     [
         ({"servers": 0}, "servers must be a whole number of at least 1"),
-        ({"servers": 50}, "servers=50: there are 12 variables"),
+        ({"servers": 50}, r"servers=50: there are \d+ variables"),
         ({"servers": 2, "ordering": "tac"}, "ordering='tac' goes by times of a training step, and this is none"),
         ({"servers": 2, "ordering": "fast"}, "ordering"),
         ({"servers": 2, "pulls_in_flight": 0}, "pulls_in_flight"),
