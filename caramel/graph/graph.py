@@ -318,22 +318,23 @@ class Graph:
             waiting.extend(r for r, position in readers if control or self._inputs(r)[2][position] >= 0)
         return found
 
-    def before(self, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
-        """For each of some nodes those of them from which a path leads to it, over any nodes.
+    def order_of(self, names: Iterable[str]) -> Callable[[str, str], bool]:
+        """A function that says of two of some nodes whether a path leads from the first to the second, over any nodes.
 
         Args:
             names: node names.
         """
         wanted = frozenset(names)
-        numbered = [name for name in self.order if name in wanted]
-        bits = {name: 1 << number for number, name in enumerate(numbered)}
+        numbers = {name: number for number, name in enumerate(name for name in self.order if name in wanted)}
         masks: dict[str, int] = {}  # of the nodes before each
         for name in self.order:
             mask = 0
             for source in self.sources(name):
-                mask |= masks[source] | bits.get(source, 0)
+                number = numbers.get(source)
+                mask |= masks[source] if number is None else masks[source] | 1 << number
             masks[name] = mask
-        return {name: frozenset(other for other in numbered if masks[name] & bits[other]) for name in numbered}
+        kept = {name: masks[name] for name in numbers}
+        return lambda first, last: bool(kept[last] >> numbers[first] & 1)
 
     def pruned(self, roots: Iterable[str]) -> Graph:
         """The graph of just what ``roots`` need, in the same order."""

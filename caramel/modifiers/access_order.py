@@ -38,14 +38,14 @@ def order_accesses(step: Served, copies: Mapping[str, NodeDef], stand_ins: Stand
             users = dict.fromkeys(reader for reader, _ in step.graph.consumers[variable.node])
             if len(users) > 1 and any(variable.node in library.written(step.graph[user]) for user in users):
                 accesses[variable.node] = list(users)
-    before = step.graph.before(name for names in accesses.values() for name in names)
+    is_before = step.graph.order_of(name for names in accesses.values() for name in names)
     for handle, names in accesses.items():
         writers = {name for name in names if handle in library.written(step.graph[name])}
         for one, other in combinations(names, 2):
             if writers.isdisjoint((one, other)):
                 continue
             for first, last in ((one, other), (other, one)):
-                if first in before[last] or ((handle, first) in stand_ins and last not in before[first]):
+                if is_before(first, last) or ((handle, first) in stand_ins and not is_before(last, first)):
                     _order(step, copies, stand_ins, handle, first, last)
 
 

@@ -90,16 +90,17 @@ def _verify_accesses(emission: Emission) -> None:
     handles = [v.node for v in model.variables if v.node in model.graph]
     users = {handle: dict.fromkeys(reader for reader, _ in model.graph.consumers[handle]) for handle in handles}
     copies = {(handle, user): copies_of(handle, user) for handle in handles for user in users[handle]}
-    wanted = model.graph.before(user for names in users.values() for user in names)
-    found = emission.graph.before(name for by_rank in copies.values() for names in by_rank.values() for name in names)
+    is_wanted = model.graph.order_of(user for names in users.values() for user in names)
+    all_copies = (name for by_rank in copies.values() for names in by_rank.values() for name in names)
+    is_found = emission.graph.order_of(all_copies)
     writers = {model.variable_by_name[name].node: names for name, names in model.updates}
     for handle in handles:
         for last in users[handle]:
             others = users[handle] if last in writers.get(handle, ()) else writers.get(handle, ())
-            for first in wanted[last].intersection(others):
+            for first in (other for other in others if is_wanted(other, last)):
                 for rank, names in copies[handle, last].items():
                     for name in names:
-                        lost = [each for each in copies[handle, first].get(rank, ()) if each not in found[name]]
+                        lost = [each for each in copies[handle, first].get(rank, ()) if not is_found(each, name)]
                         if lost:
                             raise InvariantError(f"after serve: {name!r} does not wait for {lost[0]!r}")
 
