@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from variants import in_soak
 
 import caramel
 from caramel.compiler.distributed_model import forward_pass
@@ -69,9 +70,9 @@ def assert_same(got, want):
     "name, workers, servers, ordering",
     [
         ("images", 3, 2, "tic"),
-        ("images", 1, 1, None),
+        *in_soak(("images", 1, 1, None)),
         ("words", 2, 2, "none"),
-        ("words", 3, 1, "read"),
+        *in_soak(("words", 3, 1, "read")),
         ("two outputs", 2, 3, "tio"),
         ("subclassed", 2, 2, "random"),
     ],
@@ -144,7 +145,7 @@ def test_workers_pull_all_variables_in_the_order_in_which_they_are_read():
         ({"servers": 2, "server_list": ["/job:worker/task:0"]}, "server_list has 1 entries"),
     ],
 )
-@pytest.mark.parametrize("call", [caramel.evaluate, caramel.predict])
+@pytest.mark.parametrize("call", [caramel.evaluate, *in_soak(caramel.predict)])
 def test_what_does_not_fit(call, options, message):
     model, x, y = compiled(two_outputs)
     data = (x, y) if call is caramel.evaluate else (x,)

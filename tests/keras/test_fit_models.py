@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import AS_WRITTEN, CLASSES, FEATURES, arrays, both, compiled_as, dataset, dense, made, same
-from variants import in_soak
+from variants import in_soak, mostly_in_soak
 
 import caramel
 
@@ -157,7 +157,7 @@ def of_a_fixed_batch(loss, fit):
     return fit(model, batches).history["loss"], model.get_weights()
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", mostly_in_soak(list(COUNTED), "of the static shape"))
 def test_losses_that_count_a_fixed_batch(name):
     want, weights = of_a_fixed_batch(COUNTED[name], lambda m, d: m.fit(d, verbose=0))
     got, others = of_a_fixed_batch(COUNTED[name], lambda m, d: caramel.fit(m, d, workers=4, verbose=0))
@@ -165,7 +165,7 @@ def test_losses_that_count_a_fixed_batch(name):
     np.testing.assert_allclose(others[0], weights[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NUMBERED)
+@pytest.mark.parametrize("name", mostly_in_soak(list(NUMBERED), "times each example", "its root below a sum"))
 def test_a_workers_part_of_a_fixed_batch_is_not_taken_for_the_batch(name):
     """Traced for a worker's three examples, twelve of them are nowhere in the step, and nothing else would tell."""
     want, weights = of_a_fixed_batch(NUMBERED[name], lambda m, d: m.fit(d, verbose=0))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_common import AS_WRITTEN, same
-from variants import in_soak
+from variants import each_once, in_soak, mostly_in_soak
 
 import caramel
 
@@ -234,8 +234,7 @@ def uneven():
     return tf.data.Dataset.from_tensor_slices((UNEVEN_TEXTS[:, None], LABELS)).batch(8)
 
 
-@pytest.mark.parametrize("regularizer", [None, "l2"])
-@pytest.mark.parametrize("mode", OF_A_LENGTH)
+@pytest.mark.parametrize("mode, regularizer", each_once(list(OF_A_LENGTH), [None, "l2"]))
 def test_texts_of_any_length_in_the_model(mode, regularizer):
     """What each worker makes of its texts is as long as on one device, whatever the lengths of its own ones are."""
     first, second = both_on(uneven, of_texts(OF_A_LENGTH[mode], regularizer), 3)
@@ -300,7 +299,7 @@ OF_CODES = {
 }
 
 
-@pytest.mark.parametrize("name", OF_CODES)
+@pytest.mark.parametrize("name", mostly_in_soak(list(OF_CODES), "which", "which of a vocabulary"))
 def test_codes_of_each_example(name):
     """How many classes there are is given, though TensorFlow looks at the largest of the batch, too."""
 
