@@ -53,6 +53,9 @@ bench-planning: $(VENV)/.dev  ## predicted steps from 10 Mbit/s to 100 Gbit/s, b
 bench-pull-orders: $(VENV)/.dev  ## parameter servers with pulls in an order and in none, on emulated accelerators; needs root
 	$(BIN)/python -m benchmarks.pull_orders --json benchmarks/results/pull_orders.json $(OPTIONS)
 
+bench-tuning: $(VENV)/.dev  ## trials that searches for pieces and credit need, by replay on a grid measured on emulated accelerators; needs root
+	$(BIN)/python -m benchmarks.tuning_replay --json benchmarks/results/tuning_replay.json $(OPTIONS)
+
 bench-papers: $(VENV)/.dev  ## the figures of the papers, simulated from published numbers
 	$(BIN)/python -m benchmarks.papers --json benchmarks/results/papers.json
 

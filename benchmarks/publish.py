@@ -29,6 +29,7 @@ from benchmarks import (
     pull_orders,
     shared_hosts,
     short_steps,
+    tuning_replay,
     versions,
 )
 from benchmarks.output import errors_for_click
@@ -126,6 +127,7 @@ RECORDS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "local_times": ("sync_every.json", local_steps.times_table),
     "local_losses": ("sync_every.json", local_steps.losses_table),
     "pull_orders": ("pull_orders.json", pull_orders.cells_table),
+    "tuning_replay": ("tuning_replay.json", tuning_replay.table),
     "lost_workers": ("lost_workers.json", lost_workers.table),
     "predicted_steps": ("predicted_steps.json", lambda _: prediction_errors.table(prediction_errors.kept(PREDICTED))),
     **{name: ("papers.json", table) for name, table in papers.TABLES.items()},
