@@ -1,17 +1,19 @@
 """``python -m benchmarks.local_steps``: what local steps gain on links that are far too slow, and what they lose.
 
-The program is the Transformer of the examples. Times are of hosts of a testbed, whose links are so slow that the
-all-reduces of a step need a given multiple of its computation. Contenders take turns, round by round. Losses are of a
-training on workers of one process, on data that it was not trained with.
+Times are of the Transformer of the examples, on hosts of a testbed whose links are so slow that the all-reduces of a
+step need a given multiple of its computation. Contenders take turns, round by round. Losses are of that Transformer and
+of the digits of the examples, trained on workers of one process, on data that they were not trained with.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +33,30 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Trainings whose losses are compared: options besides the number of steps from one exchange to the next."""
 
+EXAMPLES: Mapping[str, Sequence[int]] = {"transformer": (250, 500, 1000), "digits_keras": (150, 300, 600)}
+"""Examples whose losses are compared, and after how many steps."""
+
+TIMED = "transformer"
+"""The example whose steps are timed."""
+
 _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 _FAST_BYTES_PER_S = 10e9 / 8
 _SETTLING_STEPS = 10
 
 
-def _program() -> Mapping[str, Any]:
-    """The example, as the command would load it."""
+def _program(example: str) -> Mapping[str, Any]:
+    """An example, as the command would load it."""
     if str(_EXAMPLES) not in sys.path:
         sys.path.insert(0, str(_EXAMPLES))
-    import transformer  # type: ignore[import-not-found]
-
-    parts: Mapping[str, Any] = transformer.program()
+    parts: Mapping[str, Any] = import_module(example).program()
     return parts
 
 
 def _captured(parts: Mapping[str, Any]) -> Any:
     import caramel
 
+    if callable(parts["data"]):  # batches that are fed
+        return caramel.capture(parts["step"], parts["inputs"])
     return caramel.capture(parts["step"], data=parts["data"])
 
 
@@ -56,7 +64,7 @@ def _computation_s(workers: int, steps: int) -> tuple[float, int]:
     """Seconds of a step without transfers, on hosts with fast links; and the bytes of its gradients."""
     import caramel
 
-    context = _captured(_program())
+    context = _captured(_program(TIMED))
     with (
         Testbed(workers, _FAST_BYTES_PER_S) as testbed,
         caramel.ARModel(context, workers, sync_every=2**31).session(cluster(workers, testbed)) as session,
@@ -91,10 +99,12 @@ def times(
     with ExitStack() as opened:
         testbed = opened.enter_context(Testbed(workers, rate))
         servers = cluster(workers, testbed)
+        network = caramel.NetworkModel.from_link_rate(rate)  # so that large all-reduces are balanced
         turns: dict[str, tuple[Any, int]] = {}
         for count in (0, *every):
             options: dict[str, Any] = {"sync_every": count} if count else {}
-            session = opened.enter_context(caramel.ARModel(_captured(_program()), workers, **options).session(servers))
+            model = caramel.ARModel(_captured(_program(TIMED)), workers, network=network, **options)
+            session = opened.enter_context(model.session(servers))
             turns[f"local, {count} steps" if count else ALL_REDUCED] = session, count or _SETTLING_STEPS
         for session, _ in turns.values():
             session.run(steps=2, progress=False)
@@ -110,10 +120,11 @@ def times(
     return {"workers": workers, "rho": rho, "compute_s": compute_s, "rate_bytes_per_s": rate, "times_s": found}
 
 
-def losses(workers: int, every: int, steps: Sequence[int]) -> Iterator[dict[str, Any]]:
+def losses(example: str, workers: int, every: int, steps: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Losses of each variant after some numbers of steps, on data that it was not trained with.
 
     Args:
+        example: name of a program.
         workers: number of workers.
         every: number of steps from one exchange to the next.
         steps: numbers of steps, ascending.
@@ -121,16 +132,18 @@ def losses(workers: int, every: int, steps: Sequence[int]) -> Iterator[dict[str,
     import caramel
 
     for name, options in VARIANTS.items():
-        parts = _program()
+        parts = _program(example)
         chosen: Mapping[str, Any] = options if name == ALL_REDUCED else {"sync_every": every, **options}
         evaluation, done = parts["evaluation"], 0
+        batches = parts["data"]() if callable(parts["data"]) else None
         with caramel.ARModel(_captured(parts), workers, **chosen).session(caramel.InProcess()) as session:
             for count in steps:
-                session.run(steps=count - done, progress=False)
+                session.run(batches, steps=count - done, progress=False)
                 session.write_back()
                 done = count
-                loss = float(evaluation["function"](*evaluation["data"])["loss"])
-                yield {"training": name, "workers": workers, "every": every, "steps": count, "loss": loss}
+                found = evaluation["function"](*evaluation["data"])
+                row = {"example": example, "training": name, "workers": workers, "every": every, "steps": count}
+                yield {**row, "loss": float(found["loss"]), "accuracy": float(found["accuracy"])}
 
 
 def times_table(record: Mapping[str, Any]) -> str:
@@ -152,25 +165,32 @@ def times_table(record: Mapping[str, Any]) -> str:
 
 
 def losses_table(record: Mapping[str, Any]) -> str:
-    """Losses by number of steps.
+    """Losses by number of steps, and in brackets the part of right answers, for each example.
 
     Args:
         record: what `main` has written.
     """
-    rows = record["losses"]
-    counts = list(dict.fromkeys(row["steps"] for row in rows))
-    by_name = {name: {r["steps"]: r["loss"] for r in rows if r["training"] == name} for name in VARIANTS}
-    lines = [[name, *(f"{of[count]:.3f}" for count in counts)] for name, of in by_name.items()]
-    return markdown_table(["training", *(f"{count} steps" for count in counts)], lines)
+    tables = []
+    for example in dict.fromkeys(row["example"] for row in record["losses"]):
+        rows = [row for row in record["losses"] if row["example"] == example]
+        counts = list(dict.fromkeys(row["steps"] for row in rows))
+        by_name = {name: {r["steps"]: r for r in rows if r["training"] == name} for name in VARIANTS}
+        lines = [
+            [name, *(f"{of[count]['loss']:.3f} ({of[count]['accuracy']:.1%})" for count in counts)]
+            for name, of in by_name.items()
+        ]
+        head = [f"`{example}.py`, an exchange after {rows[0]['every']} steps", *(f"{count} steps" for count in counts)]
+        tables.append(markdown_table(head, lines))
+    return "\n\n".join(tables)
 
 
 @click.command()
 @click.option("--workers", type=click.IntRange(min=2), default=4, show_default=True)
 @click.option("--rho", type=float, default=20.0, show_default=True, help="All-reduces over computation.")
 @click.option("--every", type=int, multiple=True, default=(100, 500), show_default=True, help="Steps to an exchange.")
+@click.option("--no-times", is_flag=True, help="Keep the times that the record has.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--loss-every", type=int, default=20, show_default=True, help="Steps to an exchange, for losses.")
-@click.option("--steps", type=int, multiple=True, default=(250, 500, 1000), show_default=True, help="For losses.")
 @click.option("--json", "path", type=click.Path(dir_okay=False), help="File to write all measurements to.")
 @errors_for_click
 def main(
@@ -178,18 +198,23 @@ def main(
     rho: float,
     every: tuple[int, ...],
     rounds: int,
+    no_times: bool,
     loss_every: int,
-    steps: tuple[int, ...],
     path: str | None,
 ) -> None:
-    """Measure, and print two tables; needs root."""
-    with progress_over(rounds * (1 + len(every))) as show:
-        record: dict[str, Any] = {"times": times(workers, rho, every, rounds, show)}
+    """Measure, and print tables; needs root."""
+    record: dict[str, Any]
+    if no_times and path is not None:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    else:
+        with progress_over(rounds * (1 + len(every))) as show:
+            record = {"times": times(workers, rho, every, rounds, show)}
     record["losses"] = []
-    with progress_over(len(VARIANTS) * len(steps)) as show:
-        for row in losses(workers, loss_every, sorted(steps)):
-            record["losses"].append(row)
-            show(len(record["losses"]), f"{row['training']}: {row['steps']} steps")
+    with progress_over(sum(len(VARIANTS) * len(steps) for steps in EXAMPLES.values())) as show:
+        for example, steps in EXAMPLES.items():
+            for row in losses(example, workers, loss_every, steps):
+                record["losses"].append(row)
+                show(len(record["losses"]), f"{example}, {row['training']}: {row['steps']} steps")
     if path is not None:
         write_json(record, path)
     click.echo(f"{times_table(record)}\n\n{losses_table(record)}")

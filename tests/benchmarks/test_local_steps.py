@@ -2,12 +2,13 @@
 
 import pytest
 
-from benchmarks.local_steps import ALL_REDUCED, VARIANTS, losses, losses_table, times_table
+from benchmarks.local_steps import ALL_REDUCED, EXAMPLES, VARIANTS, losses, losses_table, times_table
 
 RECORD = {
     "times": {"compute_s": 0.05, "times_s": {ALL_REDUCED: [1.0, 0.9, 1.1], "local, 500 steps": [0.052, 0.05, 0.0625]}},
     "losses": [
-        {"training": name, "steps": steps, "loss": 3.0 / number}
+        {"example": example, "training": name, "every": 20, "steps": steps, "loss": 3.0 / number, "accuracy": 0.5}
+        for example in ("digits", "words")
         for number, name in enumerate(VARIANTS, 1)
         for steps in (250, 500)
     ],
@@ -22,14 +23,19 @@ def test_utilisation_is_computation_over_the_median():
 
 
 def test_losses_are_beside_each_other():
-    assert losses_table(RECORD).splitlines()[2:] == [
-        f"| {name} | {loss} | {loss} |" for name, loss in zip(VARIANTS, ("3.000", "1.500", "1.000"))
+    of_digits, _, of_words = losses_table(RECORD).partition("\n\n")
+    head, _, *lines = of_digits.splitlines()
+    assert head == "| `digits.py`, an exchange after 20 steps | 250 steps | 500 steps |"
+    assert lines == [
+        f"| {name} | {loss} (50.0%) | {loss} (50.0%) |" for name, loss in zip(VARIANTS, ("3.000", "1.500", "1.000"))
     ]
+    assert of_words == of_digits.replace("digits", "words")
 
 
 @pytest.mark.slow
-def test_losses_are_of_the_program():
-    rows = list(losses(2, 2, [2, 4]))
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_losses_are_of_the_program(example):
+    rows = list(losses(example, 2, 2, [2, 4]))
     assert [(row["training"], row["steps"]) for row in rows] == [(name, n) for name in VARIANTS for n in (2, 4)]
     assert all(0 < row["loss"] < 10 for row in rows)
     by_name = {row["training"]: row["loss"] for row in rows}
