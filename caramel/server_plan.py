@@ -16,12 +16,15 @@ class ServerPart:
 
     Attributes:
         server: number of the server.
-        elements: number of elements that it has of each, where they are divided: those of the parts before it come
-            first. None where it has all of them.
+        elements: number of elements that it has of each, where they are divided by elements: those of the parts before
+            it come first. Else None.
+        rows: number of rows that it has of each, where they are tables that are divided by rows: of K parts the one in
+            place k has the rows k, k + K, k + 2 K and so on. Else None.
     """
 
     server: int
     elements: int | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,24 +57,30 @@ class Home:
         Args:
             server: number of the server.
         """
-        if not self.is_divided:
+        if not self.sizes:
             return self.pulled_bytes if server in self.sources else 0
         return self.pulled_bytes * dict(zip(self.servers, self.sizes)).get(server, 0) / sum(self.sizes)
 
     @property
     def is_divided(self) -> bool:
-        """Whether each server has its own elements."""
-        return any(part.elements is not None for part in self.parts)
+        """Whether each server has its own elements, or its own rows."""
+        return bool(self.sizes or self.rows)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of elements of each variable on each server, where these are divided; else empty."""
+        """The number of elements of each variable on each server, where it is divided by elements; else empty."""
         return tuple(part.elements for part in self.parts if part.elements is not None)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The number of rows of each variable on each server, where it is divided by rows; else empty."""
+        return tuple(part.rows for part in self.parts if part.rows is not None)
 
     @property
     def shares(self) -> str:
         """The same in words."""
-        return ", ".join(f"{size} elements on server {server}" for server, size in zip(self.servers, self.sizes))
+        numbers, what = (self.rows, "rows") if self.rows else (self.sizes, "elements")
+        return ", ".join(f"{number} {what} on server {server}" for server, number in zip(self.servers, numbers))
 
 
 @dataclass(frozen=True)

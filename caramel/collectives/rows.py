@@ -1,6 +1,7 @@
-"""Tables that are divided by rows: every rank has some rows, looks up those of others there, and sends their gradients.
+"""Tables that are divided by rows: some ranks own them, each some rows; others look them up there, and send gradients.
 
-Which ranks a rank asks for how much follows from its indices, so all messages are between two ranks, and of any size.
+Owners are the workers themselves, or parameter servers. Which of them a rank asks for how much follows from its
+indices, so all messages are between two ranks, and of any size.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import constant, dtype_attribute
 
 
-def rows_of_ranks(rows: int, workers: int) -> tuple[int, ...]:
-    """The number of rows that each rank has: rank r has the rows r, r + N, r + 2 N and so on.
+def rows_of_owners(rows: int, owners: int) -> tuple[int, ...]:
+    """The number of rows that each owner has: the one in place k has the rows k, k + K, k + 2 K and so on.
 
-    Numbers of words often go by how frequent they are; so frequent rows are on all ranks alike.
+    Numbers of words often go by how frequent they are; so frequent rows are at all owners alike.
 
     Args:
         rows: number of rows of the table.
-        workers: number of ranks, N.
+        owners: number of owners, K.
     """
-    return tuple(len(range(rank, rows, workers)) for rank in range(workers))
+    return tuple(len(range(place, rows, owners)) for place in range(owners))
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class LoweredLookup:
     Attributes:
         nodes: pairs of a node and the rank whose device it is on.
         rows: name of the tensor of each rank with the rows that it looks up, shape [*indices, *row].
-        gathers: for each rank the names of the nodes that read its part of the table.
+        gathers: for each owner the names of the nodes that read its part of the table, one for each rank that asks.
     """
 
     nodes: tuple[tuple[NodeDef, int], ...]
@@ -49,25 +50,28 @@ def lower_lookup(
     devices: Sequence[str],
     dtype: str,
     index_dtype: str,
+    owners: Sequence[int] | None = None,
 ) -> LoweredLookup:
     """Emit the lookup of rows at the ranks that have them.
 
-    Each rank asks each other one for the rows that it has, every row once: 2 rounds. An index that is out of range is
-    out of range on the rank that it goes to, too, so that its gather refuses it.
+    Each rank asks each owner for the rows that it has, every row once: 2 rounds. An index that is out of range is
+    out of range at the owner that it goes to, too, so that its gather refuses it.
 
     Args:
         prefix: scope of the new nodes.
-        indices: name of the indices of each rank, of any shape.
-        handles: name of the handle of each rank's part of the table.
+        indices: name of the indices of each rank that asks, of any shape.
+        handles: name of the handle of each owner's part of the table.
         devices: device string of each rank.
         dtype: element type of the table.
         index_dtype: element type of the indices, an integer.
+        owners: ranks of the owners; default: all that ask.
 
     Source:
         What parameter servers do with sparse parameters.
     """
     emitter = Emitter(prefix, devices, dtype)
-    ranks = range(len(devices))
+    ranks = range(len(indices))
+    owners = ranks if owners is None else owners
     if index_dtype not in _INDEX_DTYPES:
         indices = [emitter.cast(rank, f"wide_{rank}", text, "int64", index_dtype) for rank, text in enumerate(indices)]
         index_dtype = "int64"
@@ -78,7 +82,7 @@ def lower_lookup(
             rank, f"flat_{rank}", "Reshape", [indices[rank], emitter.integers(rank, [-1])], T=of_index, Tshape=int32
         )
         distinct = emitter.add(rank, f"distinct_{rank}", "Unique", [flat], T=of_index, out_idx=int32)
-        parts = _Parts(emitter, rank, distinct, index_dtype)
+        parts = _Parts(emitter, rank, distinct, index_dtype, len(owners))
         count = emitter.add(rank, f"count_{rank}", "Size", [distinct], T=of_index, out_type=int32)
         bounds = [emitter.integers(rank, 0), count, emitter.integers(rank, 1)]
         numbers = emitter.add(rank, f"numbers_{rank}", "Range", bounds, Tidx=int32)
@@ -90,20 +94,20 @@ def lower_lookup(
         [
             emitter.add(
                 owner,
-                f"gather_{owner}_{rank}",
+                f"gather_{place}_{rank}",
                 "ResourceGather",
-                [handles[owner], wanted[rank][owner]],
+                [handles[place], wanted[rank][place]],
                 dtype=dtype_attribute(dtype),
                 Tindices=of_index,
             )
             for rank in ranks
         ]
-        for owner in ranks
+        for place, owner in enumerate(owners)
     ]
     rows = []
     for rank in ranks:
-        inputs = [*order[rank], *(gathers[owner][rank] for owner in ranks)]
-        attributes = {"N": len(ranks), "T": dtype_attribute(dtype)}
+        inputs = [*order[rank], *(of_owner[rank] for of_owner in gathers)]
+        attributes = {"N": len(owners), "T": dtype_attribute(dtype)}
         stitched = emitter.add(rank, f"stitched_{rank}", "DynamicStitch", inputs, **attributes)
         attributes = {"Tparams": dtype_attribute(dtype), "Tindices": int32, "Taxis": int32, "batch_dims": 0}
         inputs = [stitched, places[rank], emitter.integers(rank, 0)]
@@ -123,37 +127,43 @@ def lower_slices_to_owners(
     wire: str | None = None,
     adds: bool = False,
     unites: bool = False,
+    owners: Sequence[int] | None = None,
 ) -> LoweredGather:
     """Emit the transfer of the slices of a sparse gradient to the ranks that have their rows: 1 round.
 
-    Each rank gets the slices of its rows of all ranks, in rank order, as an all-gather would bring them, with indices
+    Each owner gets the slices of its rows of all ranks, in rank order, as an all-gather would bring them, with indices
     that count its own rows only.
 
     Args:
         prefix: scope of the new nodes.
-        values: name of the values of each rank, shape [slices, ...].
-        indices: name of the indices of each rank, shape [slices].
+        values: name of the values of each rank that sends some, shape [slices, ...].
+        indices: name of the indices of each of them, shape [slices].
         devices: device string of each rank.
         dtype: element type of the values.
         index_dtype: ``"int32"`` or ``"int64"``.
-        mean: whether the values are divided by the number of ranks, before any are added up.
+        mean: whether the values are divided by the number of ranks that send some, before any are added up.
         wire: element type of the values in messages; None if it is ``dtype``.
         adds: whether each rank first adds up its slices of one index.
-        unites: whether each rank adds up what it gets of one index.
+        unites: whether each owner adds up what it gets of one index.
+        owners: ranks of the owners; default: all that send some.
+
+    Returns:
+        The nodes, and what each owner gets, in their order.
 
     Source:
         What parameter servers do with sparse parameters.
     """
     emitter = Emitter(prefix, devices, dtype)
     narrow = None if wire == dtype else wire
+    owners = range(len(values)) if owners is None else owners
     sent, indices = sent_slices(emitter, values, indices, index_dtype, mean=mean, adds=adds, narrow=narrow)
     parts, places = [], []
     for rank, (value, index) in enumerate(zip(sent, indices)):
-        of_rank = _Parts(emitter, rank, index, index_dtype)
+        of_rank = _Parts(emitter, rank, index, index_dtype, len(owners))
         parts.append(of_rank.of("values", value, narrow or dtype))
         places.append(of_rank.local())
     of_owners = [*zip(*parts)], [*zip(*places)]
-    return joined_slices(emitter, *of_owners, index_dtype, narrow=narrow, unites=unites)
+    return joined_slices(emitter, *of_owners, index_dtype, narrow=narrow, unites=unites, ranks=owners)
 
 
 _INDEX_DTYPES = ("int32", "int64")
@@ -168,13 +178,13 @@ class _Parts:
         rank: the rank.
         indices: its indices of rows, shape [indices].
         index_dtype: their element type.
+        owners: number of owners.
     """
 
-    def __init__(self, emitter: Emitter, rank: int, indices: str, index_dtype: str) -> None:
-        self._emitter, self._rank, self._dtype = emitter, rank, index_dtype
-        self._workers = len(emitter.devices)
+    def __init__(self, emitter: Emitter, rank: int, indices: str, index_dtype: str, owners: int) -> None:
+        self._emitter, self._rank, self._dtype, self._owners = emitter, rank, index_dtype, owners
         of_index = dtype_attribute(index_dtype)
-        made = constant(f"{emitter.prefix}/workers_{rank}", self._workers, index_dtype, emitter.devices[rank])
+        made = constant(f"{emitter.prefix}/owners_{rank}", owners, index_dtype, emitter.devices[rank])
         emitter.out.nodes.append((made, rank))
         owner = emitter.add(rank, f"remainder_{rank}", "FloorMod", [indices, made.name], T=of_index)
         self._own = emitter.add(rank, f"quotient_{rank}", "FloorDiv", [indices, made.name], T=of_index)
@@ -189,10 +199,10 @@ class _Parts:
             f"{name}_parts_{self._rank}",
             "DynamicPartition",
             [tensor, self._owner],
-            num_partitions=self._workers,
+            num_partitions=self._owners,
             T=dtype_attribute(dtype),
         )
-        return [format_input(cut, owner) for owner in range(self._workers)]
+        return [format_input(cut, owner) for owner in range(self._owners)]
 
     def local(self) -> list[str]:
         """The indices for each owner, which count its own rows."""

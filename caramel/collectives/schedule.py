@@ -254,6 +254,9 @@ def complete_sums(schedule: Schedule) -> tuple[Instruction, ...]:
 
 # -- the checker ---------------------------------------------------------------------------------
 
+_MOST_CONTRIBUTORS = 100
+"""Number of contributions of a sum that a message names."""
+
 
 @dataclass(frozen=True)
 class _Segment:
@@ -298,11 +301,11 @@ class _Terms:
         """Whether every rank is in a sum, and none twice."""
         return self.ranks[term] == self.everyone and not self.repeated[term]
 
-    def contributors(self, term: int, most: int = 100) -> list[int]:
+    def contributors(self, term: int) -> list[int]:
         """The first ranks in a sum, each as often as it contributes."""
         ranks: list[int] = []
         stack = [term]
-        while stack and len(ranks) < most:
+        while stack and len(ranks) < _MOST_CONTRIBUTORS:
             parts = self.parts[term := stack.pop()]
             if parts is None:
                 ranks.append(term)

@@ -115,26 +115,29 @@ def joined_slices(
     *,
     narrow: str | None,
     unites: bool,
+    ranks: Sequence[int] | None = None,
 ) -> LoweredGather:
     """What each rank gets of all ranks, in rank order.
 
     Args:
         emitter: collector of the nodes.
-        values: for each rank the names of the values that it gets, one of each rank.
+        values: for each rank the names of the values that it gets, one of each rank that sends some.
         indices: for each rank the names of their indices.
         index_dtype: element type of these.
         narrow: element type of the values in messages; None if it is their own.
         unites: whether each rank adds up what it gets of one index.
+        ranks: the ranks that get something; default: rank 0 and those after it.
     """
     gathered, places = [], []
-    for rank, (of_ranks, places_of_ranks) in enumerate(zip(values, indices)):
+    ranks = range(len(values)) if ranks is None else ranks
+    for rank, of_ranks, places_of_ranks in zip(ranks, values, indices):
         joined = emitter.concat(rank, f"values_{rank}", of_ranks, narrow)
         if narrow is not None:
             joined = emitter.cast(rank, f"received_{rank}", joined, emitter.dtype, narrow)
         gathered.append(joined)
         places.append(emitter.concat(rank, f"indices_{rank}", places_of_ranks, index_dtype))
     if unites:
-        gathered, places = united_slices(emitter, gathered, places, index_dtype)
+        gathered, places = united_slices(emitter, ranks, gathered, places, index_dtype)
     return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(places))
 
 
@@ -182,11 +185,13 @@ def lower_slice_sum(
 
 
 def united_slices(
-    emitter: Emitter, values: Sequence[str], indices: Sequence[str], index_dtype: str
+    emitter: Emitter, ranks: Sequence[int], values: Sequence[str], indices: Sequence[str], index_dtype: str
 ) -> tuple[list[str], list[str]]:
-    """The slices of each rank, those of one index added up; see `added_slices`."""
-    of_ranks = enumerate(zip(values, indices))
-    united = [added_slices(emitter, rank, *each, index_dtype, "united") for rank, each in of_ranks]
+    """The slices of each of some ranks, those of one index added up; see `added_slices`."""
+    united = [
+        added_slices(emitter, rank, value, index, index_dtype, "united")
+        for rank, value, index in zip(ranks, values, indices)
+    ]
     return [value for value, _ in united], [index for _, index in united]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caramel.analyzers.step.row_updates import RowUpdate
-from caramel.collectives.rows import lower_lookup, rows_of_ranks
+from caramel.collectives.rows import lower_lookup, rows_of_owners
 from caramel.graph.graph import NodeDef, control_texts, copied
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
@@ -53,7 +53,7 @@ class _Table:
         self._emission, self._number, self._update, self._changed = emission, number, update, changed
         self._variables = emission.model.variable_by_name
         self._parameter = self._variables[update.parameter]
-        self._rows = rows_of_ranks(self._parameter.shape[0], emission.plan.workers)
+        self._rows = rows_of_owners(self._parameter.shape[0], emission.plan.workers)
         self.added: list[tuple[NodeDef, Role]] = []
 
     def divide(self) -> None:

@@ -66,14 +66,14 @@ class ForwardNodes(ABC):
 
     # -- messages ----------------------------------------------------------------------------
 
-    def over_workers(self, name: str, parts: Sequence[str], dtype: str | None = None) -> list[str]:
+    def over_workers(self, name: str, parts: Sequence[str]) -> list[str]:
         """The sum of the workers' tensors on each worker, added in the order of the ranks."""
         total = parts[0]
-        kind = dtype_attribute(dtype or self.dtype)
+        kind = dtype_attribute(self.dtype)
         for rank in range(1, len(parts)):
             attributes = {"T": kind, "_grappler_do_not_remove": True}
             total = self._emitter.add(0, f"{name}_{rank}", "AddV2", [total, parts[rank]], **attributes)
-        return self.shared(name, total, dtype)
+        return self.shared(name, total)
 
     def shared(self, name: str, tensor: str, dtype: str | None = None) -> list[str]:
         """A tensor of worker 0 on each worker."""

@@ -184,7 +184,7 @@ class _Worker:
 
     def _repeat(self, name: str) -> None:
         """A node that is computed again."""
-        inputs = [self._inner_input(name, text) for text in self._graph[name].input if not text.startswith("^")]
+        inputs = [self._inner_input(text) for text in self._graph[name].input if not text.startswith("^")]
         copy = copied(self._emission.graph[self._replica(name)], [text for text in inputs if text is not None])
         copy.name = again_name(self._rank, name)
         copy.attr.pop("_class", None)
@@ -193,7 +193,7 @@ class _Worker:
     def _move(self, name: str) -> None:
         """A node that runs on kept values."""
         current = self._emission.graph[self._replica(name)]
-        inputs = [self._inner_input(name, text) for text in self._graph[name].input]
+        inputs = [self._inner_input(text) for text in self._graph[name].input]
         # What is read again for other nodes is what the variable has before the update.
         own = [handle for handle, writers in self._postponement.written.items() if name in writers]
         before = [
@@ -210,7 +210,7 @@ class _Worker:
         texts = zip(self._graph[name].input, current.input)
         self.changed[current.name] = copied(current, [own for text, own in texts if node_of(text) not in self._moved])
 
-    def _inner_input(self, name: str, text: str) -> str | None:
+    def _inner_input(self, text: str) -> str | None:
         """An input of a moved or repeated node; None for a control input that the end of the step has satisfied."""
         producer, index = parse_input(text)
         if producer in self._moved or (is_shared(self._graph[producer]) and index >= 0):

@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from caramel.collectives.lower import Emitter
-from caramel.collectives.rows import rows_of_ranks
 from caramel.graph.devices import Device, host_of
 from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import assign, constant, dtype_attribute, dtypes_attribute, group, node, read, shape_attribute
@@ -293,11 +292,11 @@ def _cut_and_assigned(builder: StateBuilder, name: str, variable: Variable, valu
 def _dealt_and_assigned(
     builder: StateBuilder, emitter: Emitter, variable: Variable, value: str, places: _Places
 ) -> list[str]:
-    """Give each worker its rows of a variable: every Nth one."""
-    assigned, workers = [], places.workers
+    """Give each owner its rows of a variable: of K owners every Kth one."""
+    assigned, owners = [], places.divided[variable.name].ranks
     attributes = {"T": dtype_attribute(variable.dtype), "Index": dtype_attribute("int32"), "end_mask": 1}
-    for rank in range(workers):
-        bounds = [emitter.integers(0, [each]) for each in (rank, 0, workers)]
+    for place, rank in enumerate(owners):
+        bounds = [emitter.integers(0, [each]) for each in (place, 0, len(owners))]
         part = emitter.add(0, f"rows_{rank}", "StridedSlice", [value, *bounds], **attributes)
         emitter.out.nodes.append((_assign(f"{emitter.prefix}/{rank}", rank, variable, part, places), rank))
         assigned.append(f"{emitter.prefix}/{rank}")
@@ -307,10 +306,11 @@ def _dealt_and_assigned(
 
 
 def _collected(builder: StateBuilder, emitter: Emitter, variable: Variable, places: _Places) -> str:
-    """The rows of all workers in the order of the whole: the first one of each, then the second of each, and so on."""
+    """The rows of all owners in the order of the whole: the first one of each, then the second of each, and so on."""
     dtype, int32 = dtype_attribute(variable.dtype), dtype_attribute("int32")
-    most, parts = -(-variable.shape[0] // places.workers), []
-    for rank, rows in enumerate(rows_of_ranks(variable.shape[0], places.workers)):
+    rows_by_rank, parts = places.divided[variable.name].rows(variable.shape), []
+    most = max(rows_by_rank.values())
+    for rank, rows in rows_by_rank.items():
         part = builder.add(_read(f"{emitter.prefix}/read_{rank}", rank, variable, places), rank)
         if rows < most:
             widths = np.zeros([len(variable.shape), 2], np.int32)

@@ -6,7 +6,11 @@ gradients of all workers, and the variables that are written by it, is on a serv
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
 
 from caramel.graph import ops
 from caramel.graph.devices import Device, merge
@@ -21,7 +25,7 @@ from caramel.graph.graph import (
     parse_input,
     tensor_name,
 )
-from caramel.graph.nodes import colocate, colocated, dtypes_attribute, group, node, shape_attribute
+from caramel.graph.nodes import colocate, colocated, constant, dtypes_attribute, group, node, shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE
 from caramel.modifiers.access_order import order_accesses
 from caramel.modifiers.emission import Emission, own_name, replica_name, server_name
@@ -68,6 +72,7 @@ class _Serving:
                 if server in self._step.places[name]:
                     self._copy(server, name)
         self._handles.hold()
+        self._handles.look_up_rows()
         for rank in range(self._step.workers):
             self._handles.look_up(rank)
             self._pull(rank)
@@ -93,7 +98,13 @@ class _Serving:
     def _copy(self, server: int, name: str) -> None:
         """Give a server its copy of a node."""
         original = self._step.graph[name]
+        if name in self._shapes:
+            self._state_shape(server, name)
+            return
         inputs = [self._input(server, name, text) for text in data_texts(original)]
+        if (name in self._counts) and server in self._counts[name][1]:
+            position, rows = self._counts[name]
+            inputs[position] = self._count(server, name, position, rows[server])
         copy = copied(original, [*inputs, *self._step.server_controls(server, name)])
         copy.name = server_name(server, name)
         copy.device = merge(original.device, Device.parse(self._step.servers.devices[server]), name)
@@ -108,16 +119,44 @@ class _Serving:
 
     def _divide(self, server: int, name: str, copy: NodeDef) -> None:
         """Give a handle the shape of the server's elements, if it has not all."""
-        elements = self._elements(server, name)
-        if elements is not None:
-            copy.attr["shape"].CopyFrom(shape_attribute((elements,)))
-            copy.attr.pop(SHAPES_ATTRIBUTE, None)
-
-    def _elements(self, server: int, handle: str) -> int | None:
-        """The number of elements of a variable that a server has; None for all."""
-        whose = self._step.split.variables.get(handle)
+        whose = self._step.split.variables.get(name)
         home = None if whose is None else self._step.home(whose)
-        return None if home is None else next(part.elements for part in home.parts if part.server == server)
+        if whose is None or home is None or not home.is_divided:
+            return
+        place = home.servers.index(server)
+        shape = (home.rows[place], *whose.shape[1:]) if home.rows else (home.sizes[place],)
+        copy.attr["shape"].CopyFrom(shape_attribute(shape))
+        copy.attr.pop(SHAPES_ATTRIBUTE, None)
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of the whole table, by the ops that ask for it where each server has some rows."""
+        variables = self._step.model.variable_by_name
+        return {name: variables[u.parameter].shape for _, u in self._step.tables for name in u.shapes}
+
+    @cached_property
+    def _counts(self) -> Mapping[str, tuple[int, Mapping[int, int]]]:
+        """The input of an op of an update that is the number of rows of such a table, and that of each server."""
+        return {
+            name: (position, dict(zip(home.servers, home.rows)))
+            for home, update in self._step.tables
+            for name, position in update.counts
+        }
+
+    def _state_shape(self, server: int, name: str) -> None:
+        """Let a server state the shape of a whole table."""
+        dtype = ops.dtype_name(self._step.graph[name].attr["out_type"].type)
+        device = self._step.servers.devices[server]
+        stated = constant(server_name(server, name), np.array(self._shapes[name]), dtype, device)
+        stated.input.extend(self._step.server_controls(server, name))
+        self._copies[stated.name] = stated
+        self._step.add(stated, self._step.workers + server)
+
+    def _count(self, server: int, name: str, position: int, rows: int) -> str:
+        """A constant with the number of a server's rows."""
+        dtype = ops.dtype_name(self._step.graph[name].attr["Tnumsegments"].type)
+        made = constant(f"{server_name(server, name)}/rows", rows, dtype, self._step.servers.devices[server])
+        return self._step.add(made, self._step.workers + server)
 
     def _input(self, server: int, name: str, text: str) -> str:
         """What a server's copy of a node reads in place of a data input."""

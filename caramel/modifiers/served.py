@@ -7,11 +7,13 @@ from functools import cached_property
 
 from caramel.analyzers.servers.placement import divided_updates, node_servers
 from caramel.analyzers.servers.split import Split, split_step
+from caramel.analyzers.step.row_updates import RowUpdate
 from caramel.collectives.lower import Emitter
 from caramel.graph.graph import NodeDef, control_texts, copied, node_of
 from caramel.graph.guards import Guard, guards_of
 from caramel.model import Gradient, Variable
 from caramel.modifiers.emission import Emission, Purpose, Role, replica_name, server_name
+from caramel.modifiers.update_shards import served_tables
 from caramel.server_plan import Home
 
 
@@ -38,7 +40,7 @@ class Served:
         self.emission, self.model, self.graph = emission, emission.model, emission.model.graph
         self.servers, self.workers = emission.plan.servers, emission.plan.workers
         self.split: Split = split_step(emission.model)
-        self.places = node_servers(self.model, self.servers.homes, len(self.servers.devices))
+        self.places = node_servers(self.model, self.servers.homes)
         self.added: list[tuple[NodeDef, Role]] = []
         self.changed: dict[str, NodeDef] = {}
 
@@ -77,6 +79,11 @@ class Served:
         """A server's copy of a node, or that of the first server that has one."""
         places = self.places[name]
         return server_name(server if server in places else places[0], name)
+
+    @cached_property
+    def tables(self) -> Sequence[tuple[Home, RowUpdate]]:
+        """The tables of which each server has some rows."""
+        return served_tables(self.model, self.emission.plan)
 
     @cached_property
     def divided(self) -> frozenset[str]:
@@ -124,7 +131,7 @@ class Served:
         return [*texts, *(f"^{each}" for source in servers for each in self._all_there(0, name, source))]
 
     def _all_there(self, server: int, name: str, source: str) -> list[str]:
-        """The copies of a node for which a copy of another one waits: of what each server makes a part, all of them."""
+        """Which copies of ``source`` a copy of ``name`` waits for: all if only ``source`` is divided, else `there`."""
         if source in self.divided and name not in self.divided:
             return [server_name(each, source) for each in self.places[source]]
         return [self.there(server, source)]
@@ -132,10 +139,11 @@ class Served:
     def _apart(self, name: str, is_there: Callable[[str], bool]) -> tuple[Sequence[str], Sequence[str]]:
         """What a node waits for: on its own side, and on the other one, by names of the Model's graph.
 
-        Only variables are in an order, and a variable is read and written on one side. So a node need not wait for the
-        other side, but for what that has waited for on its own. What that does not say of the accesses of a variable,
-        `caramel.modifiers.access_order` says. Branches are another thing: a node of one runs only if it was taken, and
-        so does what waits for it.
+        A node on one side waits, in place of a node on the other side, for the nearest predecessors of that node on its
+        own side. That is enough: only accesses of a variable have to be in order, and they are all on one side;
+        `caramel.modifiers.access_order` adds what is still missing between them. In branches it is not enough, as a
+        node of a branch that is not taken does not run. So a node waits only for predecessors that run whenever it
+        does, and if that leaves any out, or the other node is in a branch, it waits for the other node, too.
         """
         own, other = dict[str, None](), []
         for source in map(node_of, control_texts(self.graph[name])):

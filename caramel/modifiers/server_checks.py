@@ -11,7 +11,8 @@ from caramel.graph.graph import node_of
 from caramel.graph.guards import guards_of
 from caramel.modifiers.emission import Emission, Purpose, replica_name, server_name
 from caramel.modifiers.serve import server_step
-from caramel.modifiers.server_handles import held_name, lookup_name
+from caramel.modifiers.server_handles import held_name, lookup_name, rows_scope
+from caramel.modifiers.update_shards import served_tables
 
 
 def verify_served(emission: Emission) -> Emission:
@@ -110,13 +111,21 @@ def _copies_of_accesses(emission: Emission) -> Callable[[str, str], Mapping[int,
     plan, split = emission.plan, split_step(emission.model)
     assert plan.servers is not None
     workers, servers = range(plan.workers), range(len(plan.server_devices))
-    places = node_servers(emission.model, plan.servers.homes, len(servers))
+    places = node_servers(emission.model, plan.servers.homes)
     lookups = {name: number for number, name in enumerate(split.lookups)}
+    of_table = {
+        lookup.node: (home, rows_scope(number, lookups[lookup.node]))
+        for number, (home, update) in enumerate(served_tables(emission.model, plan))
+        for lookup in update.lookups
+    }
     held: dict[tuple[str, str], list[int]] = {}
     for number, (name, position) in enumerate(split.holders):
         held.setdefault((node_of(emission.model.graph[name].input[position]), name), []).append(number)
 
     def names(server: int, handle: str, user: str) -> list[str]:
+        if user in of_table:
+            home, scope = of_table[user]
+            return [f"{scope}/gather_{home.servers.index(server)}_{rank}" for rank in workers]
         if user in lookups:
             return [lookup_name(server, lookups[user], rank) for rank in workers]
         if (handle, user) in held:
@@ -134,7 +143,7 @@ def _copies_of_accesses(emission: Emission) -> Callable[[str, str], Mapping[int,
 
 
 def _complete_gradients(emission: Emission) -> dict[str, int]:
-    """The gradients of which those of all workers are before a node, as the bits of an integer, by the node's name."""
+    """For each node, by its name, a bit mask of the gradients that precede it from every worker."""
     numbers = {g.name: number for number, g in enumerate(emission.model.gradients)}
     local: dict[str, int] = {}
     for (rank, name), tensor in emission.gradients.items():

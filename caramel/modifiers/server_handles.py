@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caramel.collectives.rows import lower_lookup
 from caramel.graph.graph import NodeDef, control_texts, copied, node_of
 from caramel.graph.nodes import assign, dtype_attribute, node, read, variable
 from caramel.model import Variable
@@ -28,8 +29,11 @@ class Handles:
         self.stand_ins: dict[tuple[str, str], list[tuple[int, NodeDef]]] = {}
 
     def look_up(self, rank: int) -> None:
-        """Let a worker's lookups be made where the rows are."""
+        """Let a worker's lookups be made where the rows are, in tables of which one server has all rows."""
+        in_parts = {lookup.node for _, update in self._step.tables for lookup in update.lookups}
         for number, name in enumerate(self._step.split.lookups):
+            if name in in_parts:
+                continue
             original = self._step.graph[name]
             handle, rows = original.input[0], original.input[1]
             server = self._step.places[node_of(handle)][0]
@@ -43,6 +47,32 @@ class Handles:
             here = self._step.emission.graph[replica_name(rank, name)]
             inputs = [there.name, *control_texts(here)]
             self._step.changed[here.name] = node(here.name, "Identity", inputs, here.device, T=original.attr["dtype"])
+
+    def look_up_rows(self) -> None:
+        """Let all lookups in tables of which each server has some rows ask the servers that have them."""
+        ranks = range(self._step.workers)
+        for number, (home, update) in enumerate(self._step.tables):
+            table = self._step.model.variable_by_name[update.parameter]
+            for lookup in update.lookups:
+                lowered = lower_lookup(
+                    prefix=rows_scope(number, self._step.split.lookups.index(lookup.node)),
+                    indices=[replica_tensor(rank, lookup.indices) for rank in ranks],
+                    handles=[server_name(server, table.node) for server in home.servers],
+                    devices=self._step.devices,
+                    dtype=table.dtype,
+                    index_dtype=lookup.index_dtype,
+                    owners=[self._step.workers + server for server in home.servers],
+                )
+                nodes = {node_def.name: node_def for node_def, _ in lowered.nodes}
+                for node_def, rank in lowered.nodes:
+                    self._step.add(node_def, rank, Purpose.COLLECTIVE)
+                self.stand_ins[table.node, lookup.node] = [
+                    (server, nodes[name]) for server, names in zip(home.servers, lowered.gathers) for name in names
+                ]
+                for rank, rows in enumerate(lowered.rows):
+                    here = self._step.emission.graph[replica_name(rank, lookup.node)]
+                    inputs, kind = [rows, *control_texts(here)], dtype_attribute(table.dtype)
+                    self._step.changed[here.name] = node(here.name, "Identity", inputs, here.device, T=kind)
 
     def hold(self) -> None:
         """Give each worker a variable with the value that an op takes by its handle."""
@@ -80,6 +110,16 @@ def lookup_name(server: int, number: int, rank: int) -> str:
         rank: rank of the worker.
     """
     return f"caramel/server_{server}/lookup_{number}_{rank}"
+
+
+def rows_scope(table: int, number: int) -> str:
+    """Beginning of the names of the ops of a lookup in a table of which each server has some rows.
+
+    Args:
+        table: number of the table, among those that are divided by rows.
+        number: number of the lookup, in the order of the split.
+    """
+    return f"caramel/table_{table}/lookup_{number}"
 
 
 def held_name(server: int, number: int) -> str:

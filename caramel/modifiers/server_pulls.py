@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from caramel.collectives.lower import Emitter
+from caramel.errors import InvariantError
 from caramel.graph.graph import NodeDef, format_input, tensor_name
 from caramel.graph.nodes import dtype_attribute, node
 from caramel.model import Gradient
@@ -53,6 +54,8 @@ class Pulls:
         home = self._step.divided_home(gradient)
         if home is None:
             return self._pushes.summed(0, gradient, tensor)
+        if home.rows:
+            raise InvariantError(f"a worker needs the slices {gradient.name!r} of all, of which each server has some")
         parts = [self._pushes.summed(server, gradient, tensor) for server in home.servers]
         key = rank, f"sum of {gradient.name}"
         if key not in self._pulled:

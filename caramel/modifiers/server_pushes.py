@@ -8,9 +8,11 @@ from caramel.analyzers.servers.placement import gradient_servers
 from caramel.analyzers.step.sparse_slices import are_distinct
 from caramel.collectives.lower import Emitter
 from caramel.collectives.push import lower_push
+from caramel.collectives.rows import lower_slices_to_owners
 from caramel.collectives.sparse import added_slices, sent_slices
 from caramel.graph.graph import tensor_name
 from caramel.model import Gradient
+from caramel.modifiers.emission import Purpose
 from caramel.modifiers.served import Served
 from caramel.modifiers.weigh import replica_tensor
 from caramel.server_plan import Home
@@ -34,7 +36,9 @@ class Pushes:
         key = there, gradient.name, tensor
         if key not in self._sums:
             number, home = self._step.model.gradients.index(gradient), self._step.divided_home(gradient)
-            if gradient.is_sparse:
+            if gradient.is_sparse and home is not None:
+                self._push_rows(number, gradient, home)
+            elif gradient.is_sparse:
                 self._push_slices(there, number, gradient)
             elif home is not None:
                 self._push_parts(number, gradient, home)
@@ -62,6 +66,27 @@ class Pushes:
         for position, (server, sources) in enumerate(zip(home.servers, zip(*cut))):
             total = self._pushed(server, f"caramel/push_{number}/part_{position}", gradient, sources)
             self._sums[server, gradient.name, tensor_name(gradient.tensor)] = total
+
+    def _push_rows(self, number: int, gradient: Gradient, home: Home) -> None:
+        """Send each server the slices of the rows that it has."""
+        assert gradient.indices is not None and gradient.index_dtype is not None
+        ranks = range(self._step.workers)
+        lowered = lower_slices_to_owners(
+            prefix=f"caramel/push_{number}",
+            values=[self._step.emission.gradients[rank, gradient.name] for rank in ranks],
+            indices=[replica_tensor(rank, gradient.indices) for rank in ranks],
+            devices=self._step.devices,
+            dtype=gradient.dtype,
+            index_dtype=gradient.index_dtype,
+            mean=self._step.emission.plan.reduction == "mean" and self._step.workers > 1,
+            unites=are_distinct(self._step.model, gradient) and self._step.workers > 1,
+            owners=[self._step.workers + server for server in home.servers],
+        )
+        for node_def, rank in lowered.nodes:
+            self._step.add(node_def, rank, Purpose.COLLECTIVE)
+        for server, values, indices in zip(home.servers, lowered.values, lowered.indices):
+            self._sums[server, gradient.name, tensor_name(gradient.tensor)] = values
+            self._sums[server, gradient.name, tensor_name(gradient.indices)] = indices
 
     def _push_slices(self, server: int, number: int, gradient: Gradient) -> None:
         """Send a server the slices of a sparse gradient."""

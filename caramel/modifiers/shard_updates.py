@@ -66,7 +66,7 @@ class ShardedTransfer:
         return frozenset(self._updates)
 
     def on_sum(self, rank: int, start: int, size: int, tensor: str) -> str:
-        """Take a completed sum, for the name of what all ranks get in its place."""
+        """Note a completed sum; returns the name of the tensor that all ranks receive instead."""
         name = f"updated_{len(self._sums)}"
         self._sums.append(_Sum(name, rank, start, size, tensor))
         return f"{self._emitter.prefix}/{name}"

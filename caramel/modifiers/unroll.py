@@ -193,7 +193,7 @@ class Unrolling:
 
     @cached_property
     def _ends(self) -> tuple[tuple[str, ...], ...]:
-        """For each worker what is done last in a step, of all that reads or writes what outlives it."""
+        """Per worker, the ops to wait for: its step op, and others that read or write state that survives the step."""
         steps = self._signature.step
         before = [self._graph.ancestors([step]) for step in steps]
         others: list[list[str]] = [[] for _ in before]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from caramel.analyzers.servers.placement import node_servers
+from caramel.analyzers.servers.placement import divided_updates, node_servers
 from caramel.analyzers.step.row_updates import RowUpdate, row_updates
 from caramel.collectives.algorithms import schedule_maker
-from caramel.collectives.rows import rows_of_ranks
+from caramel.collectives.rows import rows_of_owners
 from caramel.collectives.schedule import complete_sums, in_chunks
 from caramel.facts import Piece
 from caramel.model import Model
@@ -83,6 +83,17 @@ def divided_tables(model: Model, plan: Plan) -> list[RowUpdate]:
     return [row_updates(model)[0][gradient.name] for gradient in model.gradients if gradient.name in names]
 
 
+def served_tables(model: Model, plan: Plan) -> list[tuple[Home, RowUpdate]]:
+    """The tables of which each parameter server has some rows.
+
+    Args:
+        model: the single-device step.
+        plan: the plan.
+    """
+    homes = () if plan.servers is None else plan.servers.homes
+    return [(home, update) for home, update in divided_updates(model, homes) if isinstance(update, RowUpdate)]
+
+
 @dataclass(frozen=True)
 class Division:
     """How a variable is divided between the workers.
@@ -90,7 +101,7 @@ class Division:
     Attributes:
         ranks: ranks that have parts. Parameter servers count on from the workers.
         shards: ranges of its elements, all of them in their order, where it is divided by elements. Else empty: then
-            worker r has the rows r, r + N, r + 2 N and so on.
+            the rank in place k of K has the rows k, k + K, k + 2 K and so on.
     """
 
     ranks: tuple[int, ...]
@@ -98,20 +109,16 @@ class Division:
 
     @property
     def is_by_rows(self) -> bool:
-        """Whether each worker has whole rows; otherwise its elements are one flat tensor."""
+        """Whether each rank has whole rows; otherwise its elements are one flat tensor."""
         return not self.shards
 
-    def shape(self, rank: int, whole: Sequence[int], workers: int) -> tuple[int, ...]:
-        """The shape that the variable has on a worker.
+    def rows(self, whole: Sequence[int]) -> Mapping[int, int]:
+        """The number of rows of each rank, where it is divided by rows.
 
         Args:
-            rank: the worker.
             whole: shape of the whole variable.
-            workers: number of workers.
         """
-        if self.is_by_rows:
-            return (rows_of_ranks(whole[0], workers)[rank], *whole[1:])
-        return (sum(shard.size for shard in self.shards if shard.rank == rank),)
+        return dict(zip(self.ranks, rows_of_owners(whole[0], len(self.ranks))))
 
 
 def divisions(model: Model, plan: Plan) -> Mapping[str, Division]:
@@ -138,6 +145,8 @@ def divisions(model: Model, plan: Plan) -> Mapping[str, Division]:
 
 def _of_servers(home: Home, workers: int) -> Division:
     ranks = tuple(workers + server for server in home.servers)
+    if home.rows:
+        return Division(ranks)
     starts = accumulate(home.sizes, initial=0)
     return Division(ranks, tuple(map(Shard, ranks, starts, home.sizes)))
 
@@ -152,7 +161,7 @@ def ranks_with_all(model: Model, plan: Plan) -> Mapping[str, tuple[int, ...]]:
     workers = tuple(range(plan.workers))
     if plan.servers is None:
         return {v.name: workers for v in model.variables if v.node in model.graph}
-    homes, there = plan.servers.home_by_variable, node_servers(model, plan.servers.homes, len(plan.server_devices))
+    homes, there = plan.servers.home_by_variable, node_servers(model, plan.servers.homes)
     return {
         v.name: (*(() if v.plan_name in homes else workers), *(plan.workers + k for k in there.get(v.node, ())))
         for v in model.variables

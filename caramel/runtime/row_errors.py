@@ -1,11 +1,11 @@
-"""Errors of lookups in tables that are divided between the workers, in the words of the program."""
+"""Errors of lookups in tables whose rows are divided between workers or servers, in the words of the program."""
 
 from __future__ import annotations
 
 import re
 
 from caramel.model import Model
-from caramel.modifiers.update_shards import divided_tables
+from caramel.modifiers.update_shards import divided_tables, served_tables
 from caramel.plan import Plan
 
 _OUT_OF_RANGE = re.compile(
@@ -27,7 +27,11 @@ def with_row(text: str, model: Model, plan: Plan) -> str:
     if found is None:
         return text
     table, owner, rank, index = (int(found[name]) for name in ("table", "owner", "rank", "index"))
-    name = divided_tables(model, plan)[table].parameter
+    if plan.servers is None:
+        name, owners = divided_tables(model, plan)[table].parameter, plan.workers
+    else:
+        home, update = served_tables(model, plan)[table]
+        name, owners = update.parameter, len(home.rows)
     rows = model.variable_by_name[name].shape[0]
-    # The owner of row r has it as number r // N; see `caramel.collectives.rows`.
-    return f"{text} (worker {rank} looks up row {index * plan.workers + owner} of {name!r}, which has {rows})"
+    # Of K owners, that of row r has it as number r // K; see `caramel.collectives.rows`.
+    return f"{text} (worker {rank} looks up row {index * owners + owner} of {name!r}, which has {rows})"

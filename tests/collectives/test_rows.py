@@ -6,14 +6,14 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caramel.collectives.rows import lower_lookup, lower_slices_to_owners, rows_of_ranks
+from caramel.collectives.rows import lower_lookup, lower_slices_to_owners, rows_of_owners
 from caramel.graph.graph import Graph
 from caramel.graph.nodes import constant, variable
 
 
 @given(st.integers(0, 5000), st.integers(1, 12))
 def test_each_row_is_on_one_rank(rows, workers):
-    counts = rows_of_ranks(rows, workers)
+    counts = rows_of_owners(rows, workers)
     assert len(counts) == workers and sum(counts) == rows and max(counts) - min(counts) <= 1
     assert list(counts) == [sum(row % workers == rank for row in range(rows)) for rank in range(workers)]
 

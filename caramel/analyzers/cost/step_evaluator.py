@@ -85,7 +85,7 @@ class StepEvaluator:
         limits = in_flight or (ORDERED_IN_FLIGHT if forward else NO_LIMIT)
         costs = [self.cost(item.size_bytes) for item in forward], [self.cost(item.size_bytes) for item in backward]
         factor = scale * self._contention_factor(forward, backward, costs, limits, scale)
-        return _Step(factor * self._compute_s, factor, forward).run(forward, backward, costs, limits)
+        return _Step(factor * self._compute_s, factor).run(forward, backward, costs, limits)
 
     def _contention_factor(
         self,
@@ -113,7 +113,7 @@ class StepEvaluator:
 class _Step:
     """The computation of a step: at ``clock_s`` of its own clock at ``now_s``, from when on it runs."""
 
-    def __init__(self, compute_s: float, factor: float, forward: Sequence[Item]) -> None:
+    def __init__(self, compute_s: float, factor: float) -> None:
         self._compute_s = compute_s
         self._factor = factor
         self._now_s = self._clock_s = 0.0

@@ -18,11 +18,12 @@ from caramel.analyzers.cost.network import Network
 from caramel.analyzers.cost.simulate import simulate_on
 from caramel.analyzers.optimal.search import optimal_buckets
 from caramel.analyzers.policies.best_packing import INDIFFERENCE, choose_packing
-from caramel.analyzers.policies.order import TIME_RESOLUTION_S, Rule, order_by_cost, order_by_rule
+from caramel.analyzers.policies.order import Rule, order_by_cost, order_by_rule
 from caramel.analyzers.policies.packing import backward_only
 from caramel.analyzers.step.boundaries import find_boundaries
 from caramel.facts import Boundaries, ControlEdges, Dependencies, Schedule, Trace, UpdateOrder
 from caramel.model import Model
+from caramel.util.intervals import TIME_RESOLUTION_S
 from caramel.util.units import format_ms
 
 _ASSUMED_EDGES = ControlEdges((), "total", "not made yet")

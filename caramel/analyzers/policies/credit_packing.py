@@ -18,6 +18,7 @@ from caramel.analyzers.policies.pending_transfers import PendingTransfer, pendin
 from caramel.errors import InputError
 from caramel.facts import Boundaries, Buckets, InFlight, Schedule
 from caramel.util.arguments import byte_count
+from caramel.util.intervals import TIME_TOLERANCE
 from caramel.util.units import format_size, format_time
 
 P3_PARTITION_BYTES = 160 * 2**10
@@ -32,9 +33,6 @@ _MOST_OVERHEAD = 0.05
 In simulations of 48 chains of 10 to 60 layers, with 20 and 100 us for a message and a rho of 0.5, 1 and 2, steps were
 on average 3.4 % above the best plans of this library with it, 4.8 % with 0.1, 8 % with 0.2, and 2.0 % with the best of
 all sizes."""
-
-_TIME_TOLERANCE = 1e-9
-"""Fraction below which two times count as equal: they are sums of the same numbers, in another order."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _pieces_under_way(network: Network, partition_bytes: float) -> tuple[int, st
         number = ORDERED_IN_FLIGHT.backward or 1
         return number, f"a credit of {number} pieces, as lags were not measured"
     channel_s, lag_s = network.channel_s(partition_bytes), network.lag_s(partition_bytes)
-    number = 1 + (math.ceil((1 - _TIME_TOLERANCE) * lag_s / channel_s) if channel_s > 0 else 0)
+    number = 1 + (math.ceil((1 - TIME_TOLERANCE) * lag_s / channel_s) if channel_s > 0 else 0)
     return number, f"a credit of {number} pieces, the least with which the channel is never idle for a lag"
 
 
@@ -211,7 +209,7 @@ class _ByCredit:
         sizes = f"pieces of {_size(self._limits.partition_bytes)}, a credit of {_size(self._limits.credit_bytes)}"
         return schedule_of_windows(
             self._boundaries,
-            [(transfer, _put_off_reason(transfer)) for transfer, _ in forward],
+            [(transfer, transfer.put_off_reason) for transfer, _ in forward],
             [(transfer, _sent_reason(transfer, each)) for transfer, each in sent],
             f"by priority of the next read within a credit, {sizes} ({self._limits.reason}); "
             f"{len(forward)} of {len(self._transfers)} transfers put off",
@@ -230,11 +228,11 @@ class _ByCredit:
         compute_s = self._boundaries.compute_s
         stalls = Stalls([t for t, _ in forward], [each.arrived_s for _, each in forward], compute_s)
         tasks = [
-            (t, _task(t, t.ready_s + stalls.before(t.ready_s), self._level(t)))
+            (t, _task(t, t.ready_s + stalls.before(t.ready_s), t.level(self._boundaries)))
             for t in self._transfers
             if t.number not in put_off
         ]
-        end_s = (1 + _TIME_TOLERANCE) * compute_s + stalls.before(compute_s)
+        end_s = (1 + TIME_TOLERANCE) * compute_s + stalls.before(compute_s)
         sent = self._sent(tasks, forward[-1][1].left_s if forward else 0.0, end_s)
         return sent, {t.number for t, _ in tasks} - {t.number for t, _ in sent}
 
@@ -244,9 +242,6 @@ class _ByCredit:
         link = Link(self._network.channel_s, self._network.lag_s, free_s)
         sent = send_by_credit([task for _, task in tasks], self._limits.credit_bytes, link, until_s)
         return [(tasks[each.number][0], each) for each in sent]
-
-    def _level(self, transfer: PendingTransfer) -> int:
-        return self._boundaries.by_name[transfer.pieces[0].gradient].level
 
 
 def _task(transfer: PendingTransfer, ready_s: float, level: int = 0) -> Task:
@@ -261,10 +256,6 @@ def _task(transfer: PendingTransfer, ready_s: float, level: int = 0) -> Task:
 
 def _size(size_bytes: float) -> str:
     return "any size" if math.isinf(size_bytes) else format_size(size_bytes)
-
-
-def _put_off_reason(transfer: PendingTransfer) -> str:
-    return f"would not arrive in the step that makes it; read at {format_time(transfer.read_s)}"
 
 
 def _sent_reason(transfer: PendingTransfer, sent: Sent) -> str:

@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 from caramel.errors import InputError
 from caramel.util.arguments import byte_count
-
-_TIME_TOLERANCE = 1e-9
-"""Fraction of a time below which two times count as equal: they are sums of the same numbers, in another order."""
+from caramel.util.intervals import TIME_TOLERANCE
 
 
 class Task(NamedTuple):
@@ -162,7 +160,7 @@ def send_by_credit(tasks: Sequence[Task], credit_bytes: float, link: Link, until
     sent: list[Sent] = []
     now_s, free_s = 0.0, link.free_s
     while coming or queue:
-        present_s = now_s + _TIME_TOLERANCE * abs(now_s)
+        present_s = now_s + TIME_TOLERANCE * abs(now_s)
         while coming and coming[0][1].ready_s <= present_s:
             number, task = coming.popleft()
             now_s = max(now_s, task.ready_s)

@@ -14,9 +14,7 @@ from caramel.graph import ops
 from caramel.graph.fusion import fused_groups
 from caramel.graph.graph import Graph, node_of
 from caramel.model import Model
-
-TIME_RESOLUTION_S = 1e-9
-"""Seconds of one tick: times are added up as whole nanoseconds, so that what has been taken off is exactly gone."""
+from caramel.util.intervals import TIME_RESOLUTION_S
 
 Rule = Callable[[int, int], Sequence[float]]
 """Function (position of a gradient, remaining ticks of its computation) -> score; the next gradient has the least."""

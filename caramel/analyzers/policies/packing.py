@@ -20,11 +20,8 @@ from caramel.analyzers.policies.both_windows import Stalls, schedule_of_windows
 from caramel.analyzers.policies.pending_transfers import PendingTransfer, pending_transfers_of
 from caramel.facts import BACKWARD, FORWARD, Boundaries, Buckets, Schedule
 from caramel.util.arguments import byte_count
+from caramel.util.intervals import TIME_TOLERANCE
 from caramel.util.units import format_size, format_time
-
-_TIME_TOLERANCE = 1e-9
-"""Fraction of the computation below which two times count as equal: they are sums of the same numbers, in another
-order."""
 
 
 def backward_only() -> Analyzer:
@@ -141,7 +138,7 @@ class _PaperPacking:
     def __init__(self, boundaries: Boundaries, transfers: Sequence[PendingTransfer]) -> None:
         self._boundaries = boundaries
         self._transfers = sorted(transfers, key=lambda transfer: (-transfer.size_bytes, transfer.number))
-        self._tolerance_s = _TIME_TOLERANCE * boundaries.compute_s
+        self._tolerance_s = TIME_TOLERANCE * boundaries.compute_s
         self._axis = _Axis(self._tolerance_s)
         self._starts_s = 0.0  # of the step, which begins with computation or with what goes before it
         self._ends_s = boundaries.compute_s
@@ -220,10 +217,7 @@ class _Priority:
             put_off |= late
         return schedule_of_windows(
             self._boundaries,
-            [
-                (transfer, f"would not arrive in the step that makes it; read at {format_time(transfer.read_s)}")
-                for transfer in forward
-            ],
+            [(transfer, transfer.put_off_reason) for transfer in forward],
             [(transfer, _sent_reason(transfer, start_s)) for transfer, start_s in sent],
             f"by priority of the next read, {len(forward)} of {len(self._transfers)} transfers put off",
         )
@@ -233,7 +227,7 @@ class _Priority:
         numbers of those that would arrive too late."""
         arrivals_s = accumulate(transfer.duration_s for transfer in forward)
         stalls = Stalls(forward, arrivals_s, self._boundaries.compute_s)
-        end_s = (1 + _TIME_TOLERANCE) * self._boundaries.compute_s + stalls.before(self._boundaries.compute_s)
+        end_s = (1 + TIME_TOLERANCE) * self._boundaries.compute_s + stalls.before(self._boundaries.compute_s)
         put_off = {transfer.number for transfer in forward}
         ready = [(t.ready_s + stalls.before(t.ready_s), t) for t in self._transfers if t.number not in put_off]
         coming = deque(sorted(ready, key=lambda pair: (pair[0], pair[1].number)))
@@ -246,7 +240,7 @@ class _Priority:
                 now_s = max(now_s, coming[0][0])
             while coming and coming[0][0] <= now_s:
                 transfer = coming.popleft()[1]
-                heappush(queue, (self._level(transfer), transfer.read_s, transfer.number, transfer))
+                heappush(queue, (transfer.level(self._boundaries), transfer.read_s, transfer.number, transfer))
             transfer = heappop(queue)[3]
             if now_s + transfer.duration_s > end_s and not transfer.kept_reason:
                 late.add(transfer.number)
@@ -254,9 +248,6 @@ class _Priority:
                 sent.append((transfer, now_s))
                 now_s += transfer.duration_s
         return sent, late
-
-    def _level(self, transfer: PendingTransfer) -> int:
-        return self._boundaries.by_name[transfer.pieces[0].gradient].level
 
 
 def _sent_reason(transfer: PendingTransfer, start_s: float) -> str:

@@ -12,6 +12,7 @@ from caramel.analyzers.policies.batching import ready_order
 from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, Boundaries, Boundary, Buckets, Piece, Scheduled
 from caramel.simulator import wire_bytes
+from caramel.util.units import format_time
 
 MOST_PIECES = 10_000
 """Largest number of pieces of a gradient: more are a wrong partition size, not a plan (our choice)."""
@@ -40,6 +41,15 @@ class PendingTransfer:
     read_s: float
     kept_reason: str
     reason: str
+
+    @property
+    def put_off_reason(self) -> str:
+        """Why a queue puts it off to the next step."""
+        return f"would not arrive in the step that makes it; read at {format_time(self.read_s)}"
+
+    def level(self, boundaries: Boundaries) -> int:
+        """The level of its gradients, see `Boundary`: what has a lower one goes first, whatever it is read for."""
+        return boundaries.by_name[self.pieces[0].gradient].level
 
 
 def pending_transfers_of(

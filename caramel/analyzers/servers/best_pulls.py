@@ -6,31 +6,31 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from caramel.analyzers.servers.efficiency import lower_bound_s
+from caramel.analyzers.servers.efficiency import busiest_resource_s
 from caramel.analyzers.servers.makespan import arrivals_s, makespan_s, ready_s
-from caramel.analyzers.servers.outstanding import TIME_RESOLUTION_S
 from caramel.analyzers.servers.pulls import PullProblem
 from caramel.analyzers.servers.tac import tac
 from caramel.analyzers.servers.tao import tao
 from caramel.analyzers.servers.tic import tic
 from caramel.analyzers.servers.tio import tio
+from caramel.util.intervals import TIME_RESOLUTION_S
 
 MOST_SIMULATED = 500
 """The largest number of steps that are simulated (our choice): 0.2 s for 500 pulls and 4,500 ops."""
 
 
-def best_pulls(problem: PullProblem, most_simulated: int = MOST_SIMULATED) -> tuple[str, ...]:
+def best_pulls(problem: PullProblem) -> tuple[str, ...]:
     """An order whose step is predicted to be no longer than those of TAC, TAO, TIC and TIO.
 
     TAC by itself can be worse than TIC, and it never weighs a group of pulls: while some pull lets an op run, however
     short, TAC sends it before two that only together let a long op run. Simulation sees both.
 
-    A move of a pull helps only if it goes past the arrival from which on the step has the most left to do: else this
-    arrival and what is left after it stay. Such moves are tried, the shortest first, and the first that helps is made.
+    The step ends at its critical arrival plus the time of all work that waits for this arrival or for a later one. A
+    move that takes no pull across that arrival changes neither, so it cannot help. The other moves are tried, the
+    shortest first, and the first that helps is made.
 
     Args:
         problem: one worker's step.
-        most_simulated: largest number of simulated steps.
 
     Returns:
         Names of all pulls, first the one to send first.
@@ -41,8 +41,8 @@ def best_pulls(problem: PullProblem, most_simulated: int = MOST_SIMULATED) -> tu
     candidates = [rule(problem) for rule in (tac, tao, tic, tio)]
     best = min(candidates, key=lambda order: makespan_s(problem, order))
     least_s, simulated, moves = makespan_s(problem, best), len(candidates), _moves(problem, best)
-    enough_s = lower_bound_s(problem) + TIME_RESOLUTION_S
-    while simulated < most_simulated and least_s > enough_s:
+    enough_s = busiest_resource_s(problem) + TIME_RESOLUTION_S
+    while simulated < MOST_SIMULATED and least_s > enough_s:
         order = next(moves, None)
         if order is None:
             break
@@ -69,7 +69,7 @@ def _moves(problem: PullProblem, order: Sequence[str]) -> Iterator[tuple[str, ..
 
 
 def _critical(problem: PullProblem, arrival_s: np.ndarray, names: Sequence[str]) -> int:
-    """Which of the pulls, by arrival, has the latest end of all that is computed from its arrival on."""
+    """Index, by arrival, of the pull whose arrival plus the work that waits for it or for later ones ends last."""
     of_sets_s = ready_s(problem, arrival_s)
     ends_s = []
     for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from caramel.analyzers.servers.placement import VariableGroup, pulled_variables, variable_groups
 from caramel.analyzers.servers.pull_orders import NO_ORDER, ORDERINGS
+from caramel.collectives.rows import rows_of_owners
 from caramel.errors import InputError, PlanError, listed
 from caramel.graph.devices import parse_devices
 from caramel.model import Model
@@ -65,9 +66,12 @@ def _check_home(home: Home, group: VariableGroup, servers: ParameterServers, is_
         if group.update is None:
             mode = " in deterministic mode" if is_deterministic else ""
             raise PlanError(f"{what} cannot be divided between servers{mode}: {group.whole_reason}")
-        if len(home.sizes) < len(home.parts) or min(home.sizes) < 1:
+        if group.rows:
+            if home.rows != rows_of_owners(group.rows, len(home.parts)) or min(home.rows) < 1:
+                raise PlanError(f"the parts of {what} are not all of its {group.rows} rows, dealt out one by one")
+        elif len(home.sizes) < len(home.parts) or min(home.sizes) < 1:
             raise PlanError(f"each part of {what} has a number of elements, of at least 1")
-        if sum(home.sizes) != group.variables[0].size:
+        elif sum(home.sizes) != group.variables[0].size:
             raise PlanError(f"the parts of {what} are not all of its {group.variables[0].size} elements")
     elif len(home.parts) > 1 and group.follows_gradients:
         raise PlanError(f"{what} follows from gradients, so that one server has it, or each a part")

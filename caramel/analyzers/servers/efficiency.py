@@ -19,7 +19,7 @@ def upper_bound_s(problem: PullProblem) -> float:
     return sum(op.time_s for op in problem.ops) + sum(pull.time_s for pull in problem.pulls)
 
 
-def lower_bound_s(problem: PullProblem) -> float:
+def busiest_resource_s(problem: PullProblem) -> float:
     """Seconds of the most loaded resource, the worker or a channel; an order can be worse, but not better.
 
     Args:
@@ -49,7 +49,7 @@ def efficiency(problem: PullProblem, step_s: float) -> float:
     Source:
         TicTac, equation 3.
     """
-    upper_s, lower_s = upper_bound_s(problem), lower_bound_s(problem)
+    upper_s, lower_s = upper_bound_s(problem), busiest_resource_s(problem)
     return 1.0 if upper_s == lower_s else (upper_s - step_s) / (upper_s - lower_s)
 
 
@@ -65,5 +65,5 @@ def speedup(problem: PullProblem) -> float:
     Source:
         TicTac, equation 4.
     """
-    upper_s, lower_s = upper_bound_s(problem), lower_bound_s(problem)
+    upper_s, lower_s = upper_bound_s(problem), busiest_resource_s(problem)
     return (upper_s - lower_s) / lower_s if lower_s > 0 else 0.0

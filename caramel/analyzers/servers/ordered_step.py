@@ -33,7 +33,7 @@ class ServedProblem:
         servers: number of servers.
         cost: cost of a message; None if nothing is known of the network.
         trace: measured times of the program's ops; None without any.
-        network: the network of which that is the cost.
+        network: the model of the network from which ``cost`` was taken.
         exact_bits: whether no variable is divided whose parts might have other bits than the whole.
     """
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caramel.analyzers.servers.pulls import PullProblem
-
-TIME_RESOLUTION_S = 1e-9
-"""Seconds of one tick: times are added up as whole nanoseconds, so that sums of equal times are equal in any order."""
+from caramel.util.intervals import TIME_RESOLUTION_S
 
 NEVER = int(np.iinfo(np.int64).max)
 """Ticks that stand for infinity: M+ of a pull after which no op needs a further one."""
@@ -35,7 +33,9 @@ class OutstandingPulls:
 
         Args:
             problem: one worker's step.
-            by_channel: whether M of an op is the time of its most loaded channel (as in TAO), or of all of them (TAC).
+            by_channel: whether M of an op is the time of its most loaded channel (as in TAO), or of all of them (TAC):
+                the earlier version of TicTac alone says that M "is computed independently for each channel and the max
+                time is chosen".
         """
         members = problem.sets.members
         self.is_outstanding = np.ones(len(problem.pulls), dtype=bool)

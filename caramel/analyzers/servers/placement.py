@@ -10,6 +10,8 @@ import networkx as nx
 from caramel.analyzers.servers.split import Split, split_step
 from caramel.analyzers.step.element_updates import ElementUpdate, element_updates
 from caramel.analyzers.step.kept import once_per_model
+from caramel.analyzers.step.row_updates import RowUpdate, row_updates
+from caramel.collectives.rows import rows_of_owners
 from caramel.collectives.schedule import ALIGNMENT_ELEMENTS
 from caramel.errors import InputError, UnsupportedError
 from caramel.graph import ops
@@ -28,7 +30,8 @@ class VariableGroup:
         pulled_bytes: bytes of those of them that workers read in every step.
         follows_gradients: whether what is written follows from gradients. Other variables (counters) are small, and
             each server can count for itself. Of a step that trains nothing every variable counts as if it did.
-        update: the update that each of several servers can make a part of; None where one has to make all of it.
+        update: the update that each of several servers can make a part of, by elements or by rows; None where one has
+            to make all of it.
         whole_reason: reason why one has to; "" where several can.
     """
 
@@ -36,8 +39,13 @@ class VariableGroup:
     read_bytes: int
     pulled_bytes: int
     follows_gradients: bool
-    update: ElementUpdate | None = None
+    update: ElementUpdate | RowUpdate | None = None
     whole_reason: str = ""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the table, where it can be divided by rows; else 0."""
+        return self.variables[0].shape[0] if isinstance(self.update, RowUpdate) else 0
 
 
 def variable_groups(model: Model, exact_bits: bool = False) -> tuple[VariableGroup, ...]:
@@ -167,13 +175,14 @@ class _IsWholeError(Exception):
     """Why an update cannot be divided between servers."""
 
 
-def _divisible(model: Model, split: Split, group: VariableGroup, exact_bits: bool) -> ElementUpdate:
+def _divisible(model: Model, split: Split, group: VariableGroup, exact_bits: bool) -> ElementUpdate | RowUpdate:
     names = {v.name for v in group.variables}
     gradients = [g for g in model.gradients if g.parameter in names]
     if len(gradients) != 1:
         raise _IsWholeError("it has not one gradient")
     (gradient,) = gradients
-    updates, reasons = element_updates(model)
+    update: ElementUpdate | RowUpdate
+    updates, reasons = row_updates(model) if gradient.is_sparse else element_updates(model)
     if gradient.name not in updates:
         raise _IsWholeError(reasons[gradient.name])
     update = updates[gradient.name]
@@ -181,11 +190,24 @@ def _divisible(model: Model, split: Split, group: VariableGroup, exact_bits: boo
         raise _IsWholeError("other variables follow from it")
     if exact_bits and update.other_bits:
         raise _IsWholeError(update.other_bits)
+    if isinstance(update, RowUpdate):
+        _check_lookups(model, split, update)
+        return update
     for variable in group.variables:
         for reader, _ in model.graph.consumers[variable.node]:
             if reader not in update.nodes and (user := _user_of_whole(model, split, update, reader)) is not None:
                 raise _IsWholeError(f"op {user!r} ({model.graph[user].op}) needs all of it")
     return update
+
+
+def _check_lookups(model: Model, split: Split, update: RowUpdate) -> None:
+    """Refuse a table of which workers look up rows in another way than by one op for each lookup, in no branch."""
+    here = {lookup.node for lookup in update.lookups}
+    handle = model.variable_by_name[update.parameter].node
+    for reader, _ in model.graph.consumers[handle]:
+        is_looked_up = reader in here and reader in split.lookups
+        if not (is_looked_up or reader in update.nodes or reader in update.shapes):
+            raise _IsWholeError(f"op {reader!r} ({model.graph[reader].op}) needs all of it")
 
 
 def _user_of_whole(model: Model, split: Split, update: ElementUpdate, reader: str) -> str | None:
@@ -200,13 +222,14 @@ def _user_of_whole(model: Model, split: Split, update: ElementUpdate, reader: st
 
 
 LARGEST_SHARE = 0.25
-"""Part of what each server would have of all, above which a variable is divided between the servers (our choice)."""
+"""A variable above this fraction of the mean bytes read per server is divided, if it can be (our choice)."""
 
 
 def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
     """Which server has which variables: the largest first, each where least is read so far.
 
-    A variable with more than a quarter of a server's part of what is read is divided between all servers, if it can be.
+    A variable with more than a quarter of the mean bytes that are read of a server is divided between all servers, if
+    it can be.
 
     Args:
         groups: groups of variables.
@@ -240,11 +263,12 @@ def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
         if not group.follows_gradients:
             homes[number] = Home(names, tuple(map(ServerPart, range(servers))), group.pulled_bytes)
             continue
-        sizes = _sizes(group, servers)
-        if len(sizes) > 1 and group.read_bytes > LARGEST_SHARE * total / servers:
-            for server, elements in enumerate(sizes):
-                loads[server] += group.read_bytes * elements / group.variables[0].size
-            homes[number] = Home(names, tuple(map(ServerPart, range(servers), sizes)), group.pulled_bytes)
+        parts = _parts(group, servers)
+        if len(parts) > 1 and group.read_bytes > LARGEST_SHARE * total / servers:
+            homes[number] = Home(names, parts, group.pulled_bytes)
+            numbers = homes[number].rows or homes[number].sizes
+            for part, share in zip(parts, numbers):
+                loads[part.server] += group.read_bytes * share / sum(numbers)
             continue
         least = min(range(servers), key=lambda server: (loads[server], server))
         loads[least] += group.read_bytes
@@ -252,23 +276,28 @@ def place(groups: Sequence[VariableGroup], servers: int) -> tuple[Home, ...]:
     return tuple(homes[number] for number in range(len(groups)))
 
 
-def _sizes(group: VariableGroup, servers: int) -> tuple[int, ...]:
-    """Elements of equal parts of a group, cut where vector instructions begin anew; none if it cannot be cut."""
+def _parts(group: VariableGroup, servers: int) -> tuple[ServerPart, ...]:
+    """Equal parts of a group; none if it cannot be divided.
+
+    Elements are cut where vector instructions begin anew.
+    """
     if group.update is None:
         return ()
+    if group.rows:
+        rows = rows_of_owners(group.rows, min(servers, group.rows))
+        return tuple(ServerPart(server, rows=count) for server, count in enumerate(rows))
     size = group.variables[0].size
     each = -(-size // (servers * ALIGNMENT_ELEMENTS)) * ALIGNMENT_ELEMENTS
     sizes = [min(each, size - server * each) for server in range(servers)]
-    return tuple(elements for elements in sizes if elements > 0)
+    return tuple(ServerPart(server, elements) for server, elements in enumerate(sizes) if elements > 0)
 
 
-def node_servers(model: Model, homes: Collection[Home], servers: int) -> Mapping[str, tuple[int, ...]]:
+def node_servers(model: Model, homes: Collection[Home]) -> Mapping[str, tuple[int, ...]]:
     """The servers that run each node; what several run has its own part there, or counts for itself.
 
     Args:
         model: the single-device step.
         homes: homes of the variables.
-        servers: number of servers.
     """
     split = split_step(model)
     by_name = {name: home for home in homes for name in home.variables}
@@ -307,7 +336,7 @@ def gradient_servers(model: Model, gradient: Gradient, homes: Mapping[str, Home]
     return (0,) if home is None else home.servers
 
 
-def divided_updates(model: Model, homes: Collection[Home]) -> list[tuple[Home, ElementUpdate]]:
+def divided_updates(model: Model, homes: Collection[Home]) -> list[tuple[Home, ElementUpdate | RowUpdate]]:
     """The updates of which each of several servers makes a part.
 
     Args:
@@ -315,7 +344,8 @@ def divided_updates(model: Model, homes: Collection[Home]) -> list[tuple[Home, E
         homes: homes of the variables.
     """
     names = {v.plan_name: v.name for v in model.variables}
-    parameters = {update.parameter: update for update in element_updates(model)[0].values()}
+    updates: list[ElementUpdate | RowUpdate] = [*element_updates(model)[0].values(), *row_updates(model)[0].values()]
+    parameters = {update.parameter: update for update in updates}
     return [
         (home, next(parameters[names[name]] for name in home.variables if names[name] in parameters))
         for home in homes

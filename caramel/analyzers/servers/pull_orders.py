@@ -70,7 +70,7 @@ ORDERINGS: Mapping[str, Ordering] = MappingProxyType(
         "reverse": _always(reversed_pulls),
     }
 )
-"""Rules by name. To enforce no order is none of them: such a step is one of any order, see ``"random"``."""
+"""Rules by name. `NO_ORDER` is no rule; its step is predicted as the median of random orders."""
 
 
 def pull_order(name: str, problem: PullProblem, seed: int = 0) -> tuple[str, ...]:

@@ -117,7 +117,7 @@ class _Splitting:
     # -- what differs between workers --------------------------------------------------------
 
     def _found_differing(self) -> set[str]:
-        """The nodes whose values differ between workers, where all gradients are those of all workers."""
+        """The nodes whose values still differ between workers once every gradient is aggregated."""
         graph, guards = self._graph, guards_of(self._graph)
         starts = {i.node for i in self._model.inputs if i.split or i.component is not None}
         starts |= {v.node for v in self._model.variables if v.kind.is_local}
@@ -144,7 +144,7 @@ class _Splitting:
     # -- what servers run --------------------------------------------------------------------
 
     def _following(self) -> set[str]:
-        """What is the same for all workers, and takes a variable of the servers or follows from a write or gradient."""
+        """Nodes equal on all workers that use a served variable, or follow from a gradient or a write."""
         takers = {reader for handle in self._variables for reader, _ in self._graph.consumers[handle]}
         found = {name for name in takers if self._is_same(name)}
         waiting = [reader for reader, _ in self._results]
@@ -165,7 +165,7 @@ class _Splitting:
         return name not in self._differing and name not in self._summed
 
     def _needed_with(self, names: Iterable[str]) -> set[str]:
-        """These nodes, and all that they need of what is the same for all workers and can be anywhere."""
+        """These nodes, and every input of theirs, direct or not, that is equal on all workers and not fed."""
         found: set[str] = set()
         waiting = list(names)
         while waiting:

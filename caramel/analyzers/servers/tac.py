@@ -40,7 +40,7 @@ def timing_aware_order(problem: PullProblem, by_channel: bool) -> tuple[str, ...
 
     Args:
         problem: one worker's step.
-        by_channel: see `caramel.analyzers.servers.op_properties.op_properties`.
+        by_channel: see `OutstandingPulls`.
     """
     by_name = sorted(problem.position_of)
     rank = np.argsort([problem.position_of[name] for name in by_name])

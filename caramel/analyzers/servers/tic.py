@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from caramel.analyzers.servers.op_properties import with_general_times
 from caramel.analyzers.servers.outstanding import OutstandingPulls
 from caramel.analyzers.servers.pulls import PullProblem
 
@@ -33,9 +33,22 @@ def timing_independent_order(problem: PullProblem, by_channel: bool) -> tuple[st
 
     Args:
         problem: one worker's step.
-        by_channel: see `caramel.analyzers.servers.op_properties.op_properties`.
+        by_channel: see `OutstandingPulls`.
     """
     outstanding = OutstandingPulls(with_general_times(problem), by_channel)
     impending, least = outstanding.impending(), outstanding.impending(fewest=1)
     position_of: Mapping[str, int] = problem.position_of
     return tuple(sorted(position_of, key=lambda name: (impending[n := position_of[name]], least[n], name)))
+
+
+def with_general_times(problem: PullProblem) -> PullProblem:
+    """The same step by the papers' general time oracle: a pull takes 1, and computation nothing.
+
+    Args:
+        problem: one worker's step.
+
+    Source:
+        TicTac, equation 5; equation 6 of its earlier version.
+    """
+    ops = tuple(replace(op, time_s=0.0) for op in problem.ops)
+    return PullProblem(ops, tuple(replace(pull, time_s=1.0) for pull in problem.pulls))

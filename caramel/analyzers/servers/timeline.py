@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caramel.analyzers.servers.makespan import arrivals_s
@@ -44,16 +44,12 @@ class StepTimeline:
         return max((span.end_s for span in (*self.pulls, *self.ops)), default=0.0)
 
 
-def step_timeline(
-    problem: PullProblem, order: Sequence[str], op_key: Callable[[int], float] | None = None
-) -> StepTimeline:
+def step_timeline(problem: PullProblem, order: Sequence[str]) -> StepTimeline:
     """Schedule a step: the resource takes, whenever it is free, the first of the ops that are ready.
 
     Args:
         problem: one worker's step.
         order: see `caramel.analyzers.servers.makespan.arrivals_s`.
-        op_key: function (position of an op in the problem) -> key; of the ready ops that with the least is taken.
-            None: that which comes first in the problem.
 
     Raises:
         InputError: the order does not name each pull once.
@@ -66,8 +62,7 @@ def step_timeline(
     for position, op in enumerate(problem.ops):
         for name in dict.fromkeys(op.inputs):
             users[name].append(position)
-    key = op_key or (lambda position: position)
-    ready = [(key(position), position) for position, count in enumerate(waits_for) if count == 0]
+    ready = [position for position, count in enumerate(waits_for) if count == 0]
     heapq.heapify(ready)
 
     def finish(name: str) -> None:
@@ -75,7 +70,7 @@ def step_timeline(
         for position in users[name]:
             waits_for[position] -= 1
             if waits_for[position] == 0:
-                heapq.heappush(ready, (key(position), position))
+                heapq.heappush(ready, position)
 
     arriving = sorted(sent, key=lambda span: span.end_s, reverse=True)
     computed: list[Span] = []
@@ -86,7 +81,7 @@ def step_timeline(
             now_s = max(now_s, arrived.end_s)
             finish(arrived.name)
         if ready:
-            op = problem.ops[heapq.heappop(ready)[1]]
+            op = problem.ops[heapq.heappop(ready)]
             computed.append(Span(op.name, now_s, now_s + op.time_s))
             now_s += op.time_s
             finish(op.name)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from caramel.analyzers.servers.op_properties import op_properties, with_general_times
 from caramel.analyzers.servers.pulls import PullProblem
 from caramel.analyzers.servers.tic import timing_independent_order
 
@@ -13,8 +10,8 @@ def tio(problem: PullProblem) -> tuple[str, ...]:
     """The order that TIO finds, in one sequence.
 
     TIO is TIC (see there) but for two things. With several channels, M is that of the channel that has the most to
-    send. And pulls with one M+ have one priority, so that they "run in parallel": see `tio_priorities`. Here they
-    follow one another as in TIC, which is one of the ways that TIO allows.
+    send. And pulls with one M+ have one priority, so that they "run in parallel". Here they follow one another as in
+    TIC, which is one of the ways that TIO allows.
 
     Args:
         problem: one worker's step; its times do not matter.
@@ -27,17 +24,3 @@ def tio(problem: PullProblem) -> tuple[str, ...]:
         equation 6 and Algorithm 3.
     """
     return timing_independent_order(problem, by_channel=True)
-
-
-def tio_priorities(problem: PullProblem) -> Mapping[str, int]:
-    """The priority of each pull: 0 is first, and pulls with the same may come in any order.
-
-    Args:
-        problem: one worker's step; its times do not matter.
-
-    Source:
-        As `tio`. Algorithm 3 has M+ itself as priority; here they are numbered, as section 5.1 does to enforce them.
-    """
-    impending = op_properties(with_general_times(problem), by_channel=True).impending_s
-    numbers = {value: number for number, value in enumerate(sorted(set(impending.values())))}
-    return {name: numbers[value] for name, value in impending.items()}

@@ -66,15 +66,6 @@ def postponement(model: Model, names: Sequence[str]) -> Postponement:
     return Postponements(model).of(names)
 
 
-def reason_against_postponing(model: Model, names: Sequence[str]) -> str | None:
-    """The reason why some gradients cannot be postponed together; None if they can."""
-    try:
-        postponement(model, names)
-    except InputError as error:
-        return str(error)
-    return None
-
-
 class Postponements:
     """Finds the nodes that move with any gradients of a Model; facts that all gradients share are found once."""
 

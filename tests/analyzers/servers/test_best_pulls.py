@@ -27,7 +27,9 @@ def least_of_channels_s(problem):
 @given(steps(channels=2))
 def test_no_worse_than_those_it_begins_with(problem):
     for most_simulated in (4, 10, 500):
-        step_s = makespan_s(problem, best_pulls(problem, most_simulated))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "MOST_SIMULATED", most_simulated)
+            step_s = makespan_s(problem, best_pulls(problem))
         assert step_s <= min(makespan_s(problem, rule(problem)) for rule in (tac, tao, tic, tio))
 
 
@@ -64,7 +66,8 @@ def test_it_simulates_no_more_steps_than_it_may(monkeypatch):
     simulated = []
     monkeypatch.setattr(module, "makespan_s", lambda problem, order: simulated.append(order) or 100.0)
     problem = PullProblem((), tuple(Pull(f"p{n}", 1.0) for n in range(20)))
-    best_pulls(problem, most_simulated=20)
+    monkeypatch.setattr(module, "MOST_SIMULATED", 20)
+    best_pulls(problem)
     # That of the best to begin with is asked for twice.
     assert len(simulated) == 21
 

@@ -1,4 +1,4 @@
-"""What is known of pulls while others are taken; `test_op_properties.py` compares it with Algorithm 1."""
+"""What is known of pulls while others are taken; `test_algorithm_1.py` compares it with Algorithm 1."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pull_problems import figure_1a, figure_4b, steps
 
-from caramel.analyzers.servers.outstanding import NEVER, TIME_RESOLUTION_S, OutstandingPulls
+from caramel.analyzers.servers.outstanding import NEVER, OutstandingPulls
 from caramel.analyzers.servers.pulls import ComputeOp, Pull, PullProblem
+from caramel.util.intervals import TIME_RESOLUTION_S
 
 
 def test_what_has_been_taken_impends_no_more():

@@ -90,7 +90,7 @@ def test_a_large_variable_is_divided():
 def test_nodes_are_where_their_variables_are(scale):
     model = model_of(momentum_step(scale))
     homes = place(variable_groups(model), 3)
-    places, split = node_servers(model, homes, 3), split_step(model)
+    places, split = node_servers(model, homes), split_step(model)
     by_name = {name: home for home in homes for name in home.variables}
     assert set(places) == set(split.nodes)
     for handle, variable in split.variables.items():

@@ -16,9 +16,9 @@ from pull_problems import (
     random_step,
     steps,
 )
+from pull_properties import op_properties
 
 from caramel.analyzers.servers.makespan import makespan_s
-from caramel.analyzers.servers.op_properties import op_properties
 from caramel.analyzers.servers.outstanding import OutstandingPulls
 from caramel.analyzers.servers.pulls import ComputeOp, Pull, PullProblem
 from caramel.analyzers.servers.tac import tac, unpreceded

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from pull_problems import dependencies, figure_1a, figure_4b, steps
+from pull_properties import op_properties
 
-from caramel.analyzers.servers.op_properties import op_properties, with_general_times
 from caramel.analyzers.servers.pulls import ComputeOp, Pull, PullProblem
-from caramel.analyzers.servers.tic import tic
+from caramel.analyzers.servers.tic import tic, with_general_times
 
 
 def test_figure_1a_which_m_plus_leaves_open():

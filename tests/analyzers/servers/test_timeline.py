@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pull_problems import figure_1a, steps
 
-from caramel.analyzers.servers.pulls import ComputeOp, Pull, PullProblem
 from caramel.analyzers.servers.timeline import Span, step_timeline
 from caramel.errors import InputError
 
@@ -37,14 +36,6 @@ def test_nothing_is_early_and_the_worker_is_idle_only_while_it_must_wait(problem
             needs_a_later_one = any(o.name in inputs_of[later.name] for o in made.ops[n:])
             assert not was_ready or needs_a_later_one or position_of[later.name] > position_of[span.name]
         free_s = span.end_s
-
-
-def test_the_caller_says_which_ready_op_is_first():
-    # All three are ready at 2, when a has been received.
-    ops = tuple(ComputeOp(name, 1.0, ("a",)) for name in "xyz")
-    problem = PullProblem(ops, (Pull("a", 2.0),))
-    made = step_timeline(problem, ("a",), op_key=[2, 0, 1].__getitem__)
-    assert made.ops == (Span("y", 2, 3), Span("z", 3, 4), Span("x", 4, 5))
 
 
 def test_what_is_no_order():
