@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning bench-pull-orders bench-papers device clean
+.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning bench-pull-orders bench-tuning bench-papers device clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py

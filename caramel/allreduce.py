@@ -55,8 +55,9 @@ def all_reduce(
     Args:
         tensors: tensor of each rank: a tf.Tensor of a tf.Graph, all with one static shape and dtype, or a
             tf.IndexedSlices, which are gathered, not made dense.
-        algorithm: ``"shuffle"``, ``"star"``, ``"ring"``, ``"halving_doubling"``, ``"chain"`` or
-            ``"native"``; default: the fastest by ``network``, or a shuffle.
+        algorithm: ``"shuffle"``, ``"star"``, ``"ring"``, ``"halving_doubling"``, ``"chain"``,
+            ``"native"``, or ``"hierarchy_K"`` for hosts of K workers, such as ``"hierarchy_4"``; default: the fastest
+            by ``network``; without one a star for few bytes, else a shuffle.
         depth: number of chunks that travel in a pipeline, at least 1; default: chosen like ``algorithm``.
         reduction: ``"mean"`` or ``"sum"``.
         weights: number or scalar tensor of each rank with which its tensor is multiplied first; for

@@ -11,10 +11,10 @@ from typing import Any
 from caramel.compiler.distributed_model import compile_model, predict_model
 from caramel.compiler.options import OPTION_NAMES, CompileOptions
 from caramel.data.pipeline import Pipeline
-from caramel.errors import ExportError, InputError
+from caramel.errors import ExportError
 from caramel.export.writer import export
 from caramel.facts import Trace
-from caramel.frontend.context import Context
+from caramel.frontend.context import Context, check_context
 from caramel.measure.trace_file import as_trace
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Role
@@ -56,7 +56,8 @@ class ARModel:
         network: `caramel.NetworkModel`, or the file of one, to choose algorithms and depths by. It must
             have been measured with this number of workers, or given by hand.
         algorithm: all-reduce algorithm for all gradients instead: ``"shuffle"``, ``"star"``,
-            ``"ring"``, ``"halving_doubling"``, ``"chain"`` or ``"native"``.
+            ``"ring"``, ``"halving_doubling"``, ``"chain"``, ``"native"``, or ``"hierarchy_K"`` for hosts of K workers,
+            such as ``"hierarchy_4"``.
         depth: number of chunks of every all-reduce instead.
         deterministic: whether to add gradients in rank order only, so that the bits of the result do not depend on
             how gradients are bucketed, cut and scheduled.
@@ -73,25 +74,28 @@ class ARModel:
         sync_every: number of steps in which every worker trains by itself, before all exchange what they have trained
             (`docs/explanation/local-steps.md`). This is not the training of one device. ``None`` for gradients that
             are all-reduced in every step.
-        outer_learning_rate: of the exchange after so many steps.
-        outer_momentum: of that exchange, at least 0 and less than 1.
+        outer_learning_rate: of the exchange after so many steps; default: 0.7.
+        outer_momentum: of that exchange, at least 0 and less than 1; default: 0.9.
         servers: number of parameter servers, which have the parameters and make their updates
             (`caramel.PSModel`); ``None`` for all-reduces of gradients.
         ordering: order in which workers get parameters from servers; see `caramel.PSModel`.
-        pulls_in_flight: number of parameters on the way from a server to a worker; see `caramel.PSModel`.
+        pulls_in_flight: number of parameters on the way from a server to a worker, by default 2; see
+            `caramel.PSModel`.
         server_list: device string of each server; see `caramel.PSModel`.
         trace: measured times of the program's ops (`caramel.trace`), or the file of some.
         policy: ``"optimal"``, ``"paper"`` for Caramel's own batching and packing, ``"bytescheduler"`` or ``"p3"`` for
             gradients in pieces by priority.
         plan: finished Plan, or the file of one, to apply as it is; nothing is analysed, and of the options
-            above only the device list (which may be another) and ``sharding`` go with it.
+            above only the device lists of workers and servers (which may be others) and ``sharding`` go with it.
 
     Attributes:
+        context: the captured program.
         model: single-device Model.
         pipeline: the workers' input pipelines, if a dataset was given at capture.
         plan: Plan of the graph.
         distributed: emitted graph, with all that a session or an export needs.
         facts: facts of the analyzers, by type; empty if a plan was given.
+        evaluation: what was declared to evaluate at capture; None if nothing was.
         signature: names of the tensors to feed and fetch, and of the ops to run.
 
     Raises:
@@ -148,18 +152,17 @@ class ARModel:
         shard_updates: bool | str = False,
         shard_embeddings: bool | str | None = None,
         sync_every: int | None = None,
-        outer_learning_rate: float = 0.7,
-        outer_momentum: float = 0.9,
+        outer_learning_rate: float | None = None,
+        outer_momentum: float | None = None,
         servers: int | None = None,
         ordering: str | None = None,
-        pulls_in_flight: int = 2,
+        pulls_in_flight: int | None = None,
         server_list: Sequence[str] | None = None,
         trace: Trace | str | os.PathLike[str] | None = None,
         policy: str = "optimal",
         plan: Plan | str | os.PathLike[str] | None = None,
     ) -> None:
-        if not isinstance(context, Context):
-            raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
+        check_context(context)
         options = CompileOptions(
             workers=number_of_workers,
             serialization=serialization,
@@ -282,8 +285,7 @@ def what_if(context: Context, number_of_workers: int, **options: Any) -> Plan:
         >>> plan.workers, [transfer.algorithm for transfer in plan.transfers]
         (800, ['halving_doubling'])
     """
-    if not isinstance(context, Context):
-        raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
+    check_context(context)
     refuse_unknown(what_if, options, OPTION_NAMES)
     chosen = CompileOptions(workers=number_of_workers, **options, is_what_if=True)
     traced = context.for_workers(chosen.workers, chosen.sharding)

@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
@@ -309,13 +308,6 @@ class InFlight:
 
 NO_LIMIT = InFlight()
 """On any window."""
-
-
-class TransferTimes(Protocol):
-    """What is known about the network, for so many workers."""
-
-    def time_s(self, size_bytes: float) -> float:
-        """Predicted seconds of one all-reduce of so many bytes, with the best algorithm and depth."""
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ class Addend:
 
 @dataclass(frozen=True)
 class ForwardSum:
-    """A tensor of which each worker has a part, and with whose sum over the workers a step goes on.
+    """A tensor that each worker computes from its part of the batch, and that is replaced by that of the whole batch.
 
     Attributes:
         node: name of the Identity of the worker's part that is to have the value of the whole batch.

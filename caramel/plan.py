@@ -15,6 +15,7 @@ from caramel.errors import InputError, PlanError, listed
 from caramel.facts import BACKWARD, FORWARD, NO_LIMIT, InFlight, Piece, Timeline
 from caramel.outline import Outline
 from caramel.server_plan import ParameterServers
+from caramel.util.arguments import shown
 from caramel.util.dataclass_json import from_data
 from caramel.util.json_files import JsonFormat
 from caramel.util.tables import fitted, preformatted, wrapped
@@ -129,6 +130,19 @@ def is_long_wait(data_wait_s: float, step_s: float) -> bool:
         step_s: seconds of the step.
     """
     return data_wait_s > max(_LEAST_WAIT_S, _LONG_WAIT * step_s)
+
+
+def without_long_wait_s(step_s: float, data_wait_s: float) -> float:
+    """Seconds of a step that a prediction counts: all, or all but a wait for data that is so long that it matters.
+
+    Args:
+        step_s: seconds of the step.
+        data_wait_s: seconds in which it waits.
+
+    >>> [without_long_wait_s(0.1, data_wait_s) for data_wait_s in (0.001, 0.05)]
+    [0.1, 0.05]
+    """
+    return step_s - data_wait_s if is_long_wait(data_wait_s, step_s) else step_s
 
 
 @dataclass(frozen=True)
@@ -536,6 +550,8 @@ class Plan:
         Raises:
             InputError: the plan has no such gradient, or several.
         """
+        if not isinstance(gradient, str):
+            raise InputError(f"explain takes the name of a gradient, got {shown(gradient)}")
         if self.local is not None:
             return self._explained_exchange(self.local, gradient)
         if self.servers is not None:
@@ -591,24 +607,31 @@ class Plan:
         part = "" if len(self.pieces[piece.gradient]) == 1 else f" elements {_range(piece)} in"
         is_sharded = piece.gradient in {update.gradient for update in self.sharded}
         update = " Each worker makes its part of the update, and all get the new parameter." if is_sharded else ""
+        elsewhere = self.in_other_window(number)
+        alternative = f" {elsewhere[0].upper()}{elsewhere[1:]}." if elsewhere else ""
         others = len(transfer.gradients) - 1
         shared = f" together with {others} other gradients" if others else ""
         return (
             f"{piece.gradient}:{part} transfer {number}{shared}, {size} bytes of {_on_wire(transfer)}, "
             f"{transfer.algorithm} of depth {transfer.depth}, {transfer.window} window. "
-            f"{transfer.reason}{self._alternative(number)}{update}"
+            f"{transfer.reason}{alternative}{update}"
         )
 
-    def _alternative(self, number: int) -> str:
+    def in_other_window(self, number: int) -> str:
+        """What a step would take with a transfer in its other window, as a clause; "" where that was not simulated.
+
+        Args:
+            number: number of the transfer.
+        """
         if self.prediction is None or not self.prediction.alternatives:
             return ""
         other_s = self.prediction.alternatives[number]
         window = FORWARD if self.transfers[number].window == BACKWARD else BACKWARD
         if other_s is None:
-            return f" It cannot be in the {window} window."
+            return f"it cannot be in the {window} window"
         more_s = other_s - self.prediction.timeline.iteration_s
         more = "more" if more_s >= 0 else "less"
-        return f" In the {window} window the step would take {format_ms(abs(more_s), 3)} {more}."
+        return f"in the {window} window the step would take {format_ms(abs(more_s), 3)} {more}"
 
     def table(self) -> str:
         """The plan as text for a terminal."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from caramel.armodel import ARModel
 from caramel.compiler.options import OPTION_NAMES
-from caramel.errors import InputError, PlanError
+from caramel.errors import PlanError
 from caramel.facts import Trace
 from caramel.frontend.context import Context
 from caramel.netmodel.model import NetworkModel
@@ -25,14 +25,15 @@ class PSModel(ARModel):
     Args:
         context: captured program, as `caramel.capture` returned it.
         workers: number of workers N, at least 1.
-        servers: number of servers K, at least 1 and at most the number of variables that they can have.
+        servers: number of servers K, at least 1 and at most the number of variables that they can have; default: 1, or
+            as many as the plan has.
         ordering: order in which each worker gets the parameters: ``"tac"`` and ``"tao"`` go by times of ops and
             transfers, ``"tic"``, ``"tio"`` and ``"read"`` (by first reads) by the graph alone; ``"best"``
             simulates steps; ``"random"`` and ``"reverse"`` are there to compare with; ``"none"`` enforces no order
             (`docs/explanation/parameter-servers.md`). Default: ``"best"`` where a trace and a network are given, else
             ``"tic"``.
         pulls_in_flight: number of parameters that may be on the way from one server to one worker at once, where they
-            are in an order.
+            are in an order; default: 2.
         device_list: device string of each worker; default ``/job:worker/task:r``.
         server_list: device string of each server; default: tasks of their own, after those of the
             workers. A server beside a worker has that worker's device.
@@ -82,10 +83,10 @@ class PSModel(ARModel):
         self,
         context: Context,
         workers: int,
-        servers: int = 1,
+        servers: int | None = None,
         *,
         ordering: str | None = None,
-        pulls_in_flight: int = 2,
+        pulls_in_flight: int | None = None,
         device_list: Sequence[str] | None = None,
         server_list: Sequence[str] | None = None,
         sharding: str | None = None,
@@ -98,13 +99,10 @@ class PSModel(ARModel):
         **options: Any,
     ) -> None:
         refuse_unknown(PSModel, options, OPTION_NAMES)
-        if servers is None:
-            raise InputError("servers must be a whole number of at least 1, got None: caramel.ARModel needs no servers")
-        is_by_plan = plan is not None and servers == 1  # as it is where nobody says it
         super().__init__(
             context,
             workers,
-            servers=None if is_by_plan else servers,
+            servers=1 if servers is None and plan is None else servers,
             ordering=ordering,
             pulls_in_flight=pulls_in_flight,
             device_list=device_list,

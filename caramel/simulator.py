@@ -25,6 +25,7 @@ from caramel.facts import (
     Timeline,
 )
 from caramel.in_flight import awaited_in_windows
+from caramel.util.intervals import covered_s
 
 
 def simulate(
@@ -214,16 +215,6 @@ def _range_of(piece: Piece) -> str:
 # -- the step ----------------------------------------------------------------------------------
 
 
-def _covered_s(spans: Sequence[Span]) -> float:
-    """Seconds in which at least one transfer is under way."""
-    covered_s, until_s = 0.0, 0.0
-    for span in spans:
-        if span.kind == "transfer":
-            covered_s += max(span.end_s - max(span.start_s, until_s), 0.0)
-            until_s = max(until_s, span.end_s)
-    return covered_s
-
-
 class _Step:
     """A step, event by event. Computation is at ``now - delay`` of its own clock while it runs."""
 
@@ -305,7 +296,8 @@ class _Step:
             raise InvariantError("the simulated step waits for what never comes (a defect of this library)")
         spans = sorted(self._spans, key=lambda s: (s.start_s, s.end_s, s.kind, s.what))
         compute_s = self._boundaries.compute_s + self._boundaries.updates_s
-        return Timeline(tuple(spans), self._now_s, compute_s, _covered_s(spans))
+        communication_s = covered_s((s.start_s, s.end_s) for s in spans if s.kind == "transfer")
+        return Timeline(tuple(spans), self._now_s, compute_s, communication_s)
 
     def _send(self) -> None:
         if not math.isinf(self._busy_until_s) or self._next == len(self._transfers):

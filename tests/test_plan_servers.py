@@ -47,6 +47,24 @@ def test_the_table_and_what_is_explained(plan):
     )
 
 
+def test_what_cannot_be_explained(plan):
+    with pytest.raises(InputError, match="takes the name of a gradient, got 5"):
+        plan.explain(5)
+
+
+def test_beside_a_plan_no_number_of_servers_is_given(context, plan):
+    assert caramel.PSModel(context, 2, plan=plan).plan.server_devices == plan.server_devices
+    for count in (1, 2):
+        with pytest.raises(InputError, match="with plan= leave out servers="):
+            caramel.PSModel(context, 2, count, plan=plan)
+
+
+@pytest.mark.parametrize("options", [{"pulls_in_flight": 2}, {"ordering": "tic"}])
+def test_options_of_servers_without_servers(context, options):
+    with pytest.raises(InputError, match=f"{next(iter(options))}= is of parameter servers: give servers="):
+        caramel.ARModel(context, 2, **options)
+
+
 def test_what_differs(context, plan):
     assert plan.diff(plan) == ""
     other = caramel.PSModel(context, 2, servers=1, ordering="none").plan

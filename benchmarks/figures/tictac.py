@@ -13,7 +13,7 @@ from benchmarks import colors
 from benchmarks.figures.networks import PaperNetwork
 from benchmarks.figures.servers import ROUNDS, orders, served_steps_s, worker_step
 from benchmarks.output import markdown_table
-from caramel.analyzers.servers.efficiency import efficiency, lower_bound_s, speedup, upper_bound_s
+from caramel.analyzers.servers.efficiency import busiest_resource_s, efficiency, speedup, upper_bound_s
 from caramel.analyzers.servers.makespan import makespan_s
 from caramel.analyzers.servers.pull_orders import random_pulls
 
@@ -103,7 +103,7 @@ def ordered(
     }
     drawn = [makespan_s(forward, random_pulls(forward, seed)) + after_s for seed in range(ROUNDS)]
     efficiencies[RANDOM] = statistics.mean(efficiency(problem, time_s) for time_s in drawn)
-    bounds = lower_bound_s(problem), upper_bound_s(problem), speedup(problem)
+    bounds = busiest_resource_s(problem), upper_bound_s(problem), speedup(problem)
     return Ordered(model, workload, workers, servers, batch, steps_s, efficiencies, *bounds)
 
 

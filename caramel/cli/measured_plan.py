@@ -14,7 +14,7 @@ from caramel.frontend.program_file import Program
 from caramel.measure.netbench import measure_network, quick_up_to
 from caramel.measure.tracer import trace
 from caramel.netmodel.model import NetworkModel
-from caramel.plan import is_long_wait
+from caramel.plan import without_long_wait_s
 from caramel.report.run_record import RunRecord
 from caramel.report.training import where_workers_share_cores
 from caramel.runtime.clusters.base import Cluster
@@ -67,8 +67,7 @@ class TriedPlan:
             return text
         wait_s = self.record.data_wait_s
         text = f"{text}; {prediction.beside(self.step_s, data_wait_s=wait_s)}"
-        rest_s = self.step_s - wait_s if is_long_wait(wait_s, self.step_s) else self.step_s
-        if prediction.holds(rest_s):
+        if prediction.holds(without_long_wait_s(self.step_s, wait_s)):
             return text
         advice = f"note: {why[0].lower()}{why[1:]}" if why else "measure again with nothing else running"
         return f"{text}\n{advice}"

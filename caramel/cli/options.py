@@ -256,12 +256,10 @@ with_policies = _options(
         "--pulls-in-flight",
         metavar="W",
         type=click.IntRange(min=1),
-        default=2,
-        show_default=True,
-        help="Number of parameters on the way from a server to a worker at once.",
+        help="Number of parameters on the way from a server to a worker at once; default: 2.",
     ),
-    click.option("--outer-learning-rate", type=float, default=0.7, show_default=True, help="Of that exchange."),
-    click.option("--outer-momentum", type=float, default=0.9, show_default=True, help="Of that exchange."),
+    click.option("--outer-learning-rate", type=float, help="Of the exchange after local steps; default: 0.7."),
+    click.option("--outer-momentum", type=float, help="Of that exchange; default: 0.9."),
 )
 """Options about decisions; each switch takes one of the paper's optimisations away."""
 

@@ -138,6 +138,7 @@ def plan(
         loaded = loaded_program(program, arguments, workers)
         made = planned(loaded, workers, devices, analyzers, workers_on_host or 1, decisions)
     finished = made.plan
+    explanations = [finished.explain(name) for name in explained]  # before files are written: a name may be unknown
     checked: Sequence[str] = ()
     if is_checked:
         from caramel.analyzers.plan_checks import verify_plan
@@ -154,14 +155,15 @@ def plan(
         if predicted is None:
             raise InputError(_NOT_PREDICTED)
         measured = {} if tried is None else {"measured_step_s": tried.step_s, "measured_steps": len(tried.steps_s)}
-        print_json({**predicted.as_dict(), **measured})
+        statements = {"checked": list(checked)} if is_checked else {}
+        print_json({**predicted.as_dict(), **measured, **statements})
         return
     written += [file for file in (timeline, report) if file is not None]
     paragraphs = [
         finished.table(),
         "" if tried is None else str(tried),
         "\n".join(f"checked: {statement}" for statement in checked),
-        *(finished.explain(name) for name in explained),
+        *explanations,
         "" if earlier is None else earlier.diff(finished) or f"no difference from {other}",
         f"written: {', '.join(written)}" if written else "",
         "" if out is None else f"next: {next_command(program, arguments, workers, place, devices, out)}",

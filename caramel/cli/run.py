@@ -36,7 +36,7 @@ from caramel.report.pictures import Pictures
 from caramel.runtime.held_directory import held_directory
 from caramel.runtime.step_rate import StepRate
 from caramel.runtime.steps_per_execution import AUTO
-from caramel.util.arguments import timeout_s
+from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, timeout_s
 from caramel.util.interrupts import Interrupts
 from caramel.util.units import format_ms
 
@@ -99,7 +99,7 @@ class _StepsInRun(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
 @click.option(
     "--step-timeout",
     type=float,
-    default=600.0,
+    default=DEFAULT_STEP_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
     help="Give up a step after this long.",

@@ -17,7 +17,7 @@ from caramel.compiler.plan_parts import bare_plan, counts_differ
 from caramel.data.pipeline import Pipeline
 from caramel.errors import InputError, InvariantError, PlanError, UnsupportedError, listed
 from caramel.facts import Trace
-from caramel.frontend.context import Context
+from caramel.frontend.context import Context, check_context
 from caramel.graph.devices import default_devices, parse_devices
 from caramel.model import Evaluation, Model
 from caramel.modifiers.emission import Emission, Role
@@ -249,8 +249,7 @@ def computation_alone(
         InputError: an argument does not fit.
         CaptureError: the program cannot be captured or replicated.
     """
-    if not isinstance(context, Context):
-        raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
+    check_context(context)
     number = whole_number(workers_on_host, "workers_on_host")
     job = number if workers is None else whole_number(workers, "workers")
     if job < number:

@@ -40,7 +40,7 @@ def local_steps(model: Model, options: CompileOptions) -> LocalSteps:
             f"sync_every= takes means of parameters, but {listed([v.name for v in odd], 3)} has {odd[0].dtype}"
         )
     buckets = tuple(_exchange(bucket, options) for bucket in _buckets(parameters))
-    return LocalSteps(options.sync_every, options.outer_learning_rate, options.outer_momentum, buckets)
+    return LocalSteps(options.sync_every, *options.outer_step, buckets)
 
 
 def _buckets(parameters: Sequence[Variable]) -> Iterator[list[Variable]]:

@@ -23,6 +23,13 @@ from caramel.util.text_files import about_file
 SHARDED = ("all", "auto", "none")
 """Values of ``shard_updates`` and ``shard_embeddings``; true is the first, false the last."""
 
+DEFAULT_OUTER_LEARNING_RATE = 0.7
+DEFAULT_OUTER_MOMENTUM = 0.9
+"""Of the exchange after local steps (DiLoCo, section 3.1)."""
+
+DEFAULT_PULLS_IN_FLIGHT = 2
+"""While one parameter is sent, the message that the next one may be sent is on its way."""
+
 
 @dataclass(frozen=True)
 class CompileOptions:
@@ -53,11 +60,11 @@ class CompileOptions:
     shard_updates: bool | str = False
     shard_embeddings: bool | str | None = None
     sync_every: int | None = None
-    outer_learning_rate: float = 0.7
-    outer_momentum: float = 0.9
+    outer_learning_rate: float | None = None
+    outer_momentum: float | None = None
     servers: int | None = None
     ordering: str | None = None
-    pulls_in_flight: int = 2
+    pulls_in_flight: int | None = None
     server_list: Sequence[str] | None = None
     trace: Trace | str | os.PathLike[str] | None = None
     policy: str = "optimal"
@@ -76,18 +83,17 @@ class CompileOptions:
         one_of(self.statistics, ("local", "mean"), "statistics")
         if self.sync_every is not None:
             object.__setattr__(self, "sync_every", whole_number(self.sync_every, "sync_every"))
-        rate, momentum = (_number(getattr(self, name), name) for name in ("outer_learning_rate", "outer_momentum"))
+        rate, momentum = self.outer_step
         if not 0 < rate < math.inf:
             raise InputError(f"outer_learning_rate must be a positive number, got {shown(rate)}")
         if not 0 <= momentum < 1:
             raise InputError(f"outer_momentum must be at least 0 and less than 1, got {shown(momentum)}")
-        object.__setattr__(self, "outer_learning_rate", rate)
-        object.__setattr__(self, "outer_momentum", momentum)
         if self.servers is not None:
             object.__setattr__(self, "servers", whole_number(self.servers, "servers"))
         if self.ordering is not None:
             one_of(self.ordering, (*ORDERINGS, NO_ORDER), "ordering")
-        object.__setattr__(self, "pulls_in_flight", whole_number(self.pulls_in_flight, "pulls_in_flight"))
+        if self.pulls_in_flight is not None:
+            object.__setattr__(self, "pulls_in_flight", whole_number(self.pulls_in_flight, "pulls_in_flight"))
         for name in ("analyzers", "postponed"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -100,13 +106,10 @@ class CompileOptions:
         self._refuse_ineffective()
 
     def _refuse_beside_local_steps(self, decision_options: Mapping[str, Any]) -> None:
-        """Refuse what is about gradients on their way, where none is sent."""
+        """Refuse options about gradients beside ``sync_every=``, as none is sent; without it, those of the exchange."""
         if self.sync_every is None:
-            outer = {
-                "outer_learning_rate": self.outer_learning_rate != 0.7,
-                "outer_momentum": self.outer_momentum != 0.9,
-            }
-            given = [f"{name}=" for name, is_given in outer.items() if is_given]
+            names = ("outer_learning_rate", "outer_momentum")
+            given = [f"{name}=" for name in names if getattr(self, name) is not None]
             if given:
                 raise InputError(f"{listed(given)} is of the exchange after some steps: give sync_every=, too")
             return
@@ -149,7 +152,26 @@ class CompileOptions:
     @property
     def _pull_options(self) -> Mapping[str, bool]:
         """Whether the caller says how parameters are pulled, by option."""
-        return {"ordering": self.ordering is not None, "pulls_in_flight": self.pulls_in_flight != 2}
+        return {"ordering": self.ordering is not None, "pulls_in_flight": self.pulls_in_flight is not None}
+
+    @property
+    def outer_step(self) -> tuple[float, float]:
+        """Learning rate and momentum of the exchange after local steps.
+
+        Raises:
+            InputError: one of them is no number.
+        """
+        given = {"outer_learning_rate": self.outer_learning_rate, "outer_momentum": self.outer_momentum}
+        rate, momentum = (
+            default if value is None else _number(value, name)
+            for (name, value), default in zip(given.items(), (DEFAULT_OUTER_LEARNING_RATE, DEFAULT_OUTER_MOMENTUM))
+        )
+        return rate, momentum
+
+    @property
+    def pull_window(self) -> int:
+        """Number of parameters that may be on the way from one server to one worker at once."""
+        return DEFAULT_PULLS_IN_FLIGHT if self.pulls_in_flight is None else self.pulls_in_flight
 
     def divides_tables(self, is_predicted: bool) -> str:
         """One of `SHARDED` for the rows of embedding tables.

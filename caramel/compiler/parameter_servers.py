@@ -76,7 +76,7 @@ def server_plan(
         step.homes,
         step.ordering,
         step.pulls,
-        options.pulls_in_flight,
+        options.pull_window,
         pulled_bytes=sum(group.pulled_bytes for group in groups),
         pushed_bytes=sum(g.size_bytes for g in model.gradients if not g.is_sparse),
         prediction=step.prediction,

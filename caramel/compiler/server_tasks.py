@@ -31,5 +31,5 @@ def server_tasks(options: Mapping[str, Any]) -> int | None:
         return 0
     if plan is None:
         return servers if isinstance(servers, int) else 0
-    tasks, of_servers = ({Device.parse(text).worker for text in each} for each in (plan.devices, plan.server_devices))
+    tasks, of_servers = ({Device.parse(text).process for text in each} for each in (plan.devices, plan.server_devices))
     return len(of_servers - tasks)

@@ -22,7 +22,7 @@ class TrainingData:
     Attributes:
         element_spec: structure of its elements, as `tf.data.Dataset.element_spec`.
         serialised: function from the number of workers to the dataset's graph for each, or to one graph for all.
-        own: whether each worker has a dataset of its own.
+        per_worker: whether each worker has a dataset of its own.
         anew: whether every pass makes the dataset anew.
     """
 

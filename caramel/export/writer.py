@@ -142,7 +142,7 @@ def _facts_of(file: Path) -> tuple[int, str] | None:
 def _processes(signature: Signature) -> int:
     """Number of processes that run the workers, which may share one, and the parameter servers."""
     parsed = {text: Device.parse(text) for text in (*signature.devices, *signature.servers)}
-    return len({text if device.task is None else device.worker for text, device in parsed.items()})
+    return len({text if device.task is None else device.process for text, device in parsed.items()})
 
 
 def _write(distributed: DistributedModel, path_of: Callable[[str], Path]) -> list[str]:

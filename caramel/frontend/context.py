@@ -535,6 +535,19 @@ class Context:
         return self._naming.live
 
 
+def check_context(context: object) -> None:
+    """Check that the first argument of a function is a captured program.
+
+    Args:
+        context: the argument.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not isinstance(context, Context):
+        raise InputError(f"the first argument must be what caramel.capture returned, got {type(context).__name__}")
+
+
 def _graph_evaluation(graph: Any, raw: RawProgram, wanted: Any) -> Evaluation:
     outputs = []
     for path, item in nest.flatten_with_joined_string_paths(wanted):

@@ -65,8 +65,8 @@ class Device:
         return "".join(parts)
 
     @property
-    def worker(self) -> tuple[str | None, int | None]:
-        """The process that the device belongs to."""
+    def process(self) -> tuple[str | None, int | None]:
+        """Job and task of the process that the device belongs to; several workers may share one."""
         return self.job, self.task
 
 
@@ -208,9 +208,9 @@ def in_process_mapping(devices: Sequence[str], local_gpus: int) -> InProcessPlac
     named = dict.fromkeys(
         replace(device, replica=None)
         for device in parsed
-        if device.worker != (None, None) or (device.type == "GPU" and not local_gpus)
+        if device.process != (None, None) or (device.type == "GPU" and not local_gpus)
     )
-    direct = max((d.index or 0 for d in parsed if d.worker == (None, None) and d.type == "CPU"), default=-1) + 1
+    direct = max((d.index or 0 for d in parsed if d.process == (None, None) and d.type == "CPU"), default=-1) + 1
     slots = {device: direct + position for position, device in enumerate(named)}
     return InProcessPlacement(slots, max(direct + len(named), 1), local_gpus)
 
@@ -234,7 +234,7 @@ class InProcessPlacement:
         """The first slot of each worker's process."""
         first_slots: dict[tuple[str | None, int | None], int] = {}
         for device, slot in self.slots.items():
-            first_slots.setdefault(device.worker, slot)
+            first_slots.setdefault(device.process, slot)
         return first_slots
 
     def place(self, text: str) -> str:
@@ -242,23 +242,23 @@ class InProcessPlacement:
         device = Device.parse(text)
         kind, index = device.type or "CPU", device.index or 0
         own = self.slots.get(replace(device, replica=None))
-        slot = self._first_slots.get(device.worker, 0) if own is None else own
+        slot = self._first_slots.get(device.process, 0) if own is None else own
         if kind == "GPU" and self.local_gpus:
             if not self.slots:
                 return f"/device:GPU:{index}"
             return f"/device:GPU:{(slot + index if own is None else own) % self.local_gpus}"
-        if device.worker == (None, None) and kind == "CPU":
+        if device.process == (None, None) and kind == "CPU":
             return f"/device:CPU:{index}"
         # Another device that no worker has, or that is not here: a virtual CPU of its process does the work.
         return f"/device:CPU:{slot}"
 
 
-def cpu_count(devices: Sequence[str], worker: tuple[str | None, int | None]) -> int:
+def cpu_count(devices: Sequence[str], process: tuple[str | None, int | None]) -> int:
     """The number of CPU devices that a process needs, at least one.
 
     Args:
         devices: device string of each rank.
-        worker: job and task of the process.
+        process: its job and task.
     """
     parsed = [Device.parse(text) for text in devices]
-    return max((d.index or 0 for d in parsed if d.worker == worker and d.type == "CPU"), default=0) + 1
+    return max((d.index or 0 for d in parsed if d.process == process and d.type == "CPU"), default=0) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from caramel.data.components import is_dataset
 from caramel.data.dataset import sample_dataset
 from caramel.errors import InputError
-from caramel.util.arguments import whole_number
+from caramel.util.arguments import shown, whole_number
 
 
 def with_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
@@ -21,7 +22,7 @@ def with_class_weights(dataset: Any, class_weight: Mapping[int, float]) -> Any:
         class_weight: weight of each class by its number; other classes, and negative targets, have the weight 1.
 
     Raises:
-        InputError: a class is no number, or the elements are no ``(x, y)`` with one tensor of classes.
+        InputError: a class or a weight is no number, or the elements are no ``(x, y)`` with one tensor of classes.
     """
     by_class = _checked(class_weight)
     if is_dataset(dataset):
@@ -33,7 +34,7 @@ def class_weighting(class_weight: Mapping[int, float]) -> Callable[[tuple[Any, .
     """A function that adds the weight of each example to a batch ``(x, y)``; see `with_class_weights`.
 
     Raises:
-        InputError: a class is no number.
+        InputError: a class or a weight is no number.
     """
     by_class = _checked(class_weight)
 
@@ -50,6 +51,11 @@ def _checked(class_weight: Any) -> dict[int, float]:
         raise InputError(
             f"class_weight must give the weight of each class by its number (0, 1, ...), got {class_weight!r}"
         )
+    for number, weight in class_weight.items():
+        if isinstance(weight, bool) or not isinstance(weight, Real):
+            raise InputError(
+                f"the weight of class {shown(number)} in class_weight must be a number, got {shown(weight)}"
+            )
     return {whole_number(number, "a class in class_weight", 0): weight for number, weight in class_weight.items()}
 
 

@@ -24,7 +24,7 @@ from caramel.runtime.clusters.base import Cluster, workers_of
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session
 from caramel.runtime.step_result import StepResult
-from caramel.util.arguments import refuse_unknown, whole_number
+from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, refuse_unknown, whole_number
 
 
 def evaluate(
@@ -40,12 +40,12 @@ def evaluate(
     *,
     workers: int | None = None,
     cluster: Cluster | None = None,
-    step_timeout_s: float = 600.0,
+    step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     sharding: str | None = None,
     device_list: Sequence[str] | None = None,
     servers: int | None = None,
     ordering: str | None = None,
-    pulls_in_flight: int = 2,
+    pulls_in_flight: int | None = None,
     server_list: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
@@ -128,12 +128,12 @@ def predict(
     *,
     workers: int | None = None,
     cluster: Cluster | None = None,
-    step_timeout_s: float = 600.0,
+    step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     sharding: str | None = None,
     device_list: Sequence[str] | None = None,
     servers: int | None = None,
     ordering: str | None = None,
-    pulls_in_flight: int = 2,
+    pulls_in_flight: int | None = None,
     server_list: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
@@ -237,7 +237,7 @@ class _Pulls:
 
     servers: int | None
     ordering: str | None
-    pulls_in_flight: int
+    pulls_in_flight: int | None
     server_list: Sequence[str] | None
 
     def __post_init__(self) -> None:

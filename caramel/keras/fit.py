@@ -37,8 +37,9 @@ from caramel.runtime.clusters.base import Cluster, workers_of
 from caramel.runtime.clusters.in_process import cluster_or_default
 from caramel.runtime.session import Session
 from caramel.runtime.steps_per_execution import AUTO, StepsInRun, within_epochs
-from caramel.util.arguments import refuse_unknown, shown, whole_number
+from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, refuse_unknown, shown, whole_number
 from caramel.util.interrupts import Interrupts
+from caramel.util.text_files import path_text
 from caramel.util.units import format_ms
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def fit(
     *,
     workers: int | None = None,
     cluster: Cluster | None = None,
-    step_timeout_s: float = 600.0,
+    step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     steps_per_execution: str | None = None,
     timeline: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
@@ -145,7 +146,10 @@ def fit(
     refuse_unknown(fit, options, _OPTIONS, _INSTEAD)
     check_model(model, "fit")
     _check(epochs, initial_epoch, steps_per_epoch, validation_freq, steps_per_execution)
-    drawn, described = (None if file is None else os.fspath(file) for file in (timeline, report))
+    drawn, described = (
+        None if file is None else path_text(file, f"the {what}", InputError)
+        for file, what in ((timeline, "timeline"), (report, "report"))
+    )
     pictures = Pictures(model.name, drawn, described, __version__)
     place = cluster_or_default(cluster)
     number, devices = workers_of(place, workers, server_tasks(options) or 0)

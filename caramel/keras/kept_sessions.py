@@ -137,7 +137,7 @@ class _Servers:
 def _tasks(plan: Plan) -> Mapping[tuple[str | None, int | None], int]:
     """The tasks of a plan, with the number of devices that each needs."""
     devices = (*plan.devices, *plan.server_devices)
-    return {task: cpu_count(devices, task) for task in (Device.parse(text).worker for text in devices)}
+    return {task: cpu_count(devices, task) for task in (Device.parse(text).process for text in devices)}
 
 
 class _OfModel:
@@ -151,9 +151,9 @@ class _OfModel:
         self._process = os.getpid()
 
     def servers(self, cluster: Cluster, plan: Plan, transfer_threads: int | None) -> Cluster:
-        """Servers of a cluster for all sessions of the model with so many workers, as the first of these asks for.
+        """The cluster shared by this model's sessions with this many workers; the first session decides its threads.
 
-        Where there are parameter servers, sessions without any may use the others.
+        A session without parameter servers may share the cluster of one that has some.
         """
         for kept in self._servers:
             if kept.fits(cluster, plan):

@@ -50,6 +50,9 @@ _ENOUGH_S, _MIN_ROUNDS = 5.0, 2
 _PATTERN_MODULUS = 1009
 """Modulus of the pattern in the values: neighbouring elements differ, so that misplaced shards are noticed."""
 
+_ADDED_BYTES, _ADDING_ROUNDS = 2**22, 7
+"""Bytes of the tensors that are added to find the time of additions, and how often that is timed."""
+
 Build = Callable[[int, str, Sequence[str]], Lowered]
 """Function from (number of the repetition, scope, local tensor of each rank) to nodes and results."""
 
@@ -286,13 +289,13 @@ class AllReduceBench:
         if not np.allclose(extremes, expected, rtol=0, atol=_PATTERN_MODULUS * 1e-6):
             raise InvariantError(f"{name} gave {sorted({float(g) for g in extremes})} instead of {expected}")
 
-    def additions_s_per_byte(self, size_bytes: int = 2**22, rounds: int = 7) -> float:
+    def additions_s_per_byte(self) -> float:
         """Seconds to add a byte to another on the first worker, as a collective does."""
         self._generation += 1
         scope = f"size_{self._generation}"
         device = self.devices[0]
         repeats = 16
-        elements = elements_of(size_bytes)
+        elements = elements_of(_ADDED_BYTES)
         nodes = [variable(f"{scope}/{k}", _DTYPE, (elements,), device) for k in "abc"]
         for k, initial in (("a", 1.0), ("b", 2.0)):
             value = filled(nodes, f"{scope}/initial_{k}", initial, (elements,), device)
@@ -310,9 +313,9 @@ class AllReduceBench:
         self._run([f"{scope}/initialise"])
         self._run([target])
         times = []
-        for _ in range(rounds):
+        for _ in range(_ADDING_ROUNDS):
             times.append(self._timed([target]) - self._timed(self._empty))
-        return max(statistics.median(times), 0.0) / repeats / size_bytes
+        return max(statistics.median(times), 0.0) / repeats / _ADDED_BYTES
 
     def _run(self, targets: Sequence[str]) -> None:
         self._executor.run([], targets, {}, self._timeout_s)
@@ -388,7 +391,7 @@ def _binary(op: str, name: str, left: str, right: str, device: str) -> NodeDef:
 
 
 def _pattern(nodes: list[NodeDef], name: str, elements: int, device: str) -> str:
-    """The position of each element, modulo `_PATTERN`."""
+    """The position of each element, modulo `_PATTERN_MODULUS`."""
     numbers = {"start": 0, "limit": elements, "delta": 1, "modulus": _PATTERN_MODULUS}
     nodes += [constant(f"{name}/{key}", np.int32(value), "int32", device) for key, value in numbers.items()]
     int32 = dtype_attribute("int32")

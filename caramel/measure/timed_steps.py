@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle, islice
 from typing import Any
 
+from caramel.errors import InputError
 from caramel.runtime.session import Session
+from caramel.util.arguments import shown
 
 Batches = Callable[[int], Iterable[Any]]
 """Function that gives so many batches."""
+
+
+def as_batches(given: Batches | Sequence[Any] | None) -> Batches | None:
+    """What gives batches, from what a caller has.
+
+    Args:
+        given: a function that gives so many, or a list of some, which starts again at its end; None for data on the
+            workers.
+
+    Raises:
+        InputError: it is something else, or an empty list.
+
+    >>> as_batches(lambda count: [0] * count)(3)
+    [0, 0, 0]
+    >>> list(as_batches(["a", "b"])(3))
+    ['a', 'b', 'a']
+    """
+    if given is None or callable(given):
+        return given
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise InputError(f"batches is a list of batches, or a function that gives so many, got {shown(given)}")
+    return lambda count: islice(cycle(given), count)
 
 
 def timed_steps(

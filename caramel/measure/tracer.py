@@ -27,8 +27,9 @@ from caramel.measure.trace_summary import STATISTICS, summarized, with_orders
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.in_process import InProcess
 from caramel.runtime.feeds import bound_arrays
-from caramel.runtime.session import DEFAULT_STEP_TIMEOUT_S, Session
-from caramel.util.arguments import whole_number
+from caramel.runtime.session import Session
+from caramel.runtime.step_rate import FIRST_RUNS
+from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, whole_number
 from caramel.util.progress import progress_over
 from caramel.util.units import format_ms
 
@@ -40,9 +41,6 @@ DEFAULT_STEPS = 30
 
 _MOST_RUNS_OF_ORDERS = 5
 """Largest number of traced steps of each kind of order."""
-
-_WARM_UP_STEPS = 3
-"""Number of steps before any counts: the first ones prune and place the graph, allocate, and fill caches."""
 
 
 @dataclass(frozen=True)
@@ -323,7 +321,7 @@ def _measured(
         Session(computation, names_kept, step_timeout_s=options.step_timeout_s) as named,
         progress_over(runs + steps, options.progress) as show,
     ):
-        for _ in range(_WARM_UP_STEPS):
+        for _ in range(FIRST_RUNS):
             _retried_at_end(lambda: timed_step(plain, *batch))
             _retried_at_end(lambda: traced_step(named, *batch))
         for done in range(runs):
@@ -346,12 +344,12 @@ def _ordered(
         return {}
     sessions = {"none": plain, **{kind: open_session(computation) for kind, computation in ordered.items()}}
     seconds: dict[str, list[float]] = {kind: [] for kind in sessions}
-    rounds = options.steps + _WARM_UP_STEPS
+    rounds = options.steps + FIRST_RUNS
     with progress_over(rounds, options.progress) as show:
         for done in range(rounds):
             for kind, session in sessions.items():
                 step_s = _retried_at_end(partial(timed_step, session, *batch))
-                seconds[kind] += [step_s] if done >= _WARM_UP_STEPS else []
+                seconds[kind] += [step_s] if done >= FIRST_RUNS else []
             show(done + 1, "orders")
     return seconds
 

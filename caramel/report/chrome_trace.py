@@ -18,8 +18,8 @@ from caramel.report.step_timeline import (
     TRANSFER,
     UPDATE,
     Bar,
+    Lanes,
     StepTimeline,
-    WorkerLanes,
     tracks,
 )
 from caramel.util.text_files import write_text
@@ -143,7 +143,7 @@ def _events(timeline: StepTimeline, details: Mapping[int, Mapping[str, Any]]) ->
 
 
 def _process_events(
-    process: int, name: str, lanes: WorkerLanes, source: str, details: Mapping[int, Mapping[str, Any]]
+    process: int, name: str, lanes: Lanes, source: str, details: Mapping[int, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     first = 1 if source == "predicted" else _LANES_OF_STEP + 1
     thread = first + process * 2 * _LANES_OF_STEP

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
 from caramel.errors import listed
-from caramel.plan import Plan, is_long_wait
+from caramel.plan import Plan, is_long_wait, without_long_wait_s
 from caramel.report.figures import exposed_by_cause, exposed_by_transfer
 from caramel.report.run_record import RunRecord
 from caramel.report.step_timeline import StepTimeline
@@ -35,7 +36,6 @@ class Report:
         what_ifs: changes that may help.
         measured: the measured step, if one was traced.
         record: the training, if there was one.
-        version: version of this library.
         warnings: sentences about what is doubtful or to be expected, besides the notes of the plan.
     """
 
@@ -74,9 +74,8 @@ def advice(report: Report) -> list[str]:
     step = prediction.timeline
     sentences: list[str] = []
     exposed = exposed_by_transfer(report.predicted) if report.predicted is not None else {}
-    named = sorted((n for n, s in exposed.items() if s > _SHARE_TO_NAME * step.iteration_s), key=lambda n: -exposed[n])
-    if named:
-        waits = listed([f"transfer {n} ({milliseconds(exposed[n])})" for n in named], 4)
+    waits = _worth_a_word({f"transfer {number}": s for number, s in exposed.items()}, step.iteration_s)
+    if waits:
         sentences.append(f"The step waits for {waits}.")
     else:
         sentences.append("The step waits for no transfer that is worth a word: communication is hidden.")
@@ -102,13 +101,18 @@ def _about_servers(servers: ParameterServers, predicted: StepTimeline | None) ->
         return ["Nothing is predicted without a trace and a model of the network: give --trace and --network."]
     longest, what = max((step.compute_s, "computing"), (step.pull_s, "pulls"), (step.push_s, "pushes"))
     exposed = {} if predicted is None else exposed_by_cause(predicted)
-    named = sorted((n for n, s in exposed.items() if s > _SHARE_TO_NAME * step.step_s), key=lambda n: -exposed[n])
-    waits = listed([f"the {name} ({milliseconds(exposed[name])})" for name in named], 4)
+    waits = _worth_a_word({f"the {name}": s for name, s in exposed.items()}, step.step_s)
     return [
-        f"A worker waits for {waits}." if named else "A worker waits for no pull or push that is worth a word.",
+        f"A worker waits for {waits}." if waits else "A worker waits for no pull or push that is worth a word.",
         f"No order of pulls takes less than {milliseconds(step.lower_bound_s)}.",
         f"The longest part is {what}, with {milliseconds(longest)} of a step of {milliseconds(step.step_s)}.",
     ]
+
+
+def _worth_a_word(exposed: Mapping[str, float], step_s: float) -> str:
+    """What a step waits for long enough to be named, with the times, the longest first; "" where there is nothing."""
+    named = sorted((name for name, s in exposed.items() if s > _SHARE_TO_NAME * step_s), key=lambda n: -exposed[n])
+    return listed([f"{name} ({milliseconds(exposed[name])})" for name in named], 4) if named else ""
 
 
 def notes(report: Report) -> list[tuple[str, str]]:
@@ -146,8 +150,7 @@ def _outside_interval(report: Report) -> float | None:
     record, prediction = report.record, report.plan.prediction
     if record is None or prediction is None or record.median_step_s is None or record.steps_in_run > 1:
         return None
-    step_s, wait_s = record.median_step_s, record.data_wait_s
-    rest_s = step_s - wait_s if is_long_wait(wait_s, step_s) else step_s
+    rest_s = without_long_wait_s(record.median_step_s, record.data_wait_s)
     return None if prediction.holds(rest_s) else rest_s
 
 

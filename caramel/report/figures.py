@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from caramel.report.step_timeline import STALL, Bar, StepTimeline, gaps
+from caramel.report.step_timeline import STALL, Bar, StepTimeline, covered_s
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -14,10 +17,10 @@ class StepFigures:
     """Where the time of a step goes, as means over the workers, in seconds.
 
     Attributes:
-        step_s: all of it.
-        compute_s: an op runs on the worker.
-        communication_s: a transfer is under way there.
-        exposed_s: no op runs there.
+        step_s: seconds of the step.
+        compute_s: seconds in which an op runs on the worker.
+        communication_s: seconds in which a transfer is under way there.
+        exposed_s: seconds in which no op runs there.
     """
 
     step_s: float
@@ -33,10 +36,10 @@ def figures_of(step: StepTimeline) -> StepFigures:
         step: a step with at least one worker.
     """
     exposed_s = statistics.fmean(
-        step.iteration_s - _covered_s((b for b in lanes.computation if b.kind != STALL), step.iteration_s)
+        step.iteration_s - covered_s((b for b in lanes.computation if b.kind != STALL), step.iteration_s)
         for lanes in step.workers
     )
-    communication_s = statistics.fmean(_covered_s(lanes.link, step.iteration_s) for lanes in step.workers)
+    communication_s = statistics.fmean(covered_s(lanes.link, step.iteration_s) for lanes in step.workers)
     return StepFigures(step.iteration_s, step.iteration_s - exposed_s, communication_s, exposed_s)
 
 
@@ -46,12 +49,7 @@ def exposed_by_transfer(step: StepTimeline) -> Mapping[int, float]:
     Args:
         step: a step with at least one worker.
     """
-    totals: dict[int, float] = {}
-    for lanes in step.workers:
-        for bar in lanes.computation:
-            if bar.kind == STALL and bar.transfer is not None:
-                totals[bar.transfer] = totals.get(bar.transfer, 0.0) + bar.time_s
-    return {number: total_s / len(step.workers) for number, total_s in sorted(totals.items())}
+    return dict(sorted(_exposed_by(step, lambda bar: bar.transfer).items()))
 
 
 def exposed_by_cause(step: StepTimeline) -> Mapping[str, float]:
@@ -60,13 +58,15 @@ def exposed_by_cause(step: StepTimeline) -> Mapping[str, float]:
     Args:
         step: a step with at least one worker.
     """
-    totals: dict[str, float] = {}
+    return _exposed_by(step, lambda bar: bar.cause)
+
+
+def _exposed_by(step: StepTimeline, key_of: Callable[[Bar], _Key | None]) -> dict[_Key, float]:
+    """Seconds for which the workers wait, as means over them, by what a stall has as its key; None does not count."""
+    totals: dict[_Key, float] = {}
     for lanes in step.workers:
         for bar in lanes.computation:
-            if bar.kind == STALL and bar.cause is not None:
-                totals[bar.cause] = totals.get(bar.cause, 0.0) + bar.time_s
-    return {name: total_s / len(step.workers) for name, total_s in totals.items()}
-
-
-def _covered_s(bars: Iterable[Bar], end_s: float) -> float:
-    return end_s - sum(stop_s - start_s for start_s, stop_s in gaps(list(bars), 0.0, end_s))
+            key = key_of(bar)
+            if bar.kind == STALL and key is not None:
+                totals[key] = totals.get(key, 0.0) + bar.time_s
+    return {key: total_s / len(step.workers) for key, total_s in totals.items()}

@@ -26,8 +26,8 @@ from caramel.report.step_timeline import (
     TRANSFER,
     UPDATE,
     Bar,
+    Lanes,
     StepTimeline,
-    WorkerLanes,
     gaps,
     in_order,
     stalls,
@@ -108,7 +108,7 @@ def measured_timeline(distributed: DistributedModel, step: TracedStep, notes: It
     return StepTimeline("measured", clocks.step_ns / 1e9, workers, all_notes, clocks.are_one, servers)
 
 
-def _silent(workers: Sequence[WorkerLanes], expected: Mapping[int, int]) -> Sequence[str]:
+def _silent(workers: Sequence[Lanes], expected: Mapping[int, int]) -> Sequence[str]:
     """A note about workers of whose messages TensorFlow does not say all, now and then, though it says something."""
     silent = [f"worker {lanes.rank}" for lanes in workers if len(lanes.received) < expected.get(lanes.rank, 0)]
     if not silent or not any(lanes.received for lanes in workers):
@@ -313,7 +313,7 @@ def _lanes(
     link: tuple[Bar, ...],
     arrivals: Iterable[tuple[int, int]],
     clocks: _Clocks,
-) -> WorkerLanes:
+) -> Lanes:
     busy = in_order(
         Bar(
             kind,
@@ -332,7 +332,7 @@ def _lanes(
         for stall in stalls("no op runs", link, start_s, end_s)
     ]
     received = tuple((clocks.seconds(end_ns, rank), size_bytes) for end_ns, size_bytes in sorted(arrivals))
-    return WorkerLanes(rank, in_order([*busy, *waiting]), link, received)
+    return Lanes(rank, in_order([*busy, *waiting]), link, received)
 
 
 def _own_name(node: str) -> str:

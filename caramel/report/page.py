@@ -8,8 +8,6 @@ from importlib import resources
 from typing import Any
 
 from caramel.errors import ReportError, listed
-from caramel.facts import BACKWARD
-from caramel.plan import Plan
 from caramel.report.content import Report, advice, milliseconds, notes, versions
 from caramel.report.drawn_lanes import ROW_HEIGHT, DrawnStep, drawn_step, ticks
 from caramel.report.drawn_lanes import WIDTH as LANE_WIDTH
@@ -226,19 +224,7 @@ def _transfers(report: Report, most_names: int) -> list[dict[str, Any]]:
                 "names": listed(transfer.gradients, most_names),
                 "predicted_s": None if report.predicted is None else predicted_s.get(number, 0.0),
                 "measured_s": None if report.measured is None else measured_s.get(number, 0.0),
-                "elsewhere": _in_other_window(report.plan, number),
+                "elsewhere": report.plan.in_other_window(number),
             }
         )
     return rows
-
-
-def _in_other_window(plan: Plan, number: int) -> str:
-    """What a step would take with a transfer in its other window."""
-    if plan.prediction is None or not plan.prediction.alternatives:
-        return ""
-    other_s = plan.prediction.alternatives[number]
-    window = "forward" if plan.transfers[number].window == BACKWARD else "backward"
-    if other_s is None:
-        return f"cannot be in the {window} window"
-    more_s = other_s - plan.prediction.timeline.iteration_s
-    return f"in the {window} window the step would take {milliseconds(abs(more_s))} {'more' if more_s >= 0 else 'less'}"

@@ -12,8 +12,8 @@ from caramel.report.step_timeline import (
     TRANSFER,
     UPDATE,
     Bar,
+    Lanes,
     StepTimeline,
-    WorkerLanes,
     gaps,
     in_order,
     stalls,
@@ -63,12 +63,12 @@ def _of_equal_workers(
     step_s: float,
     computation: tuple[Bar, ...],
     link: tuple[Bar, ...],
-    servers: tuple[WorkerLanes, ...] = (),
+    servers: tuple[Lanes, ...] = (),
 ) -> StepTimeline:
     notes = ["The simulator takes all workers for equal: they have the same lanes."]
     if workers > MOST_LANES:
         notes.append(f"Only the first {MOST_LANES} of {workers} workers are shown.")
-    lanes = tuple(WorkerLanes(rank, computation, link) for rank in range(min(workers, MOST_LANES)))
+    lanes = tuple(Lanes(rank, computation, link) for rank in range(min(workers, MOST_LANES)))
     return StepTimeline("predicted", step_s, lanes, tuple(notes), servers=servers)
 
 
@@ -85,7 +85,7 @@ def _served(servers: ParameterServers, workers: int) -> StepTimeline | None:
     lanes = []
     for number in range(len(servers.devices)):
         updates = (s for s in step.spans if s.kind == UPDATE and s.server == number and s.end_s > s.start_s)
-        lanes.append(WorkerLanes(number, in_order(Bar(UPDATE, s.what, s.start_s, s.end_s) for s in updates), ()))
+        lanes.append(Lanes(number, in_order(Bar(UPDATE, s.what, s.start_s, s.end_s) for s in updates), ()))
     return _of_equal_workers(workers, step.step_s, in_order([*busy, *waiting]), link, tuple(lanes))
 
 

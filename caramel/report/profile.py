@@ -10,9 +10,9 @@ from typing import Any
 
 from caramel.errors import InputError
 from caramel.measure.step_stats import step_of
-from caramel.measure.timed_steps import Batches, timed_steps
+from caramel.measure.timed_steps import Batches, as_batches, timed_steps
 from caramel.report.measured import IN_MEMORY, measured_timeline
-from caramel.report.step_timeline import STALL, Bar, StepTimeline, WorkerLanes, gaps, in_order
+from caramel.report.step_timeline import STALL, Bar, Lanes, StepTimeline, covered_s
 from caramel.runtime.session import Session
 from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.util.arguments import whole_number
@@ -253,29 +253,22 @@ def profiled_step(timeline: StepTimeline) -> StepProfile:
     return StepProfile(timeline.iteration_s, workers)
 
 
-def _worker(lanes: WorkerLanes, timeline: StepTimeline, last_s: Mapping[int, float]) -> WorkerProfile:
+def _worker(lanes: Lanes, timeline: StepTimeline, last_s: Mapping[int, float]) -> WorkerProfile:
     step_s = timeline.iteration_s
-    busy = in_order(bar for bar in lanes.computation if bar.kind != STALL)
-    compute_s, communication_s = _covered_s(busy, step_s), _covered_s(lanes.link, step_s)
-    either_s = _covered_s(in_order([*busy, *lanes.link]), step_s)
+    busy = [bar for bar in lanes.computation if bar.kind != STALL]
+    compute_s, communication_s = covered_s(busy, step_s), covered_s(lanes.link, step_s)
+    either_s = covered_s([*busy, *lanes.link], step_s)
     end_s = max((bar.end_s for bar in (*busy, *lanes.link)), default=0.0)
-    behind = in_order(
-        [
-            Bar(STALL, "the end", end_s, step_s),
-            *(
-                Bar(STALL, bar.name, bar.start_s, min(bar.end_s, last_s[bar.transfer]))
-                for bar in lanes.link
-                if bar.transfer is not None and last_s[bar.transfer] > bar.start_s
-            ),
-        ]
-    )
-    wait_s = _covered_s(in_order([*busy, *behind]), step_s) - compute_s if timeline.has_one_clock else None
+    behind = [
+        Bar(STALL, "the end", end_s, step_s),
+        *(
+            Bar(STALL, bar.name, bar.start_s, min(bar.end_s, last_s[bar.transfer]))
+            for bar in lanes.link
+            if bar.transfer is not None and last_s[bar.transfer] > bar.start_s
+        ),
+    ]
+    wait_s = covered_s([*busy, *behind], step_s) - compute_s if timeline.has_one_clock else None
     return WorkerProfile(lanes.rank, compute_s, communication_s, compute_s + communication_s - either_s, wait_s)
-
-
-def _covered_s(bars: Sequence[Bar], end_s: float) -> float:
-    """Seconds in which one of some bars, in the order in which they start, is under way."""
-    return end_s - sum(stop_s - start_s for start_s, stop_s in gaps(bars, 0.0, end_s))
 
 
 # -- real steps ----------------------------------------------------------------------------------
@@ -283,7 +276,7 @@ def _covered_s(bars: Sequence[Bar], end_s: float) -> float:
 
 def profile(
     session: Session,
-    batches: Batches | None = None,
+    batches: Batches | Sequence[Any] | None = None,
     steps: int = 10,
 ) -> Profile:
     """Run steps of a session, and say what they did with their time.
@@ -293,11 +286,12 @@ def profile(
 
     Args:
         session: session of an ARModel.
-        batches: function that gives so many batches, for inputs that are fed; None for data on the workers.
+        batches: batches for inputs that are fed, in a list that starts again at its end, or a function that gives so
+            many; None for data on the workers.
         steps: number of traced steps, at least 1.
 
     Raises:
-        InputError: no such number of steps.
+        InputError: no such number of steps, or the batches are neither.
         CaramelError: a step fails, or there are fewer batches.
 
     Source:
@@ -316,7 +310,7 @@ def profile(
 
         >>> batch = [[1.0, 0.0], [0.0, 1.0]], [1.0, 2.0]
         >>> with caramel.ARModel(context, 2).session() as session:
-        ...     found = caramel.profile(session, lambda count: [batch] * count, steps=3)
+        ...     found = caramel.profile(session, [batch], steps=3)
         >>> len(found.steps), len(found.plain_steps_s), 0 < found.median("utilisation") <= 1
         (3, 3, True)
     """
@@ -327,7 +321,7 @@ def profile(
         if done >= FIRST_RUNS + wanted:
             session.trace_next(metadata.append)
 
-    times_s = timed_steps(session, batches, FIRST_RUNS + 2 * wanted, trace_next)
+    times_s = timed_steps(session, as_batches(batches), FIRST_RUNS + 2 * wanted, trace_next)
     traced = [step_of(each) for each in metadata[:wanted]]
     timelines = [measured_timeline(session.distributed, each) for each in traced]
     notes = []

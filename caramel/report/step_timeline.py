@@ -60,11 +60,11 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class WorkerLanes:
-    """The lanes of one worker.
+class Lanes:
+    """The lanes of one worker, or of one parameter server.
 
     Attributes:
-        rank: rank of the worker.
+        rank: rank of the worker, or number of the server.
         computation: what it computes, and its stalls, in the order in which they start; ops on several threads overlap.
         link: its transfers, or its pulls and pushes, in the order in which they start.
         received: for each tensor that has come from another worker the seconds at which it was there, and its bytes, in
@@ -93,10 +93,10 @@ class StepTimeline:
 
     source: str
     iteration_s: float
-    workers: tuple[WorkerLanes, ...]
+    workers: tuple[Lanes, ...]
     notes: tuple[str, ...] = ()
     has_one_clock: bool = True
-    servers: tuple[WorkerLanes, ...] = ()
+    servers: tuple[Lanes, ...] = ()
 
     def merged(self, least_s: float) -> StepTimeline:
         """The same step with short bars that follow each other as one.
@@ -108,7 +108,7 @@ class StepTimeline:
             least_s: seconds from which on a bar stays by itself, and between two bars that stay apart.
         """
 
-        def merged(lanes: WorkerLanes) -> WorkerLanes:
+        def merged(lanes: Lanes) -> Lanes:
             return replace(
                 lanes,
                 computation=merged_lane(lanes.computation, least_s),
@@ -168,8 +168,24 @@ def gaps(bars: Sequence[Bar], start_s: float, end_s: float) -> Iterator[tuple[fl
         yield until_s, end_s
 
 
+def covered_s(bars: Iterable[Bar], end_s: float) -> float:
+    """Seconds of a step in which at least one of some bars is under way.
+
+    That is the step less the gaps, so that a step without gaps is covered to the last digit.
+
+    Args:
+        bars: the bars, in any order.
+        end_s: seconds of the step.
+
+    >>> covered_s([Bar("compute", "", 2.0, 7.0), Bar("compute", "", 0.0, 1.0)], 6.0)
+    5.0
+    """
+    in_turn = sorted(bars, key=lambda bar: bar.start_s)
+    return end_s - sum(stop_s - start_s for start_s, stop_s in gaps(in_turn, 0.0, end_s))
+
+
 def stalls(name: str, link: Sequence[Bar], start_s: float, end_s: float) -> Iterator[Bar]:
-    """A time in which a worker waits, by what it waits for on its link: of what is under way, that which ends first.
+    """Cut a wait into stalls, each caused by what is under way on the link and ends first there.
 
     Args:
         name: name of the stalls.

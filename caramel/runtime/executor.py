@@ -261,7 +261,7 @@ class SessionExecutor:
             raise caramel_error(error, "while opening the session") from error
         for text in devices:
             required = Device.parse(text)
-            task_devices = [device for device in session_devices if device.worker == required.worker]
+            task_devices = [device for device in session_devices if device.process == required.process]
             if any(required.type in (None, d.type) and required.index in (None, d.index) for d in task_devices):
                 continue
             device_list = listed(f"{d.type}:{d.index}" for d in task_devices) or "no device, or runs under another name"

@@ -36,14 +36,11 @@ from caramel.runtime.steps_per_execution import OPTIMIZED_S_PER_NODE, READY_S_PE
 from caramel.runtime.unrolled_steps import StepsTogether, UnrolledSteps
 from caramel.runtime.variable_state import VariableState, checked_prefix
 from caramel.runtime.worker_data import WorkerData
-from caramel.util.arguments import timeout_s, whole_number
+from caramel.util.arguments import DEFAULT_STEP_TIMEOUT_S, timeout_s, whole_number
 from caramel.util.progress import progress_over
 from caramel.util.temporary import is_in_process
 
 _logger = logging.getLogger(__name__)
-
-DEFAULT_STEP_TIMEOUT_S = 600.0
-"""Seconds that a step may take before its workers count as lost."""
 
 CLOSE_WAIT_S = 10.0
 """Seconds that `Session.close` waits for what another thread runs; then it stops the cluster beneath it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 FIRST_RUNS = 3
-"""Number of runs that are left out; each is a step, or several that are one run."""
+"""Number of runs that are left out: they prune and place the graph, allocate, and fill caches. Each is one step or
+several."""
 
 
 class SettledRuns:

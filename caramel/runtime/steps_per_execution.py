@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from caramel.errors import InputError
+from caramel.runtime.step_rate import FIRST_RUNS
 from caramel.util.arguments import whole_number
 
 _logger = logging.getLogger(__name__)
@@ -15,8 +16,8 @@ _logger = logging.getLogger(__name__)
 AUTO = "auto"
 """Asks for the number of steps in a run to be chosen."""
 
-_LEFT_OUT, _TRIED = 3, 8
-"""Number of single steps that do not count, in which TensorFlow gets ready, and of those that are measured."""
+_TRIED = 8
+"""Number of single steps that are measured, after the first ones that do not count."""
 
 _CHOICES = (2, 4, 8, 16)
 
@@ -106,8 +107,8 @@ class StepsInRun:
         self._steps_s.append(now_s - self._last_s)
         self._last_s = now_s
         self._steps_left -= steps
-        if len(self._steps_s) == _LEFT_OUT + _TRIED and self._steps_left > 1:
-            step_s = statistics.median(self._steps_s[_LEFT_OUT:])
+        if len(self._steps_s) == FIRST_RUNS + _TRIED and self._steps_left > 1:
+            step_s = statistics.median(self._steps_s[FIRST_RUNS:])
             self.count = self._choose(step_s, self._steps_left)
             self._is_open = False
             _logger.info("a step takes %.3g ms; steps in a run from now on: %d", step_s * 1e3, self.count)

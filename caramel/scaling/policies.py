@@ -27,6 +27,7 @@ from caramel.model import Model
 from caramel.netmodel.choice import CollectiveOptions
 from caramel.netmodel.model import NetworkModel
 from caramel.util.arguments import one_of, whole_number
+from caramel.util.intervals import covered_s
 from caramel.util.units import format_size
 
 
@@ -145,17 +146,8 @@ class OnServers:
         problem = ServedProblem.on(network, model, workers, servers, trace=trace)
         step = problem.ordered(self.ordering).prediction
         assert step is not None  # there are a trace and costs
-        link_s = _covered_s([(span.start_s, span.end_s) for span in step.spans if span.kind in ("pull", "push")])
+        link_s = covered_s((span.start_s, span.end_s) for span in step.spans if span.kind in ("pull", "push"))
         return PredictedStep(step.step_s, step.compute_s, link_s)
-
-
-def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds in which one of some spans is under way."""
-    covered_s = until_s = 0.0
-    for start_s, end_s in sorted(spans):
-        covered_s += max(end_s - max(start_s, until_s), 0.0)
-        until_s = max(until_s, end_s)
-    return covered_s
 
 
 def _of_this_library(name: str) -> Compared:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from caramel.armodel import ARModel
-from caramel.errors import CaramelError, InputError, in_one_line
+from caramel.compiler.options import CompileOptions
+from caramel.errors import CaramelError, InputError, in_one_line, listed
 from caramel.facts import Trace
 from caramel.frontend.context import Context
-from caramel.measure.timed_steps import Batches, timed_steps
+from caramel.measure.timed_steps import Batches, as_batches, timed_steps
 from caramel.measure.trace_file import as_trace
 from caramel.plan import OWNERS, Plan
 from caramel.runtime.clusters.base import Cluster
@@ -32,6 +33,9 @@ _ROUNDS = 5
 
 _LEAST_GAIN = 0.01
 """Part of a step that the best trial has to save in these rounds; less is noise (our choice)."""
+
+_DECIDED = ("analyzers", "policy", "serialization", "batching", "scheduling", "postponed", "plan", "sync_every")
+"""Options that say how gradients travel."""
 
 _MOST_PROPOSALS = 3
 """Number of proposals for each trial: some give plans that were tried already."""
@@ -90,6 +94,9 @@ class Tuned:
     def result(self) -> str:
         """The result, in a sentence."""
         if not self.ratios:
+            failed = [trial for trial in self.trials[1:] if trial.step_s is None]
+            if failed and len(failed) == len(self.trials) - 1:
+                return f"The planner's plan is kept: all trials failed, the last one with: {failed[-1].error}"
             return "The planner's plan is kept: no trial was faster."
         ratio = statistics.median(self.ratios)
         between = f"{min(self.ratios):.3f} to {max(self.ratios):.3f}"
@@ -109,7 +116,7 @@ def tune(
     trace: Trace | str,
     network: Any,
     cluster: Cluster,
-    batches: Batches | None = None,
+    batches: Batches | Sequence[Any] | None = None,
     trials: int = MOST_TRIALS,
     steps: int = STEPS,
     seed: int = 0,
@@ -130,7 +137,8 @@ def tune(
         trace: measured times of the program's ops, or the file of some.
         network: `caramel.NetworkModel`, or the file of one.
         cluster: where the workers run.
-        batches: function that gives so many batches, for inputs that are fed; None for data on the workers.
+        batches: batches for inputs that are fed, in a list that starts again at its end, or a function that gives so
+            many; None for data on the workers.
         trials: number of trials after the first, at least 1.
         steps: number of timed steps of each, at least 1.
         seed: seed of the search; the same seed and times give the same trials.
@@ -143,7 +151,7 @@ def tune(
         The best plan, and all trials.
 
     Raises:
-        InputError: there is one worker, or an option does not fit.
+        InputError: there is one worker, nothing was measured, or an option does not fit.
         CaramelError: the planner's plan cannot be run; a trial that fails is noted, and the search goes on.
 
     Source:
@@ -165,7 +173,7 @@ def tune(
         ...     "trace": caramel.trace(context, *batch, workers=2, runs=2, steps=2),
         ...     "network": caramel.NetworkModel.from_costs(1e-4, 1e-8),
         ... }
-        >>> options = {"batches": lambda count: [batch] * count, "trials": 2, "steps": 3}
+        >>> options = {"batches": [batch], "trials": 2, "steps": 3}
         >>> tuned = caramel.tune(context, 2, cluster=caramel.InProcess(), **measured, **options)
         >>> tuned.trials[0].limits is None, tuned.plan.workers
         (True, 2)
@@ -174,10 +182,14 @@ def tune(
         raise InputError("one worker sends nothing, so there is nothing to tune: tune for 2 workers or more")
     whole_number(trials, "trials")
     whole_number(steps, "steps")
+    _refuse_decisions(options)
+    if trace is None or network is None:
+        raise InputError("the planner's plan, which is tried first, needs measured times: give trace= and network=")
+    batches = as_batches(batches)
     common = {"network": network, "device_list": device_list, **options}
     planned = ARModel(context, workers, trace=trace, **common)
     found = as_trace(trace, planned.model)
-    assert found is not None
+    assert found is not None  # as it was given
     all_limits: Sequence[Limits | PullLimits]
     if planned.plan.servers is not None:
         all_limits = all_pull_limits()
@@ -207,6 +219,14 @@ def tune(
         return Tuned(planned.plan, None, tuple(tried), ratios)
     note = f"tuned by {len(tried) - 1} trials: {statistics.median(ratios):.3f} of the time of the planner's plan"
     return Tuned(replace(model.plan, notes=(*model.plan.notes, note)), limits, tuple(tried), ratios)
+
+
+def _refuse_decisions(options: Mapping[str, Any]) -> None:
+    """Refuse options about what trials decide."""
+    default = {each.name: each.default for each in fields(CompileOptions)}
+    given = [f"{name}=" for name in _DECIDED if name in options and options[name] != default[name]]
+    if given:
+        raise InputError(f"leave out {listed(given)}: trials decide how gradients travel, beginning with the default")
 
 
 class _Search:

@@ -29,6 +29,9 @@ largest is 8."""
 SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 1e-3, 2_000_000.0
 """Range of timeouts: TensorFlow and the system count whole milliseconds, and at most 2^31 of them."""
 
+DEFAULT_STEP_TIMEOUT_S = 600.0
+"""Seconds that a step may take before its workers count as lost."""
+
 
 def whole_number(value: Any, name: str, least: int = 1, most: int | None = None, reason: str = "") -> int:
     """The argument, as an int.

@@ -195,6 +195,12 @@ def test_a_plan(call, whole, tmp_path):
     assert (tmp_path / "plan.json").read_bytes() == whole.read_bytes()
 
 
+def test_an_unknown_gradient_is_refused_before_anything_is_written(call, tmp_path):
+    done = call("plan", "--out", tmp_path / "plan.json", "--explain", "nothing")
+    assert done.exit_code != 0 and "the plan has no gradient 'nothing'" in " ".join(done.output.split())
+    assert not (tmp_path / "plan.json").exists()
+
+
 def test_for_machines(call, tmp_path):
     done = call("plan", "--json", "--out", tmp_path / "plan.json")
     assert done.exit_code == 0, done.output

@@ -481,6 +481,7 @@ def test_a_damaged_exchange_is_refused(change, message):
         ({"sync_every": 2, "outer_learning_rate": -1.0}, "outer_learning_rate must be a positive number"),
         ({"sync_every": 2, "outer_learning_rate": float("nan")}, "outer_learning_rate"),
         ({"outer_momentum": 0.5}, "give sync_every="),
+        ({"outer_learning_rate": 0.7}, "outer_learning_rate= is of the exchange"),
         ({"sync_every": 2, "deterministic": True}, "exclude each other"),
         ({"sync_every": 2, "shard_updates": True}, "leave out shard_updates="),
         ({"sync_every": 2, "shard_embeddings": True}, "leave out shard_embeddings="),

@@ -14,7 +14,7 @@ from exact_common import LOCAL, SERIAL, Case, assert_bits, assert_equivalent, as
 from variants import in_soak, mostly_in_soak
 
 import caramel
-from caramel.analyzers.step.postponement import reason_against_postponing
+from caramel.analyzers.step.postponement import postponement
 from caramel.errors import CheckpointError, InputError, StepError
 
 STEPS = 6
@@ -300,6 +300,15 @@ def test_what_cannot_be_postponed_is_refused(postponed, message):
     context, _ = v1.capture(Case("adam", ("clip",)))
     with pytest.raises(InputError, match=message):
         caramel.ARModel(context, 2, postponed=postponed)
+
+
+def reason_against_postponing(model, names):
+    """None where they can be."""
+    try:
+        postponement(model, names)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def test_reasons():

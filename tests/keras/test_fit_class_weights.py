@@ -65,6 +65,11 @@ def test_weights_of_what_is_no_class(weights):
         caramel.fit(made(dense)(), dataset(), workers=2, verbose=0, class_weight=weights)
 
 
+def test_weights_that_are_no_numbers():
+    with pytest.raises(caramel.InputError, match="the weight of class 0 in class_weight must be a number, got 'a'"):
+        caramel.fit(made(dense)(), dataset(20), workers=2, verbose=0, class_weight={0: "a"})
+
+
 def test_weights_of_classes_beside_those_of_examples():
     data = dataset().map(lambda x, y: (x, y, tf.ones_like(x[:, 0])))
     with pytest.raises(caramel.InputError, match="without sample weights"):

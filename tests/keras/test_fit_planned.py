@@ -137,6 +137,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_training(tmp_path):
     for name in ("timeline", "report"):
         with pytest.raises(caramel.InputError, match="cannot be written"):
             caramel.fit(model, X, Y, workers=2, **{name: tmp_path / "nowhere" / "a"})
+        with pytest.raises(caramel.InputError, match=f"the {name} is named by a path, got 5"):
+            caramel.fit(model, X, Y, workers=2, **{name: 5})
     for value, variable in zip(before, model.variables):
         np.testing.assert_array_equal(value, variable)
 

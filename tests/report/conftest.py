@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import caramel
 from caramel.facts import Trace
-from caramel.report.step_timeline import Bar, StepTimeline, WorkerLanes
+from caramel.report.step_timeline import Bar, Lanes, StepTimeline
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def large_step():
             for n in range(transfers)
         )
         received = tuple((n * step_s / 5000, 1000) for n in range(5000))
-        lanes = tuple(WorkerLanes(rank, computation, link, received) for rank in range(workers))
+        lanes = tuple(Lanes(rank, computation, link, received) for rank in range(workers))
         return StepTimeline("measured", step_s + 1e-5, lanes, ("a note",))
 
     return make

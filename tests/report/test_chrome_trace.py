@@ -9,7 +9,7 @@ import pytest
 from caramel.errors import InputError, ReportError
 from caramel.report.chrome_trace import MOST_BYTES, trace_events, write_timeline
 from caramel.report.predicted import predicted_timeline
-from caramel.report.step_timeline import Bar, StepTimeline, WorkerLanes
+from caramel.report.step_timeline import Bar, Lanes, StepTimeline
 
 
 def threads(document):
@@ -26,7 +26,7 @@ def test_predicted_and_measured_are_beside_each_other(planned):
     predicted = predicted_timeline(planned.plan)
     lanes = (Bar("forward pass", "MatMul", 0.0, 2e-3), Bar("stall", "no op runs", 2e-3, 3e-3, 0, cause="transfer 0"))
     link = (Bar("transfer", "transfer 0", 1e-3, 3e-3, 0),)
-    measured = StepTimeline("measured", 3e-3, tuple(WorkerLanes(rank, lanes, link, ((2e-3, 64),)) for rank in range(3)))
+    measured = StepTimeline("measured", 3e-3, tuple(Lanes(rank, lanes, link, ((2e-3, 64),)) for rank in range(3)))
     document = json.loads(trace_events(planned.plan, [predicted, measured]))
     found = threads(document)
     kinds = {f"{lane}, {source}" for lane in ("computation", "link") for source in ("predicted", "measured")}

@@ -6,13 +6,13 @@ import pytest
 
 from caramel.report.drawn_lanes import WIDTH, drawn_step, ticks
 from caramel.report.drawn_series import HEIGHT, drawn_series
-from caramel.report.step_timeline import Bar, StepTimeline, WorkerLanes
+from caramel.report.step_timeline import Bar, Lanes, StepTimeline
 
 
 def test_boxes_and_paths_are_where_the_bars_are():
     computation = (Bar("compute", "", 0.0, 0.25), Bar("stall", "w", 0.25, 1.0, 0))
     link = (Bar("transfer", "transfer 0", 0.5, 1.0, 0), Bar("transfer", "transfer 1", 0.75, 1.0, 1))
-    step = StepTimeline("predicted", 1.0, (WorkerLanes(0, computation, link),) * 3)
+    step = StepTimeline("predicted", 1.0, (Lanes(0, computation, link),) * 3)
     drawn = drawn_step(step, "a step", 2.0, 1, 1, "each worker")
     lane, sent = drawn.lanes
     assert lane.paths["compute"] == f"M0 0h{WIDTH // 8}v10h-{WIDTH // 8}z" and drawn.end == 50

@@ -15,7 +15,7 @@ from caramel.report.figures import exposed_by_transfer, figures_of
 from caramel.report.page import MOST_BYTES, report_page, write_report
 from caramel.report.predicted import predicted_timeline
 from caramel.report.run_record import RunRecord
-from caramel.report.step_timeline import Bar, StepTimeline, WorkerLanes
+from caramel.report.step_timeline import Bar, Lanes, StepTimeline
 from caramel.report.what_helps import what_ifs
 from caramel.runtime.step_result import StepResult
 
@@ -75,7 +75,7 @@ def measured():
         Bar("update", "u", 5e-3, 6e-3),
     )
     link = (Bar("transfer", "transfer 0", 1e-3, 5e-3, 0), Bar("transfer", "transfer 1", 4e-3, 5.5e-3, 1))
-    return StepTimeline("measured", 6e-3, (WorkerLanes(0, first, link), WorkerLanes(1, second, link)), ("a <note>",))
+    return StepTimeline("measured", 6e-3, (Lanes(0, first, link), Lanes(1, second, link)), ("a <note>",))
 
 
 def test_figures_are_means_over_the_workers(measured):

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 import caramel
 from caramel.report.profile import Profile, profiled_step
-from caramel.report.step_timeline import COMPUTE, STALL, TRANSFER, Bar, StepTimeline, WorkerLanes
+from caramel.report.step_timeline import COMPUTE, STALL, TRANSFER, Bar, Lanes, StepTimeline
 
 
 def step(computed, sent, step_s=None, has_one_clock=True):
     """A step from (start, end) of computation and of transfers of each worker."""
     workers = tuple(
-        WorkerLanes(
+        Lanes(
             rank,
             tuple(Bar(COMPUTE, "op", *times) for times in ops),
             tuple(Bar(TRANSFER, f"transfer {number}", *times, number) for number, times in enumerate(transfers)),
@@ -95,9 +95,7 @@ def test_clocks_that_differ_say_nothing_of_waits():
 
 
 def test_a_stall_is_no_computation():
-    lanes = WorkerLanes(
-        0, (Bar(COMPUTE, "a", 0.0, 1.0), Bar(STALL, "wait", 1.0, 3.0)), (Bar(TRANSFER, "t", 1.0, 3.0, 0),)
-    )
+    lanes = Lanes(0, (Bar(COMPUTE, "a", 0.0, 1.0), Bar(STALL, "wait", 1.0, 3.0)), (Bar(TRANSFER, "t", 1.0, 3.0, 0),))
     assert profiled_step(StepTimeline("measured", 3.0, (lanes,))).compute_s == 1.0
 
 

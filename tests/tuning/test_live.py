@@ -43,9 +43,9 @@ def trace(context):
     return caramel.trace(context, BATCH[0], workers=2, runs=2, steps=2, orders=False)
 
 
-def tuned(context, trace, **options):
-    defaults = {"trials": 4, "steps": 2, "cluster": caramel.InProcess(), "batches": lambda count: [BATCH] * count}
-    return caramel.tune(context, 2, trace=trace, network=NETWORK, **{**defaults, **options})
+def tuned(context, measured, **options):
+    defaults = {"trials": 4, "steps": 2, "cluster": caramel.InProcess(), "batches": [BATCH]}
+    return caramel.tune(context, 2, **{"trace": measured, "network": NETWORK, **defaults, **options})
 
 
 def test_real_trials(context, trace):
@@ -172,7 +172,30 @@ def test_trials_divide_the_tables_that_the_planner_divides(timed, given, is_divi
     assert len(seen) > 1 and divided == [is_divided] * len(seen)
 
 
-@pytest.mark.parametrize("options, message", [({"trials": 0}, "trials"), ({"steps": 0}, "steps")])
+def test_all_trials_fail(context, trace, timed):
+    def time_of(number, plan):
+        if number:
+            raise StepError("a worker is gone")
+        return 1.0
+
+    timed(time_of)
+    assert tuned(context, trace).result().endswith("all trials failed, the last one with: a worker is gone")
+
+
+_NOT_OPTIONS = [
+    ({"trials": 0}, "trials"),
+    ({"steps": 0}, "steps"),
+    ({"policy": "paper", "batching": False}, "leave out policy=, batching=: trials decide"),
+    ({"plan": "plan.json"}, "leave out plan="),
+    ({"sync_every": 5}, "leave out sync_every="),
+    ({"trace": None}, "give trace= and network="),
+    ({"network": None}, "give trace= and network="),
+    ({"batches": 5}, "batches is a list of batches, or a function that gives so many, got 5"),
+    ({"batches": []}, "batches is a list of batches"),
+]
+
+
+@pytest.mark.parametrize("options, message", _NOT_OPTIONS)
 def test_options_that_do_not_fit(context, trace, options, message):
     with pytest.raises(InputError, match=message):
         tuned(context, trace, **options)

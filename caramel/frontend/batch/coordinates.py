@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 
-from caramel.frontend.batch.domain import Coordinates, Examples, Independent, Offsets, Order, Size, Value, is_invariant
+from caramel.frontend.batch.domain import (
+    BATCH_SIZE,
+    Coordinates,
+    Examples,
+    Independent,
+    Offsets,
+    Order,
+    Value,
+    is_invariant,
+)
 from caramel.frontend.batch.layout import sliced_axis
-from caramel.frontend.batch.op import KEEPS_NUMBERS, MIXES_EXAMPLES, Op
+from caramel.frontend.batch.op import MIXES_EXAMPLES, Op
 
 _COUNTS_ANEW = "numbers the examples: each worker would begin to count anew"
 
@@ -21,7 +29,7 @@ def of_numbers(op: Op) -> Value:
         return _offsets(op)
     if not isinstance(first, Order):
         return op.unknown(_COUNTS_ANEW)
-    if op.node.op in KEEPS_NUMBERS and not op.casts_to_bool:
+    if op.keeps_numbers:
         return first
     return first if _is_made_a_column(op) else op.unknown(_COUNTS_ANEW)
 
@@ -32,11 +40,11 @@ def of_coordinates(op: Op) -> Value:
     if op.node.op == "ScatterNd":
         return _scattered(op)
     if isinstance(first, Coordinates):
-        return first if _keeps_numbers(op) else op.unknown(_COUNTS_ANEW)
+        return first if op.keeps_numbers else op.unknown(_COUNTS_ANEW)
     places = op.inputs[1] if len(op.inputs) > 1 else None
-    if op.node.op != "GatherNd" or not isinstance(places, Coordinates) or not isinstance(first, Examples):
+    if op.node.op != "GatherNd" or not isinstance(places, Coordinates):
         return op.unknown(MIXES_EXAMPLES)
-    if first.axis != 0 or first.arrangement != (1, 1, ""):
+    if not isinstance(first, Examples) or not first.is_plain:
         return op.unknown(MIXES_EXAMPLES)
     return replace(first, repeated=False, mixed_by=first.mixed_by or places.mixed_by)
 
@@ -46,12 +54,8 @@ def of_offsets(op: Op) -> Value:
     first = op.inputs[0]
     if op.node.op in ("Add", "AddV2"):
         return _with_offsets(op)
-    is_kept = isinstance(first, Offsets) and (_keeps_numbers(op) or _gets_an_axis_inside(op))
+    is_kept = isinstance(first, Offsets) and (op.keeps_numbers or _gets_an_axis_inside(op))
     return first if is_kept else op.unknown(_COUNTS_ANEW)
-
-
-def _keeps_numbers(op: Op) -> bool:
-    return op.node.op in KEEPS_NUMBERS and not op.casts_to_bool
 
 
 def _beside(op: Op) -> Value:
@@ -65,7 +69,7 @@ def _beside(op: Op) -> Value:
         return op.unknown(_COUNTS_ANEW)
     mixed_by = None
     for other in others:
-        is_of_examples = isinstance(other, Examples) and other.axis == 0 and other.arrangement == (1, 1, "")
+        is_of_examples = isinstance(other, Examples) and other.is_plain
         if not is_of_examples and not is_invariant(other):
             return op.unknown(_COUNTS_ANEW)
         mixed_by = mixed_by or (other.mixed_by if isinstance(other, Examples) else None)
@@ -105,7 +109,7 @@ def _with_offsets(op: Op) -> Value:
     places, shape, other = op.inputs[1 - at], op.shape(at), op.shape(1 - at)
     if shape is None or other is None or len(shape) != len(other) or shape[-1] != other[-1]:
         return op.unknown(_COUNTS_ANEW)
-    is_of_examples = isinstance(places, Examples) and places.axis == 0 and places.arrangement == (1, 1, "")
+    is_of_examples = isinstance(places, Examples) and places.is_plain
     is_the_same = is_invariant(places) and other[0] == 1
     if not is_of_examples and not is_the_same:
         return op.unknown(_COUNTS_ANEW)
@@ -137,9 +141,8 @@ def _scattered(op: Op) -> Value:
     sizes = shape.sizes if isinstance(shape, Independent) else None
     if not isinstance(places, Coordinates) or not isinstance(entries, Examples) or sizes is None:
         return op.unknown(MIXES_EXAMPLES)
-    is_of_examples = entries.axis == 0 and entries.arrangement == (1, 1, "")
-    is_for_all = sizes[0] == Size(Fraction(1), Fraction(1)) and all(size.power == 0 for size in sizes[1:])
-    if not is_of_examples or not is_for_all:
+    is_for_all = sizes[0] == BATCH_SIZE and all(size.power == 0 for size in sizes[1:])
+    if not entries.is_plain or not is_for_all:
         return op.unknown(MIXES_EXAMPLES)
     return replace(entries, repeated=False, normalised=False, mixed_by=entries.mixed_by or places.mixed_by)
 

@@ -62,6 +62,10 @@ class Size:
         return Size(None, power) if coefficient is None or (coefficient > 0 and coefficient.denominator == 1) else None
 
 
+BATCH_SIZE = Size(Fraction(1), Fraction(1))
+"""B, the number of examples: the length of the batch, and of a list with one entry for each example."""
+
+
 @dataclass(frozen=True)
 class Independent:
     """A tensor that does not depend on the examples, only on their number B.
@@ -103,6 +107,11 @@ class Examples:
     mixed_by: str | None = None
     normalised: bool = False
     chosen: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each example has exactly one entry, along the first axis, as the examples of a batch have."""
+        return self.axis == 0 and self.arrangement == (1, 1, "")
 
     @property
     def arrangement(self) -> tuple[int | None, int | None, str]:
@@ -191,7 +200,7 @@ class Kind(enum.Enum):
     SHAPE = "shape"
     """The number of examples, and that of the entries of the one that has most."""
     NUMBER = "number"
-    """A number, or several, of entries of all examples."""
+    """One or more counts of entries over all examples."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ _MAX_FOLDED_NODES = 64
 """Largest number of nodes behind a tensor that is folded to a constant; the constants that matter here are shapes and
 orders of axes."""
 
+_MAX_SPELLED_ENTRIES = 64
+"""Number of entries of the largest constant that is told by its entries; a larger one is told by its name."""
+
 _LOCAL_BRANCH = "takes a branch that the examples decide, or how many there are"
 """Predicate, for messages, of an op whose branch depends on the batch."""
 
@@ -269,7 +272,7 @@ class Analysis:
         own = f"{self._function}/{name}:{index}"
         if node.op == "Const":
             value = self._constant(text)
-            return f"{value.dtype}{value.tolist()}" if value.size <= _MAX_FOLDED_NODES else own
+            return f"{value.dtype}{value.tolist()}" if value.size <= _MAX_SPELLED_ENTRIES else own
         if depth == 0 or name in self._given or ops.is_stateful(node) or ops.functions_of(node) or not node.input:
             return own
         attributes = sorted(k for k in node.attr if not k.startswith("_"))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import tensorflow as tf
 
-from caramel.frontend.batch.domain import Independent, Size
+from caramel.frontend.batch.domain import BATCH_SIZE, Independent
 from caramel.frontend.batch.op import Op
 from caramel.graph.functions import Body
 from caramel.graph.graph import NodeDef, data_texts, node_of
-
-_BATCH_SIZE = (Size(Fraction(1), Fraction(1)),)
-"""Length of a list with one entry for each example: B."""
 
 _INDEXED_LIST_OPS = frozenset({"TensorListGetItem", "TensorListSetItem"})
 """Ops that read or write one entry of a list, at an index."""
@@ -40,7 +35,7 @@ def counters(condition: Body, body: Body, loop: Op) -> set[int] | None:
         sizes = loop.inputs[limit]
         if (
             not isinstance(sizes, Independent)
-            or sizes.sizes != _BATCH_SIZE
+            or sizes.sizes != (BATCH_SIZE,)
             or body.argument_of(body.results[limit]) != limit
         ):
             return None

@@ -26,6 +26,10 @@ def op_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+_KEEPS_NUMBERS = op_names("Identity Cast StopGradient EnsureShape Snapshot")
+"""Ops that leave whole numbers what they are, but for a Cast to bool."""
+
+
 @dataclass(frozen=True)
 class Op:
     """A node with the facts about its inputs.
@@ -99,6 +103,11 @@ class Op:
         return self.node.op == "Cast" and self._type("DstT") == "bool"
 
     @property
+    def keeps_numbers(self) -> bool:
+        """Whether the op leaves whole numbers, such as places, what they are; a Cast to bool does not."""
+        return self.node.op in _KEEPS_NUMBERS and not self.casts_to_bool
+
+    @property
     def truncates(self) -> bool:
         """Whether the op rounds to an integer, so that it is not linear: half of a number need not give half of it."""
         if self.node.op == "Cast":
@@ -133,9 +142,6 @@ class Op:
 
 Rule = Callable[[Op], "Value | Sequence[Value]"]
 """Function from an op to the abstract values of its outputs: one value for all, or one for each."""
-
-KEEPS_NUMBERS = frozenset({"Identity", "Cast", "StopGradient", "EnsureShape", "Snapshot"})
-"""Ops that leave whole numbers, such as places, what they are; a Cast to bool does not."""
 
 MIXES_EXAMPLES = "takes some of the examples, or brings them into another order"
 """Predicate, for messages, of an op that takes some of the examples or reorders them."""

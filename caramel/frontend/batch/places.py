@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from caramel.frontend.batch.domain import Examples, Positions, Total, Value
 from caramel.frontend.batch.layout import sliced_axis
-from caramel.frontend.batch.op import KEEPS_NUMBERS, MIXES_EXAMPLES, Op, Rule
+from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule
 from caramel.frontend.batch.partitions import stitched
 
 
@@ -29,7 +29,7 @@ def of_positions(op: Op) -> Value:
         return op.unknown(MIXES_EXAMPLES)
     if kind == "Size":
         return Total()
-    is_vector = kind in KEEPS_NUMBERS or (first.rank == 1 and _is_made_a_vector(op))
+    is_vector = op.keeps_numbers or (first.rank == 1 and _is_made_a_vector(op))
     return first if is_vector else op.unknown("reads places, which each worker counts anew")
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
-from caramel.frontend.batch.domain import Examples, Independent, Kind, Size, Tokens, Value, is_invariant, of_sizes
+from caramel.frontend.batch.domain import BATCH_SIZE, Examples, Independent, Kind, Tokens, Value, is_invariant, of_sizes
 from caramel.frontend.batch.elementwise import LINEAR, NARY, UNARY
 from caramel.frontend.batch.op import MIXES_EXAMPLES, Op, Rule, op_names
 
 _LONGEST = "fills up to the longest of its examples, and the part of a worker may have no such one: give a length"
 """Predicate, for messages, of an op that makes a tensor of texts as long as the longest."""
 
-_EXAMPLES = of_sizes((Size(Fraction(1), Fraction(1)),))
+_EXAMPLES = of_sizes((BATCH_SIZE,))
 """The number of examples."""
 
 _OF_NUMBERS = op_names("Size Shape Max Range Pack StridedSlice Reshape ConcatV2 ExpandDims") | LINEAR | NARY
@@ -36,8 +35,7 @@ def _decoded(op: Op) -> Value | Sequence[Value]:
 def _is_a_list(op: Op, position: int) -> bool:
     """Whether an input has one entry for each example, and no other axis."""
     value = op.inputs[position]
-    is_plain = isinstance(value, Examples) and value.axis == 0 and value.arrangement == (1, 1, "") and value.power == 0
-    return is_plain and op.rank(position) == 1
+    return isinstance(value, Examples) and value.is_plain and value.power == 0 and op.rank(position) == 1
 
 
 def of_tokens(op: Op) -> Value | Sequence[Value]:

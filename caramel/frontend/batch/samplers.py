@@ -20,7 +20,7 @@ _MOVES = op_names("Identity Cast Reshape Squeeze ExpandDims")
 
 
 def _sampler(op: Op) -> Value | Sequence[Value]:
-    """The drawn classes, how often each true class of an example was to be expected, and each drawn class."""
+    """The drawn classes, the expected count of each true class, and that of each drawn class."""
     true_classes = op.inputs[0]
     if isinstance(true_classes, Examples) and true_classes.axis == 0 and true_classes.power == 0:
         return [
@@ -34,7 +34,7 @@ def _sampler(op: Op) -> Value | Sequence[Value]:
 def _accidental_hits(op: Op) -> Value:
     """The places of drawn classes among the true classes of the examples."""
     true_classes, drawn = op.inputs
-    is_plain = isinstance(true_classes, Examples) and true_classes.axis == 0 and true_classes.arrangement == (1, 1, "")
+    is_plain = isinstance(true_classes, Examples) and true_classes.is_plain
     return Entries() if is_plain and is_invariant(drawn) else op.unknown(MIXES_EXAMPLES)
 
 

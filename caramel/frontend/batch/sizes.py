@@ -20,7 +20,7 @@ from caramel.frontend.batch.domain import (
     is_invariant,
     of_sizes,
 )
-from caramel.frontend.batch.op import KEEPS_NUMBERS, Op, Rule
+from caramel.frontend.batch.op import Op, Rule
 from caramel.graph.shapes import Shape
 
 MAX_ENTRIES = 16
@@ -68,7 +68,7 @@ def of_chosen_shape(op: Op) -> Value:
     value = op.inputs[0]
     if not isinstance(value, ChosenShape) or not all(is_invariant(v) for v in op.inputs[1:]):
         return op.unknown(_COUNTS_CHOSEN)
-    if op.node.op in KEEPS_NUMBERS and not op.casts_to_bool:
+    if op.keeps_numbers:
         return value
     axis = _entry_taken(op)
     if axis is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 
 from caramel.frontend.batch.domain import (
+    BATCH_SIZE,
     INVARIANT,
     Examples,
     Independent,
@@ -20,16 +20,13 @@ from caramel.frontend.batch.domain import (
 )
 from caramel.frontend.batch.op import Op, Rule
 
-_BATCH_SIZE = (Size(Fraction(1), Fraction(1)),)
-"""Length of a list with one entry for each example: B."""
-
 
 def _new(op: Op) -> Value:
     """A list without elements, but with a length."""
     count = op.inputs[1]
     if is_invariant(count):
         return TensorList()
-    if isinstance(count, Independent) and count.sizes == _BATCH_SIZE:
+    if isinstance(count, Independent) and count.sizes == (BATCH_SIZE,):
         return TensorList(per_example=True)
     return op.unknown("makes a list whose length depends on the number of examples")
 
@@ -119,7 +116,7 @@ def _length(op: Op) -> Value:
     value = op.inputs[0]
     if not isinstance(value, TensorList):
         return op.unknown("measures a list of which nothing is known")
-    return of_sizes(_BATCH_SIZE if value.per_example else (Size(None),))
+    return of_sizes((BATCH_SIZE if value.per_example else Size(None),))
 
 
 RULES: dict[str, Rule] = {

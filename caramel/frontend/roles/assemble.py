@@ -176,7 +176,7 @@ def _roles(
     inputs: Sequence[Input],
     inside: Mapping[str, int],
 ) -> variable_classes.Roles | RawProgram:
-    """The classes of the variables; or a program whose losses are those of the whole batch, which updates depend on."""
+    """The variables' classes; or a changed program to assemble anew, because an update depends on the loss."""
     of_all = (step, raw.library, raw.variables, sums.gradients, inputs, sums.accumulators)
     try:
         return variable_classes.classify(*of_all)

@@ -81,7 +81,7 @@ class _Sorting:
         self._forwards: dict[int, Collection[str]] = {}
 
     def sorted(self) -> SortedGradients:
-        """See `sort_out`."""
+        """See `sort_gradients`."""
         results = {n.name: n for n in self._graph if RESULT_ATTRIBUTE in n.attr}
         into = {g: [c for c, (_, seen) in self._behind.items() if g in seen] for g in self._raw.gradients}
         has_calls = any(RESULT_ATTRIBUTE in n.attr for c in self._graph for _, n in self._library.inner_nodes(c))

@@ -106,7 +106,7 @@ def classify(
     if refuses:
         _refuse_local_branches(gradients, state)
         _refuse_local_accumulation(handles, writes, accumulators, state)
-        _refuse_divergence(graph, handles, writes, kinds, state)
+        _refuse_divergence(handles, writes, kinds, state)
     return Roles(kinds, writes, (*_same_draws(graph, state), *_candidates(graph)), state.origin)
 
 
@@ -246,7 +246,6 @@ def _shares_update(
 
 
 def _refuse_divergence(
-    graph: Graph,
     handles: Mapping[str, RawVariable],
     writes: Mapping[str, tuple[str, ...]],
     kinds: Mapping[str, VariableClass],

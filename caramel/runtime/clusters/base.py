@@ -121,7 +121,7 @@ class Cluster(ABC):
         Args:
             devices: device string of each worker.
         """
-        return max(Counter(Device.parse(text).worker for text in devices).values())
+        return max(Counter(Device.parse(text).process for text in devices).values())
 
 
 _ClusterKind = TypeVar("_ClusterKind", bound=Cluster)

@@ -13,13 +13,10 @@ import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
-from caramel.errors import ClusterError
+from caramel.errors import ClusterError, in_one_line
 from caramel.runtime.host.environment import server_environment
-from caramel.runtime.host.server import READY_LINE
+from caramel.runtime.host.server import READY_LINE, START_TIMEOUT_S
 from caramel.util.temporary import is_in_process, no_room
-
-START_TIMEOUT_S = 120.0
-"""Seconds in which the server must start. It loads TensorFlow first, so it gets as many as in `LocalProcesses`."""
 
 _POLL_S = 0.05
 _CONNECT_TIMEOUT_S = 2.0
@@ -59,14 +56,18 @@ class OwnServer:
         except OSError as error:
             raise no_room(error, ClusterError) from error
         # In a session of its own: Ctrl-C reaches the driver alone, which then closes in order.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "caramel.runtime.host.server"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=server_environment(),
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "caramel.runtime.host.server"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=server_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.close()
+            raise ClusterError(f"the driver's own server cannot be started: {in_one_line(error)}") from error
         self.pid = process.pid
         self._finalizer = weakref.finalize(self, _stop, process, log, os.getpid())
         try:

@@ -18,7 +18,7 @@ from caramel.errors import ClusterError, InputError, listed
 from caramel.graph.devices import WORKER_JOB, Device, cpu_count, default_devices, devices_on_servers, task_name
 from caramel.runtime.clusters.attendance import attend
 from caramel.runtime.clusters.base import Cluster, has_gpu, with_options
-from caramel.runtime.clusters.driver_server import START_TIMEOUT_S, OwnServer, is_listening
+from caramel.runtime.clusters.driver_server import OwnServer, is_listening
 from caramel.runtime.clusters.heartbeat import Heartbeats, Member
 from caramel.runtime.clusters.servers_executor import ServersExecutor
 from caramel.runtime.clusters.versions import check_versions
@@ -28,7 +28,7 @@ from caramel.runtime.host.membership import Membership, checked_addresses, from_
 from caramel.runtime.host.names import host_of_address, unknown_hosts
 from caramel.runtime.host.presence import new_name, others_at
 from caramel.runtime.host.run_options import RunOptions
-from caramel.runtime.host.server import GROUP_LEADER, serve_forever
+from caramel.runtime.host.server import GROUP_LEADER, START_TIMEOUT_S, serve_forever
 from caramel.util.arguments import whole_number
 
 _logger = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class Servers(Cluster):
         """Open a session; the first worker coordinates the steps."""
         self.check_drives()
         known_tasks = {(WORKER_JOB, task) for task in range(len(self.addresses))}
-        missing = [repr(text) for text in devices if Device.parse(text).worker not in known_tasks]
+        missing = [repr(text) for text in devices if Device.parse(text).process not in known_tasks]
         if missing:
             raise InputError(
                 f"no server for {listed(missing)}, there are {len(self.addresses)} servers: "

@@ -14,6 +14,7 @@ from caramel.runtime.clusters.launcher_client import LauncherClient, LaunchSetti
 from caramel.runtime.executor import Executor, has_native_collectives
 from caramel.runtime.host.membership import LAST_PORT
 from caramel.runtime.host.run_options import RunOptions
+from caramel.runtime.host.server import START_TIMEOUT_S
 from caramel.util.arguments import timeout_s, whole_number
 
 
@@ -56,7 +57,7 @@ class LocalProcesses(Cluster):
 
     allow_open_ports: bool = False
     base_port: int | None = None
-    start_timeout_s: float = 120.0
+    start_timeout_s: float = START_TIMEOUT_S
     hosts: tuple[Host, ...] | None = None
     options: RunOptions = field(default_factory=RunOptions)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from caramel.errors import ClusterError, InputError
 from caramel.runtime.host.membership import Membership
 from caramel.runtime.host.ray_actor import ServerActor
+from caramel.runtime.host.server import START_TIMEOUT_S
 from caramel.util.arguments import whole_number
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 ROOM_TIMEOUT_S = 60.0
 """Seconds in which Ray must find room for all servers."""
-
-START_TIMEOUT_S = 120.0
-"""Seconds in which a server must listen. It loads TensorFlow first."""
 
 _ON_THIS_NODE = 0.001
 """Amount of a node's own resource that ties something to the node; there is 1 of it."""

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from caramel.errors import ClusterError
 from caramel.runtime.host.membership import Membership
 from caramel.runtime.host.names import host_of_address, is_this_machine
+from caramel.runtime.host.server import START_TIMEOUT_S
 from caramel.runtime.host.worker_process import WorkerProcess, worker_command
-
-START_TIMEOUT_S = 120.0
-"""Seconds in which all must listen: connecting, and loading TensorFlow from a disk that others use, too."""
 
 _STOP_S = 10.0
 """Seconds that a worker may take to end once its input has; then its connection is cut."""

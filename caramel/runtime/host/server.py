@@ -19,6 +19,9 @@ from caramel.runtime.host.namespaces import die_with_parent, join_network_namesp
 READY_LINE = "caramel server ready"
 """Beginning of the line that a server writes when it listens."""
 
+START_TIMEOUT_S = 120.0
+"""Seconds in which a server must listen: it loads TensorFlow first, maybe from a disk that others use, too."""
+
 _LOOK_S = 2.0
 """Seconds from one look for drivers that are gone to the next."""
 

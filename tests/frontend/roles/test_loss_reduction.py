@@ -304,6 +304,9 @@ NEITHER = {
     "beside places in a mask": lambda x, y, w: tf.reduce_sum(
         tf.stack([tf.gather(per_example(x, y, w), tf.where(y > 0)[:, 0]), tf.cast(tf.where(y > 0)[:, 0], tf.float32)])
     ),
+    "looked up where places are not zero": lambda x, y, w: tf.reduce_sum(
+        tf.gather(per_example(x, y, w), tf.cast(tf.cast(tf.where(y > 0)[:, 0], tf.bool), tf.int32))
+    ),
     "divided by a size behind the examples": lambda x, y, w: (
         tf.reduce_sum(per_example(x, y, w)) / tf.cast(tf.shape(tf.concat([y, [1, 2]], 0))[0], tf.float32)
     ),
