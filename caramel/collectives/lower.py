@@ -167,9 +167,9 @@ class Emitter:
         )
         return [format_input(split_name, n) for n in range(len(sizes))]
 
-    def joined(self, rank: int, name: str, parts: Sequence[str]) -> str:
-        """Flat tensors as one, by a node only if there are several."""
-        return parts[0] if len(parts) == 1 else self.concat(rank, name, parts)
+    def joined(self, rank: int, name: str, parts: Sequence[str], dtype: str | None = None) -> str:
+        """Tensors one after the other along axis 0, by a node only if there are several."""
+        return parts[0] if len(parts) == 1 else self.concat(rank, name, parts, dtype)
 
     def parted(self, rank: int, name: str, source: str, sizes: Sequence[int]) -> list[str]:
         """A flat tensor as tensors of the given sizes, by a node only if there are several."""

@@ -15,18 +15,6 @@ from caramel.graph.graph import NodeDef, format_input
 from caramel.graph.nodes import constant, dtype_attribute
 
 
-def rows_of_owners(rows: int, owners: int) -> tuple[int, ...]:
-    """The number of rows that each owner has: the one in place k has the rows k, k + K, k + 2 K and so on.
-
-    Numbers of words often go by how frequent they are; so frequent rows are at all owners alike.
-
-    Args:
-        rows: number of rows of the table.
-        owners: number of owners, K.
-    """
-    return tuple(len(range(place, rows, owners)) for place in range(owners))
-
-
 @dataclass(frozen=True)
 class LoweredLookup:
     """Nodes that look up rows.
@@ -82,14 +70,17 @@ def lower_lookup(
             rank, f"flat_{rank}", "Reshape", [indices[rank], emitter.integers(rank, [-1])], T=of_index, Tshape=int32
         )
         distinct = emitter.add(rank, f"distinct_{rank}", "Unique", [flat], T=of_index, out_idx=int32)
+        shape = emitter.add(rank, f"shape_{rank}", "Shape", [indices[rank]], T=of_index, out_type=int32)
+        places.append(emitter.add(rank, f"places_{rank}", "Reshape", [f"{distinct}:1", shape], T=int32, Tshape=int32))
+        if len(owners) == 1:
+            wanted.append([distinct])
+            continue
         parts = _Parts(emitter, rank, distinct, index_dtype, len(owners))
         count = emitter.add(rank, f"count_{rank}", "Size", [distinct], T=of_index, out_type=int32)
         bounds = [emitter.integers(rank, 0), count, emitter.integers(rank, 1)]
         numbers = emitter.add(rank, f"numbers_{rank}", "Range", bounds, Tidx=int32)
         wanted.append(parts.local())
         order.append(parts.of("order", numbers, "int32"))
-        shape = emitter.add(rank, f"shape_{rank}", "Shape", [indices[rank]], T=of_index, out_type=int32)
-        places.append(emitter.add(rank, f"places_{rank}", "Reshape", [f"{distinct}:1", shape], T=int32, Tshape=int32))
     gathers = [
         [
             emitter.add(
@@ -106,9 +97,11 @@ def lower_lookup(
     ]
     rows = []
     for rank in ranks:
-        inputs = [*order[rank], *(of_owner[rank] for of_owner in gathers)]
-        attributes = {"N": len(owners), "T": dtype_attribute(dtype)}
-        stitched = emitter.add(rank, f"stitched_{rank}", "DynamicStitch", inputs, **attributes)
+        stitched = gathers[0][rank]
+        if len(owners) > 1:
+            inputs = [*order[rank], *(of_owner[rank] for of_owner in gathers)]
+            attributes = {"N": len(owners), "T": dtype_attribute(dtype)}
+            stitched = emitter.add(rank, f"stitched_{rank}", "DynamicStitch", inputs, **attributes)
         attributes = {"Tparams": dtype_attribute(dtype), "Tindices": int32, "Taxis": int32, "batch_dims": 0}
         inputs = [stitched, places[rank], emitter.integers(rank, 0)]
         rows.append(emitter.add(rank, f"rows_{rank}", "GatherV2", inputs, **attributes))

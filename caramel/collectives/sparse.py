@@ -131,11 +131,11 @@ def joined_slices(
     gathered, places = [], []
     ranks = range(len(values)) if ranks is None else ranks
     for rank, of_ranks, places_of_ranks in zip(ranks, values, indices):
-        joined = emitter.concat(rank, f"values_{rank}", of_ranks, narrow)
+        joined = emitter.joined(rank, f"values_{rank}", of_ranks, narrow)
         if narrow is not None:
             joined = emitter.cast(rank, f"received_{rank}", joined, emitter.dtype, narrow)
         gathered.append(joined)
-        places.append(emitter.concat(rank, f"indices_{rank}", places_of_ranks, index_dtype))
+        places.append(emitter.joined(rank, f"indices_{rank}", places_of_ranks, index_dtype))
     if unites:
         gathered, places = united_slices(emitter, ranks, gathered, places, index_dtype)
     return LoweredGather(tuple(emitter.out.nodes), tuple(gathered), tuple(places))

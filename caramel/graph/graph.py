@@ -188,6 +188,11 @@ class Graph:
         )
         return tuple(dict.fromkeys(reader_names))
 
+    def data_readers(self, name: str) -> tuple[str, ...]:
+        """Names of the nodes that read a result of a node, each once, in order; not of those that only wait for it."""
+        found = (r for r, position in self.consumers[name] if not self.nodes[r].input[position].startswith("^"))
+        return tuple(dict.fromkeys(found))
+
     @cached_property
     def digraph(self) -> nx.DiGraph:
         """The graph as a networkx graph, with an edge from each node to each node that reads it or waits for it.

@@ -78,9 +78,8 @@ def _there(
     server: int, copies: Mapping[str, NodeDef], stand_ins: StandIns, handle: str, name: str
 ) -> Iterator[NodeDef]:
     """The nodes of a server that are, or stand for, an access."""
-    if (handle, name) in stand_ins:
-        yield from (node for where, node in stand_ins[handle, name] if where == server)
-    elif server_name(server, name) in copies:
+    yield from (node for where, node in stand_ins.get((handle, name), ()) if where == server)
+    if server_name(server, name) in copies:
         yield copies[server_name(server, name)]
 
 

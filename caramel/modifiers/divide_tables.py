@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from caramel.analyzers.step.row_updates import RowUpdate
-from caramel.collectives.rows import lower_lookup, rows_of_owners
+from caramel.collectives.dealt_rows import rows_of_owners
+from caramel.collectives.rows import lower_lookup
 from caramel.graph.graph import NodeDef, control_texts, copied
 from caramel.graph.nodes import constant, dtype_attribute, node, shape_attribute
 from caramel.graph.shapes import SHAPES_ATTRIBUTE

@@ -72,9 +72,8 @@ class _Serving:
                 if server in self._step.places[name]:
                     self._copy(server, name)
         self._handles.hold()
-        self._handles.look_up_rows()
+        self._handles.look_up()
         for rank in range(self._step.workers):
-            self._handles.look_up(rank)
             self._pull(rank)
             self._give_back(rank)
         order_accesses(self._step, self._copies, self._handles.stand_ins)
@@ -100,6 +99,9 @@ class _Serving:
         original = self._step.graph[name]
         if name in self._shapes:
             self._state_shape(server, name)
+            return
+        if name in self._step.split.unread:
+            self._read_nothing(server, name)
             return
         inputs = [self._input(server, name, text) for text in data_texts(original)]
         if (name in self._counts) and server in self._counts[name][1]:
@@ -151,6 +153,11 @@ class _Serving:
         stated.input.extend(self._step.server_controls(server, name))
         self._copies[stated.name] = stated
         self._step.add(stated, self._step.workers + server)
+
+    def _read_nothing(self, server: int, name: str) -> None:
+        """Have something to wait for where an op read what nobody needs."""
+        device, controls = self._step.servers.devices[server], self._step.server_controls(server, name)
+        self._step.add(node(server_name(server, name), "NoOp", controls, device), self._step.workers + server)
 
     def _count(self, server: int, name: str, position: int, rows: int) -> str:
         """A constant with the number of a server's rows."""

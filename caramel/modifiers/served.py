@@ -103,7 +103,7 @@ class Served:
     def read_variables(self) -> Mapping[str, Variable]:
         """The variable of each op of servers that reads all of one."""
         reads = (name for name in self.split.nodes if self.graph[name].op == "ReadVariableOp")
-        handles = {name: node_of(self.graph[name].input[0]) for name in reads}
+        handles = {name: node_of(self.graph[name].input[0]) for name in reads if name not in self.split.unread}
         return {name: self.split.variables[h] for name, h in handles.items() if h in self.split.variables}
 
     # -- order -------------------------------------------------------------------------------

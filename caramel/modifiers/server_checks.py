@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from caramel.analyzers.servers.placement import node_servers
-from caramel.analyzers.servers.split import split_step
+from caramel.analyzers.servers.split import ServedLookup, split_step
 from caramel.errors import InvariantError
 from caramel.graph.graph import node_of
 from caramel.graph.guards import guards_of
 from caramel.modifiers.emission import Emission, Purpose, replica_name, server_name
 from caramel.modifiers.serve import server_step
-from caramel.modifiers.server_handles import held_name, lookup_name, rows_scope
-from caramel.modifiers.update_shards import served_tables
+from caramel.modifiers.server_handles import gather_name, held_name, table_of
 
 
 def verify_served(emission: Emission) -> Emission:
@@ -109,28 +108,26 @@ def _verify_accesses(emission: Emission) -> None:
 def _copies_of_accesses(emission: Emission) -> Callable[[str, str], Mapping[int, Sequence[str]]]:
     """A function from a handle and a node that takes it to the nodes that do so in the emitted graph, by rank."""
     plan, split = emission.plan, split_step(emission.model)
-    assert plan.servers is not None
+    servers_of_plan = plan.servers
+    assert servers_of_plan is not None
     workers, servers = range(plan.workers), range(len(plan.server_devices))
-    places = node_servers(emission.model, plan.servers.homes)
-    lookups = {name: number for number, name in enumerate(split.lookups)}
-    of_table = {
-        lookup.node: (home, rows_scope(number, lookups[lookup.node]))
-        for number, (home, update) in enumerate(served_tables(emission.model, plan))
-        for lookup in update.lookups
-    }
+    places = node_servers(emission.model, servers_of_plan.homes)
+    lookups: dict[str, list[tuple[int, ServedLookup]]] = {}
+    for number, lookup in enumerate(split.lookups):
+        lookups.setdefault(lookup.taker, []).append((number, lookup))
     held: dict[tuple[str, str], list[int]] = {}
     for number, (name, position) in enumerate(split.holders):
         held.setdefault((node_of(emission.model.graph[name].input[position]), name), []).append(number)
 
     def names(server: int, handle: str, user: str) -> list[str]:
-        if user in of_table:
-            home, scope = of_table[user]
-            return [f"{scope}/gather_{home.servers.index(server)}_{rank}" for rank in workers]
-        if user in lookups:
-            return [lookup_name(server, lookups[user], rank) for rank in workers]
-        if (handle, user) in held:
-            return [held_name(server, number) for number in held[handle, user]]
-        return [server_name(server, user)] if server in places.get(user, ()) else []
+        found = [held_name(server, number) for number in held.get((handle, user), ())]
+        for number, lookup in lookups.get(user, ()):
+            _, owners = table_of(emission.model, servers_of_plan, lookup)
+            if server in owners:
+                found += [gather_name(number, owners.index(server), rank) for rank in workers]
+        if server in places.get(user, ()) and user not in split.unread:
+            found.append(server_name(server, user))
+        return found
 
     def copies(handle: str, user: str) -> Mapping[int, Sequence[str]]:
         if handle not in split.variables:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from caramel.analyzers.servers.split import ServedLookup, split_step
+from caramel.analyzers.step.row_lookups import gathers_rows
 from caramel.collectives.rows import lower_lookup
+from caramel.graph import ops
 from caramel.graph.graph import NodeDef, control_texts, copied, node_of
 from caramel.graph.nodes import assign, dtype_attribute, node, read, variable
-from caramel.model import Variable
+from caramel.model import Model, Variable
 from caramel.modifiers.emission import Purpose, own_name, replica_name, server_name
 from caramel.modifiers.served import Served
 from caramel.modifiers.server_pulls import Pulls
 from caramel.modifiers.weigh import replica_tensor
+from caramel.server_plan import ParameterServers
 
 
 class Handles:
@@ -28,51 +32,55 @@ class Handles:
         self._step, self._pulls = served, pulls
         self.stand_ins: dict[tuple[str, str], list[tuple[int, NodeDef]]] = {}
 
-    def look_up(self, rank: int) -> None:
-        """Let a worker's lookups be made where the rows are, in tables of which one server has all rows."""
-        in_parts = {lookup.node for _, update in self._step.tables for lookup in update.lookups}
-        for number, name in enumerate(self._step.split.lookups):
-            if name in in_parts:
-                continue
-            original = self._step.graph[name]
-            handle, rows = original.input[0], original.input[1]
-            server = self._step.places[node_of(handle)][0]
-            inputs = [server_name(server, node_of(handle)), replica_tensor(rank, rows)]
+    def look_up(self) -> None:
+        """Let all lookups of workers be made where the rows are."""
+        for number, lookup in enumerate(self._step.split.lookups):
+            if gathers_rows(self._step.graph, self._step.graph[lookup.node]):
+                self._look_up_rows(number, lookup)
+            else:
+                self._look_up_entries(number, lookup)
+
+    def _look_up_rows(self, number: int, lookup: ServedLookup) -> None:
+        """Let a lookup of rows ask the servers that have them, for each row once."""
+        ranks = range(self._step.workers)
+        table, servers = table_of(self._step.model, self._step.servers, lookup)
+        original = self._step.graph[lookup.node]
+        lowered = lower_lookup(
+            prefix=lookup_scope(number),
+            indices=[replica_tensor(rank, original.input[1]) for rank in ranks],
+            handles=[server_name(server, lookup.handle) for server in servers],
+            devices=self._step.devices,
+            dtype=table.dtype,
+            index_dtype=ops.dtype_name(original.attr["Tindices"].type),
+            owners=[self._step.workers + server for server in servers],
+        )
+        nodes = {node_def.name: node_def for node_def, _ in lowered.nodes}
+        for node_def, rank in lowered.nodes:
+            self._step.add(node_def, rank, Purpose.COLLECTIVE)
+        gathers = [(server, nodes[name]) for server, names in zip(servers, lowered.gathers) for name in names]
+        self.stand_ins.setdefault((lookup.handle, lookup.taker), []).extend(gathers)
+        for rank in ranks:
+            self._hand_on(rank, lookup, lowered.rows[rank], table.dtype)
+
+    def _look_up_entries(self, number: int, lookup: ServedLookup) -> None:
+        """Let a lookup of something else than rows be made by the server that has the variable."""
+        original = self._step.graph[lookup.node]
+        table, (server, *_) = table_of(self._step.model, self._step.servers, lookup)
+        for rank in range(self._step.workers):
+            inputs = [server_name(server, lookup.handle), replica_tensor(rank, original.input[1])]
             there = copied(original, inputs)
-            there.name = lookup_name(server, number, rank)
+            there.name = gather_name(number, 0, rank)
             there.device = self._step.servers.devices[server]
             there.attr.pop("_class", None)
-            self.stand_ins.setdefault((node_of(handle), name), []).append((server, there))
+            self.stand_ins.setdefault((lookup.handle, lookup.taker), []).append((server, there))
             self._step.add(there, self._step.workers + server, Purpose.COLLECTIVE)
-            here = self._step.emission.graph[replica_name(rank, name)]
-            inputs = [there.name, *control_texts(here)]
-            self._step.changed[here.name] = node(here.name, "Identity", inputs, here.device, T=original.attr["dtype"])
+            self._hand_on(rank, lookup, there.name, table.dtype)
 
-    def look_up_rows(self) -> None:
-        """Let all lookups in tables of which each server has some rows ask the servers that have them."""
-        ranks = range(self._step.workers)
-        for number, (home, update) in enumerate(self._step.tables):
-            table = self._step.model.variable_by_name[update.parameter]
-            for lookup in update.lookups:
-                lowered = lower_lookup(
-                    prefix=rows_scope(number, self._step.split.lookups.index(lookup.node)),
-                    indices=[replica_tensor(rank, lookup.indices) for rank in ranks],
-                    handles=[server_name(server, table.node) for server in home.servers],
-                    devices=self._step.devices,
-                    dtype=table.dtype,
-                    index_dtype=lookup.index_dtype,
-                    owners=[self._step.workers + server for server in home.servers],
-                )
-                nodes = {node_def.name: node_def for node_def, _ in lowered.nodes}
-                for node_def, rank in lowered.nodes:
-                    self._step.add(node_def, rank, Purpose.COLLECTIVE)
-                self.stand_ins[table.node, lookup.node] = [
-                    (server, nodes[name]) for server, names in zip(home.servers, lowered.gathers) for name in names
-                ]
-                for rank, rows in enumerate(lowered.rows):
-                    here = self._step.emission.graph[replica_name(rank, lookup.node)]
-                    inputs, kind = [rows, *control_texts(here)], dtype_attribute(table.dtype)
-                    self._step.changed[here.name] = node(here.name, "Identity", inputs, here.device, T=kind)
+    def _hand_on(self, rank: int, lookup: ServedLookup, rows: str, dtype: str) -> None:
+        """Let a worker's node hand on what was looked up, in place of looking it up."""
+        here = self._step.emission.graph[replica_name(rank, lookup.node)]
+        inputs, kind = [rows, *control_texts(here)], dtype_attribute(dtype)
+        self._step.changed[here.name] = node(here.name, "Identity", inputs, here.device, T=kind)
 
     def hold(self) -> None:
         """Give each worker a variable with the value that an op takes by its handle."""
@@ -101,25 +109,36 @@ class Handles:
         return self._step.add(ready, rank)
 
 
-def lookup_name(server: int, number: int, rank: int) -> str:
+def table_of(model: Model, servers: ParameterServers, lookup: ServedLookup) -> tuple[Variable, tuple[int, ...]]:
+    """The variable in which a lookup looks, and the servers of its rows.
+
+    Args:
+        model: the single-device step.
+        servers: the plan's servers.
+        lookup: the lookup.
+    """
+    table = split_step(model).variables[lookup.handle]
+    return table, servers.home_by_variable[table.plan_name].sources
+
+
+def lookup_scope(number: int) -> str:
+    """Beginning of the names of the ops of a lookup.
+
+    Args:
+        number: number of the lookup, in the order of the split.
+    """
+    return f"caramel/lookup_{number}"
+
+
+def gather_name(number: int, place: int, rank: int) -> str:
     """Name of the op of a server that looks up rows for a worker.
 
     Args:
-        server: number of the server.
         number: number of the lookup, in the order of the split.
+        place: place of the server among those that have rows.
         rank: rank of the worker.
     """
-    return f"caramel/server_{server}/lookup_{number}_{rank}"
-
-
-def rows_scope(table: int, number: int) -> str:
-    """Beginning of the names of the ops of a lookup in a table of which each server has some rows.
-
-    Args:
-        table: number of the table, among those that are divided by rows.
-        number: number of the lookup, in the order of the split.
-    """
-    return f"caramel/table_{table}/lookup_{number}"
+    return f"{lookup_scope(number)}/gather_{place}_{rank}"
 
 
 def held_name(server: int, number: int) -> str:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from caramel.analyzers.servers.placement import divided_updates, node_servers
 from caramel.analyzers.step.row_updates import RowUpdate, row_updates
 from caramel.collectives.algorithms import schedule_maker
-from caramel.collectives.rows import rows_of_owners
+from caramel.collectives.dealt_rows import rows_of_owners
 from caramel.collectives.schedule import complete_sums, in_chunks
 from caramel.facts import Piece
 from caramel.model import Model

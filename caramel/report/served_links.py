@@ -19,6 +19,7 @@ _EDGE = re.compile(r"edge_\d+_(.+)")
 """What TensorFlow calls a tensor that it sends: a number, and the node that makes it."""
 
 _PUSH = re.compile(r"caramel/push_(\d+)/")
+_LOOKUP = re.compile(r"caramel/lookup_(\d+)/")
 _ON_SERVER = re.compile(r"server_\d+/(.+)")
 
 _READS = ("ReadVariableOp", *sorted(LOOKUPS))
@@ -115,7 +116,7 @@ class _Links:
     def __init__(self, distributed: DistributedModel) -> None:
         self._graph, self._roles = distributed.emission.graph, distributed.roles
         self._model, self._workers = distributed.model, distributed.plan.workers
-        self._handles = split_step(distributed.model).variables
+        self._split = split_step(distributed.model)
 
     @property
     def pulls(self) -> Iterator[tuple[int, str, str, int]]:
@@ -137,16 +138,23 @@ class _Links:
         pushed: dict[str, str] = {}
         for node, source in self._edges():
             if self._roles[source].rank < self._workers <= self._roles[node].rank:
-                match = _PUSH.match(node)
-                what = source if match is None else self._model.gradients[int(match[1])].name
-                pushed |= dict.fromkeys((source, self._base(source)), f"push of {what}")
+                pushed |= dict.fromkeys((source, self._base(source)), self._pushed(node, source))
         return pulled, pushed
+
+    def _pushed(self, node: str, source: str) -> str:
+        """What a node of a server gets of a worker, for people."""
+        if match := _PUSH.match(node):
+            return f"push of {self._model.gradients[int(match[1])].name}"
+        if match := _LOOKUP.match(node):
+            table = self._split.variables[self._split.lookups[int(match[1])].handle]
+            return f"which rows of {table.plan_name}"
+        return f"push of {source}"
 
     def variable(self, name: str) -> str | None:
         """The variable of which a node of a server reads all or some rows; None where it does something else."""
         node = self._graph[name]
         match = _ON_SERVER.fullmatch(node_of(node.input[0])) if node.op in _READS else None
-        variable = None if match is None else self._handles.get(match[1])
+        variable = None if match is None else self._split.variables.get(match[1])
         if variable is None:
             return None
         return variable.plan_name if node.op == "ReadVariableOp" else f"rows of {variable.plan_name}"

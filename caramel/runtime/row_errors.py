@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from caramel.analyzers.servers.split import split_step
 from caramel.model import Model
-from caramel.modifiers.update_shards import divided_tables, served_tables
+from caramel.modifiers.server_handles import table_of
+from caramel.modifiers.update_shards import divided_tables
 from caramel.plan import Plan
 
 _OUT_OF_RANGE = re.compile(
-    r"caramel/table_(?P<table>\d+)/lookup_\d+/gather_(?P<owner>\d+)_(?P<rank>\d+)\b.*"
+    r"caramel/(?:table_(?P<table>\d+)/)?lookup_(?P<lookup>\d+)/gather_(?P<owner>\d+)_(?P<rank>\d+)\b.*"
     r"indices\[[\d, ]*\] = (?P<index>-?\d+) is not in",
     re.DOTALL,
 )
@@ -26,12 +28,13 @@ def with_row(text: str, model: Model, plan: Plan) -> str:
     found = _OUT_OF_RANGE.search(text)
     if found is None:
         return text
-    table, owner, rank, index = (int(found[name]) for name in ("table", "owner", "rank", "index"))
+    owner, rank, index = (int(found[name]) for name in ("owner", "rank", "index"))
     if plan.servers is None:
-        name, owners = divided_tables(model, plan)[table].parameter, plan.workers
+        table = model.variable_by_name[divided_tables(model, plan)[int(found["table"])].parameter]
+        owners = plan.workers
     else:
-        home, update = served_tables(model, plan)[table]
-        name, owners = update.parameter, len(home.rows)
-    rows = model.variable_by_name[name].shape[0]
+        table, servers = table_of(model, plan.servers, split_step(model).lookups[int(found["lookup"])])
+        owners = len(servers)
+    name, rows = table.name, table.shape[0]
     # Of K owners, that of row r has it as number r // K; see `caramel.collectives.rows`.
     return f"{text} (worker {rank} looks up row {index * owners + owner} of {name!r}, which has {rows})"

@@ -35,7 +35,7 @@ def trace_of(context):
 NETWORK = caramel.NetworkModel.from_costs(1e-4, 1e-8)
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2", None, True, [1]])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, [1]])
 def test_a_number_of_servers_that_is_none(context, value):
     with pytest.raises(InputError, match="servers"):
         caramel.PSModel(context, 2, value)
@@ -47,7 +47,7 @@ def test_a_number_of_workers_that_is_none(context, value):
         caramel.PSModel(context, value, 1)
 
 
-@pytest.mark.parametrize("value", [0, -2, 1.5, "2", None, float("nan")])
+@pytest.mark.parametrize("value", [0, -2, 1.5, "2", float("nan")])
 def test_a_number_of_pulls_in_flight_that_is_none(context, value):
     with pytest.raises(InputError, match="pulls_in_flight"):
         caramel.PSModel(context, 2, pulls_in_flight=value)

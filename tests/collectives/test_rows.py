@@ -6,7 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caramel.collectives.rows import lower_lookup, lower_slices_to_owners, rows_of_owners
+from caramel.collectives.dealt_rows import rows_of_owners
+from caramel.collectives.rows import lower_lookup, lower_slices_to_owners
 from caramel.graph.graph import Graph
 from caramel.graph.nodes import constant, variable
 

@@ -12,6 +12,7 @@ from exact_common import in_process
 from exact_steps import Program, alone, fresh, values_of
 
 import caramel
+from caramel.collectives.dealt_rows import rows_of_owners
 from caramel.facts import Trace
 from caramel.runtime.host.run_options import RunOptions
 from caramel.server_plan import Home, ServerPart
@@ -160,10 +161,13 @@ def random_homes(plan: caramel.Plan, seed: int) -> caramel.Plan:
         number = 1 if not home.is_divided else int(rng.integers(1, count + 1))
         if number == 1:
             return replace(home, parts=(ServerPart(int(rng.integers(count))),))
+        chosen = [int(server) for server in rng.permutation(count)[:number]]
+        if home.rows:
+            rows = rows_of_owners(sum(home.rows), number)
+            return replace(home, parts=tuple(ServerPart(s, rows=n) for s, n in zip(chosen, rows)))
         size = sum(part.elements for part in home.parts)
         cuts = [0, *sorted(int(cut) for cut in rng.integers(0, size + 1, number - 1)), size]
         sizes = [end - start for start, end in zip(cuts, cuts[1:])]
-        chosen = [int(server) for server in rng.permutation(count)[:number]]
         return replace(home, parts=tuple(ServerPart(s, n) for s, n in zip(chosen, sizes) if n))
 
     pulls = tuple(str(name) for name in rng.permutation(plan.servers.pulls))

@@ -180,7 +180,7 @@ def a_counter_in_parts(servers, data):
 
 
 def whole_on_two(servers, data):
-    home_of(servers, "b")["parts"] = [{"server": n, "elements": None} for n in (0, 1)]
+    home_of(servers, "b")["parts"] = [{"server": n, "elements": None, "rows": None} for n in (0, 1)]
 
 
 def pulled_twice(servers, data):
@@ -316,7 +316,7 @@ def test_a_session_takes_a_plan_that_was_edited_well(plan):
     """The whole parameter on server 1, and the other order."""
 
     def change(servers, data):
-        home_of(servers, "w")["parts"] = [{"server": 1, "elements": None}]
+        home_of(servers, "w")["parts"] = [{"server": 1, "elements": None, "rows": None}]
         servers["pulls"].reverse()
 
     made, context = captured(large("adam"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caramel.analyzers.servers.placement import VariableGroup, pulled_variables, variable_groups
 from caramel.analyzers.servers.pull_orders import NO_ORDER, ORDERINGS
-from caramel.collectives.rows import rows_of_owners
+from caramel.collectives.dealt_rows import rows_of_owners
 from caramel.errors import InputError, PlanError, listed
 from caramel.graph.devices import parse_devices
 from caramel.model import Model
@@ -67,9 +67,9 @@ def _check_home(home: Home, group: VariableGroup, servers: ParameterServers, is_
             mode = " in deterministic mode" if is_deterministic else ""
             raise PlanError(f"{what} cannot be divided between servers{mode}: {group.whole_reason}")
         if group.rows:
-            if home.rows != rows_of_owners(group.rows, len(home.parts)) or min(home.rows) < 1:
+            if home.sizes or home.rows != rows_of_owners(group.rows, len(home.parts)) or min(home.rows) < 1:
                 raise PlanError(f"the parts of {what} are not all of its {group.rows} rows, dealt out one by one")
-        elif len(home.sizes) < len(home.parts) or min(home.sizes) < 1:
+        elif home.rows or len(home.sizes) < len(home.parts) or min(home.sizes) < 1:
             raise PlanError(f"each part of {what} has a number of elements, of at least 1")
         elif sum(home.sizes) != group.variables[0].size:
             raise PlanError(f"the parts of {what} are not all of its {group.variables[0].size} elements")

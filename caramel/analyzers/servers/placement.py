@@ -11,7 +11,7 @@ from caramel.analyzers.servers.split import Split, split_step
 from caramel.analyzers.step.element_updates import ElementUpdate, element_updates
 from caramel.analyzers.step.kept import once_per_model
 from caramel.analyzers.step.row_updates import RowUpdate, row_updates
-from caramel.collectives.rows import rows_of_owners
+from caramel.collectives.dealt_rows import rows_of_owners
 from caramel.collectives.schedule import ALIGNMENT_ELEMENTS
 from caramel.errors import InputError, UnsupportedError
 from caramel.graph import ops
@@ -126,7 +126,7 @@ def _group(model: Model, split: Split, handles: Sequence[str], exact_bits: bool)
     written = (writer for v in variables for writer in writers.get(v.name, ()))
     follows = not model.gradients or any(split.masks.get(writer, 0) for writer in written)
     pulled_bytes = sum(v.size_bytes for v in variables if _is_pulled(model, split, v.node))
-    looked_up = {node_of(model.graph[name].input[0]) for name in split.lookups}
+    looked_up = {lookup.handle for lookup in split.lookups}
     rows_bytes = sum(v.size_bytes for v in variables if v.node in looked_up and not _is_pulled(model, split, v.node))
     group = VariableGroup(variables, pulled_bytes + rows_bytes, pulled_bytes, follows)
     try:
@@ -159,14 +159,14 @@ def pulled_reads(model: Model) -> tuple[str, ...]:
         for name in split.nodes
         if graph[name].op == "ReadVariableOp"
         and node_of(graph[name].input[0]) in split.variables
-        and any(reader not in split.only_there for reader, _ in graph.consumers[name])
+        and any(r not in split.only_there and r not in split.lookup_by_node for r in graph.data_readers(name))
     )
 
 
 def _is_pulled(model: Model, split: Split, handle: str) -> bool:
     """Whether workers get the whole value of a variable in every step, by a read or as a copy for its handle."""
     readers = [reader for reader, _ in model.graph.consumers[handle]]
-    if any(reader not in split.members and reader not in split.lookups for reader in readers):
+    if any(reader not in split.members and reader not in split.lookup_by_node for reader in readers):
         return True
     return not {*readers}.isdisjoint(pulled_reads(model))
 
@@ -202,12 +202,13 @@ def _divisible(model: Model, split: Split, group: VariableGroup, exact_bits: boo
 
 def _check_lookups(model: Model, split: Split, update: RowUpdate) -> None:
     """Refuse a table of which workers look up rows in another way than by one op for each lookup, in no branch."""
-    here = {lookup.node for lookup in update.lookups}
-    handle = model.variable_by_name[update.parameter].node
-    for reader, _ in model.graph.consumers[handle]:
-        is_looked_up = reader in here and reader in split.lookups
-        if not (is_looked_up or reader in update.nodes or reader in update.shapes):
-            raise _IsWholeError(f"op {reader!r} ({model.graph[reader].op}) needs all of it")
+    graph, own = model.graph, {*update.nodes, *(name for name in update.shapes if name in split.members)}
+    users = {lookup.node for lookup in update.lookups}
+    for user, _ in graph.consumers[model.variable_by_name[update.parameter].node]:
+        users |= {*graph.data_readers(user)} if graph[user].op == "ReadVariableOp" else {user}
+    for name in sorted(users - own):
+        if name not in split.lookup_by_node:
+            raise _IsWholeError(f"op {name!r} ({graph[name].op}) needs all of it")
 
 
 def _user_of_whole(model: Model, split: Split, update: ElementUpdate, reader: str) -> str | None:
@@ -217,8 +218,7 @@ def _user_of_whole(model: Model, split: Split, update: ElementUpdate, reader: st
     """
     if model.graph[reader].op != "ReadVariableOp":
         return reader
-    readers = [r for r, p in model.graph.consumers[reader] if not model.graph[r].input[p].startswith("^")]
-    return next((r for r in readers if r in split.only_there and r not in update.nodes), None)
+    return next((r for r in model.graph.data_readers(reader) if r in split.only_there and r not in update.nodes), None)
 
 
 LARGEST_SHARE = 0.25

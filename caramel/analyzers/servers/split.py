@@ -7,14 +7,30 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from caramel.analyzers.step.kept import once_per_model
+from caramel.analyzers.step.row_lookups import gathers_rows
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import node_of, parse_input, tensor_name
-from caramel.graph.guards import guards_of
+from caramel.graph.guards import Guard, guards_of
 from caramel.model import Gradient, Model, Variable
 
 LOOKUPS = frozenset({"ResourceGather", "ResourceGatherNd"})
-"""Ops that look up rows of a variable where it is, so that only the rows travel."""
+"""Ops that look up entries of a variable by its handle."""
+
+
+@dataclass(frozen=True)
+class ServedLookup:
+    """A lookup by workers in a variable of the servers, of which only what is looked up travels.
+
+    Attributes:
+        node: name of the op, on workers.
+        taker: name of the op that takes the handle: the same one, or one that reads the whole value before it.
+        handle: name of the handle.
+    """
+
+    node: str
+    taker: str
+    handle: str
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,8 @@ class Split:
         masks: for nodes of servers, the gradients from which they follow by data or by order, as the bits of an
             integer.
         results: gradient by (reader, tensor), where a node reads the gradient of all workers.
-        lookups: nodes of workers that look up rows of a variable of the servers, in no branch.
+        lookups: lookups of workers in variables of the servers, in no branch.
+        unread: nodes of servers that read all of a variable, of which nobody gets more than rows, in no branch.
         holders: (node, position) of further inputs of workers' nodes that are handles of such variables: a loop or a
             call, say, or what is in a branch that may not be taken. These need a copy of the variable.
     """
@@ -43,13 +60,19 @@ class Split:
     only_there: frozenset[str]
     masks: Mapping[str, int]
     results: Mapping[tuple[str, str], Gradient]
-    lookups: tuple[str, ...]
+    lookups: tuple[ServedLookup, ...]
+    unread: frozenset[str]
     holders: tuple[tuple[str, int], ...]
 
     @cached_property
     def members(self) -> frozenset[str]:
         """The nodes that servers run."""
         return frozenset(self.nodes)
+
+    @cached_property
+    def lookup_by_node(self) -> Mapping[str, ServedLookup]:
+        """The lookups by the names of their ops."""
+        return {lookup.node: lookup for lookup in self.lookups}
 
 
 @once_per_model
@@ -95,19 +118,74 @@ class _Splitting:
             if name in self._variables or any(bits) or not only_there.isdisjoint(sources):
                 only_there.add(name)
         lookups, holders = [], []
-        guards = guards_of(graph).by_node
+        reads = self._reads_for_lookups(members)
         for name in graph.order:
             if name in members:
                 continue
             for position, (source, index) in enumerate(graph.parsed_inputs(name)):
-                if source in self._variables and index >= 0:
-                    if graph[name].op in LOOKUPS and not guards[name]:
-                        lookups.append(name)
-                    else:
-                        holders.append((name, position))
+                if index < 0:
+                    continue
+                if source in reads:
+                    lookups.append(ServedLookup(name, source, node_of(graph[source].input[0])))
+                elif source in self._variables and graph[name].op in LOOKUPS and not self._guards[name]:
+                    lookups.append(ServedLookup(name, name, source))
+                elif source in self._variables:
+                    holders.append((name, position))
         return Split(
-            self._variables, nodes, frozenset(only_there), masks, self._results, tuple(lookups), tuple(holders)
+            self._variables,
+            nodes,
+            frozenset(only_there),
+            masks,
+            self._results,
+            tuple(lookups),
+            frozenset(self._unread(members, reads)),
+            tuple(holders),
         )
+
+    def _reads_for_lookups(self, members: set[str]) -> set[str]:
+        """The nodes of servers that read all of a variable for workers, which only look up rows of it."""
+        graph, readers = self._graph, dict[str, dict[str, list[str]]]()  # workers' nodes by read by handle
+        for name in members:
+            handle = node_of(graph[name].input[0]) if graph[name].op == "ReadVariableOp" else ""
+            if handle in self._variables and (found := [r for r in graph.data_readers(name) if r not in members]):
+                readers.setdefault(handle, {})[name] = found
+        return {
+            read
+            for handle, by_read in readers.items()
+            if all(self._looks_up(handle, read, reader) for read, found in by_read.items() for reader in found)
+            for read in by_read
+        }
+
+    def _unread(self, members: set[str], lookups: set[str]) -> Iterator[str]:
+        """The reads of servers' variables whose value is needed nowhere, those for lookups among them."""
+        for handle in self._variables:
+            for name, _ in self._graph.consumers[handle]:
+                is_read = name in members and self._graph[name].op == "ReadVariableOp" and not self._guards[name]
+                if not is_read or name in self._given_back:
+                    continue
+                readers = self._graph.data_readers(name)
+                if not readers or (name in lookups and members.isdisjoint(readers)):
+                    yield name
+
+    def _looks_up(self, handle: str, read: str, reader: str) -> bool:
+        """Whether a node looks up rows of what was read, and might do so at once."""
+        graph, node = self._graph, self._graph[reader]
+        if self._guards[read] or self._guards[reader] or read in self._given_back or not gathers_rows(graph, node):
+            return False
+        if [node_of(text) for text in node.input].count(read) > 1:
+            return False
+        between = graph.ancestors([reader]) - graph.ancestors([read])
+        return between.isdisjoint(dict(self._model.updates).get(self._variables[handle].name, ()))
+
+    @cached_property
+    def _given_back(self) -> set[str]:
+        """The nodes with results of a step."""
+        return {node_of(tensor) for tensor in (self._model.loss, *(t for _, t in self._model.outputs))}
+
+    @cached_property
+    def _guards(self) -> Mapping[str, frozenset[Guard]]:
+        """The conditions under which each node runs."""
+        return guards_of(self._graph).by_node
 
     def _bit(self, reader: str, text: str) -> int:
         """The bit of the gradient whose result an input is; 0 where it is no such thing."""

@@ -180,7 +180,7 @@ class _Update:
             node = self._graph[name]
             if node.op != "ReadVariableOp" or node_of(node.input[0]) != handle:
                 continue
-            readers = (r for r, p in self._graph.consumers[name] if not self._graph[r].input[p].startswith("^"))
+            readers = self._graph.data_readers(name)
             if all(reader in self._nodes for reader in readers):
                 own.append(name)
                 continue

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from caramel.analyzers.step.kept import once_per_model
+from caramel.analyzers.step.row_lookups import GATHERS, gathers_rows
 from caramel.analyzers.step.update_graph import ELEMENT_WISE, ELEMENT_WISE_WRITES, UpdateGraph, update_graph
 from caramel.errors import InputError
 from caramel.graph import ops
@@ -33,14 +34,12 @@ _SPARSE_WRITES = frozenset(
 SLICE_OPS = frozenset({*_SPARSE_WRITES, "Unique", "UnsortedSegmentSum"})
 """Ops of updates that take the longer the more slices there are."""
 
-_GATHERS = frozenset({"GatherV2", "ResourceGather"})
-
 _KNOWN = frozenset(
     {
         *ELEMENT_WISE,
         *ELEMENT_WISE_WRITES,
         *_SPARSE_WRITES,
-        *_GATHERS,
+        *GATHERS,
         *("ReadVariableOp", "Shape", "Size", "StridedSlice", "Unique", "UnsortedSegmentSum"),
     }
 )
@@ -276,16 +275,10 @@ class _Update:
             self._add(read)
 
     def _look_up(self, node: NodeDef) -> None:
-        if not self._is_of_rows(node):
+        if not gathers_rows(self._graph, node):
             raise InputError(f"op {node.name!r} ({node.op}) looks up something else than rows")
         dtype = ops.dtype_name(node.attr["Tindices"].type)
         self._lookups[node.name] = Lookup(node.name, tensor_name(node.input[1]), dtype)
-
-    def _is_of_rows(self, node: NodeDef) -> bool:
-        """Whether an op gathers along the first axis."""
-        if node.attr["batch_dims"].i != 0:
-            return False
-        return node.op == "ResourceGather" or _is_zero(self._graph[node_of(node.input[2])])
 
     # -- what they work on -------------------------------------------------------------------
 
@@ -363,10 +356,10 @@ class _Update:
     def _of_structure(self, node: NodeDef, inputs: Sequence[_Kind | None]) -> Sequence[_Kind] | None:
         """What the results of an op have that is about indices."""
         first = inputs[0]
-        if node.op in _GATHERS and len(inputs) >= 2 and first == (_What.TABLE, ""):
+        if node.op in GATHERS and len(inputs) >= 2 and first == (_What.TABLE, ""):
             second = inputs[1]
             is_index = second is not None and second[0] is _What.INDEX
-            return [(_What.ROWS, second[1])] if second and is_index and self._is_of_rows(node) else None
+            return [(_What.ROWS, second[1])] if second and is_index and gathers_rows(self._graph, node) else None
         if node.op == "UnsortedSegmentSum":
             return self._of_sum(node, inputs)
         if first is None or any(inputs[1:]):
@@ -401,11 +394,3 @@ class _Update:
         producer = self._graph[node_of(indices)]
         kind = self._kind(*next(iter(ops.data_inputs(producer)))) if producer.op == "Unique" else None
         return kind[1] if kind else None
-
-
-def _is_zero(node: NodeDef) -> bool:
-    """Whether an op is the constant 0."""
-    tensor = node.attr["value"].tensor if node.op == "Const" else None
-    if tensor is None:
-        return False
-    return not (any(tensor.int_val) or any(tensor.int64_val) or any(tensor.tensor_content))

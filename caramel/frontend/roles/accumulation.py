@@ -264,7 +264,7 @@ class _Analysis:
         if not is_emptied or not adding:
             return None
         for name in adding:  # nothing on the way is used otherwise
-            if not adding.issuperset(self._data_readers(name)):
+            if not adding.issuperset(self._step.data_readers(name)):
                 return None
         remaining = {tensor: uses - adding for tensor, uses in leaves.items()}
         for reader in self._readers.get(handle, ()):
@@ -275,9 +275,6 @@ class _Analysis:
         return {
             tensor: uses for tensor, uses in remaining.items() if uses and any(self._is_data(tensor, u) for u in uses)
         }
-
-    def _data_readers(self, name: str) -> list[str]:
-        return [r for r, position in self._step.consumers[name] if not self._step[r].input[position].startswith("^")]
 
     def _is_data(self, tensor: str, reader: str) -> bool:
         return any(tensor_name(text) == tensor for text in data_texts(self._step[reader]))

@@ -69,7 +69,8 @@ def test_lookups_and_handles():
 
     model = model_of(step)
     split = split_step(model)
-    assert [model.graph[name].op for name in split.lookups] == ["ResourceGather"]
+    assert [model.graph[lookup.node].op for lookup in split.lookups] == ["ResourceGather"]
+    assert [lookup.taker for lookup in split.lookups] == [lookup.node for lookup in split.lookups]
     assert {model.graph[name].op for name, _ in split.holders} <= {"While", "StatelessWhile"}
     assert "whole" in there(model, split, "ReadVariableOp")
 
