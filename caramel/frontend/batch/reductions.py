@@ -96,13 +96,35 @@ def _arg_reduction(op: Op) -> Value:
 def _segment_sum(op: Op) -> Value:
     """Examples, or the same for each of them, added up by segments that each example chooses."""
     data, segments, count = op.inputs
-    if isinstance(segments, Examples) and not segments.repeated and is_invariant(count):
-        place = segments.axis, segments.arrangement
-        if isinstance(data, Examples) and (data.axis, data.arrangement) == place:
-            return Total(data.power, mixed_by=data.mixed_by or segments.mixed_by)
+    return _added_up(op, data, segments) if is_invariant(count) else op.unknown(_NOT_CHOSEN)
+
+
+def _scattered(op: Op) -> Value:
+    """Examples, or the same for each of them, added up in places that each example chooses: a confusion matrix, say."""
+    indices, data, shape = op.inputs
+    return _added_up(op, data, indices) if is_invariant(shape) else op.unknown(_NOT_CHOSEN)
+
+
+_NOT_CHOSEN = "adds up examples in places that they do not choose"
+
+
+def _added_up(op: Op, data: Value, places: Value) -> Value:
+    if isinstance(places, Examples) and not places.repeated:
+        of_examples = places.axis, places.arrangement
+        if isinstance(data, Examples) and (data.axis, data.arrangement) == of_examples:
+            return Total(data.power, mixed_by=data.mixed_by or places.mixed_by)
         if isinstance(data, Independent) and data.power is not None:
-            return Total(data.power, mixed_by=segments.mixed_by)
-    return op.unknown("adds up examples in segments that they do not choose")
+            return Total(data.power, mixed_by=places.mixed_by)
+    return op.unknown(_NOT_CHOSEN)
+
+
+def _histogram(op: Op) -> Value:
+    """How many numbers of all examples are in each of some ranges."""
+    value, limits, bins = op.inputs
+    is_of_numbers = isinstance(value, Examples) and not value.repeated and value.power == 0
+    if isinstance(value, Examples) and is_of_numbers and is_invariant(limits) and is_invariant(bins):
+        return Total(Fraction(0), mixed_by=value.mixed_by)
+    return op.unknown("counts what is in ranges that depend on the batch")
 
 
 # -- products ----------------------------------------------------------------------------------
@@ -201,6 +223,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduction),
     "L2Loss": _l2_loss,
     "UnsortedSegmentSum": _segment_sum,
+    "ScatterNd": _scattered,
+    "HistogramFixedWidth": _histogram,
     "MatMul": _matmul,
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul),
     "Einsum": _einsum,

@@ -15,7 +15,7 @@ from caramel.frontend.roles import nested_gradients, variable_classes
 from caramel.frontend.roles.accumulation import Accumulation, accumulated
 from caramel.frontend.roles.asked_sums import is_settled, unmet_sums, with_asked_sums
 from caramel.frontend.roles.forward_search import GatherNeeded, Search, may_be_function_of_sums
-from caramel.frontend.roles.forward_sums import differing_entries, with_forward_sums
+from caramel.frontend.roles.forward_sums import differing_entries, refuse_sums_of_others, with_forward_sums
 from caramel.frontend.roles.loss_reduction import Reductions, reduce_program, reductions_of
 from caramel.frontend.roles.output_reductions import ReportedTensors, unknown_reduction_notes
 from caramel.frontend.roles.refusals import (
@@ -95,6 +95,7 @@ def _assembled(raw: RawProgram) -> Model:
     if isinstance(told, RawProgram):
         return _assembled(told)
     reduction, reductions = told
+    refuse_sums_of_others(replace(raw, graph=graph), reductions)
     local = _local(roles.kinds)
     refuse_uneven_rounds(step, raw.library, sums.gradients, inputs, local, reduction.kind)
     gradients = with_shared_rows(replace(raw, graph=graph), sums.gradients, inputs, local)
@@ -292,6 +293,9 @@ def _differentiated(raw: RawProgram, used: Sequence[RawGradient]) -> list[str]:
 def _step(raw: RawProgram, loss: str, gradients: Sequence[RawGradient]) -> tuple[Graph, list[RawGradient]]:
     """The nodes that a step needs, and the gradients that it uses."""
     roots = [*raw.targets, node_of(loss), *(node_of(t) for _, t in raw.outputs)]
+    step = raw.graph.pruned(roots)
+    # What enters a sum has to be scaled for it, also where nobody reads the sum.
+    roots += [s.node for s in raw.forward_sums if s.node not in step and any(e in step for e in s.entries)]
     step = raw.graph.pruned(roots)
     used = [g for g in gradients if _is_used(step, g)]
     # Only the values of a sparse gradient may be used (for a norm); its rows travel with them all the same.

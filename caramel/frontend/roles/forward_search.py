@@ -87,6 +87,8 @@ class Search:
         at_ops: tensors for which what is behind them is summed where it is made.
         refusal: why the program cannot be replicated without sums.
         sources: tensors of the ops that add up the examples of each summed tensor.
+        twice: summed tensors whose sources something else would have to sum, too.
+        wanted_at_ops: those whose sources a result of the step would have to sum, too, which stays as it is.
     """
 
     raw: RawProgram
@@ -94,6 +96,8 @@ class Search:
     at_ops: Collection[str]
     refusal: CaptureError
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    twice: set[str] = field(default_factory=set)
+    wanted_at_ops: set[str] = field(default_factory=set)
     _entries: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
 
@@ -117,6 +121,9 @@ class Search:
                     return self.raw
             else:
                 needs = self._next(reductions, losses, told)
+            if needs.result:
+                self._add_for_result(needs, reductions, losses)
+                continue
             if any(self._is_of_a_part(name, at) for name, at in needs.sizes):
                 return None
             needs.gathers |= {
@@ -127,9 +134,6 @@ class Search:
             if not needs.tensors and not needs.sizes:
                 return None
             # One at a time: the others may be functions of it.
-            if needs.result:
-                self._add_for_result(needs, reductions, losses)
-                continue
             if needs.tensors and not self._add(needs.tensors[0], reductions, losses):
                 return None
             if not needs.tensors and not all(self._add_size(*place, reductions) for place in needs.sizes):
@@ -180,9 +184,7 @@ class Search:
         written = writer.input[1]
         if isinstance(reductions.value_of(written), Independent):
             places = self._size_inputs(writer.name, 1, reductions)
-            forward = self.raw.graph.ancestors(map(node_of, losses), control=False)
-            # What no loss is made of is not differentiated, so no gradient reads its inputs.
-            return bool(places) and self._add_size(*places[0], reductions, is_plain=places[0][0] not in forward)
+            return bool(places) and self._add_size_of_no_loss(*places[0], reductions, losses)
         sums = self._sums_behind(written, reductions)
         if not sums:
             self._gather_for(written, reductions, losses)
@@ -336,6 +338,11 @@ class Search:
                 sums = self._sums_behind(tensor, reductions)
                 if sums:
                     return _Needs(sums, result=tensor)
+            value = reductions.value_of(tensor)
+            if tensor not in self._left and isinstance(value, Independent) and value.power not in (0, 1):
+                sizes = self._sizes_beside(tensor, reductions).sizes
+                if sizes:
+                    return _Needs(sizes=sizes, result=tensor)
         return None
 
     def _sums_behind(self, tensor: str, reductions: Reductions) -> list[str]:
@@ -351,9 +358,21 @@ class Search:
     def _add_for_result(self, needs: _Needs, reductions: Reductions, losses: Sequence[str]) -> None:
         """Sum what a result of the step needs; where that would not be exact, the result stays as it is."""
         before = self.raw, dict(self.sources), dict(self._entries)
-        if not self._add(needs.tensors[0], reductions, losses):
+        if needs.tensors:
+            is_added = self._add(needs.tensors[0], reductions, losses)
+        else:
+            is_added = all(self._add_size_of_no_loss(*place, reductions, losses) for place in needs.sizes)
+        if not is_added:
             self.raw, self.sources, self._entries = before
+            self.wanted_at_ops |= self.twice
+            self.twice.clear()
             self._left.add(needs.result)
+
+    def _add_size_of_no_loss(self, name: str, position: int, reductions: Reductions, losses: Sequence[str]) -> bool:
+        """See `_add_size`. What no loss is made of is not differentiated, so no gradient reads its inputs."""
+        forward = self.raw.graph.ancestors(map(node_of, losses), control=False)
+        is_of_a_part = self._is_of_a_part(name, position)
+        return not is_of_a_part and self._add_size(name, position, reductions, is_plain=name not in forward)
 
     def _written(self, reductions: Reductions) -> _Needs:
         """Sizes beside values of the whole batch in what is written to variables, but for what totals count."""
@@ -449,8 +468,9 @@ class Search:
             tensor in self.at_ops or not self._is_of(sources, tensor) or not self._passes(sources, tensor, losses)
         )
         if sources != [tensor] and is_apart:
-            return bool(sources) and all(self._sum(source, [source], reductions.value_of(source)) for source in sources)
-        return self._sum(tensor, sources, value)
+            found = [(source, [source], reductions.value_of(source)) for source in sources]
+            return bool(found) and all(self._sum(*each, reductions) for each in found)
+        return self._sum(tensor, sources, value, reductions)
 
     def _sources(self, tensor: str, reductions: Reductions) -> list[str]:
         """The outputs of the ops that add up examples, and of which a tensor is a linear function."""
@@ -498,10 +518,29 @@ class Search:
                     waiting.append(reader)
         return True
 
-    def _sum(self, tensor: str, sources: Sequence[str], value: Value) -> bool:
+    def _on_the_way(self, tensor: str, reductions: Reductions) -> set[str]:
+        """The readers of a tensor through which it is a part of what is summed already.
+
+        They go on with the worker's part: else it would be summed twice.
+        """
+        graph, found = self.raw.graph, set[str]()
+        sums = [each.node for each in self.raw.forward_sums if each.kind in ("sum", "mean") and each.node in graph]
+        waiting = [tensor_name(graph[name].input[0]) for name in sums]
+        seen = set(waiting)
+        while waiting:
+            name = node_of(waiting.pop())
+            for text in map(tensor_name, data_texts(graph[name])):
+                if text == tensor:
+                    found.add(name)
+                if text not in seen and isinstance(reductions.value_of(text), (Total, Statistic)):
+                    seen.add(text)
+                    waiting.append(text)
+        return found
+
+    def _sum(self, tensor: str, sources: Sequence[str], value: Value, reductions: Reductions) -> bool:
         """Sum a tensor that is a linear function of some outputs of ops; False where that would not be exact."""
         graph = self.raw.graph
-        kind, counted = _kind(value), None
+        kind, counted = kind_of_sum(value), None
         if kind is None and graph[node_of(tensor)].op == "Mean":
             kind, counted = "ratio", tensor_name(graph[node_of(tensor)].input[0])
         is_always_run = not guards_of(graph).by_node[node_of(tensor)]
@@ -510,11 +549,17 @@ class Search:
         entries = []
         for source in map(node_of, sources):
             if source not in self.raw.entries and self._learns(tensor_name(source)):
-                return False  # where its gradient enters cannot be told
+                # Where its gradient enters cannot be told, or that is scaled for another sum.
+                self.twice |= {other for other, those in self.sources.items() if source in map(node_of, those)}
+                return False
             entries += [(source, entry) for entry in self.raw.entries.get(source, ())]
         if any(self._is_differentiated_again(entry.tensor) for _, entry in entries):
             return False
-        self.raw = with_sum(self.raw, tensor, kind, counted, entries)
+        parts_of_sums = self._on_the_way(tensor, reductions)
+        if parts_of_sums and (entries or parts_of_sums.issuperset(graph.readers(tensor))):
+            self.twice |= {other for other, those in self.sources.items() if not {*sources}.isdisjoint(those)}
+            return False
+        self.raw = with_sum(self.raw, tensor, kind, counted, entries, parts_of_sums)
         self.sources[tensor] = tuple(sources)
         self._entries[tensor] = self.raw.forward_sums[-1].entries
         return True
@@ -535,11 +580,11 @@ class Search:
 
 def may_be_function_of_sums(value: Value) -> bool:
     """Whether a tensor may be a function of sums over the examples and is neither a sum nor a mean itself."""
-    return isinstance(value, (Statistic, Unknown)) or (isinstance(value, Total) and _kind(value) is None)
+    return isinstance(value, (Statistic, Unknown)) or (isinstance(value, Total) and kind_of_sum(value) is None)
 
 
-def _kind(value: Value) -> str | None:
-    """How the workers' values of a tensor add up; None where they do not."""
+def kind_of_sum(value: Value) -> str | None:
+    """How the workers' values of a tensor give that of the whole batch: by a sum or a mean; None by neither."""
     if isinstance(value, Total) and not value.mixed_by and value.power in (0, -1):
         return "sum" if value.power == 0 else "mean"
     return None

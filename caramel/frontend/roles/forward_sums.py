@@ -16,8 +16,10 @@ from collections.abc import Collection
 from caramel.errors import CaptureError
 from caramel.frontend.captured import RawProgram
 from caramel.frontend.roles.divergence import Locality
-from caramel.frontend.roles.forward_search import Analyse, Search
-from caramel.graph.graph import node_of
+from caramel.frontend.roles.forward_search import Analyse, GatherNeeded, Search, kind_of_sum
+from caramel.frontend.roles.loss_reduction import Reductions
+from caramel.frontend.roles.summed_graph import name_over_workers
+from caramel.graph.graph import node_of, tensor_name
 
 
 def with_forward_sums(
@@ -38,16 +40,47 @@ def with_forward_sums(
         GatherNeeded: the examples of all workers are needed.
     """
     at_ops: frozenset[str] = frozenset()  # tensors that are summed where they are made
+    best: RawProgram | None = None  # with as much as results of the step allow so far
     while True:
         search = Search(raw, analyse, at_ops, refusal)
-        summed = search.run()
+        try:
+            summed = search.run()
+        except GatherNeeded:
+            if best is None:
+                raise
+            return best
         if summed is None:
-            return None
+            if not search.twice - at_ops:
+                return best
+            at_ops |= search.twice
+            continue
         differing = differing_entries(summed, local)
         misplaced = {t for t, sources in search.sources.items() if sources != (t,) and differing & search.entries_of(t)}
         if not misplaced:
-            return summed
-        at_ops |= misplaced
+            best = summed
+            if not search.wanted_at_ops - at_ops:
+                return best
+        at_ops |= misplaced | search.wanted_at_ops
+
+
+def refuse_sums_of_others(raw: RawProgram, reductions: Reductions) -> None:
+    """Check that what is summed over the workers is still a sum or a mean of each worker's examples.
+
+    Args:
+        raw: the program with the sums.
+        reductions: analysis of how its tensors reduce over the batch.
+
+    Raises:
+        CaptureError: something of it is summed already.
+    """
+    for each in raw.forward_sums:
+        if each.node in raw.graph and each.kind in ("sum", "mean"):
+            tensor = tensor_name(raw.graph[each.node].input[0])
+            if each.node == name_over_workers(tensor) and kind_of_sum(reductions.value_of(tensor)) != each.kind:
+                raise CaptureError(
+                    f"{tensor!r} would be summed over the workers although parts of it are sums already: with several "
+                    "workers its value would be another"
+                )
 
 
 def differing_entries(raw: RawProgram, local: Collection[str]) -> set[str]:

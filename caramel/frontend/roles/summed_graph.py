@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from caramel.frontend.attributes import ENTERING_ATTRIBUTE, GATHERED_ATTRIBUTE, OVER_WORKERS_ATTRIBUTE
@@ -21,7 +21,12 @@ def name_over_workers(tensor: str) -> str:
 
 
 def with_sum(
-    raw: RawProgram, tensor: str, kind: str, counted: str | None, entries: Sequence[tuple[str, Entry]]
+    raw: RawProgram,
+    tensor: str,
+    kind: str,
+    counted: str | None,
+    entries: Sequence[tuple[str, Entry]],
+    kept: Collection[str] = (),
 ) -> RawProgram:
     """The program in which whatever reads a tensor reads the value of the whole batch.
 
@@ -31,13 +36,14 @@ def with_sum(
         kind: see `ForwardSum`.
         counted: see `ForwardSum`.
         entries: where gradients enter the ops that make the parts, each with the name of the op.
+        kept: names of the readers that go on with the worker's part.
     """
     graph = raw.graph
     changed: dict[str, NodeDef] = {}
     added = [_identity(graph, name_over_workers(tensor), tensor, marked=True)]
     producer, index = parse_input(tensor)
     for reader, position in graph.consumers[producer]:
-        if parse_input(graph[reader].input[position])[1] == index:
+        if reader not in kept and parse_input(graph[reader].input[position])[1] == index:
             changed.setdefault(reader, copied(graph[reader]))
             changed[reader].input[position] = added[0].name
     names = _put_in_front(graph, entries, changed, added)

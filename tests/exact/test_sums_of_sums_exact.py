@@ -1,0 +1,382 @@
+"""Programs in which sums over the batch are parts of others, or stand in losses that nobody reads: as on one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact_common import in_process
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from variants import in_soak
+
+import caramel
+from caramel.model import Combination
+
+SPECS = [tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None], tf.int64)]
+
+
+def batches(sizes=(12, 13, 7)):
+    rng = np.random.default_rng(5)
+    return [(rng.normal(size=(size, 4)), rng.integers(0, 3, size)) for size in sizes]
+
+
+class Parts:
+    """Two small models, and what losses and results of a step are made of."""
+
+    def __init__(self):
+        rng = np.random.default_rng(1)
+        self.first, self.second = (tf.Variable(rng.normal(size=(4, 3)) / 2) for _ in range(2))
+        self.scale = tf.Variable(np.float64(1.0), trainable=False)
+        self.extra = [tf.Variable(np.full(4, 0.5), trainable=False), tf.Variable(np.float64(1.0), trainable=False)]
+
+    def variables(self):
+        return [self.first, self.second, self.scale, *self.extra]
+
+
+def number(value):
+    return tf.cast(value, tf.float64)
+
+
+def entropy(matrix, x, y):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ matrix)
+
+
+def assert_trains_as_one_device(step_of, workers, same=None, sizes=(12, 13, 7)):
+    """Losses, variables and results of N workers are those of one device; these are on each worker, or as it is said."""
+    alone = Parts()
+    step = tf.function(step_of(alone))
+    want = [step(*map(tf.constant, batch)) for batch in batches(sizes)]
+    parts = Parts()
+    context = caramel.capture(step_of(parts), SPECS)
+    with caramel.ARModel(context, workers).session(in_process()) as session:
+        results = [session.step(batch) for batch in batches(sizes)]
+        session.write_back()
+    for mine, theirs in zip(parts.variables(), alone.variables(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+    if isinstance(want[0], dict):
+        names = [name for name, _ in context.model.outputs]
+        kinds = dict(zip(names, context.model.combinations))
+        for result, values in zip(results, want):
+            np.testing.assert_allclose(result.loss, values["loss"], rtol=1e-9)
+            for name in [name for name in names if kinds[name] is Combination.SAME] if same is None else same:
+                assert kinds[name] is Combination.SAME or workers == 1, f"{name}: {kinds[name]}"
+                np.testing.assert_allclose(result.outputs[name], np.full(workers, values[name]), rtol=1e-9)
+    return context
+
+
+# -- losses that nobody reads --------------------------------------------------------------------
+
+
+def weights(y):
+    return number(y > 0)
+
+
+UNREAD = {
+    "sum": lambda m, x, y: 0.1 * tf.reduce_sum(entropy(m, x, y)),
+    "l2_loss": lambda m, x, y: 0.1 * tf.nn.l2_loss(entropy(m, x, y)),
+    "sum and a regulariser": lambda m, x, y: 0.1 * tf.reduce_sum(entropy(m, x, y)) + 0.1 * tf.nn.l2_loss(m),
+    "ratio": lambda m, x, y: tf.reduce_sum(weights(y) * entropy(m, x, y)) / tf.reduce_sum(weights(y)),
+    "chosen mean": lambda m, x, y: tf.reduce_mean(tf.boolean_mask(entropy(m, x, y), y > 0)),
+    "root": lambda m, x, y: tf.sqrt(tf.reduce_mean(entropy(m, x, y) ** 2)),
+    "centred": lambda m, x, y: tf.reduce_sum((x @ m - tf.reduce_mean(x @ m, 0)) ** 2) / 20.0,
+    "mean": lambda m, x, y: tf.reduce_mean(entropy(m, x, y)),
+}
+
+
+@pytest.mark.parametrize("workers", [3, *in_soak(1, 2, 4)])
+@pytest.mark.parametrize("kind", UNREAD)
+def test_a_second_loss_that_is_not_returned(kind, workers):
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(entropy(parts.first, x, y))
+            parts.first.assign_sub(0.2 * tape.gradient(loss, parts.first))
+            with tf.GradientTape() as tape:
+                other = UNREAD[kind](parts.second, x, y)
+            parts.second.assign_sub(0.1 * tape.gradient(other, parts.second))
+            return loss
+
+        return step
+
+    assert_trains_as_one_device(step_of, workers)
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+@pytest.mark.parametrize("returned", ["accuracy", *in_soak("nothing", "mean")])
+def test_a_loss_that_is_not_what_is_returned(kind, returned):
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = UNREAD[kind](parts.first, x, y)
+            parts.first.assign_sub(0.1 * tape.gradient(loss, parts.first))
+            if returned == "accuracy":
+                return tf.reduce_mean(number(tf.argmax(x @ parts.first, 1) == y))
+            return tf.reduce_mean(entropy(parts.first, x, y)) if returned == "mean" else None
+
+        return step
+
+    assert_trains_as_one_device(step_of, 3)
+
+
+def test_a_second_loss_of_a_model_that_fit_trains():
+    class Two(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head, self.other = keras.layers.Dense(3), keras.layers.Dense(3)
+            self.of_other = keras.optimizers.SGD(0.01)
+
+        def call(self, x):
+            return self.head(x) + 0 * self.other(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, self.head(x)))
+            chosen = self.head.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, chosen), chosen))
+            with tf.GradientTape() as tape:
+                other = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(y, self.other(x)))
+            chosen = self.other.trainable_variables
+            self.of_other.apply_gradients(zip(tape.gradient(other, chosen), chosen))
+            return {"loss": loss}
+
+    x = np.random.default_rng(0).normal(size=(35, 4)).astype(np.float32)
+    y = np.random.default_rng(1).integers(0, 3, 35)
+    found = []
+    for fit in (
+        lambda model, **options: model.fit(x, y, **options),
+        lambda m, **o: caramel.fit(m, x, y, workers=3, **o),
+    ):
+        keras.utils.set_random_seed(4)
+        model = Two()
+        model.build((None, 4))
+        model.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+        history = fit(model, batch_size=12, epochs=2, shuffle=False, verbose=0).history
+        found.append((history["loss"], model.get_weights()))
+    (losses, mine), (got, theirs) = found
+    np.testing.assert_allclose(got, losses, rtol=1e-5)
+    for one, other in zip(theirs, mine, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+# -- sums that are parts of others ---------------------------------------------------------------
+
+
+def shared(loss_of, results_of):
+    """A step whose loss and whose results are functions of the same sums."""
+
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                each, weight = entropy(parts.first, x, y), number(y) + 1
+                of_losses, of_weights = tf.reduce_sum(each * weight), tf.reduce_sum(weight)
+                loss = loss_of(each, of_losses, of_weights)
+            parts.first.assign_sub(0.02 * tape.gradient(loss, parts.first))
+            return {"loss": loss, **results_of(each, of_losses, of_weights)}
+
+        return step
+
+    return step_of
+
+
+NESTED = {
+    "loss in a difference, result of its part": (
+        lambda e, s, k: tf.sqrt(s - 0.1 * k),
+        lambda e, s, k: {"of weights": tf.sqrt(k)},
+    ),
+    "result of a learned part": (
+        lambda e, s, k: tf.sqrt(s - 0.1 * k),
+        lambda e, s, k: {"of losses": tf.sqrt(s), "of weights": tf.sqrt(k)},
+    ),
+    "results only": (
+        lambda e, s, k: tf.reduce_mean(e),
+        lambda e, s, k: {"difference": tf.sqrt(s + 0.5 * k), "of weights": tf.sqrt(k), "again": tf.sqrt(s)},
+    ),
+    "part by its difference": (
+        lambda e, s, k: (s - 0.1 * k) / k + tf.sqrt(s) / 10,
+        lambda e, s, k: {"ratio": s / k},
+    ),
+    "mean of squares beside a mean": (
+        lambda e, s, k: tf.sqrt(tf.reduce_mean(e) + 0.5 * tf.reduce_mean(e * e)),
+        lambda e, s, k: {"root": tf.sqrt(tf.reduce_mean(e * e)), "perplexity": tf.exp(tf.reduce_mean(e))},
+    ),
+    "share of all examples": (
+        lambda e, s, k: s / k,
+        lambda e, s, k: {"share": k / number(tf.size(e)), "of both": (s - 0.2 * k) / number(tf.size(e))},
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [3, *in_soak(1, 2, 4)])
+@pytest.mark.parametrize("name", NESTED)
+def test_sums_that_are_parts_of_others(name, workers):
+    loss_of, results_of = NESTED[name]
+    assert_trains_as_one_device(shared(loss_of, results_of), workers, results_of(*[tf.ones(3, tf.float64)] * 3))
+
+
+def test_dice_and_its_metrics():
+    """A loss and metrics of a segmentation, which share an intersection and a union."""
+
+    def step_of(parts):
+        def step(x, y):
+            truth = number(y > 0)
+            with tf.GradientTape() as tape:
+                p = tf.sigmoid((x @ parts.first)[:, 0])
+                both, union = tf.reduce_sum(p * truth), tf.reduce_sum(p) + tf.reduce_sum(truth)
+                loss = 1 - (2 * both + 1) / (union + 1)
+            parts.first.assign_sub(tape.gradient(loss, parts.first))
+            precision, recall = both / tf.reduce_sum(p), both / tf.reduce_sum(truth)
+            f1 = 2 * precision * recall / (precision + recall + 1e-7)
+            return {
+                "loss": loss,
+                "iou": (both + 1) / (union - both + 1),
+                "dice": (2 * both + 1) / (union + 1),
+                "f1": f1,
+            }
+
+        return step
+
+    assert_trains_as_one_device(step_of, 3, ["iou", "dice", "f1"])
+
+
+def kept_mean(parts, x, y):
+    """A weighted running mean: what is added to it shares a sum with the number of what was seen."""
+    centre, seen = parts.extra
+    weight = tf.reduce_sum(number(y))
+    seen.assign_add(weight)
+    centre.assign_add((tf.reduce_sum(x * number(y)[:, None], 0) - weight * centre) / seen)
+
+
+def kept_number(parts, x, y):
+    centre, seen = parts.extra
+    weight = tf.reduce_sum(number(y))
+    seen.assign(weight)
+    centre.assign_add((tf.reduce_sum(x * number(y)[:, None], 0) - weight * centre) / (seen + 1.0))
+
+
+@pytest.mark.parametrize("update", [kept_mean, kept_number])
+def test_statistics_that_share_a_sum(update):
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(entropy(parts.first, x - parts.extra[0], y))
+            parts.first.assign_sub(0.2 * tape.gradient(loss, parts.first))
+            update(parts, x, y)
+            return loss
+
+        return step
+
+    assert_trains_as_one_device(step_of, 3)
+
+
+# -- sums in places that examples choose ---------------------------------------------------------
+
+
+def test_matrices_and_histograms_are_totals():
+    def build():
+        counts = tf.Variable(tf.zeros([3, 3], tf.int32), trainable=False)
+        weighted = tf.Variable(tf.zeros([3, 3], tf.float64), trainable=False)
+        histogram = tf.Variable(tf.zeros([5], tf.int32), trainable=False)
+        iou = keras.metrics.MeanIoU(3)
+        matrix = tf.Variable(np.random.default_rng(1).normal(size=(4, 3)))
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(entropy(matrix, x, y))
+            matrix.assign_sub(0.2 * tape.gradient(loss, matrix))
+            guess = tf.argmax(x @ matrix, 1)
+            counts.assign_add(tf.math.confusion_matrix(y, guess, 3))
+            weighted.assign_add(tf.math.confusion_matrix(y, guess, 3, weights=x[:, 0] ** 2, dtype=tf.float64))
+            histogram.assign_add(tf.histogram_fixed_width(x, [-2.0, 2.0], 5))
+            iou.update_state(y, guess)
+            return loss
+
+        return step, [counts, weighted, histogram, *iou.variables]
+
+    step, want = build()
+    function = tf.function(step)
+    for batch in batches():
+        function(*map(tf.constant, batch))
+    step, got = build()
+    context = caramel.capture(step, SPECS)
+    with caramel.ARModel(context, 3).session(in_process()) as session:
+        for batch in batches():
+            session.step(batch)
+        session.write_back()
+    for mine, theirs in zip(got, want, strict=True):
+        assert np.any(np.asarray(theirs))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9)
+
+
+# -- any functions of sums -----------------------------------------------------------------------
+
+SUMS = ("losses", "weights", "weighted", "squares", "mean", "number")
+
+TREES = st.recursive(
+    st.sampled_from(SUMS),
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(["add", "subtract", "divide"]), inner, inner),
+        st.tuples(st.sampled_from(["scale", "root", "square"]), inner),
+    ),
+    max_leaves=4,
+)
+
+
+def value_of(tree, sums):
+    """The number that an expression has; divisors and roots stay away from 0, as sums do."""
+    if isinstance(tree, str):
+        return sums[tree]
+    kind, *inner = tree
+    values = [value_of(each, sums) for each in inner]
+    return {
+        "add": lambda: values[0] + values[1],
+        "subtract": lambda: values[0] - 0.3 * values[1],
+        "divide": lambda: values[0] / (tf.abs(values[-1]) + 1.0),
+        "scale": lambda: 0.1 * values[0],
+        "root": lambda: tf.sqrt(tf.abs(values[0]) + 0.5),
+        "square": lambda: 0.01 * values[0] ** 2,
+    }[kind]()
+
+
+def assert_functions_of_sums(loss, results):
+    def step_of(parts):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                each, weight = entropy(parts.first, x, y), number(y) + 1
+                sums = {
+                    "losses": tf.reduce_sum(each) / 10,
+                    "weights": tf.reduce_sum(weight) / 10,
+                    "weighted": tf.reduce_sum(each * weight) / 10,
+                    "squares": tf.reduce_sum(each**2) / 10,
+                    "mean": tf.reduce_mean(each),
+                    "number": number(tf.shape(x)[0]) / 10,
+                }
+                # A part that is learned in any case, so that there is something to train.
+                whole = value_of(loss, sums) + tf.reduce_mean(each)
+            parts.first.assign_sub(0.01 * tape.gradient(whole, parts.first))
+            return {"loss": whole, **{f"result{n}": value_of(tree, sums) for n, tree in enumerate(results)}}
+
+        return step
+
+    try:
+        caramel.capture(step_of(Parts()), SPECS)
+    except caramel.CaptureError:
+        return  # what cannot be exact is refused
+    assert_trains_as_one_device(step_of, 3)
+
+
+COMMON = {"deadline": None, "suppress_health_check": [*HealthCheck], "database": None}
+
+
+@settings(max_examples=12, derandomize=True, **COMMON)
+@given(TREES, st.lists(TREES, max_size=2))
+def test_some_functions_of_sums(loss, results):
+    assert_functions_of_sums(loss, results)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(6))
+@settings(max_examples=60, derandomize=False, **COMMON)
+@given(TREES, st.lists(TREES, max_size=3))
+def test_many_functions_of_sums(part, loss, results):
+    assert_functions_of_sums(loss, results)
