@@ -6,7 +6,7 @@ OPTIONS :=
 # In their own order: else those files come last that have the fewest tests, and some of these are the longest.
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning bench-pull-orders bench-tuning bench-papers device clean
+.PHONY: demo test lint check docs browser soak matrix horovod bench bench-quick bench-emulated bench-collectives bench-shared-hosts bench-models bench-planning bench-pull-orders bench-tuning bench-schedulers bench-mixtures bench-papers device clean
 
 demo: $(VENV)/.demo  ## train a real model on 4 workers, show the plan, the result and the report
 	$(BIN)/python scripts/demo.py
@@ -55,6 +55,12 @@ bench-pull-orders: $(VENV)/.dev  ## parameter servers with pulls in an order and
 
 bench-tuning: $(VENV)/.dev  ## trials that searches for pieces and credit need, by replay on a grid measured on emulated accelerators; needs root
 	$(BIN)/python -m benchmarks.tuning_replay --json benchmarks/results/tuning_replay.json $(OPTIONS)
+
+bench-schedulers: $(VENV)/.dev  ## every scheduler of the papers, measured and predicted, on emulated accelerators; an hour, resumable; needs root
+	$(BIN)/python -m benchmarks.schedulers --json benchmarks/results/schedulers.json $(OPTIONS)
+
+bench-mixtures: $(VENV)/.dev  ## tables whose rows are at workers, and on parameter servers, on emulated accelerators; needs root
+	$(BIN)/python -m benchmarks.mixtures --json benchmarks/results/mixtures.json $(OPTIONS)
 
 bench-papers: $(VENV)/.dev  ## the figures of the papers, simulated from published numbers
 	$(BIN)/python -m benchmarks.papers --json benchmarks/results/papers.json

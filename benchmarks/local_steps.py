@@ -22,6 +22,7 @@ import click
 from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.testbed import Testbed
+from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
 from caramel.util.progress import progress_over
 
 ALL_REDUCED = "all-reduced gradients"
@@ -92,14 +93,15 @@ def times(
         CaramelError: a training fails.
     """
     import caramel
+    from caramel.measure.netbench import measure_network, quick_up_to
 
     compute_s, size_bytes = _computation_s(workers, 100)
     rate = 2 * (workers - 1) / workers * size_bytes / (rho * compute_s)
     found: dict[str, list[float]] = {}
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers, rate))
+        testbed = opened.enter_context(Testbed(workers, rate / PAYLOAD, LONG_BURST_BYTES))
         servers = cluster(workers, testbed)
-        network = caramel.NetworkModel.from_link_rate(rate)  # so that large all-reduces are balanced
+        network = measure_network(servers, [workers], quick_up_to(size_bytes), f"links of {rate * 8e-6:.3g} Mbit/s")
         turns: dict[str, tuple[Any, int]] = {}
         for count in (0, *every):
             options: dict[str, Any] = {"sync_every": count} if count else {}
@@ -189,6 +191,7 @@ def losses_table(record: Mapping[str, Any]) -> str:
 @click.option("--rho", type=float, default=20.0, show_default=True, help="All-reduces over computation.")
 @click.option("--every", type=int, multiple=True, default=(100, 500), show_default=True, help="Steps to an exchange.")
 @click.option("--no-times", is_flag=True, help="Keep the times that the record has.")
+@click.option("--no-losses", is_flag=True, help="Keep the losses that the record has.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--loss-every", type=int, default=20, show_default=True, help="Steps to an exchange, for losses.")
 @click.option("--json", "path", type=click.Path(dir_okay=False), help="File to write all measurements to.")
@@ -199,22 +202,25 @@ def main(
     every: tuple[int, ...],
     rounds: int,
     no_times: bool,
+    no_losses: bool,
     loss_every: int,
     path: str | None,
 ) -> None:
     """Measure, and print tables; needs root."""
-    record: dict[str, Any]
-    if no_times and path is not None:
+    record: dict[str, Any] = {}
+    if (no_times or no_losses) and path is not None:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
-    else:
+    if not no_times:
         with progress_over(rounds * (1 + len(every))) as show:
-            record = {"times": times(workers, rho, every, rounds, show)}
-    record["losses"] = []
-    with progress_over(sum(len(VARIANTS) * len(steps) for steps in EXAMPLES.values())) as show:
-        for example, steps in EXAMPLES.items():
-            for row in losses(example, workers, loss_every, steps):
-                record["losses"].append(row)
-                show(len(record["losses"]), f"{example}, {row['training']}: {row['steps']} steps")
+            record["times"] = times(workers, rho, every, rounds, show)
+    if not no_losses:
+        rows: list[dict[str, Any]] = []
+        with progress_over(sum(len(VARIANTS) * len(steps) for steps in EXAMPLES.values())) as show:
+            for example, steps in EXAMPLES.items():
+                for row in losses(example, workers, loss_every, steps):
+                    rows.append(row)
+                    show(len(rows), f"{example}, {row['training']}: {row['steps']} steps")
+        record["losses"] = rows
     if path is not None:
         write_json(record, path)
     click.echo(f"{times_table(record)}\n\n{losses_table(record)}")

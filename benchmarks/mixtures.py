@@ -18,9 +18,10 @@ import click
 from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.pull_orders import ratio_bounds
-from benchmarks.schedulers import BURST_BYTES, PAYLOAD, SETTLING_STEPS, compare_losses, turn_s
+from benchmarks.schedulers import SETTLING_STEPS, compare_losses, turn_s
 from benchmarks.testbed import Testbed
 from benchmarks.testbed.cores import SharedCores
+from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
 from caramel.util.progress import progress_over
 
 OWNERS = "the workers"
@@ -99,7 +100,7 @@ def measure(
     context = captured(_workload())
     names = {OWNERS: 0, **{f"{count} servers": count for count in servers}}
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers + max(servers), rate / PAYLOAD, BURST_BYTES))
+        testbed = opened.enter_context(Testbed(workers + max(servers), rate / PAYLOAD, LONG_BURST_BYTES))
         opened.enter_context(SharedCores(testbed))
         options = RunOptions(intra_op_threads=1, inter_op_threads=4)
         sessions: dict[str, Any] = {}

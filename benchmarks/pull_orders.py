@@ -19,16 +19,14 @@ from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.testbed import Testbed
 from benchmarks.testbed.cores import SharedCores
+from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
 from caramel.util.progress import progress_over
 
 NO_ORDER = "none"
 ORDERINGS = (NO_ORDER, "tic", "tac", "best", "reverse")
 """Contenders: names of orders."""
 
-_BURST_BYTES = 32 * 1024
 _SETTLING_STEPS = 10
-_PAYLOAD = 1448 / 1514
-"""Of the bytes of an Ethernet frame, the part that TCP carries."""
 
 
 def _program(profile: str) -> Any:
@@ -72,7 +70,7 @@ def measure(
     found: dict[str, list[float]] = {name: [] for name in orderings}
     predicted: dict[str, float] = {}
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers + servers, rate / _PAYLOAD, _BURST_BYTES))
+        testbed = opened.enter_context(Testbed(workers + servers, rate / PAYLOAD, LONG_BURST_BYTES))
         opened.enter_context(SharedCores(testbed))
         options = RunOptions(intra_op_threads=1, inter_op_threads=4)
         processes = replace(cluster(workers + servers, testbed), options=options)

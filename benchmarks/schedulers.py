@@ -24,6 +24,7 @@ from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.testbed import Testbed
 from benchmarks.testbed.cores import SharedCores
+from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
 from caramel.errors import InvariantError
 from caramel.util.progress import progress_over
 
@@ -53,14 +54,8 @@ SERVED: Mapping[str, str] = {
 NEAR = 0.1
 """Part of a step by which a prediction may be off."""
 
-BURST_BYTES = 32 * 1024
-"""Of the links of the testbed."""
-
 SETTLING_STEPS = 3
 """Of a contender that was just made."""
-
-PAYLOAD = 1448 / 1514
-"""Of the bytes of an Ethernet frame, the part that TCP carries."""
 
 _LOSS_TOLERANCE = 1e-3
 """Relative."""
@@ -135,7 +130,7 @@ def measure(
     context = captured(EMULATED[cell.network])
     made: dict[str, tuple[Any, dict[str, Any]]] = {}
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers + servers, rate / PAYLOAD, BURST_BYTES))
+        testbed = opened.enter_context(Testbed(workers + servers, rate / PAYLOAD, LONG_BURST_BYTES))
         opened.enter_context(SharedCores(testbed))
         options = RunOptions(intra_op_threads=1, inter_op_threads=4)
         of_all = replace(cluster(workers + servers, testbed), options=options)

@@ -20,6 +20,7 @@ from benchmarks.collectives import cluster
 from benchmarks.output import errors_for_click, markdown_table, write_json
 from benchmarks.testbed import Testbed
 from benchmarks.testbed.cores import SharedCores
+from benchmarks.testbed.shaping import LONG_BURST_BYTES, PAYLOAD
 from caramel.tuning.bayesian import BayesianSearch
 from caramel.util.progress import progress_over
 from caramel.util.units import format_size
@@ -32,10 +33,7 @@ SEEDS = 30
 NEAR = 0.02
 """Part of the shortest step within which a search has found it (ByteScheduler, Figure 14)."""
 
-_BURST_BYTES = 32 * 1024
 _SETTLING_STEPS = 4
-_PAYLOAD = 1448 / 1514
-"""Of the bytes of an Ethernet frame, the part that TCP carries."""
 
 
 # -- the grid ------------------------------------------------------------------------------------
@@ -66,7 +64,7 @@ def measure(profile: str, workers: int, rho: float, steps: int, show: Callable[[
     settings = [(size, credit) for size in PARTITIONS_BYTES for credit in CREDITS]
     found: list[dict[str, Any]] = []
     with ExitStack() as opened:
-        testbed = opened.enter_context(Testbed(workers, rate / _PAYLOAD, _BURST_BYTES))
+        testbed = opened.enter_context(Testbed(workers, rate / PAYLOAD, LONG_BURST_BYTES))
         opened.enter_context(SharedCores(testbed))
         options = RunOptions(intra_op_threads=1, inter_op_threads=4)
         emulated = Accelerated(replace(cluster(workers, testbed), options=options))

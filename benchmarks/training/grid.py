@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from benchmarks.testbed.shaping import PAYLOAD
 from benchmarks.training.contender import SETTLING_STEPS, Contender, Settings
 from benchmarks.training.entry import Conditions, Entry, checked_burst, step_time_s
 from benchmarks.training.meters import Meter
@@ -25,9 +26,6 @@ FEW = ("vgg", "transformer")
 
 QUICK = ("vgg", "resnet")
 """Those of a quick run: few large gradients and many small ones, on links of one rate, which are measured once."""
-
-_PAYLOAD = 1448 / 1514
-"""Of an Ethernet frame with a TCP segment."""
 
 MULTIPLE = 8
 """Of the examples of a batch, so that up to as many workers have equal parts."""
@@ -81,7 +79,7 @@ def on_links(workload: Workload, workers: int, rho: float) -> Workload:
         rho: as for `link_rate`.
     """
     sent_bytes = 2 * (workers - 1) / workers * TOTAL_BYTES
-    bits_per_s = 8 * sent_bytes / (rho * COMPUTATION_S) / _PAYLOAD
+    bits_per_s = 8 * sent_bytes / (rho * COMPUTATION_S) / PAYLOAD
     return replace(workload, link_bits_per_s=bits_per_s * min(rho, 1.0))
 
 
@@ -133,7 +131,7 @@ def with_rho(workload: Workload, workers: int, fixed_s: float, example_s: float,
             f"the time of an example must be positive and finite, and that without any not negative; they are "
             f"{example_s:g} s and {fixed_s:g} s"
         )
-    rate = _PAYLOAD * link_rate(workload, rho)
+    rate = PAYLOAD * link_rate(workload, rho)
     always_bytes, more_bytes = (replace(workload, examples=n * workers).sent_bytes(workers) for n in (0, 1))
     example_bytes = (more_bytes - always_bytes) / workers
     if workload.sent_bytes(workers) <= 0:
@@ -145,7 +143,7 @@ def with_rho(workload: Workload, workers: int, fixed_s: float, example_s: float,
         return replace(workload, examples=max(round(wanted / MULTIPLE), 1) * MULTIPLE)
     examples = max(int(min(workload.examples, (_LONGEST_S - fixed_s) / example_s) / MULTIPLE), 1) * MULTIPLE
     sent_bytes = always_bytes + examples * example_bytes
-    needed_rate = sent_bytes / rho / (fixed_s + examples * example_s) / _PAYLOAD
+    needed_rate = sent_bytes / rho / (fixed_s + examples * example_s) / PAYLOAD
     link_bits_per_s = max(round(needed_rate * 8 * min(rho, 1.0) / _RATE_UNIT), 1) * _RATE_UNIT
     return replace(workload, examples=examples, link_bits_per_s=link_bits_per_s)
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from benchmarks.collectives import cluster
 from benchmarks.testbed import Testbed
 from benchmarks.testbed.cores import SharedCores
+from benchmarks.testbed.shaping import LONG_BURST_BYTES
 from benchmarks.training import names
 from benchmarks.training.accelerated import Accelerated
 from benchmarks.training.contender import Burst, Contender, Settings
@@ -33,10 +34,6 @@ from caramel.netmodel.model import NetworkModel
 from caramel.runtime.clusters.base import Cluster
 from caramel.runtime.clusters.local_processes import SharedProcesses
 from caramel.runtime.host.run_options import RunOptions
-
-_BURST_BYTES = 32 * 1024
-"""Of the links: the kernel passes packets on in bundles of three quarters of it, and the fewer, the less processor time
-they take. Messages that are shorter than that, which are few, are not slowed down."""
 
 _FIRST_BYTES_PER_S = 50e6 / 8
 """Of the links, until a cell says something else."""
@@ -102,7 +99,7 @@ class Site:
         self._networks: dict[float, NetworkModel] = {}
         self._open = ExitStack()
         try:
-            self.testbed = self._open.enter_context(Testbed(workers, _FIRST_BYTES_PER_S, _BURST_BYTES))
+            self.testbed = self._open.enter_context(Testbed(workers, _FIRST_BYTES_PER_S, LONG_BURST_BYTES))
             self._open.enter_context(SharedCores(self.testbed))
             options = RunOptions(intra_op_threads=INTRA_OP_THREADS, inter_op_threads=COMPUTING_THREADS)
             processes = replace(cluster(workers, self.testbed), options=options)
