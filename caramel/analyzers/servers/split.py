@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from caramel.analyzers.step.kept import once_per_model
-from caramel.analyzers.step.row_lookups import gathers_rows
+from caramel.analyzers.step.row_lookups import gathers_rows, might_be_at_once
 from caramel.graph import ops
 from caramel.graph.functions import Library
 from caramel.graph.graph import node_of, parse_input, tensor_name
@@ -118,7 +118,7 @@ class _Splitting:
             if name in self._variables or any(bits) or not only_there.isdisjoint(sources):
                 only_there.add(name)
         lookups, holders = [], []
-        reads = self._reads_for_lookups(members)
+        reads = self._reads_for_lookups(members, only_there)
         for name in graph.order:
             if name in members:
                 continue
@@ -138,11 +138,11 @@ class _Splitting:
             masks,
             self._results,
             tuple(lookups),
-            frozenset(self._unread(members, reads)),
+            frozenset(self._unread({lookup.node for lookup in lookups})),
             tuple(holders),
         )
 
-    def _reads_for_lookups(self, members: set[str]) -> set[str]:
+    def _reads_for_lookups(self, members: set[str], only_there: set[str]) -> set[str]:
         """The nodes of servers that read all of a variable for workers, which only look up rows of it."""
         graph, readers = self._graph, dict[str, dict[str, list[str]]]()  # workers' nodes by read by handle
         for name in members:
@@ -152,30 +152,30 @@ class _Splitting:
         return {
             read
             for handle, by_read in readers.items()
-            if all(self._looks_up(handle, read, reader) for read, found in by_read.items() for reader in found)
+            if not any(self._guards[writer] for writer in self._writers(handle))
+            and all(self._looks_up(read, reader, only_there) for read, found in by_read.items() for reader in found)
             for read in by_read
         }
 
-    def _unread(self, members: set[str], lookups: set[str]) -> Iterator[str]:
-        """The reads of servers' variables whose value is needed nowhere, those for lookups among them."""
-        for handle in self._variables:
-            for name, _ in self._graph.consumers[handle]:
-                is_read = name in members and self._graph[name].op == "ReadVariableOp" and not self._guards[name]
-                if not is_read or name in self._given_back:
-                    continue
-                readers = self._graph.data_readers(name)
-                if not readers or (name in lookups and members.isdisjoint(readers)):
-                    yield name
+    def _writers(self, handle: str) -> Sequence[str]:
+        """The nodes that write a variable."""
+        return dict(self._model.updates).get(self._variables[handle].name, ())
 
-    def _looks_up(self, handle: str, read: str, reader: str) -> bool:
-        """Whether a node looks up rows of what was read, and might do so at once."""
-        graph, node = self._graph, self._graph[reader]
-        if self._guards[read] or self._guards[reader] or read in self._given_back or not gathers_rows(graph, node):
+    def _unread(self, looked_up: set[str]) -> Iterator[str]:
+        """The reads of servers' variables, in no branch, whose value nothing needs but lookups."""
+        users = {user for handle in self._variables for user, _ in self._graph.consumers[handle]}
+        for name in users - self._given_back:
+            is_read = self._graph[name].op == "ReadVariableOp" and not self._guards[name]
+            if is_read and looked_up.issuperset(self._graph.data_readers(name)):
+                yield name
+
+    def _looks_up(self, read: str, reader: str, only_there: set[str]) -> bool:
+        """Whether a worker's node looks up rows of what was read, by indices that workers have, and might at once."""
+        node, is_in_branch = self._graph[reader], bool(self._guards[read] or self._guards[reader])
+        if is_in_branch or read in self._given_back or not gathers_rows(self._graph, node):
             return False
-        if [node_of(text) for text in node.input].count(read) > 1:
-            return False
-        between = graph.ancestors([reader]) - graph.ancestors([read])
-        return between.isdisjoint(dict(self._model.updates).get(self._variables[handle].name, ()))
+        table, indices = map(node_of, node.input[:2])
+        return table == read != indices and indices not in only_there and might_be_at_once(self._model, read, reader)
 
     @cached_property
     def _given_back(self) -> set[str]:

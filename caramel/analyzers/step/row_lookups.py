@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from caramel.graph.graph import Graph, NodeDef, node_of
+from caramel.model import Model
 
 GATHERS = frozenset({"GatherV2", "ResourceGather"})
 """Ops that may look up rows: of a value, or of a variable by its handle."""
@@ -18,6 +19,20 @@ def gathers_rows(graph: Graph, node: NodeDef) -> bool:
     if node.op not in GATHERS or node.attr["batch_dims"].i != 0:
         return False
     return node.op == "ResourceGather" or _is_zero(graph[node_of(node.input[2])])
+
+
+def might_be_at_once(model: Model, read: str, lookup: str) -> bool:
+    """Whether nothing is written between a read of a whole table and a lookup in what was read.
+
+    Then rows may be looked up in the table itself, where the lookup comes before whatever is written after the read.
+
+    Args:
+        model: the single-device step.
+        read: name of the op that reads the table.
+        lookup: name of the op that looks rows up.
+    """
+    between = model.graph.ancestors([lookup]) - model.graph.ancestors([read])
+    return between.isdisjoint(writer for _, writers in model.updates for writer in writers)
 
 
 def _is_zero(node: NodeDef) -> bool:
